@@ -3,13 +3,12 @@
 import io
 import sys
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from bench.ending import guarded
+from bench.ending import guarded, refuse_arguments
 from bench.errors import UserError
 from bench.request import RunRequest, words
 from bench.terminal import note
@@ -34,10 +33,10 @@ Systems = Annotated[str | None, typer.Option(help="Comma-separated systems, as S
 Batch = Annotated[str | None, typer.Option(help="Comma-separated batch sizes; default: the suite's.")]
 Context = Annotated[str | None, typer.Option(help="Comma-separated context lengths; default: the suite's.")]
 Phase = Annotated[str | None, typer.Option(help="Comma-separated phases: forward, generate, request.")]
-Retry = Annotated[str | None, typer.Option(help="Resume, and repeat `lost`, `failed` or `flagged` cases.")]
+Retry = Annotated[str | None, typer.Option(help="Resume, and repeat `failed` or `flagged` cases.")]
 Checkpoint = Annotated[Path | None, typer.Option(help="A checkpoint's folder; default: random weights.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run folder; default: out/DATE-TIME.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Keep finished cases; run the rest and skipped cases.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Keep finished cases; run the rest.")]
 Budget = Annotated[float | None, typer.Option("--budget", help="Seconds of sampling per case; default: the suite's.")]
 FailOn = Annotated[str | None, typer.Option(help="Exit with status 1 if a case is slower by more, such as 5%.")]
 Gpus = Annotated[str | None, typer.Option(help="One job per GPU: `all`, or numbers of nvidia-smi such as 0,1.")]
@@ -352,4 +351,9 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without µ shows a question mark
-    sys.exit(guarded(partial(app, standalone_mode=False)))
+    sys.exit(guarded(_command))
+
+
+def _command() -> Any:
+    refuse_arguments(sys.argv[1:], typer.main.get_command(app))
+    return app(standalone_mode=False)

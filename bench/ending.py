@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import typer
@@ -10,6 +10,26 @@ import typer
 from bench.errors import INTERRUPTED, UserError
 from harness.schema.reason import printable
 from harness.schema.record import RecordError
+
+_PATHS = ("--out", "--output", "-o")
+
+
+def refuse_arguments(words: Sequence[str], group: Any) -> None:
+    """Raise UserError if an option is given twice (Typer takes the last), or if a path is empty.
+
+    words: the command-line arguments. group: the click group that has their command.
+    """
+    command = group.commands.get(next((word for word in words if not word.startswith("-")), ""))
+    given = [word.partition("=")[0] for word in words]
+    for option in command.params if command else ():
+        if getattr(option, "multiple", True) or getattr(option, "is_flag", False):
+            continue
+        if sum(given.count(name) for name in option.opts) > 1:
+            raise UserError(f"{max(option.opts, key=len)} is given twice")
+    for word, after in zip(words, [*words[1:], None], strict=False):
+        option, equals, value = word.partition("=")
+        if option in _PATHS and (value if equals else after) == "":
+            raise UserError(f"{option} '': is empty; name a folder or file")
 
 
 def guarded(call: Callable[[], Any]) -> int:

@@ -69,13 +69,17 @@ def _case(system: SystemAdapter, request: dict[str, Any]) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> None:
     """Answer requests until the request "stop" or the end of stdin."""
+    this_process = os.getpid()
     requests, answers = _claim_pipes()
     system = load(arguments[0]) if arguments else None  # without one, requests name it
     for line in requests:
         request = json.loads(line)
         if request["do"] == "stop":
             break
-        answers.write(line_of(answer(system, request)))
+        data = line_of(answer(system, request))
+        if os.getpid() != this_process:
+            os._exit(1)  # a child that the case forked; its parent answers
+        answers.write(data)
         answers.flush()
 
 

@@ -8,7 +8,7 @@ from bench.cases import with_keys
 from bench.environments import launches
 from bench.errors import UserError
 from bench.memory import total_memory_bytes
-from bench.plan import open_checkpoint, plan, skips
+from bench.plan import Plan, open_checkpoint, plan, skips
 from bench.request import RunRequest
 from bench.run_folder import open_run, resumed, retry_of
 from bench.terminal import note
@@ -24,7 +24,7 @@ from harness.workers import slurm
 from harness.workers.pool import slots_of
 from harness.workers.process import path_of_code
 from harness.workers.progress import Progress
-from harness.workers.scheduler import Options
+from harness.workers.scheduler import Options, Todo
 
 SCRIPT, KEYS = "slurm.sbatch", "slurm.keys"
 
@@ -42,7 +42,7 @@ def submit(request: RunRequest, out: Path) -> None:
             log = f"{out.resolve()}/log/task-".replace("%", "%%") + "%a.log"
             script = slurm.script(wanted, tasks, _command(request, out), str(Path.cwd()), log)
             write_atomically(out / SCRIPT, script)
-            write_atomically(out / KEYS, "".join(f"{key}\n" for key in sorted(work.keys)))
+            write_atomically(out / KEYS, "".join(f"{key}\n" for key in sorted(_unfinished(current, work, request))))
         try:
             array = slurm.submit(str(out / SCRIPT))
         except slurm.SlurmError as error:
@@ -72,6 +72,13 @@ def _command(request: RunRequest, out: Path) -> list[str]:
     if request.checkpoint:
         command += ["--checkpoint", str(request.checkpoint.resolve())]
     return command
+
+
+def _unfinished(run: Run, work: Plan, request: RunRequest) -> set[str]:
+    """Return the keys of cases to run, so that tasks share only jobs with such cases."""
+    retry, jobs = retry_of(run, request.retry), work.requested(run.jobs)
+    todo = [Todo.of(run, job, repeat, retry) for job in jobs for repeat in range(run.file.repeats)]
+    return {planned.case.key for each in todo for planned in each.pending}
 
 
 def work(out: Path, keys: Path, checkpoint: Path | None) -> None:

@@ -56,7 +56,10 @@ _Value = Annotated[Scalar, PlainValidator(_scalar)]
 
 
 def _sorted_options(options: Any) -> Any:
-    ordered = tuple(sorted(options.items() if isinstance(options, Mapping) else map(tuple, options)))
+    try:
+        ordered = tuple(sorted(options.items() if isinstance(options, Mapping) else map(tuple, options)))
+    except TypeError:
+        raise ValueError("must be an object or pairs of name and value") from None
     if len(dict(ordered)) < len(ordered):
         raise ValueError("an option is named twice")
     return ordered

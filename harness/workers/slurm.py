@@ -142,8 +142,6 @@ def run_task(
             refuse_submitted(run.folder)
             claims.note(run.folder, claims.SUBMISSION, Holder.here(task.array))
         run_jobs(run, launches, replace(options, jobs=jobs), [slot], shared=True)
-        if not run.missing(run.records()):
-            claims.forget(run.folder, claims.SUBMISSION)
     return [job.name for job in jobs]
 
 

@@ -21,6 +21,7 @@ from reports.words import BETWEEN, commit_name, commit_words
 
 GPU_UNIT = "GPU unit"
 VARIABLES = "environment variables"
+SAMPLING = ("budget_s", "min_samples", "warmup_s")  # settings that run.json has; older records have them too
 NO_GPU = "none"  # stands for the GPU in a CPU measurement
 FEW_SEQUENCES = 4  # up to so many, an engine's step is host-bound: another host changed it by 5%
 
@@ -256,7 +257,8 @@ def _facts_of(record: Record) -> dict[str, str]:
     facts |= {name: _said(version) for name, version in software.items()}
     facts |= {VARIABLES: "recorded"} if "variables" in record.environment else {}
     facts |= {f"variable {name}": _said(value) for name, value in variables.items() if changes_speed(name)}
-    return facts | {f"setting {name}": value for name, value in record.settings.items()}
+    settings = {name: value for name, value in record.settings.items() if name not in SAMPLING}
+    return facts | {f"setting {name}": value for name, value in settings.items()}
 
 
 def _said(value: Any) -> str:

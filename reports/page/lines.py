@@ -156,7 +156,8 @@ class FigurePanel:
         found = sorted(self.rows[column].unique(), key=lambda value: (self.looks.backends.get(value, 0), value))
         own = self.looks.systems[self.rows["system"].iloc[0]]
         tones = [own.tone, *(tone for tone in range(TONES) if tone not in self.looks.taken)]
-        looks = (Look(tones[at % len(tones)], MARKERS[at % len(MARKERS)]) for at in range(len(found)))
+        markers = [own.marker, *(marker for marker in MARKERS if marker != own.marker)]
+        looks = (Look(tones[at % len(tones)], markers[at % len(markers)]) for at in range(len(found)))
         return dict(zip(found, looks, strict=True))
 
     def _line(
