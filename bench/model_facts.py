@@ -8,7 +8,6 @@ from bench.models.config import model_config, parameter_count
 from harness.measure.correctness import Check
 from harness.schema.case import Case
 
-PARAMETERS_OFF = "parameters_off_transformer"
 PARAMETERS_OFF_LIMIT = 0.08  # Mamba's 48 blocks are within 8% of the Transformer, all other models within 6%
 
 
@@ -55,7 +54,7 @@ def checks(facts: Facts, case: Case) -> list[Check]:
     if not case.option("checkpoint"):
         transformer = model_config("transformer", case.size)
         parameters_off = abs(facts.parameters / parameter_count(transformer) - 1)
-        found.append(Check.at_most(PARAMETERS_OFF, parameters_off, PARAMETERS_OFF_LIMIT))
+        found.append(Check.at_most("parameters_off_transformer", parameters_off, PARAMETERS_OFF_LIMIT))
         vocabulary_off = abs(facts.vocabulary - transformer.vocabulary)
         found.append(Check.at_most("vocabulary_off_transformer", vocabulary_off, 0))
     if facts.head_rows is not None:

@@ -1,7 +1,7 @@
 """`ttt-bench profile`: run cases again under a profiler and store the profiles in a run."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -20,7 +20,7 @@ from harness.profiling.tools.choice import choose
 from harness.schema.profile import Profile
 from harness.schema.reason import counted
 from harness.schema.run import Run
-from harness.schema.run_file import Job, Planned
+from harness.schema.run_file import Planned
 from harness.workers.pool import slots_of
 from harness.workers.slurm import refuse_submitted
 from reports.profiles.ceilings import with_common_ceilings
@@ -40,7 +40,9 @@ def profile(request: RunRequest, out: Path) -> None:
     tools = choose(request.way, work.device)
     new = "" if before else f"{out}: a new run, without latencies to compare its profiles with"
     run = _run_of(out, work, before)
-    jobs = _jobs_of(run, work.jobs)
+    jobs = with_keys(work.jobs, {planned.case.key for job in run.jobs for planned in job.cases})
+    if not jobs:
+        raise UserError(f"{out}: has none of the requested cases; name another folder with --out")
     if request.gpus:
         jobs = longest_first(jobs, past_durations(work.machine, out))
     note(*filter(None, (*work.notes, tools.summary, new)))
@@ -58,7 +60,10 @@ def profile(request: RunRequest, out: Path) -> None:
     if request.resume:
         print(f"{out}: {counted(every - left, 'profile')} kept from before", flush=True)
     profiler.on_times = lambda profile: print(f"timed, counters follow: {profile.case.label}", flush=True)
-    profiler.on_profile = _printing(left, recorded(run.records()))
+    numbers, latencies = count(1), recorded(run.records())
+    profiler.on_profile = lambda found: print(
+        "\n".join(_lines(f"[{next(numbers)}/{left}]", found, latencies)), flush=True
+    )
     try:
         found = profiler.jobs(jobs, slots)
     except KeyboardInterrupt:
@@ -80,14 +85,6 @@ def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
     return extended(work, out)
 
 
-def _jobs_of(run: Run, jobs: Sequence[Job]) -> list[Job]:
-    known = {planned.case.key for job in run.jobs for planned in job.cases}
-    kept = with_keys(jobs, known)
-    if not kept:
-        raise UserError(f"{run.folder}: has none of the requested cases; name another folder with --out")
-    return kept
-
-
 def of_few_layers(planned: Planned) -> Planned:
     """Return the case with fewer layers, whose memory Nsight Compute can save and restore.
 
@@ -99,11 +96,6 @@ def of_few_layers(planned: Planned) -> Planned:
     if case.size not in SIZES or SIZES[case.size].layers <= COUNTED_LAYERS or SIZES[case.size].width < LEAST_WIDTH:
         return planned
     return replace(planned, case=replace(case, size=cut(case.size, COUNTED_LAYERS)))
-
-
-def _printing(total: int, latencies: Mapping[str, Recorded]) -> Callable[[Profile], None]:
-    numbers = count(1)
-    return lambda profile: print("\n".join(_lines(f"[{next(numbers)}/{total}]", profile, latencies)), flush=True)
 
 
 def _lines(counter: str, profile: Profile, latencies: Mapping[str, Recorded]) -> list[str]:

@@ -10,9 +10,6 @@ from torch import Tensor, nn
 from bench.models.config import NORM_EPS
 from bench.models.layers import embedding, fill_with_initial_weights
 
-# Tokens of a chunk. The widest activation then has 0.4 GB in a 1.3B model; smaller chunks would leave a large GPU idle.
-PREFILL_TOKENS = 32768
-
 
 class CausalLM(nn.Module):
     """A language model: next-token logits from token ids and a state, updated in place.
@@ -115,7 +112,8 @@ class ChunkedModel(CausalLM):
     """
 
     model: Decoder
-    prefill_tokens = PREFILL_TOKENS  # per chunk, over all sequences of a group
+    # Per chunk, over all sequences of a group: the widest activation then has 0.4 GB in a 1.3B model.
+    prefill_tokens = 32768
     least_group = 1  # fewest sequences of a group
 
     def __init__(self) -> None:

@@ -76,17 +76,13 @@ def _entries(folder: Path) -> dict[str, _Entry]:
         raise CheckpointError(f"{folder}: holds no .safetensors file; other formats are not read")
     found: dict[str, _Entry] = {}
     for file in files:
-        for key, entry in _header(file).items():
-            if key in found:
-                raise CheckpointError(f"{file}: {key}: also in {found[key].file.name}; remove one of the files")
-            found[key] = entry
+        with _opened(file) as opened:
+            for key in opened.keys():  # noqa: SIM118 - cannot be iterated itself
+                if key in found:
+                    raise CheckpointError(f"{file}: {key}: also in {found[key].file.name}; remove one of the files")
+                stored = opened.get_slice(key)
+                found[key] = _Entry(file, tuple(stored.get_shape()), stored.get_dtype())
     return found
-
-
-def _header(file: Path) -> dict[str, _Entry]:
-    with _opened(file) as opened:
-        headers = {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118 - cannot be iterated itself
-        return {key: _Entry(file, tuple(some.get_shape()), some.get_dtype()) for key, some in headers.items()}
 
 
 @contextmanager

@@ -109,17 +109,14 @@ class TTTLayer(nn.Module):
         else:
             self.k_proj = linear(width, width, device, dtype)
         self.post_norm = nn.LayerNorm(width, eps=NORM_EPS, device=device, dtype=dtype)
-        self._add_learner(config, device, inner)
-
-    def _add_learner(self, config: TTTConfig, device: torch.device, dtype: torch.dtype) -> None:
-        self.learnable_token_idx = parameter((config.mini_batch,), device, dtype)
-        self.learnable_ttt_lr_weight = parameter((config.heads, 1, config.width), device, dtype)
-        self.learnable_ttt_lr_bias = parameter((config.heads, 1), device, dtype)
-        self.ttt_norm_weight = parameter((config.heads, config.head_dim), device, dtype)
-        self.ttt_norm_bias = parameter((config.heads, config.head_dim), device, dtype)
+        self.learnable_token_idx = parameter((config.mini_batch,), device, inner)
+        self.learnable_ttt_lr_weight = parameter((config.heads, 1, config.width), device, inner)
+        self.learnable_ttt_lr_bias = parameter((config.heads, 1), device, inner)
+        self.ttt_norm_weight = parameter((config.heads, config.head_dim), device, inner)
+        self.ttt_norm_bias = parameter((config.heads, config.head_dim), device, inner)
         for name, shape in config.weight_shapes.items():
-            self.register_parameter(name, parameter(shape, device, dtype))
-        index = torch.arange(1, config.mini_batch + 1, device=device, dtype=dtype)
+            self.register_parameter(name, parameter(shape, device, inner))
+        index = torch.arange(1, config.mini_batch + 1, device=device, dtype=inner)
         self.register_buffer("token_idx", 1.0 / index, persistent=False)
 
     def learner_weights(self) -> list[Tensor]:
