@@ -60,7 +60,7 @@ def parsed(text: str) -> SlurmRequest:
         options[name] = value
     counts = [name for name in ("gpus", "tasks") if name in options]
     if len(counts) != 1:
-        raise SlurmError("--slurm: give the number of GPUs, gpus=N, or of tasks without a GPU, tasks=N")
+        raise SlurmError(f"--slurm {text}: give the number of GPUs, gpus=N, or of tasks without a GPU, tasks=N")
     count = options.pop(counts[0])
     if not count.isdecimal() or not 1 <= int(count) <= 1000:
         raise SlurmError(f"--slurm {counts[0]}={count}: must be a number from 1 to 1000")
