@@ -20,7 +20,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,7 @@ def unavailable(name: str) -> str:
     try:
         if _cached(name, ingredients(name)) is not None:
             return ""
-    except BuildError as error:
+    except (BuildError, OSError, PackageNotFoundError) as error:
         return str(error)
     missing = missing_to_compile()
     return f"{name} is not in the cache, and cannot be built: {missing}" if missing else ""

@@ -104,6 +104,7 @@ def test_unsupported_arguments_are_named() -> None:
         (gate, weights, {"out": torch.zeros(2, 16, device=DEVICE)[:, :8]}, "contiguous"),
         (gate, weights, {"before": Norm(ones[:8], EPS)}, "norm weight"),
         (gate, weights, {"before": Norm(normal(128)[::2], EPS)}, "contiguous"),
+        (gate, weights, {"before": Norm(ones, EPS, gate=gate)}, "both a bias and an output gate"),
         (gate, weights, {"before": Norm(ones, EPS, ones[:8], gate)}, "norm bias"),
         (gate[:1], weights, {"before": norm_gate}, "gate"),
         (gate, weights, {"before": Norm(ones, EPS, ones, normal(64, 2).T)}, "contiguous"),

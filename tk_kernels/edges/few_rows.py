@@ -136,6 +136,8 @@ def _checked(x: Tensor, weights: Tensor, before: Norm | None, swiglu: bool, out:
     weight, bias, gate = (before.weight, before.bias, before.gate) if before is not None else (None, None, None)
     if swiglu and (out is not None or gate is not None):
         raise ValueError("swiglu: takes neither `out` nor an output gate")
+    if (bias is None) != (gate is None):
+        raise ValueError("norm: takes both a bias and an output gate, or neither")
     rows = x.flatten(0, -2)
     norm = {"norm weight": (weight, (K,)), "norm bias": (bias, (K,))}
     for name, (tensor, shape) in ({"weights": (weights, (len(weights), K)), "out": (out, (*many, N))} | norm).items():

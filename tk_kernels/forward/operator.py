@@ -224,6 +224,8 @@ def forward_packed(
         check_choice("q.dtype", q.dtype, common.HALF)
     check_choice("state.form", state.form, ("dual",))
     check_choice("state.mini_batch", state.mini_batch, (len(outer[0]),))
+    for bias in state.biases():
+        check_choice("a layer's width", bias.shape[-1], (q.shape[-1], 4 * q.shape[-1]))
     where = {"cu_seqlens": sequences.cu_seqlens, "start": sequences.start, "slots": sequences.slots}
     check_devices(q=q, state=state.gathered[0], **where)
     rates, *learner = to_float32(lr, *outer)

@@ -143,9 +143,10 @@ def dependent_launch(pdl: bool) -> dict[str, bool]:
     Such a kernel starts as soon as the launch before it allows, reads its parameters and state, then waits for all
     earlier launches. The caller guarantees that these tensors were written before the last plain launch started.
     """
+    if not pdl or triton.knobs.runtime.interpret or hidden():
+        return {"PDL": False}
     older = torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0)
-    dependent = pdl and not (triton.knobs.runtime.interpret or hidden() or older)
-    return {"PDL": True, "launch_pdl": True} if dependent else {"PDL": False}
+    return {"PDL": False} if older else {"PDL": True, "launch_pdl": True}
 
 
 def section_name(suits_sm90: bool, device: torch.device) -> str:

@@ -118,7 +118,7 @@ def _stepper(model: Any, ids: Tensor, tokens: int) -> Callable[[], Tensor]:
     advance = repeatable(step)
     model.reset_state(state)  # capturing advanced it
 
-    def advanced() -> Tensor:
+    def advanced(_: Any = state) -> Tensor:  # keeps the state alive: a graph writes to its memory
         advance()
         return logits[0]
 

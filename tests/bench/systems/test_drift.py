@@ -1,6 +1,7 @@
 """The drift from the exact model is measured, and is zero for the exact model."""
 
 import math
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -55,6 +56,26 @@ def test_a_rounded_state_drifts_and_drifts_further_with_more_tokens():
     found = drift(model, run)
     assert found["total_variation_mean"] > 100 * exact["total_variation_mean"]
     assert found["total_variation_max"] >= found["total_variation_last"] > found["total_variation_first"]
+
+
+def test_the_state_outlives_the_capture_of_a_graph(monkeypatch):
+    """A graph holds no tensors, and its replays write to the state's memory."""
+    model, reference = models(TTTTorch(), "ttt-linear")
+    run, states, alive, make = exact_run(reference, 2, 4), [], [], model.init_generate_state
+
+    def made(*given):
+        state = make(*given)
+        states.append(weakref.ref(state))
+        return state
+
+    def captured(step):
+        step()
+        return lambda: alive.append(states[-1]() is not None)
+
+    monkeypatch.setattr(model, "init_generate_state", made)
+    monkeypatch.setattr(drift_module, "repeatable", captured)
+    drift(model, run)
+    assert alive == [True] * len(run.ids)
 
 
 def test_the_exact_model_draws_the_same_tokens_each_time_and_not_one_alone():
