@@ -174,8 +174,9 @@ class View:
 
     @property
     def axis(self) -> str:
-        """The name of the x axis in a sentence, such as `batch`."""
-        return self.at("").strip() or self.figure.x
+        """The name of the x axis in a sentence, such as `batch` or `rate`."""
+        words = self.catalogue.axis(self.figure.x).phrase.partition("{}")[0].strip()
+        return words or self.figure.x.replace("_", " ")
 
     def at(self, x: str) -> str:
         """Return a value of x in words, such as `batch 16`."""
