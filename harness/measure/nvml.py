@@ -246,7 +246,7 @@ class EnergyMeter:
         return {"energy_j_per_token": (last_j - first_j) / (last_s - first_s) * seconds / tokens}
 
     def look(self, now: float, joules: float | None) -> None:
-        """Note the energy counter at the time `now`; a refresh counts if the last read was recent."""
+        """Note the energy counter's value at `now`; a refresh that a late read finds is not counted."""
         first, before = self._looks or (now, now)
         self._looks = (first, now)
         if joules is None or joules == self._seen:

@@ -330,7 +330,7 @@ class EngineGenerate(_Work):
         self.timed = f"{self.timed}; prompts of {self.context} tokens, so that these steps lie around the context"
 
     def wanted_tokens(self, case: Case) -> int:
-        """Return the tokens per sequence that leave STEADY_STEPS steps after the last prompt."""
+        """Return tokens per sequence, enough for at least STEADY_STEPS steps after the last prompt."""
         limit, steady = self.engine.settings.max_num_batched_tokens, max(STEADY_STEPS, self._steps + 1)
         sequences = min(case.batch, self.engine.sequences_that_fit(case.context + steady))
         reading = -(-sequences * case.context // max(1, limit - sequences))
