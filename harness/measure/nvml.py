@@ -140,9 +140,9 @@ def _initialised() -> Any:
 
 
 def _handle(pynvml: Any, visible: str | None) -> Any:
-    """Return the NVML handle of the first GPU in `visible`, a CUDA_VISIBLE_DEVICES, or None.
+    """Return the NVML handle of the first GPU in `visible`; None if it is unknown.
 
-    None selects torch's current device, or before torch uses CUDA, the first GPU of the environment.
+    visible: as in CUDA_VISIBLE_DEVICES; None: torch's GPU or, before torch uses CUDA, the environment's first.
     """
     uuid = _uuid_in_use() if visible is None else ""
     if uuid:

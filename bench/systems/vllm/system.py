@@ -84,7 +84,7 @@ class VllmSystem:
         return from_seed(self.config(case), 0, device(), getattr(torch, case.dtype))
 
     def register(self) -> None:
-        """Register the model's class itself in vLLM, which would start a process to inspect a name."""
+        """Register the model's class in vLLM; for a name, vLLM would start a process to inspect it."""
         from vllm import ModelRegistry
 
         module = importlib.import_module(self.implementation.partition(":")[0])
