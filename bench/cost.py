@@ -75,7 +75,7 @@ def _learner_elements(config: Any) -> int:
 
 
 def _decay_elements(config: Any) -> int:
-    """Mamba's decays A are weights, but their work counts with the scan, not with the GEMMs."""
+    """Size of Mamba's decays A, or 0: weights whose work counts with the scan, not the GEMMs."""
     return config.layers * config.state_numbers if isinstance(config, MambaConfig) and not config.groups else 0
 
 

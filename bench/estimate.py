@@ -20,8 +20,8 @@ Durations = Mapping[str, float]  # seconds by case key
 def past_durations(machine: Mapping[str, Any] | None, out: Path) -> Durations:
     """Return the median seconds of a case over earlier runs on the same kind of device, by key.
 
-    A case takes the runs in `out` and in folders in and next to it, or else the published ones.
-    machine: a snapshot; None is a machine with a GPU.
+    Runs in `out`, in its subfolders and next to it count; for a case without any, published runs count.
+    machine: a snapshot; None stands for a machine with a GPU.
     """
     kind = machine["device_kind"] if machine else "cuda"
     out = out.resolve()

@@ -55,7 +55,7 @@ def _smaller_axis(smaller: Case, case: Case) -> str:
 
 
 def beyond_memory_of(case: Case, total: int) -> str:
-    """Return why a case cannot fit into `total` bytes, or ""; an engine counts one sequence."""
+    """Return why a case cannot fit into `total` bytes, or ""; for engines, count one sequence."""
     needed = least_bytes(case)
     if case.system in MODELS and case.option("scope", "model") == "model" and case.timing != "engine":
         form = "primal" if case.backend.endswith("primal") else "dual"

@@ -14,7 +14,7 @@ _ELSEWHERE = {
 
 
 def backend_settings(records: Iterable[Record]) -> list[tuple[str, str, list[tuple[str, str]]]]:
-    """Return (system, backend, [(setting, values in words), ...]), except `_ELSEWHERE`."""
+    """Return (system, backend, [(setting, values in words), ...]) without those in `_ELSEWHERE`."""
     found: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
     for record in records:
         own = found.setdefault((record.case.system, record.case.backend), {})

@@ -48,7 +48,7 @@ class Model:
 
 
 def fairness(records: Iterable[Record], catalogue: Catalogue) -> list[Model]:
-    """Return the models of all measured cases; `unlike` has what differs from most models of its size and dtype.
+    """Return all measured models; `unlike` names differences from most of equal size and dtype.
 
     Cases of single layers are left out. [] if no record has a number of parameters.
     """

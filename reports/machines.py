@@ -106,7 +106,7 @@ def _read(environment: dict) -> tuple[dict[Name, str], list[tuple[Path, Any]]]:
 
 
 def _leaves(value: dict, path: Path = (), changing: bool = False) -> Iterator[tuple[Path, Any, bool]]:
-    """Yield (path, value, whether it is a reading) per scalar; list elements share a path."""
+    """Yield (path, scalar, whether a `_CHANGING` key is in it); list elements share a path."""
     for name, inner in value.items():
         here, changes = (*path, str(name)), changing or name in _CHANGING
         if isinstance(inner, dict):

@@ -179,7 +179,7 @@ class _Side:
         return {record.case.key for record in ok}
 
     def _refuse_other_code(self, record: Record) -> None:
-        """A container that ignores PYTHONPATH runs the code of its image."""
+        """Raise UserError if a record is of another commit, as from a container without PYTHONPATH."""
         ran = str(record.environment.get("commit") or "")
         if ran != self.commit:
             raise UserError(

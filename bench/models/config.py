@@ -142,7 +142,7 @@ class MambaConfig:
 
     @property
     def token_flops(self) -> int:
-        """FLOPs per token and element of the state, for new state and output (equation 2)."""
+        """FLOPs per token and state element for update and output (arXiv 2312.00752, equation 2)."""
         return 6
 
 

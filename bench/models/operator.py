@@ -57,7 +57,7 @@ class TorchOperator:
     """The inner loop, with RoPE and learning rate, in PyTorch; subclasses use kernels.
 
     A state is a named tuple or dataclass of tensors. Calls update it in place, so a CUDA graph stays valid.
-    form: "dual" or "primal". `forward` takes a dual state, a primal `generate_step` the result of `generate_state`.
+    form: "dual" or "primal". `forward` takes a dual state; `generate_step` takes one of `form` (`generate_state`).
     """
 
     block_a_head = False  # whether `forward` is one kernel with one thread block per head and sequence

@@ -56,7 +56,7 @@ class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
         return found
 
     def _packed(self, common: CommonAttentionMetadata, found: TTTMetadata) -> Packed:
-        """The lengths are read from the copies that vLLM has on the host, to avoid waiting for the GPU."""
+        """Return the step's packed sequences; read lengths from vLLM's host copies, without a sync."""
         count, requests = found.num_decodes, found.num_reqs
         computed, starts = self._prefill_cpu_metadata(common, requests, found.num_prefills, count)
         lengths = starts.diff().tolist()

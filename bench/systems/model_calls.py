@@ -15,7 +15,7 @@ def random_ids(model: Any, *shape: int) -> torch.Tensor:
 
 
 def prefill_then_generate(model: Any, ids: torch.Tensor, prompt: int) -> torch.Tensor:
-    """Read the first `prompt` tokens of ids [B, T] as a prompt, the others by steps.
+    """Read the first `prompt` tokens of ids [B, T] as a prompt, then one token per step.
 
     Returns logits [T - prompt + 1, B, V]: after the prompt, then after each later token.
     """

@@ -248,7 +248,7 @@ class Generate(PhaseWork):
         return token_times.percentiles([(later - earlier) * 1e3 for earlier, later in pairwise(moments)])
 
     def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
-        """Give drawn sequences random pasts, copy these to others, and return a check of a call."""
+        """Give all sequences random pasts, equal for drawn ones and their copies; return a check."""
         rows = self.drawn(rng, self.case.context)
         sources = self.repeat(rng, rows)
         with torch.inference_mode():

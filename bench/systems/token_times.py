@@ -1,4 +1,4 @@
-"""When tokens reach the host: TTFT (time to first token) and ITL (inter-token latency)."""
+"""Time tokens as they reach the host: time to first token (TTFT), inter-token latency (ITL)."""
 
 import time
 from collections.abc import Sequence

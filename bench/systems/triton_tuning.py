@@ -80,7 +80,7 @@ def _size(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
 
 @contextmanager
 def _chosen_by(cost: Callable[..., float]) -> Iterator[None]:
-    """Inside the context, autotuners choose the least `cost`; then the choices are discarded."""
+    """Make autotuners choose the least `cost` in the context; discard their choices at its end."""
     from triton.runtime.autotuner import Autotuner
 
     before: dict[Any, set[Any]] = {}

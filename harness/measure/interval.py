@@ -21,7 +21,7 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
 
     low, high: the r-th smallest and largest sample, ends of the 95% interval. The number of n independent samples below
     the true median is binomial(n, 1/2), so the confidence is 1 - 2 P(binomial <= r - 1). n is `independent_samples`.
-    Fewer than `FEWEST` samples give their range. If many samples are worth fewer, the interval is the range of the
+    Fewer than `FEWEST` samples give their range. If many samples have a smaller n, the interval is the range of the
     medians of blocks, which ignores single outliers. Raises ValueError if there are no samples.
     """
     if not samples:

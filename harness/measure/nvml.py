@@ -140,9 +140,9 @@ def _initialised() -> Any:
 
 
 def _handle(pynvml: Any, visible: str | None) -> Any:
-    """Return the NVML handle of the first GPU in `visible`, a CUDA_VISIBLE_DEVICES, or None.
+    """Return the NVML handle of the first GPU in `visible`; None if it is unknown.
 
-    None selects torch's current device, or before torch uses CUDA, the first GPU of the environment.
+    visible: as in CUDA_VISIBLE_DEVICES; None: torch's GPU or, before torch uses CUDA, the environment's first.
     """
     uuid = _uuid_in_use() if visible is None else ""
     if uuid:
@@ -246,7 +246,7 @@ class EnergyMeter:
         return {"energy_j_per_token": (last_j - first_j) / (last_s - first_s) * seconds / tokens}
 
     def look(self, now: float, joules: float | None) -> None:
-        """Note the energy counter at the time `now`; a refresh counts if the last read was recent."""
+        """Note the energy counter's value at `now`; a refresh that a late read finds is not counted."""
         first, before = self._looks or (now, now)
         self._looks = (first, now)
         if joules is None or joules == self._seen:

@@ -101,7 +101,7 @@ class _Work:
         self.alone_us = 0.0  # time of a run without a profiler
 
     def warm(self) -> None:
-        """Run the work until it has compiled, and count its units or passes."""
+        """Run the work until it has compiled; count an engine's units, else passes of a call."""
         if self.is_engine:
             self._once(nullcontext())
             return
@@ -152,7 +152,7 @@ class _Work:
     def window(self, most: int = sys.maxsize) -> tuple[int, int]:
         """Return the numbers of lead-in and profiled runs.
 
-        Their sum is at most `most`. If that limits the runs, a quarter of it remains for the lead-in.
+        Their sum is at most `most`. If `most` limits the runs, a quarter of `most` remains for the lead-in.
         """
         runs = min(self.runs, max(1, most - max(1, most // 4)))
         return min(self.lead, most - runs), runs

@@ -188,7 +188,7 @@ class JobProfiler:
         return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command))
 
     def _blame_the_case(self) -> None:
-        """After a profiler failed: return only if neither Ctrl-C nor a lost GPU is the reason."""
+        """After a profiler failed, raise Stopped on Ctrl-C and RunError on a lost GPU, else return."""
         if self.stopped():
             raise Stopped
         self.slot.refuse_lost_gpu()

@@ -174,7 +174,7 @@ class Region(Stored):
 
 
 def short_name(name: str, limit: int = NAME_LIMIT) -> str:
-    """Return a kernel's name, printable, with a checksum for its middle beyond `limit`."""
+    """Return a printable kernel name; beyond `limit` characters, a checksum replaces the middle."""
     name = printable(name)
     half = (limit - 10) // 2
     return name if len(name) <= limit else f"{name[:half]}…{zlib.crc32(name.encode()):08x}…{name[-half:]}"

@@ -83,7 +83,7 @@ DEFAULT_SLOT = GpuSlot()
 
 
 class Stopped(KeyboardInterrupt):
-    """Raised in threads that wait for a worker at the run's end, which Ctrl-C cannot reach."""
+    """Raised to stop a run, in threads that wait for a worker: Ctrl-C does not reach them."""
 
 
 class WorkerProcess:

@@ -122,7 +122,7 @@ class Task:
 
     @classmethod
     def here(cls, environment: Mapping[str, str] = os.environ) -> "Task | None":
-        """Return the task of Slurm's variables; None outside of a Slurm job."""
+        """Return this process's task from Slurm's variables; None outside of a Slurm job."""
         array = environment.get("SLURM_ARRAY_JOB_ID") or environment.get("SLURM_JOB_ID")
         index, first = (int(environment.get(f"SLURM_ARRAY_TASK_{name}", "0")) for name in ("ID", "MIN"))
         return cls(array, index - first, int(environment.get("SLURM_ARRAY_TASK_COUNT", "1"))) if array else None

@@ -1,7 +1,7 @@
 """Compare two runs case by case: time ratio B/A, interval, environment and outcome.
 
-Two stored runs of the same packages differ by 0.7% in the median and by 2% in 5% of the cases. So a case of two stored
-runs counts as slower or faster only beyond `STORED_BAR`. For the two runs of `ttt-bench ab`, which alternate their
+Between two stored runs of the same packages, the median difference is 0.7%, and 5% of the cases exceed 2%. So such a
+case counts as slower or faster only beyond `STORED_BAR`. For the two runs of `ttt-bench ab`, which alternate their
 processes, `reports.compare.decision` decides. Cases measured on two GPU models get a ratio but no outcome.
 """
 

@@ -126,7 +126,7 @@ def page(comparison: Comparison, profiles: str = "") -> str:
 
 
 def body(comparison: Comparison, links: Sequence[str] = ("", "")) -> Markup:
-    """Return the comparison's HTML without head. links: pages of A and B, or ""."""
+    """Return the comparison's HTML, to go into <body>. links: pages of A and B, or ""."""
     from reports.resources import environment
 
     template = environment("reports.compare", tidy=True).get_template("body.html.j2")

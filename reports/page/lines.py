@@ -289,6 +289,6 @@ def sortable(value: Any) -> tuple[int, float, str]:
 
 
 def forms_of(rows: pd.DataFrame) -> pd.Series:
-    """Return each row's form, "dual" or "primal": option, or backend's suffix, or NaN."""
+    """Return each row's form, "dual" or "primal": option, else backend's suffix, else NaN."""
     suffix = rows["backend"].str.extract(r"-(dual|primal)$", expand=False)
     return rows["form"].astype(object).where(rows["form"].notna(), suffix) if "form" in rows else suffix

@@ -148,7 +148,7 @@ class View:
 
     @cached_property
     def held(self) -> list[str]:
-        """The settings that the compared lines share and ranked lines do not: `batch 16`."""
+        """The compared lines' settings in those columns in which ranked lines differ: `batch 16`."""
         values = dict(chain.from_iterable(self._settings(line).items() for line in self.compared))
         return [format_setting(self.catalogue.axis(name), value) for name, value in values.items()]
 

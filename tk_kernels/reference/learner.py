@@ -325,7 +325,7 @@ def _train_(k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: tuple) -> Tra
 
 
 def _parts(trace: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
-    """Split a trace into all layers' weights, later layers' inputs, all layers' gradients."""
+    """Split a trace into all weights, inputs of layers after the first, and all gradients."""
     layers = (len(trace) + 1) // 3
     return trace[:layers], trace[layers:-layers], trace[-layers:]
 

@@ -237,9 +237,9 @@ def apply_rows(
     """Update and store W -= scale rows_f^T rows_d, 16 hidden units of each warp at a time.
 
     rows_f, rows_d: a mini-batch's cached rows of F and D columns. With BIAS, also update bias -= scale sum(rows_f).
-    high: W, or its high plane, in shared memory, [G, FW, D]. weights, low: where W is stored.
-    Columns of the matmul are permuted, so that a thread has neighbours in memory: bits 5, 4-3, 2-1, 0 of a column's
-    number are bits 5, 2-1, 4-3, 0 of d.
+    high: W [G, FW, D] in shared memory, or its high plane. weights, low: W in global memory (`store_weights`).
+    The matmul's columns are a permutation of d: bits 4-3 and 2-1 of a column's index are swapped. So each thread has
+    elements that are adjacent in memory.
     """
     D: gl.constexpr = 64
     F: gl.constexpr = G * FW

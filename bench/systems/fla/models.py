@@ -80,7 +80,7 @@ class FlaModel(CausalLM):
 
 
 class FlaWork(PhaseWork):
-    """Work whose references read short pieces, for which tuning the kernels would take minutes."""
+    """Work whose references skip tuning: they read short pieces, and tuning takes minutes."""
 
     def checks(self, logits: Tensor, rows: list[int], *rest: Any, **named: Any) -> Checks:
         def read_pieces() -> None:

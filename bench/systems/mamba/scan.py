@@ -63,7 +63,7 @@ class ScannedMamba:
             return F.linear(_normed(h[:, -last:], backbone.norm_f), self.inner.lm_head.weight.to(self.device))
 
     def _mix(self, mixer: Any, x: Tensor) -> Tensor:
-        """x [B, T, C] -> [B, T, C]; arXiv 2312.00752, algorithm 2 and figure 3."""
+        """Return the mixer's output for x, both [B, T, C] (arXiv 2312.00752, algorithm 2, figure 3)."""
         u, gate = mixer.in_proj(x).chunk(2, -1)
         u = _convolved(u, mixer.conv1d)
         step, B, C = mixer.x_proj(u).split((mixer.time_step_rank, mixer.ssm_state_size, mixer.ssm_state_size), -1)
@@ -84,7 +84,7 @@ class ScannedMamba2(ScannedMamba):
     """A reference: transformers' Mamba-2. A head's channels share a decay, so few GEMMs suffice."""
 
     def _mix(self, mixer: Any, x: Tensor) -> Tensor:
-        """x [B, T, C] -> [B, T, C]; arXiv 2405.21060, listing 1."""
+        """Return the mixer's output [B, T, C] for x [B, T, C] (arXiv 2405.21060, listing 1)."""
         groups, size = mixer.n_groups, mixer.ssm_state_size
         gate, mixed, step = mixer.in_proj(x).split((mixer.intermediate_size, mixer.conv_dim, mixer.num_heads), -1)
         mixed = _convolved(mixed, mixer.conv1d)

@@ -169,7 +169,7 @@ class Mamba2SSM(MambaSSM):
 
 @torch.no_grad()
 def copy_weights(source: dict[str, Tensor], target: torch.nn.Module) -> None:
-    """Copy weights with mamba-ssm's names to a model of transformers, or raise KeyError."""
+    """Copy weights with mamba-ssm's names to a transformers model; KeyError if one is missing."""
     named = dict(target.named_parameters())
     renamed = {name.replace("backbone.embedding.", "backbone.embeddings."): weight for name, weight in source.items()}
     if missing := set(named) - set(renamed):

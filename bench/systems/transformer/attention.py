@@ -34,7 +34,7 @@ class FlashAttention(Sdpa):
         return out.unflatten(0, (batch, tokens)).transpose(1, 2)
 
     def mask(self, state: TransformerState) -> dict[str, Tensor]:
-        """Return the kernel's arguments for the step: first query, number of keys and page of each sequence."""
+        """Return the kernel's arguments for a step: each sequence's first query, key count and page."""
         sequences = torch.arange(state.batch + 1, dtype=torch.int32, device=state.position.device)
         return {
             "cu_seqlens_q": sequences,

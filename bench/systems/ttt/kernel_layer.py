@@ -134,7 +134,7 @@ class GenerateSet:
         return cls(generate, state, outer, tokens, torch.empty_like(tokens[0]))
 
     def copy(self, steps: int) -> "GenerateSet":
-        """Return a copy of the set with its own state and its first `steps` tokens."""
+        """Return a copy that has its own state tensors and only the first `steps` tokens."""
         tokens = [each[:steps].clone() for each in self.tokens]
         return replace(self, state=deepcopy(self.state), tokens=tokens, out=self.out[:steps].clone())
 

@@ -138,7 +138,7 @@ def layer_timed_check(
 
 
 def check_results(found: Results, expected: Results, dtype: str, prefix: str = "") -> Checks:
-    """Check the results that `expected` has too within the LAYER_LIMITS of `dtype`."""
+    """Check each result that has an expected one; limit: LAYER_LIMITS of `dtype`."""
     limit = LAYER_LIMITS[dtype]
     errors = {name: relative_error(x, expected[name]) for name, x in found.items() if name in expected}
     return Checks([Check.at_most(f"{prefix}{name}_relative_error", error, limit) for name, error in errors.items()])

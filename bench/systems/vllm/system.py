@@ -84,7 +84,7 @@ class VllmSystem:
         return from_seed(self.config(case), 0, device(), getattr(torch, case.dtype))
 
     def register(self) -> None:
-        """Register the model's class itself in vLLM, which would start a process to inspect a name."""
+        """Register the model's class in vLLM; for a name, vLLM would start a process to inspect it."""
         from vllm import ModelRegistry
 
         module = importlib.import_module(self.implementation.partition(":")[0])
@@ -330,7 +330,7 @@ class EngineGenerate(_Work):
         self.timed = f"{self.timed}; prompts of {self.context} tokens, so that these steps lie around the context"
 
     def wanted_tokens(self, case: Case) -> int:
-        """Return the tokens per sequence that leave STEADY_STEPS steps after the last prompt."""
+        """Return tokens per sequence, enough for at least STEADY_STEPS steps after the last prompt."""
         limit, steady = self.engine.settings.max_num_batched_tokens, max(STEADY_STEPS, self._steps + 1)
         sequences = min(case.batch, self.engine.sequences_that_fit(case.context + steady))
         reading = -(-sequences * case.context // max(1, limit - sequences))

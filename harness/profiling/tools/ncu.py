@@ -66,7 +66,7 @@ _ERROR = re.compile(r"^==ERROR==\s*(.+)$", re.MULTILINE)
 def wrapping(report: Path, log: Path, phase_ranges: Sequence[str]) -> list[str]:
     """Return the start of a command that runs a worker under Nsight Compute.
 
-    Nsight Compute counts kernels of the layer `COUNTED_LAYER` and outside layers, only in `profiler_range`.
+    Inside `profiler_range`, Nsight Compute counts the kernels of `COUNTED_LAYER` and those outside all layers.
     report, log: files that it writes. phase_ranges: names of the ranges that contain the layers.
     It replays each kernel with warm caches and free clocks, so its times differ from a run's.
     """

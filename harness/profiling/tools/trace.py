@@ -229,7 +229,7 @@ def timeline_of(
 
 
 def _step_end(paths: Sequence[tuple[str, ...]]) -> int:
-    """Return the launches of the first step, which ends at the first layer's next start, or all."""
+    """Return the number of launches in a step: until the first layer starts again, or all."""
     layers = [path[: depth + 1] for path in paths if (depth := _layer_depth(path)) is not None]
     begin, other = None, False
     for number, path in enumerate(paths):
