@@ -46,7 +46,7 @@ def test_a_terminal_without_an_arrow_shows_a_question_mark(tmp_path):
         ),
         (["run", "quick", "--retry", "failed"], ["--resume: name the run by --out"]),
         (["run", "--gpus", "all", "--slurm", "gpus=1"], ["--gpus --slurm: use one of them"]),
-        (["run", "--slurm", "nonsense", "--dry-run"], ["--slurm: give the number of GPUs"]),
+        (["run", "--slurm", "nonsense", "--dry-run"], ["--slurm nonsense"]),
         (["run", "quick", "--bogus"], ["No such option: --bogus"]),
         (["table", "none"], ["none: no such folder"]),
         (["table", "none", "--csv", "--json"], ["--csv --json: one format at a time"]),
