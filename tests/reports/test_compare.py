@@ -143,6 +143,12 @@ def test_the_sides_of_ab_are_decided_by_their_rounds(tmp_path):
     assert found.rows[0].result.rounds == 5
 
 
+def test_rounds_are_paired_by_their_number(tmp_path):
+    of_a, of_b = rounds(a_case(), [10, 20, 40, 80]), rounds(a_case(), [10, 20, 40, 80])[1:]
+    [row] = compare(*two(tmp_path, of_a, of_b, repeats=4, arguments=AB)).rows
+    assert row.result.ratio == pytest.approx(1)
+
+
 def test_steps_of_unlike_numbers_of_sequences_are_compared_by_the_token(tmp_path):
     runs = two(tmp_path, [timed(a_case(), 100, tokens=338)], [timed(a_case(), 99.4, tokens=320)])
     row = compare(*runs).rows[0]

@@ -245,8 +245,9 @@ def test_rates_of_processes_that_held_unlike_numbers_are_by_the_token():
         Record(OTHER, "ok", samples_ms=[ms], throttled=[False], tokens=tokens, repeat=repeat)
         for repeat, (ms, tokens) in enumerate(held)
     ]
+    records[1].throttled[:] = [True]
     row = table_of(*records).iloc[0]
-    assert (row["us_per_token"], row["tokens_per_s"]) == pytest.approx((500.0, 2000.0))
+    assert (row["us_per_token"], row["tokens_per_s"], row["throttled"]) == pytest.approx((500.0, 2000.0, 1))
     assert math.isnan(table_of(*records[:2], replace(records[2], tokens=0)).iloc[0]["tokens_per_s"])
 
 
