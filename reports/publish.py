@@ -11,11 +11,10 @@ from harness.schema.run import Run
 from reports.page.part import is_of, part_of
 
 
-def write_report(run_folder: Path, out: Path, title: str | None = None, systems: Sequence[str] = ()) -> list[str]:
+def write_report(run_folder: Path, out: Path, systems: Sequence[str] = ()) -> list[str]:
     """Write a run's page to `out`; return skipped backends and why (`words.left_out`).
 
     An existing page stays if this fails. systems: show only these, each NAME or NAME/BACKEND.
-    title: of the page; by default it names the run and its devices.
     Raises RecordError if the run is unreadable, a system has no records, or `out` is no page.
     """
     from reports.page.html import TITLE, render, run_title
@@ -32,7 +31,7 @@ def write_report(run_folder: Path, out: Path, title: str | None = None, systems:
     part = part_of([*(record.case for record in records), *unrun], systems, run.catalogue)
     table = frame(kept, run.catalogue, common_ceilings(records, profiles))
     profiled = section(records, profiles, run.catalogue, systems)
-    title = title or f"{TITLE}: {run_title(run.folder.resolve().name, table)}"
+    title = f"{TITLE}: {run_title(run.folder.resolve().name, table)}"
     page = render(kept, run.catalogue, title, profiled, table=table, missing=missing, part=part)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)

@@ -29,7 +29,7 @@ def convert_checkpoint(
             convert(file, output, base_lr)
         found = read_checkpoint(output)
     except ImportError:
-        raise UserError("convert: needs msgpack; pip install 'ttt-bench[convert]'") from None
+        raise UserError("convert: needs msgpack; pip install msgpack") from None
     config = found.config
     print(f"wrote {output}: {found.system}, {found.size}, base_lr {config.base_lr:g} ({found.name})")
 

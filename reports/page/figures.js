@@ -134,7 +134,7 @@ class Figure {
     this.link.href = this.address();
     this.host.classList.toggle("wide", this.visibleLines().length >= MANY_LINES);
     if (!this.measured.length) {
-      this.plot.className = "empty";
+      this.plot.classList.add("empty");
       this.plot.textContent = "No case of this figure has a result. The section Without a result has the reasons.";
       return;
     }

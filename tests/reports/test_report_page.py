@@ -205,10 +205,8 @@ def test_write_report_replaces_the_page_and_makes_its_folder(tmp_path):
     record = synthetic.ok(Case("ttt-linear", "torch", "tiny", "forward", 2, 64), 1.0)
     run = synthetic.of_suite("quick", record).run(tmp_path / "run")
     out = tmp_path / "new" / "report.html"
-    for title in ("One", "Two & three"):
-        write_report(run, out, title)
-    assert "<h1>Two &amp; three</h1>" in out.read_text("utf-8")
-    write_report(run, out)
+    for _ in range(2):
+        write_report(run, out)
     said = "Test-Time Training, measured: run, NVIDIA H100 80GB HBM3"
     assert f"<title>{said}</title>" in out.read_text("utf-8")
     assert [path.name for path in out.parent.iterdir()] == ["report.html"]
