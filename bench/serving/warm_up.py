@@ -1,6 +1,7 @@
 """Steps that compile every kernel and load every library when the engine starts, so that no request waits for them.
 
-vLLM then captures CUDA graphs of the steps in which all requests generate, which compiles the kernels of these.
+vLLM then captures CUDA graphs of the steps in which all requests generate, which compiles their kernels. With
+`--enforce-eager` the first such step compiles them.
 """
 
 import torch
