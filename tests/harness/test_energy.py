@@ -38,10 +38,10 @@ def test_samples_must_fill_the_block() -> None:
 
 
 def test_a_refresh_after_a_late_read_has_no_time() -> None:
-    late, meter = metered(3.0, 0.9), metered(3.0, 0.9)
-    late.look(4.2, 500 * 4.2)
-    assert late.per_token(100, 0.9) == meter.per_token(100, 0.9)
-    for look in range(421, 500):
+    late = metered(3.0, 1.2)
+    late.look(4.5, 500 * 4.3)
+    assert late.per_token(100, 1.4)["energy_j_per_token"] == pytest.approx(7, rel=0.02)
+    for look in range(451, 520):
         late.look(look / 100, 500 * (int(look / 10 + 1e-9) / 10))
     assert late.per_token(100, 2.0)["energy_j_per_token"] == pytest.approx(10, rel=0.02)
 

@@ -91,8 +91,8 @@ def test_pieces_with_rope_in_place_are_the_whole(triton_kernels, name):
 def test_strided_tokens_of_one_projection(triton_kernels, name):
     given = case(name, 18, batch=1, heads=2, head_dim=64)
     arguments = in_type(given, torch.float32)
-    packed = torch.stack(arguments[:3], 3)
-    found = OPS[name].forward(*packed.unbind(3), *arguments[3:], start=0, backend="triton")
+    queries_and_keys = torch.stack(arguments[:2], 3)
+    found = OPS[name].forward(*queries_and_keys.unbind(3), *arguments[2:], start=0, backend="triton")
     assert_equal(found, exact(name, list(given)), LIMITS[torch.float32])
 
 
