@@ -128,6 +128,17 @@ def test_weights_by_name(one_thread):
         load(model, [("model.norm.weight", torch.ones(128))])
 
 
+def engine_config():
+    return SimpleNamespace(
+        model_config=SimpleNamespace(dtype=torch.bfloat16, quantization=None),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
+        cache_config=SimpleNamespace(enable_prefix_caching=True, mamba_block_size=16),
+        speculative_config=None,
+        lora_config=None,
+        use_v2_model_runner=True,
+    )
+
+
 @pytest.mark.parametrize(
     ("part", "name", "value", "why"),
     [
@@ -143,20 +154,19 @@ def test_weights_by_name(one_thread):
     ],
 )
 def test_refused_settings(part, name, value, why):
-    config = SimpleNamespace(
-        model_config=SimpleNamespace(dtype=torch.bfloat16, quantization=None),
-        parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
-        cache_config=SimpleNamespace(enable_prefix_caching=True, mamba_block_size=16),
-        speculative_config=None,
-        lora_config=None,
-        use_v2_model_runner=True,
-    )
+    config = engine_config()
     assert refused(config, 16) == ""
     setattr(getattr(config, part) if part else config, name, value)
     assert re.match(why or "$", refused(config, 16))
     if name == "mamba_block_size":
         config.cache_config.enable_prefix_caching = False
         assert refused(config, 16) == ""
+
+
+def test_breakable_graphs_are_refused(monkeypatch):
+    for value, why in (("0", "$"), ("1", "VLLM_USE_BREAKABLE_CUDAGRAPH=1: steps with prompts")):
+        monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", value)
+        assert re.match(why, refused(engine_config(), 16))
 
 
 @pytest.mark.parametrize(
