@@ -59,14 +59,6 @@ def test_a_failed_first_check_has_no_timing(do: str) -> None:
     assert "run" not in system.events
 
 
-def test_verify_stops_after_the_first_check() -> None:
-    system = Counting()
-    record = CaseRun(case(), QUICK, "verify").record(system)
-    assert system.events == ["build", "check"]
-    assert (record.status, record.samples_ms) == ("ok", [])
-    assert record.metrics["parameters"] == 7
-
-
 def test_verify_without_a_reference_claims_nothing() -> None:
     record = CaseRun(case("unchecked"), QUICK, "verify").record(Fake())
     assert record.status == "skipped"

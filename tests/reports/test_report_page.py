@@ -91,10 +91,6 @@ def test_embedded_json_has_no_markup():
     assert not set("<>&\u2028") & set(text)
 
 
-def test_records_are_embedded_unchanged(paper):
-    assert unpacked(paper.scripts[1]).splitlines() == [record.to_json() for record in PAPER.records]
-
-
 def test_page_is_the_same_for_the_same_records():
     assert render(HOSTILE.records, HOSTILE.catalogue) == render(HOSTILE.records, HOSTILE.catalogue)
 

@@ -23,7 +23,6 @@ from bench.systems.vllm.transformer import VllmTransformer
 from harness.measure.measured_case import CaseRun
 from harness.measure.system import Skip
 from harness.measure.timer import take_engine_samples
-from harness.profiling import in_worker
 from harness.schema.case import Case
 from harness.schema.policy import Policy
 
@@ -113,13 +112,6 @@ def test_a_profiler_sees_prompts_from_their_first_step_on(llm):
 
     assert workload.engine_batch(around()) == 1
     assert seen
-
-
-@pytest.mark.parametrize(("phase", "units"), [("forward", 1), ("generate", vllm_system.STEPS_SEEN)])
-def test_an_engines_case_is_profiled(llm, phase, units):
-    workload = VllmTransformer().build(replace(CASE, phase=phase))
-    found = in_worker.profile(replace(CASE, phase=phase), workload, tool="ncu")
-    assert (workload.engine_batch(nullcontext()), found["notes"]) == (units, [])
 
 
 def test_too_few_steps_in_which_all_generate_are_no_profile(llm, monkeypatch):
