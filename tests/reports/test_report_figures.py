@@ -360,10 +360,6 @@ def test_lines_in_a_figure_of_one_system_have_no_other_systems_color(system):
         assert len(found) == len(figure.lines) == 4
 
 
-def test_a_suite_answered_by_a_table_has_no_figure():
-    assert not [name for name in FIGURES if name.startswith("generate-fidelity")]
-
-
 @pytest.mark.parametrize(("slowest", "logarithmic"), [(20.0, False), (100.0, True)])
 def test_latencies_far_apart_begin_on_a_logarithmic_axis(slowest, logarithmic):
     cases = [case(phase="generate", context=context) for context in (1, 2)]
