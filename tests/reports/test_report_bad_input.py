@@ -5,7 +5,6 @@ import pytest
 import synthetic_records as synthetic
 
 from harness.schema.case import Case
-from reports.page.html import render
 from reports.publish import write_report, write_table
 
 BOTH_AXES = """() => [...document.querySelectorAll("figure")].map(figure => ["x", "y"].map(
@@ -104,10 +103,3 @@ def test_every_axis_of_every_figure_has_two_ticks(browser, one_place, paper_page
             ticks = page.evaluate(BOTH_AXES)
             assert ticks
             assert min(min(each) for each in ticks) >= 2, (log, ticks)
-
-
-def test_a_page_without_a_result_says_so():
-    page = render(none_measured().records, none_measured().catalogue)
-    assert "0 of 4 measured" in page
-    assert "1 incorrect, 1 killed, 1 oom, 1 skipped" in page
-    assert "No case has a result." in page

@@ -42,8 +42,6 @@ CONTEXTS = (1024, 2048, 4096, 8192)
             dict(zip(CONTEXTS, (2.0, 8.0, 2.0, 8.0), strict=True)),
             "Transformer is fastest at 2 of 4 values of context, 2.00 times",
         ),
-        ({2048: 3340.0}, {2048: 33400.0}, "10.0 times"),
-        ({2048: 4.198}, {2048: 9.1}, "2.17 times"),
     ],
 )
 def test_who_is_fastest_where_and_by_how_much(ours, theirs, expected):
