@@ -184,19 +184,6 @@ def test_constants_have_the_unit_of_their_label():
     assert once["State (MB)"] == "8456"
 
 
-def test_a_case_of_two_machines_is_counted_once():
-    there = synthetic.environment(commit="b" * 40)
-    case = Case("ttt-linear", "torch", "1.3b", "forward", 2, 64)
-    records = [
-        synthetic.ok(case, 3.0, repeat=n, environment=each) for n, each in enumerate((synthetic.environment(), there))
-    ]
-    made = synthetic.of_suite("quick", *records)
-    assert len(made.table) == 2
-    page = render(made.records, made.catalogue, table=made.table)
-    assert "1 of 1 measured" in page
-    assert "2 of 2" not in page
-
-
 def test_write_report_replaces_the_page_and_makes_its_folder(tmp_path):
     record = synthetic.ok(Case("ttt-linear", "torch", "tiny", "forward", 2, 64), 1.0)
     run = synthetic.of_suite("quick", record).run(tmp_path / "run")
