@@ -20,7 +20,6 @@ FIGURES = synthetic.paper_figures()
 PHONE = {"width": 390, "height": 844}
 FIG15 = next(number for number, figure in enumerate(FIGURES) if figure.suite == "fig15-forward")
 KERNEL = next(number for number, figure in enumerate(FIGURES) if figure.id == "kernel-forward-16-ttt-linear")
-STEP = next(number for number, figure in enumerate(FIGURES) if figure.id == "kernel-generate-ttt-linear")
 FIG20 = next(number for number, figure in enumerate(FIGURES) if figure.id == "fig20-throughput-generate")
 REQUEST = next(number for number, figure in enumerate(FIGURES) if figure.suite == "prompt-then-128")
 
