@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -69,11 +68,3 @@ def test_a_release_below_the_newest_has_its_reason(name: str) -> None:
         own = f"-r bench/requirements/{name}.in" in others
         assert others or package == "ruff", f"{package}: nothing holds it"  # pyproject.toml says why
         assert not own or f"# {package} " in pins, f"{name}.in: no reason for {package}"
-
-
-@pytest.mark.index
-def test_pip_is_the_pinned_one() -> None:
-    said = subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, text=True, check=True).stdout
-    pinned = LOCKED.search((REQUIREMENTS / "pip.txt").read_text("utf-8"))
-    assert pinned is not None
-    assert said.startswith(f"pip {pinned[2]} ")

@@ -18,10 +18,13 @@ def outside_make(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["make", *arguments], cwd=folder, capture_output=True, text=True, check=True)
+
+
 def bench(folder: Path, *settings: str) -> str:
-    command = ["make", "bench", "TARGET=cuda", "PY=echo RUN", "OUT=out", *settings]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-    return "\n".join(line for line in done.stdout.splitlines() if line.startswith("RUN -m bench run"))
+    said = make(folder, "bench", "TARGET=cuda", "PY=echo RUN", "OUT=out", *settings).stdout
+    return "\n".join(line for line in said.splitlines() if line.startswith("RUN -m bench run"))
 
 
 @pytest.fixture
@@ -51,8 +54,7 @@ def test_a_folder_and_a_run_may_have_spaces(clone: Path) -> None:
     say.parent.mkdir()
     say.write_text('#!/bin/sh\nprintf "[%s]" "$@"\necho\n')
     say.chmod(0o755)
-    command = ["make", "bench", "TARGET=cuda", "OUT=out/my run"]
-    said = subprocess.run(command, cwd=spaced, capture_output=True, text=True, check=True).stdout
+    said = make(spaced, "bench", "TARGET=cuda", "OUT=out/my run").stdout
     assert "\n[-m][bench][run][--out][out/my run][--resume]" in said
     assert "\n[-m][bench][report][out/my run]\n" in said
 
@@ -65,16 +67,14 @@ def test_nvidia_smi_tells_of_a_gpu_by_its_exit_status(
     smi.write_text(f"#!/bin/sh\necho NVIDIA-SMI has failed\nexit {status}\n")
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", str(clone), prepend=":")
-    said = subprocess.run(
-        ["make", "--dry-run", "--always-make", "install"], cwd=clone, capture_output=True, text=True, check=True
-    ).stdout
+    said = make(clone, "--dry-run", "--always-make", "install").stdout
     assert f"--requirement bench/requirements/{target}.txt" in said
 
 
 def test_every_environment_installs_the_pinned_pip_first(clone: Path) -> None:
     stamps = [".venv-vllm/.installed", ".venv-mamba/.installed"]
-    command = ["make", "--dry-run", "--always-make", "TARGET=cuda", "NVCC=nvcc", "install", *stamps]
-    said = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=True).stdout.splitlines()
+    command = ["--dry-run", "--always-make", "TARGET=cuda", "NVCC=nvcc", "install", *stamps]
+    said = make(clone, *command).stdout.splitlines()
     after = [said[i + 1].split(" ", 1)[1] for i, line in enumerate(said) if " -m venv " in line]
     assert after == ["-m pip install --quiet --require-hashes --requirement bench/requirements/pip.txt"] * 3
 
@@ -82,8 +82,7 @@ def test_every_environment_installs_the_pinned_pip_first(clone: Path) -> None:
 @pytest.mark.parametrize("name", ["vllm", "mamba"])
 def test_an_environment_that_fails_leaves_its_log_and_no_stamp(clone: Path, name: str) -> None:
     (clone / f".venv-{name}" / ".installed").unlink()
-    command = ["make", "bench", "TARGET=cuda", "PY=echo RUN", "OUT=out", "PYTHON=echo no venv:", "NVCC=nvcc"]
-    done = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=True)
+    done = make(clone, "bench", "TARGET=cuda", "PY=echo RUN", "OUT=out", "PYTHON=echo no venv:", "NVCC=nvcc")
     assert "no venv: -m venv" in (clone / f".venv-{name}.log").read_text()
     assert not (clone / f".venv-{name}" / ".installed").exists()
     assert f"make: no {name}: its environment failed to install (log: .venv-{name}.log)" in done.stderr.splitlines()

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 from bench import cli
@@ -19,16 +18,12 @@ Done = subprocess.CompletedProcess[str]
 SMALL = ["--systems", "transformer", "--batch", "1", "--context", "32", "--device", "cpu", "--budget", "0.05"]
 
 
-def started(*arguments: object, cwd: Path, env: Mapping[str, str] = os.environ, **options: Any) -> dict[str, Any]:
+def ttt_bench(*arguments: object, cwd: Path, env: Mapping[str, str] = os.environ) -> Done:
+    """Run in a new process; each command needs one such test, because its imports count."""
     places = os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))
     environment = {**env, "PYTHONPATH": places, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "bench", *map(str, arguments)]
-    return {"args": command, "cwd": cwd, "env": environment, "text": True, **options}
-
-
-def ttt_bench(*arguments: object, cwd: Path, env: Mapping[str, str] = os.environ) -> Done:
-    """Run in a new process; each command needs one such test, because its imports count."""
-    return subprocess.run(**started(*arguments, cwd=cwd, env=env), capture_output=True, timeout=240)
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
 
 
 def called(*arguments: object, cwd: Path, env: Mapping[str, str] = os.environ) -> Done:

@@ -46,10 +46,6 @@ def logits_of(model: Any, plan: tuple[int, ...], sequences: int = 2) -> torch.Te
     return run(model, ids, plan)
 
 
-def check_model(config: TTTConfig, plan: tuple[int, ...], dtype: torch.dtype) -> None:
-    assert error_of(*models(config, dtype), plan) <= LIMIT[dtype]  # NaN fails too
-
-
 def small(backbone: str) -> TTTConfig:
     config = model_config("ttt-linear", "tiny", backbone=backbone)
     return replace(config, layers=1, width=64, ffn_width=64, vocabulary=64)
@@ -148,7 +144,7 @@ def test_packed_weights_keep_their_names_and_values(backbone: str) -> None:
 @pytest.mark.parametrize("dtype", LIMIT)
 def test_a_model_on_a_gpu(dtype: torch.dtype) -> None:
     for system in ("ttt-linear", "ttt-mlp"):
-        check_model(model_config(system, "tiny"), (33, -3), dtype)
+        assert error_of(*models(model_config(system, "tiny"), dtype), (33, -3)) <= LIMIT[dtype]  # NaN fails too
 
 
 @pytest.mark.parametrize("heads", [2, 12, 16])

@@ -17,6 +17,7 @@ from harness.schema.claims import Holder
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned, RunFile
+from tests.harness.harness_helpers import fake_command
 
 SMALL = ["quick", "--systems", "transformer,ttt-linear/torch", "--batch", "1", "--context", "32", "--budget", "0.05"]
 
@@ -24,16 +25,10 @@ SMALL = ["quick", "--systems", "transformer,ttt-linear/torch", "--batch", "1", "
 @pytest.fixture
 def commands(tmp_path: Path) -> Path:
     folder = tmp_path / "commands"
-    folder.mkdir()
-    fake(folder, "sbatch", f"echo x >>{tmp_path}/submitted; echo 4711")
-    fake(folder, "squeue", 'echo "0 RUNNING"; echo "1 PENDING"')
-    fake(folder, "scancel", f"echo $1 >{tmp_path}/cancelled")
+    fake_command(folder, "sbatch", f"echo x >>{tmp_path}/submitted; echo 4711")
+    fake_command(folder, "squeue", 'echo "0 RUNNING"; echo "1 PENDING"')
+    fake_command(folder, "scancel", f"echo $1 >{tmp_path}/cancelled")
     return folder
-
-
-def fake(folder: Path, name: str, text: str) -> None:
-    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-    (folder / name).chmod(0o755)
 
 
 def environment(path: Path | None = None, **env: str) -> dict[str, str]:
@@ -106,7 +101,7 @@ def test_status_says_who_works(tmp_path: Path, commands: Path) -> None:
     assert text.count("held by Slurm job 4711 submitted from") == 2
     assert "0 of 4 cases" in text.splitlines()
     assert "1 running, 1 pending" in text
-    fake(commands, "squeue", 'echo "Invalid job id specified" >&2; exit 1')
+    fake_command(commands, "squeue", 'echo "Invalid job id specified" >&2; exit 1')
     text = ttt_bench("status", "out", cwd=tmp_path, path=commands).stdout
     assert "held by" not in text
     *_, said, command = text.splitlines()
@@ -158,7 +153,7 @@ def test_status_of_a_copied_run_needs_no_slurm(tmp_path: Path, commands: Path) -
 
 def test_what_slurm_refuses_is_said_and_the_plan_stays(tmp_path: Path, commands: Path) -> None:
     call = ("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2,partition=gpuu", "--out", "out")
-    fake(commands, "sbatch", 'echo "sbatch: error: invalid partition specified: gpuu" >&2; exit 1')
+    fake_command(commands, "sbatch", 'echo "sbatch: error: invalid partition specified: gpuu" >&2; exit 1')
     said = one_sentence(ttt_bench(*call, cwd=tmp_path, path=commands))
     assert "sbatch failed: sbatch: error: invalid partition specified: gpuu; the run is planned" in said
     assert said.endswith("to submit it: ttt-bench run --slurm tasks=2,partition=gpuu --resume --out out")

@@ -16,7 +16,6 @@ from harness.schema.work import HEAD, PRODUCTS, SCAN, TTT
 from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.parts import GAPS, parts
 from reports.profiles.words import AGREES, recorded
-from reports.publish import write_report
 from tk_kernels.ttt_linear import ops
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,10 +108,3 @@ def test_ncu_counts_most_of_the_time_or_says_why_not(profiled: tuple[str, Run, l
 @pytest.mark.skipif(shutil.which(nsys.PROGRAM) is None, reason="no nsys on the path")
 def test_nsys_tells_times(profiled: tuple[str, Run, list[Profile]]) -> None:
     assert all("nsys" in profile.tools for profile in profiled[2])
-
-
-def test_the_page_shows_them(profiled: tuple[str, Run, list[Profile]], tmp_path: Path) -> None:
-    _, run, found = profiled
-    write_report(run.folder, tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text()
-    assert all(f'id="profile-{profile.case.key}"' in page for profile in found)

@@ -96,15 +96,6 @@ def test_the_table_is_json_and_markdown_too(measured):
     assert len([line for line in lines if line.startswith("|")]) == 4  # names, a rule, two cases
 
 
-def test_a_finished_run_is_kept(measured):
-    folder, _ = measured
-    before = records_of(folder / "out")
-    done = called("run", "quick", *SMALL, "--out", folder / "out", "--resume", cwd=folder)
-    assert (done.returncode, records_of(folder / "out")) == (0, before)
-    assert_one_sentence(called("run", "quick", *SMALL, "--out", folder / "out", cwd=folder), "--resume")
-    assert records_of(folder / "out") == before
-
-
 def test_a_folder_of_other_files_is_left_alone(tmp_path):
     (tmp_path / "pyproject.toml").write_text("")
     assert_one_sentence(called("run", "quick", *SMALL, "--out", ".", cwd=tmp_path), ".: holds no run", "pyproject.toml")

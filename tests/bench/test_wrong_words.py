@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from command_line import ROOT, SMALL, assert_one_sentence, called, ttt_bench
+from command_line import ROOT, assert_one_sentence, called, ttt_bench
 
 
 @pytest.mark.parametrize(
@@ -77,9 +77,3 @@ def test_records_without_a_run_json_cannot_be_resumed(tmp_path, call):
     (tmp_path / "out" / "records" / "transformer-torch.jsonl").touch()
     done = called(*call, "quick", "--systems", "transformer", "--device", "cpu", "--out", "out", cwd=tmp_path)
     assert_one_sentence(done, "out: has records but no run.json; restore run.json or name another folder")
-
-
-def test_an_output_folder_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    done = called("run", "quick", *SMALL, "--out", "file/out", cwd=tmp_path)
-    assert_one_sentence(done, "file/out")

@@ -13,7 +13,6 @@ from harness.measure.inspection import NO_ROOM
 from harness.measure.measured_case import CaseRun
 from harness.measure.process_state import is_out_of_memory
 from harness.measure.system import Input, Workload
-from harness.measure.timer import CpuClock
 
 torch = pytest.importorskip("torch")
 
@@ -59,26 +58,10 @@ def test_a_failed_first_check_has_no_timing(do: str) -> None:
     assert "run" not in system.events
 
 
-def test_verify_stops_after_the_first_check() -> None:
-    system = Counting()
-    record = CaseRun(case(), QUICK, "verify").record(system)
-    assert system.events == ["build", "check"]
-    assert (record.status, record.samples_ms) == ("ok", [])
-    assert record.metrics["parameters"] == 7
-
-
 def test_verify_without_a_reference_claims_nothing() -> None:
     record = CaseRun(case("unchecked"), QUICK, "verify").record(Fake())
     assert record.status == "skipped"
     assert "no reference" in record.reason
-
-
-def test_a_sample_is_of_one_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CpuClock, "sample", lambda clock: (clock._run(), 2.0)[1])
-    system = Counting(run=torch.zeros(16, 2).clone)
-    whole, part = (CaseRun(case(phase="generate", options={"units": units}), QUICK).record(system) for units in (1, 16))
-    assert (set(part.samples_ms), set(whole.samples_ms)) == ({2.0 / 16}, {2.0})
-    assert part.tokens == whole.tokens == 2
 
 
 def test_engine_samples_stay_as_they_are() -> None:

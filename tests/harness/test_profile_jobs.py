@@ -253,19 +253,12 @@ def test_an_unhealthy_worker_still_leaves_its_report(
     assert (found.kernels[0].counters is not None, said) == (True, [])
 
 
-def test_nsys_gives_times(tmp_path: Path, fake: Any) -> None:
-    fake()
-    (found,), _ = profile_all(run_of(tmp_path), Tools("nsys", versions={"nsys": "2025.1"}))
-    assert (found.region_us, found.busy_us, found.units) == (7.0, 6.0, 5)
-    assert [kernel.name for kernel in found.kernels] == ["gemm(float*)", "_dual", "memory copy"]
-    assert found.tools == {"nsys": "2025.1"}
-
-
 def test_nsys_uses_the_time_of_an_engine(tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fake()
     monkeypatch.setenv("FAKE_SEEN", '{"host_us": [40.0], "alone_us": 30.0}')
-    (found,), _ = profile_all(run_of(tmp_path), Tools("nsys"))
+    (found,), _ = profile_all(run_of(tmp_path), Tools("nsys", versions={"nsys": "2025.1"}))
     assert (found.region_us, found.units, [kernel.launches for kernel in found.kernels]) == (30.0, 5, [1, 1])
+    assert found.tools == {"nsys": "2025.1"}
     assert "under the profiler a run took 33% longer" in found.notes[0]
 
 

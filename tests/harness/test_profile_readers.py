@@ -140,16 +140,21 @@ def test_nsys_separates_timed_runs_from_the_call_under_ranges(tmp_path: Path) ->
     assert (region["region_us"], region["busy_us"], region["longest_gap_us"]) == (7.0, 6.0, 1.0)
 
 
+def launch_between(database: sqlite3.Connection) -> None:
+    """Add a launch between the call under ranges and what is timed."""
+    runtime = {"start": 15000, "end": 15100, "correlationId": 9, "globalTid": PROCESS + 5}
+    nsys_row(database, "CUPTI_ACTIVITY_KIND_RUNTIME", **runtime)
+    row = {"correlationId": 9, "globalPid": PROCESS, "streamId": 7, **DUAL}
+    nsys_row(database, "CUPTI_ACTIVITY_KIND_KERNEL", start=55000, end=56000, **row)
+
+
 def test_nsys_leaves_out_the_lead_in(tmp_path: Path) -> None:
     path = nsys_database(tmp_path / "a.sqlite")
     with closing(sqlite3.connect(path)) as database:
         for start, end, text in ((14000, 18000, "lead"), (14500, 16000, "layer 0")):
             row = {"eventType": 59, "text": text, "globalTid": PROCESS + 5}
             nsys_row(database, "NVTX_EVENTS", start=start, end=end, **row)
-        runtime = {"start": 15000, "end": 15100, "correlationId": 9, "globalTid": PROCESS + 5}
-        nsys_row(database, "CUPTI_ACTIVITY_KIND_RUNTIME", **runtime)
-        row = {"correlationId": 9, "globalPid": PROCESS, "streamId": 7, **DUAL}
-        nsys_row(database, "CUPTI_ACTIVITY_KIND_KERNEL", start=55000, end=56000, **row)
+        launch_between(database)
         database.commit()
     assert nsys.read(path) == nsys.read(nsys_database(tmp_path / "without.sqlite"))
 
@@ -173,10 +178,7 @@ def test_nsys_separates_processes_and_drops_launches_outside_ranges(tmp_path: Pa
     with closing(sqlite3.connect(path)) as database:
         # A range that never ended, and a launch between the call and what is timed.
         nsys_row(database, "NVTX_EVENTS", start=100, end=None, eventType=59, text="open", globalTid=PROCESS + 5)
-        runtime = {"start": 15000, "end": 15100, "correlationId": 9, "globalTid": PROCESS + 5}
-        nsys_row(database, "CUPTI_ACTIVITY_KIND_RUNTIME", **runtime)
-        row = {"correlationId": 9, "globalPid": PROCESS, "streamId": 7, **DUAL}
-        nsys_row(database, "CUPTI_ACTIVITY_KIND_KERNEL", start=55000, end=56000, **row)
+        launch_between(database)
         # The engine's other process has a stream of the same number.
         other = PROCESS + (1 << 24)
         nsys_row(database, "NVTX_EVENTS", start=20000, end=40000, eventType=59, text="timed", globalTid=other + 5)

@@ -55,16 +55,6 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_worker._Work, "load", load)
 
 
-def test_the_lead_in_is_outside_the_timed_range(events: list[str], loaded: None) -> None:
-    workload = Workload(run=lambda: events.append("run"), units=16)
-    found = in_worker.profile(case(), workload, tool="nsys")
-    assert found["seen"]["runs"] == 6
-    assert events[events.index("cpu") :] == [
-        *("cpu", "forward", "run", "end", "lead", *["run"] * 4, "end"),
-        *("timed", *["run"] * 6, "end", "end"),
-    ]
-
-
 def test_kineto_profiles_the_last_runs_without_pauses(monkeypatch: pytest.MonkeyPatch, loaded: None) -> None:
     launched: list[Launched] = []
     now = 0.0

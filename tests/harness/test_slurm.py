@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from harness_helpers import HERE, ROOT, case, lines_of, new_run, statuses, wait_for
+from harness_helpers import HERE, ROOT, case, fake_command, lines_of, new_run, statuses, wait_for
 from pool_helpers import launches
 from slurm_cluster import Cluster, missing
 
@@ -26,17 +26,6 @@ from harness.workers.slurm import Task, refuse_submitted, run_task
 
 TASK = Task("77", 0, 2)
 JOBS = tuple(f"s{number}" for number in range(10))
-
-
-@pytest.fixture
-def no_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-
-
-def fake_command(folder: Path, name: str, text: str) -> None:
-    folder.mkdir(exist_ok=True)
-    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-    (folder / name).chmod(0o755)
 
 
 @pytest.fixture
@@ -121,8 +110,8 @@ def test_a_submission_unknown_to_slurm_is_over(folder: Path, squeue: Path) -> No
     refuse_submitted(folder)
 
 
-@pytest.mark.usefixtures("no_slurm")
-def test_a_submission_without_slurm_is_not_over(folder: Path) -> None:
+def test_a_submission_without_slurm_is_not_over(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
     new_run(folder, [case()])
     claims.note(folder, claims.SUBMISSION, Holder.here("55"))
     with pytest.raises(RunError, match=r"submitted, Slurm job 55 .*squeue: is not on this machine.*remove"):
@@ -173,13 +162,6 @@ def test_a_refusal_of_sbatch_is_reported(squeue: Path) -> None:
         slurm.submit("x")
     fake_command(squeue, "sbatch", 'echo Welcome; echo "123;cluster"')
     assert slurm.submit("x") == "123"
-
-
-@pytest.mark.usefixtures("no_slurm")
-def test_commands_report_a_missing_slurm() -> None:
-    for call in (slurm.submit, slurm.task_states):
-        with pytest.raises(slurm.SlurmError, match="is not on this machine"):
-            call("1")
 
 
 # A real Slurm

@@ -14,8 +14,8 @@ from harness.schema.profile import Counters, Profile, write_profile
 from harness.schema.run import Run
 from harness.schema.work import Work
 
-LAYERS = 24
-RUNS = 5
+LAYERS, PER_LAYER = 24, 4  # PER_LAYER: launches of each of BLOCK
+RUNS, GAP_US = 5, 1.4
 CEILINGS = {"copy_gbs": 2960.0, "product_tflops": 702.0}
 GEMM = "nvjet_tst_256x128_64x4_1x2_h_bz_coopA_TNT"
 HEAD = "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_16x16_64x2_tn_align8>(Params)"
@@ -38,17 +38,10 @@ BLOCK = (
     ("_swiglu", "", 0.024, 2.7, 0.01),
     ("nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNT", "", 0.13, 1.0, 0.66),
 )
-COUNTED = {
-    "linear_forward": {"use": {"sm": 44.0, "l2": 31.0, "dram": 36.0, "tensor": 33.0}, "stalls": (0.34, 0.21)},
-    "nvjet": {"use": {"sm": 91.0, "l2": 55.0, "dram": 31.0, "tensor": 89.0}, "stalls": (0.05, 0.1)},
-}
 
 
-def profile_of(
-    case: Case, latency_ms: float, *, counted: bool = True, per_layer: int = 4, gap_us: float = 1.4
-) -> Profile:
-    ranged = list(_run(case, latency_ms, per_layer, gap_us, 0.0))
-    length = latency_ms * 1e3
+def profile_of(case: Case, latency_ms: float, counted: bool) -> Profile:
+    ranged, length = list(_run(case, latency_ms)), latency_ms * 1e3
     timed = [
         replace(each, start_us=each.start_us + length * run, end_us=each.end_us + length * run, path=())
         for run in range(1, RUNS + 1)
@@ -60,14 +53,8 @@ def profile_of(
             kernel if kernel.name.startswith("Memset") else replace(kernel, counters=_counters(kernel))
             for kernel in found["kernels"]
         )
-    return Profile(
-        **found,
-        units=RUNS,
-        ceilings=CEILINGS,
-        work=work_of(case),
-        case=case,
-        tools={"nsys": "2025.3.2", "ncu": "2025.3.1"},
-    )
+    tools = {"nsys": "2025.3.2", "ncu": "2025.3.1"}
+    return Profile(**found, units=RUNS, ceilings=CEILINGS, work=work_of(case), case=case, tools=tools)
 
 
 def work_of(case: Case) -> dict[str, Work]:
@@ -75,60 +62,52 @@ def work_of(case: Case) -> dict[str, Work]:
     return model_work(config, parameter_count(config), case)
 
 
-def _run(case: Case, latency_ms: float, per_layer: int, gap_us: float, start_us: float) -> Iterator[Launched]:
-    count = LAYERS * per_layer * len(BLOCK) + 3
-    layers_us = (latency_ms * 1e3 - count * gap_us) * 0.994
-    now = start_us
-    for name, path, time_us in _launches(case, layers_us, per_layer, latency_ms):
+def _run(case: Case, latency_ms: float) -> Iterator[Launched]:
+    count = LAYERS * PER_LAYER * len(BLOCK) + 3
+    now, layers_us = 0.0, (latency_ms * 1e3 - count * GAP_US) * 0.994
+    for name, path, time_us in _launches(case, layers_us, latency_ms):
         yield Launched(name, now, now + time_us, time_us, path, 168, 98_304)
-        now += time_us + gap_us
+        now += time_us + GAP_US
 
 
-def _launches(
-    case: Case, layers_us: float, per_layer: int, latency_ms: float
-) -> Iterator[tuple[str, tuple[str, ...], float]]:
+def _launches(case: Case, layers_us: float, latency_ms: float) -> Iterator[tuple[str, tuple[str, ...], float]]:
     yield "void at::native::indexSelectLargeIndex<bf16>(int)", (case.phase,), latency_ms * 2
     for layer in range(LAYERS):
-        for name, inside, share, *_ in BLOCK * per_layer:
+        for name, inside, share, *_ in BLOCK * PER_LAYER:
             operator = [inside] if inside and case.system.startswith("ttt") else []
             path = (case.phase, f"layer {layer}", *operator)
-            yield name or TTT[case.system], path, layers_us * share / LAYERS / per_layer
+            yield name or TTT[case.system], path, layers_us * share / LAYERS / PER_LAYER
     yield "Memset (Device)", (case.phase,), latency_ms / 10
     yield HEAD, (case.phase,), latency_ms * 3
 
 
 def _counters(kernel) -> Counters:
     _, _, _, gb, tflop = next((row for row in BLOCK if row[0] == kernel.name), BLOCK[4])
-    if kernel.name == HEAD:
-        gb, tflop = 2.4, 0.02
     each_us = kernel.time_us / kernel.launches
-    kind = next((value for name, value in COUNTED.items() if name in kernel.name), None)
-    use = kind["use"] if kind else {"sm": 30.0, "l2": 50.0, "dram": gb / 2.96 * 100, "tensor": 2.0}
-    barrier, memory = kind["stalls"] if kind else (0.02, 0.7)
     return Counters(
         launches=10,
         time_us=each_us * 1.1,
         dram_bytes=gb * 1e6 * each_us,
         l2_bytes=2 * gb * 1e6 * each_us,
         operations=tflop * 1e9 * each_us,
-        use=use,
+        use={"sm": 44.0, "l2": 31.0, "dram": gb / 2.96 * 100, "tensor": 33.0},
         occupancy=24.6,
         l2_hit=61.0,
-        stalls={"barrier": barrier, "long_scoreboard": memory, "wait": 0.08, "selected": 0.1},
+        stalls={"barrier": 0.34, "long_scoreboard": 0.21, "wait": 0.08, "selected": 0.1},
     )
 
 
-def write_run(folder: Path, count: int = 4) -> Run:
-    cases = [Case(system, backend, "1.3b", "forward", 16, 2048) for system, backend in synthetic.PAPER_SYSTEMS]
-    latencies = dict(zip(cases, (147.0, 171.0, 168.8, 258.0), strict=True))
-    longer = [Case(system, backend, "1.3b", "forward", 16, 4096) for system, backend in synthetic.PAPER_SYSTEMS]
+def write_run(folder: Path) -> Run:
+    latencies = (147.0, 171.0, 168.8, 258.0)
+    cases = [Case(*system, "1.3b", "forward", 16, 2048) for system in synthetic.PAPER_SYSTEMS]
     records = [
-        *(synthetic.ok(case, latency) for case, latency in latencies.items()),
-        *(synthetic.ok(case, 2 * latency) for case, latency in zip(longer, latencies.values(), strict=True)),
+        synthetic.ok(replace(case, context=2048 * times), latency * times)
+        for times in (1, 2)
+        for case, latency in zip(cases, latencies, strict=True)
     ]
     run = Run.open(synthetic.of_suite("fig15-forward", *records).run(folder))
     (run.folder / "profiles").mkdir()
-    for number, (case, latency) in enumerate(list(latencies.items())[:count]):
-        found = profile_of(case, latency * (1.012 if number else 1.05), counted=number != count - 1)
+    for number, (case, latency) in enumerate(zip(cases, latencies, strict=True)):
+        found = profile_of(case, latency * (1.012 if number else 1.05), counted=case.system != "mamba")
         write_profile(run.folder, found)
     return run

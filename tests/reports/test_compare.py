@@ -48,17 +48,6 @@ def test_cases_are_paired_by_key_and_sorted_from_the_largest_difference(tmp_path
     assert found.counts == {"slower": 1, "faster": 1, "same within noise": 1}
 
 
-def test_a_run_that_is_not_finished_says_so(tmp_path):
-    a, b = two(tmp_path, [timed(a_case(64), 10)], [timed(a_case(64), 10), timed(a_case(128), 20)])
-    (written,) = (b.folder / "records").glob("*.jsonl")
-    written.write_text(written.read_text().splitlines(keepends=True)[0])
-    found = compare(a, b)
-    assert (found.a.measured, found.b.measured) == (
-        "2026-11-21",
-        "2026-11-21, unfinished: 1 case without a record",
-    )
-
-
 @pytest.mark.parametrize(
     ("by", "outcome"), [(1.04, "same within noise"), (1.06, "slower"), (0.96, "same within noise"), (0.9, "faster")]
 )
@@ -174,8 +163,10 @@ def test_only_the_sides_of_one_ab_are_interleaved(tmp_path):
     a = a_run(tmp_path / "a", *rounds(a_case(), steady), repeats=3, arguments=AB, at="2026-11-21T04:50:00+00:00")
     b = a_run(tmp_path / "b", *rounds(a_case(), steady), repeats=3, arguments=AB, at="2026-11-22T04:50:00+00:00")
     c = a_run(tmp_path / "c", *rounds(a_case(), steady), repeats=3, arguments=("run",))
+    one = a_run(tmp_path / "one", *rounds(a_case(), [10]), repeats=1, arguments=AB, at="2026-11-21T04:50:00+00:00")
     assert not compare(a, b).interleaved
     assert not compare(c, c).interleaved
+    assert not compare(one, a).interleaved
 
 
 def test_a_run_that_ended_within_its_repeats_is_unfinished(tmp_path):
@@ -376,6 +367,7 @@ def test_what_an_unfinished_run_was_asked_for_is_lost(tmp_path):
         ("T=3", reason, False, False),  # it had no result in A
     ]
     assert found.regressions == 1
+    assert found.b.measured == "2026-11-21, unfinished: 2 cases without a record"
     assert [(each.lost, each.gained) for each in compare(broken, whole).missing] == [(False, True), (False, False)]
 
 
@@ -497,9 +489,3 @@ def test_no_view_lets_a_strangers_markup_through(tmp_path):
     assert not [line for line in shown.splitlines() if "<script>" in line.replace("\\<", "").replace("\\>", "")]
     rows = [line for line in shown.splitlines() if line.startswith("| ")]
     assert {line.replace("\\|", "").count("|") for line in rows} == {len(views.COLUMNS) + 1}
-
-
-def test_one_round_beside_several_is_not_interleaved(tmp_path):
-    a = a_run(tmp_path / "a", *rounds(a_case(), [10]), repeats=1, arguments=AB)
-    b = a_run(tmp_path / "b", *rounds(a_case(), [10, 10]), repeats=2, arguments=AB)
-    assert not compare(a, b).interleaved

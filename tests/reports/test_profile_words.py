@@ -1,4 +1,5 @@
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,10 @@ def counted(**changes: object) -> Counters:
 def region(*kernels: Kernel, gaps: float = 0.0, ranges: tuple[Range, ...] = ()) -> Region:
     busy = sum(kernel.time_us for kernel in kernels)
     return Region(1, busy + gaps, busy, gaps, kernels, ranges, CEILINGS)
+
+
+def profiled(of: Region, **changes: Any) -> Profile:
+    return Profile(**({field.name: getattr(of, field.name) for field in fields(Region)} | changes))
 
 
 def one(**changes: object) -> Region:
@@ -143,9 +148,8 @@ def test_mostly_gaps_is_not_bound_by_a_kernel(name: str, longest: float, words: 
 
 
 def test_of_a_graph_the_host_is_not_blamed() -> None:
-    values = {field.name: getattr(region(Kernel("gemm", 40, 20.0), gaps=80.0), field.name) for field in fields(Region)}
     case = Case("ttt-mlp", "thunderkittens", "1.3b", "generate", 1, 2048, timing="graph")
-    found = Profile(**(values | {"longest_gap_us": 2.0}), case=case)
+    found = profiled(region(Kernel("gemm", 40, 20.0), gaps=80.0), longest_gap_us=2.0, case=case)
     assert sentences(found)[1] == "Mostly idle: bound by launch latency within the CUDA graph."
     engine = replace(found, case=replace(case, timing="engine"), units=16)  # 30 us between two steps
     assert sentences(engine)[1] == "Mostly idle: bound by CPU launch overhead."
@@ -237,10 +241,8 @@ def test_products_of_steps_without_layers_are_not_the_heads() -> None:
 
 def test_profiles_of_one_kind_of_gpu_share_their_highest_peaks() -> None:
     def made(device: str, product: float, **changes: object) -> Profile:
-        of = one(**changes)
-        values = {field.name: getattr(of, field.name) for field in fields(Region)}
-        values["ceilings"] = {"product_tflops": product}
-        return Profile(**values, case=Case("a", "b", "c", "forward", 1, 8), environment={"device": device})
+        case, peaks = Case("a", "b", "c", "forward", 1, 8), {"product_tflops": product}
+        return profiled(one(**changes), ceilings=peaks, case=case, environment={"device": device})
 
     made_of = [made("H100", 600.0), made("H100", 700.0), made("H200", 500.0, operations=5.5e10), made("H100", 650.0)]
     found = with_common_ceilings(made_of)
@@ -249,15 +251,13 @@ def test_profiles_of_one_kind_of_gpu_share_their_highest_peaks() -> None:
 
 def test_records_and_profiles_of_a_run_have_the_same_ceilings() -> None:
     case, environment = Case("a", "b", "c", "forward", 1, 8), {"device": "H100"}
-    values = {field.name: getattr(one(operations=6.5e10), field.name) for field in fields(Region)}
-    profiled = Profile(
-        **(values | {"ceilings": {"product_tflops": 600.0, "copy_gbs": 2000.0}}), case=case, environment=environment
-    )
+    peaks = {"product_tflops": 600.0, "copy_gbs": 2000.0}
+    profile = profiled(one(operations=6.5e10), ceilings=peaks, case=case, environment=environment)
     measured = {"product_tflops": 500.0, "copy_gbs": 3000.0, "flops": 6.5e10, "bytes": 1.0}
     record = Record(case, "ok", samples_ms=[1.0], throttled=[False], metrics=measured, environment=environment)
-    [found] = with_common_ceilings([profiled], [record])
+    [found] = with_common_ceilings([profile], [record])
     assert found.ceilings == {"product_tflops": pytest.approx(650.0), "copy_gbs": 3000.0}
-    for profiles, lower_bound_ms in (([], 0.13), ([profiled], 0.1)):
+    for profiles, lower_bound_ms in (([], 0.13), ([profile], 0.1)):
         table = frame([record], Catalogue(), common_ceilings([record], profiles))
         assert list(table["lower_bound_ms"]) == [pytest.approx(lower_bound_ms)]
 

@@ -1,14 +1,10 @@
 """Unusual and broken runs give a page that draws, or an error of one sentence."""
 
-import json
-
 import browsing
 import pytest
 import synthetic_records as synthetic
 
-from bench.cli import main
 from harness.schema.case import Case
-from reports.page.html import render
 from reports.publish import write_report, write_table
 
 BOTH_AXES = """() => [...document.querySelectorAll("figure")].map(figure => ["x", "y"].map(
@@ -107,36 +103,3 @@ def test_every_axis_of_every_figure_has_two_ticks(browser, one_place, paper_page
             ticks = page.evaluate(BOTH_AXES)
             assert ticks
             assert min(min(each) for each in ticks) >= 2, (log, ticks)
-
-
-def test_a_page_without_a_result_says_so():
-    page = render(none_measured().records, none_measured().catalogue)
-    assert "0 of 4 measured" in page
-    assert "1 incorrect, 1 killed, 1 oom, 1 skipped" in page
-    assert "No case has a result." in page
-
-
-@pytest.mark.parametrize("command", ["report", "table"])
-@pytest.mark.parametrize("broken", ["other schema", "older records", "no records", "no run"])
-def test_an_unreadable_run_ends_with_one_sentence(tmp_path, capsys, monkeypatch, command, broken):
-    run = all_equal().run(tmp_path / "run")
-    describing = json.loads((run / "run.json").read_text())
-    [first, *_] = sorted((run / "records").iterdir())
-    if broken == "other schema":
-        (run / "run.json").write_text(json.dumps(describing | {"schema": 8}))
-    elif broken == "older records":
-        record = json.loads(first.read_text().splitlines()[0]) | {"schema": 1}
-        first.write_text(json.dumps(record) + "\n" + first.read_text())
-    elif broken == "no records":
-        for path in (run / "records").iterdir():
-            path.write_text("")
-    else:
-        (run / "run.json").unlink()
-    monkeypatch.setattr("sys.argv", ["ttt-bench", command, str(run)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    assert str(run) in said.replace("\n", "")
-    assert not (run / "report.html").exists()

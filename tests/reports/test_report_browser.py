@@ -20,7 +20,6 @@ FIGURES = synthetic.paper_figures()
 PHONE = {"width": 390, "height": 844}
 FIG15 = next(number for number, figure in enumerate(FIGURES) if figure.suite == "fig15-forward")
 KERNEL = next(number for number, figure in enumerate(FIGURES) if figure.id == "kernel-forward-16-ttt-linear")
-STEP = next(number for number, figure in enumerate(FIGURES) if figure.id == "kernel-generate-ttt-linear")
 FIG20 = next(number for number, figure in enumerate(FIGURES) if figure.id == "fig20-throughput-generate")
 REQUEST = next(number for number, figure in enumerate(FIGURES) if figure.suite == "prompt-then-128")
 
@@ -110,20 +109,6 @@ def test_ratio_divides_by_the_chosen_line(page):
     assert after[0]["y"] == pytest.approx(expected)
     assert "relative to" in page.locator(f"#figure-{FIG15} .ytitle").text_content()
     page.locator(f"#figure-{FIG15}").get_by_label("relative to").select_option(index=0)
-
-
-def test_axes_change_between_log_and_linear(page):
-    kind = (
-        "n => { const {xaxis, yaxis} = document.querySelector(`#figure-${n} .plot`)._fullLayout;"
-        " return [xaxis.type, yaxis.type]; }"
-    )
-    assert page.evaluate(kind, FIG15) == ["log", "linear"]
-    figure = page.locator(f"#figure-{FIG15}")
-    figure.get_by_label("log x").uncheck()
-    figure.get_by_label("log y").check()
-    assert page.evaluate(kind, FIG15) == ["linear", "log"]
-    figure.get_by_label("log x").check()
-    figure.get_by_label("log y").uncheck()
 
 
 def test_legend_hides_one_line_of_one_figure(page):
@@ -260,19 +245,6 @@ def test_the_first_figure_is_seen_without_scrolling(browser, saved, viewport):
         assert page.locator(".reading ul").is_hidden()
         page.get_by_text("How to read this").click()
         assert page.locator(".reading ul").is_visible()
-
-
-def test_lines_are_named_at_their_ends(page):
-    texts = page.locator(f"#figure-{FIG15} .annotation").all_text_contents()
-    assert set(texts) == {
-        *(f"{name} · ThunderKittens" for name in ("TTT-Linear", "TTT-MLP")),
-        "Transformer · vLLM",
-        "Mamba · mamba-ssm",
-    }
-    boxes = page.evaluate(
-        "n => [...document.querySelectorAll(`#figure-${n} .annotation`)].map(e => e.getBoundingClientRect().top)", FIG15
-    )
-    assert min(b - a for a, b in itertools.pairwise(sorted(boxes))) > 10
 
 
 @pytest.mark.parametrize(("width", "is_whole"), [(1280, True), (390, False)])

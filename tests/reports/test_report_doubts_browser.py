@@ -139,15 +139,3 @@ def test_a_pair_has_the_signs_and_status_of_its_dual(pairs):
 def test_captions_of_pairs_describe_ratios(pairs):
     remarks = pairs.locator(".remarks").text_content()
     assert "Ratios of medians of 3–30 samples, with 95% intervals within one process, divided worst case" in remarks
-
-
-def test_a_button_adds_other_backends(doubtful):
-    browsing.open_options(doubtful)
-    assert browsing.lines_drawn(doubtful, 0) == 2
-    entries = doubtful.locator("#figure-0 .legend li:visible span")
-    assert entries.all_inner_texts() == ["Transformer · vLLM", "Mamba · mamba-ssm"]
-    doubtful.get_by_role("button", name="More lines (1)").click()
-    assert browsing.lines_drawn(doubtful, 0) == 3
-    assert "Transformer · PyTorch" in entries.all_inner_texts()
-    doubtful.get_by_role("button", name="Fewer lines").click()
-    assert browsing.lines_drawn(doubtful, 0) == 2

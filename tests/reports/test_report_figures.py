@@ -37,26 +37,6 @@ def drawn(*records, suite="some-layers"):
     return made.table, figures(made.table, made.catalogue)
 
 
-@pytest.mark.parametrize(
-    ("name", "x", "y", "lines"),
-    [
-        ("fig15-forward", "context", "us_per_token", 4),
-        ("fig20-throughput-generate", "batch", "tokens_per_s", 4),
-        ("fig8-minibatch-forward", "mini_batch", "latency_ms", 2),
-        ("dual-vs-primal-forward-ratio", "context", "latency_ms", 2),
-        ("prompt-then-128-request-16", "context", "time_to_first_token_ms", 4),
-        ("prompt-then-128-request-16-2", "context", "time_between_tokens_ms", 4),
-        ("quick-generate", "batch", "us_per_token", 5),
-        ("kernel-forward-16-ttt-linear", "context", "latency_ms", 3),
-        ("kernel-generate-ttt-linear", "batch", "latency_ms", 6),
-        ("kernel-generate-ttt-linear-ratio", "batch", "latency_ms", 2),
-    ],
-)
-def test_each_suite_has_its_figure(name, x, y, lines):
-    figure = FIGURES[name]
-    assert (figure.x, figure.y, len(figure.lines)) == (x, y, lines)
-
-
 def test_remarks_mention_only_intervals_that_exist():
     times, between, whole = (details(FIGURES[f"prompt-then-128-request-16{part}"]) for part in ("", "-2", "-3"))
     assert "samples, with 95% intervals within one process" in times
@@ -378,10 +358,6 @@ def test_lines_in_a_figure_of_one_system_have_no_other_systems_color(system):
         assert not {line.tone for line in figure.lines} & {look.tone for look in taken}
         found = {(line.tone, line.marker, line.dash, line.hollow) for line in figure.lines}
         assert len(found) == len(figure.lines) == 4
-
-
-def test_a_suite_answered_by_a_table_has_no_figure():
-    assert not [name for name in FIGURES if name.startswith("generate-fidelity")]
 
 
 @pytest.mark.parametrize(("slowest", "logarithmic"), [(20.0, False), (100.0, True)])

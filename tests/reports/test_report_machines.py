@@ -14,16 +14,12 @@ def test_readings_span_all_records_of_a_machine():
     hot = {"sm_clock_mhz": 1700, "throttle_reasons": ["heat"]}
     warm = {"before": {"sm_clock_mhz": 1980, "throttle_reasons": []}, "after": hot}
     cool = {"before": {"sm_clock_mhz": 1800, "throttle_reasons": []}, "after": {"sm_clock_mhz": None}}
-    [machine] = machines([record(gpu=warm), record("ttt-mlp", gpu=cool)]).hardware
-    assert machine.readings == {"gpu sm clock": "1700 MHz to 1980 MHz", "gpu throttle reasons": "heat"}
+    [machine] = machines(
+        [record(gpu=warm, cpu={"others_share": 0.2}), record("ttt-mlp", gpu=cool, cpu={"others_share": 0.8})]
+    ).hardware
+    others = {"cpu others share": "0.2 to 0.8"}
+    assert machine.readings == others | {"gpu sm clock": "1700 MHz to 1980 MHz", "gpu throttle reasons": "heat"}
     assert (machine.records, machine.systems) == (2, [("mamba", "torch"), ("ttt-mlp", "torch")])
-
-
-def test_how_busy_others_were_is_a_reading():
-    loads = [record(cpu={"cores": 2, "others_share": share, "idle_share": 0.1}) for share in (0.2, 0.8)]
-    [machine] = machines(loads).hardware
-    assert machine.records == 2
-    assert machine.readings["cpu others share"] == "0.2 to 0.8"
 
 
 def test_common_facts_stand_once_and_a_machine_names_only_what_differs():

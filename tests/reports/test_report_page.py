@@ -91,10 +91,6 @@ def test_embedded_json_has_no_markup():
     assert not set("<>&\u2028") & set(text)
 
 
-def test_records_are_embedded_unchanged(paper):
-    assert unpacked(paper.scripts[1]).splitlines() == [record.to_json() for record in PAPER.records]
-
-
 def test_page_is_the_same_for_the_same_records():
     assert render(HOSTILE.records, HOSTILE.catalogue) == render(HOSTILE.records, HOSTILE.catalogue)
 
@@ -186,19 +182,6 @@ def test_constants_have_the_unit_of_their_label():
     made = synthetic.of_suite("fig15-generate", synthetic.ok(case, 4.0, metrics={"state_bytes": 8455716864.0}))
     once = constants(made.table, made.catalogue)
     assert once["State (MB)"] == "8456"
-
-
-def test_a_case_of_two_machines_is_counted_once():
-    there = synthetic.environment(commit="b" * 40)
-    case = Case("ttt-linear", "torch", "1.3b", "forward", 2, 64)
-    records = [
-        synthetic.ok(case, 3.0, repeat=n, environment=each) for n, each in enumerate((synthetic.environment(), there))
-    ]
-    made = synthetic.of_suite("quick", *records)
-    assert len(made.table) == 2
-    page = render(made.records, made.catalogue, table=made.table)
-    assert "1 of 1 measured" in page
-    assert "2 of 2" not in page
 
 
 def test_write_report_replaces_the_page_and_makes_its_folder(tmp_path):

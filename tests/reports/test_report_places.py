@@ -21,26 +21,6 @@ def opened(browser, one_place, *records):
 DESK = {"width": 1400, "height": 900}
 
 
-def test_lines_of_two_gpus_of_a_run_are_named_by_their_gpu(browser, one_place):
-    gpus = [synthetic.environment(device_id=each) for each in ("01234567", "89abcdef")]
-    pairs = (("ttt-linear", "thunderkittens"), ("transformer", "vllm"))
-    records = [
-        synthetic.ok(forward(context, *pair), context / 500, environment=gpu)
-        for pair, gpu in zip(pairs, gpus, strict=True)
-        for context in (2048, 8192)
-    ]
-    again = [synthetic.ok(forward(at), at / 400, environment=gpus[1], repeat=1) for at in (2048, 8192)]
-    with opened(browser, one_place, *records, *again) as (page, _):
-        names = page.locator("#figure-0 .legend span").all_inner_texts()
-        assert names == [
-            "TTT-Linear · ThunderKittens · GPU 01234567",
-            "TTT-Linear · ThunderKittens · GPU 89abcdef",
-            "Transformer · vLLM · GPU 89abcdef",
-        ]
-        ends = page.locator("#figure-0 .annotation").all_text_contents()
-        assert sorted(ends) == names
-
-
 def test_a_point_of_a_line_over_several_gpus_names_its_own(browser, one_place):
     units = {2048: "01234567", 8192: "89abcdef"}
     records = [

@@ -95,6 +95,16 @@ def test_what_a_reader_must_know_to_compare_a_latency_is_a_note(case, metrics, s
             "thermal slowdown",
         ),
         ({"environment": {"gpu": {"after": {"throttle_reasons": ["sw_power_cap"], "temperature_c": 79}}}}, "", ""),
+        (
+            {"environment": {"gpu": {"after": {"throttle_reasons": ["sw_power_cap", "hw_thermal_slowdown"]}}}},
+            "thermally throttled",
+            "thermal slowdown",
+        ),
+        (
+            {"environment": {"gpu": {"before": {"throttle_reasons": ["sw_thermal_slowdown"]}, "after": None}}},
+            "",
+            "",
+        ),
     ],
 )
 def test_doubts_about_a_number_are_notes_and_marks(fields, note, mark):

@@ -36,6 +36,9 @@ def saved(tmp_path_factory):
 def arrange(page):
     browsing.open_options(page)
     page.get_by_role("button", name="More lines (1)").click()
+    page.get_by_role("button", name="Fewer lines").click()
+    assert browsing.lines_drawn(page, 0) == 3
+    page.get_by_role("button", name="More lines (1)").click()
     page.get_by_role("button", name="Mamba · mamba-ssm", exact=True).click()
     page.get_by_label("log x").uncheck()
     page.get_by_label("log y").check()

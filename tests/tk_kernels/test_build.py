@@ -85,15 +85,6 @@ def test_second_build_compiles_nothing(machine):
     assert "fast" in second.resources[0].name
 
 
-def test_a_build_says_what_it_was_made_of_where_the_machine_cannot(machine, monkeypatch):
-    made = build.build(NAME).ingredients
-    machine.without_nvcc()
-    monkeypatch.setenv("THUNDERKITTENS_ROOT", "/nowhere")
-    assert build.build(NAME).ingredients == made
-    assert (made["compiler"], len(made["thunderkittens"])) == ("13.0, V13.0.88", 12)
-    assert build.ingredients(NAME)["compiler"] is None
-
-
 def test_each_ingredient_makes_a_new_build(machine, monkeypatch, tmp_path):
     shared = machine.source.parent.parent / "forward" / "common.cuh"
     shared.parent.mkdir()
@@ -115,11 +106,14 @@ def test_each_ingredient_makes_a_new_build(machine, monkeypatch, tmp_path):
         assert machine.times_compiled() == number
 
 
-def test_carried_cache_serves_without_nvcc_and_headers(machine, monkeypatch):
-    build.build(NAME)
+def test_carried_cache_serves_without_nvcc_and_headers_and_says_what_it_was_made_of(machine, monkeypatch):
+    made = build.build(NAME).ingredients
     machine.without_nvcc()
     monkeypatch.setenv("THUNDERKITTENS_ROOT", "/nowhere")
     assert not build.build(NAME).compiled
+    assert build.build(NAME).ingredients == made
+    assert (made["compiler"], len(made["thunderkittens"])) == ("13.0, V13.0.88", 12)
+    assert build.ingredients(NAME)["compiler"] is None
     machine.source.write_text("// not what was built")
     with pytest.raises(build.BuildError, match="no nvcc"):
         build.build(NAME)

@@ -288,7 +288,8 @@ def test_a_request_says_when_its_tokens_came(monkeypatch):
     assert record.settings["prompt"] == "launched"
 
 
-def the_host_has_the_tokens():
+@pytest.mark.parametrize("where", ["here", pytest.param("on a GPU", marks=pytest.mark.gpu)])
+def test_the_host_has_the_tokens_of_a_request(where):
     work = TTTTorch().build(case("ttt-linear", "request", steps=3)).run.__self__
     for _ in range(2):
         before = time.perf_counter()
@@ -297,15 +298,6 @@ def the_host_has_the_tokens():
         moments = [before, *work._moments[-1], time.perf_counter()]
         assert moments == sorted(moments)
         assert len(moments) == 2 + 1 + 4  # around; the beginning, and the token after the prompt and after each step
-
-
-def test_the_host_has_the_tokens_of_a_request():
-    the_host_has_the_tokens()
-
-
-@pytest.mark.gpu
-def test_the_host_has_the_tokens_of_a_request_on_a_gpu():
-    the_host_has_the_tokens()
 
 
 def test_only_the_calls_that_were_samples_count(monkeypatch):

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from bench.commands import tune as command
-from bench.errors import UserError
 from bench.systems.ttt import kernel_layer, trial
 from harness.measure.timer import CpuClock
 from tk_kernels.generate.tuning import Tuning
@@ -126,9 +125,3 @@ def test_a_section_is_printed_for_each_learner_and_form(machine, capsys):
     assert tomllib.loads(printed.out) == {"a GPU": {"ttt_mlp": {"dual": row, "primal": row, "forward": forward}}}
     assert "mlp dual planes" in printed.err.splitlines()
     assert "ttt-mlp dual float32: no candidate can be used" in printed.err
-
-
-def test_without_a_gpu_nothing_is_tuned(monkeypatch):
-    monkeypatch.setattr("bench.systems.needs.no_gpu", lambda: "there is no CUDA GPU")
-    with pytest.raises(UserError, match="no CUDA GPU"):
-        command.tune([])
