@@ -159,3 +159,29 @@ def test_each_defined_table_stands_in_one_document():
     texts = "".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
     defined = tomllib.loads((ROOT / "reports/results/tables.toml").read_text(encoding="utf-8"))
     assert Counter(re.findall(r"^<!-- table ([\w-]+) -->$", texts, re.MULTILINE)) == Counter(dict.fromkeys(defined, 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("It was marked.", ["marked: write flagged"]),
+        ("The\nfloor is `floor`.", ["floor: write roofline bound, lower bound"]),
+        ("Of two runs, one won.", ["Of two runs, one won."]),
+        ("4.2 µs a token", ["µs a token: write per token"]),
+        ("```\nmarked\n```\nSwiGLU gate, in place.", []),
+    ],
+)
+def test_a_banned_word_is_found_outside_of_code(text, found):
+    assert banned_words(text) == found
+
+
+def test_a_sentence_of_31_words_is_found_and_one_of_30_is_not():
+    assert long_sentences("w " * 30 + "w.") == [("w " * 30 + "w.").strip()]
+    assert long_sentences("w " * 29 + "w. Short.") == []
+
+
+def test_docstrings_and_comments_are_read_and_code_is_not():
+    source = (
+        '"""A module."""\n# One\n# two.\nmarked = "cut"  # Three [B, T].\n# fmt: skip\n\ndef f():\n    """Four."""\n'
+    )
+    assert code_text(source) == "A module.\n\nFour.\n\nOne\ntwo.\n\nThree ."
