@@ -48,6 +48,14 @@ def test_who_is_fastest_where_and_by_how_much(ours, theirs, expected):
     assert expected in winner(ours, theirs)
 
 
+@pytest.mark.parametrize(
+    ("x", "name"),
+    [("context", "context"), ("mini_batch", "mini-batch"), ("rate", "rate"), ("model_size", "model size")],
+)
+def test_the_name_of_the_x_axis_in_a_sentence(x, name):
+    assert View(None, synthetic.paper().catalogue, SimpleNamespace(x=x)).axis == name
+
+
 @pytest.mark.parametrize(("theirs", "level"), [(4.19, True), (4.21, False), (3.82, True), (3.8, False)])
 def test_values_within_five_percent_are_level(theirs, level):
     found = winner({2048: 4.0, 4096: 4.0}, {2048: theirs, 4096: theirs})
