@@ -9,7 +9,7 @@ from harness.measure.interval import FEWEST
 from harness.schema.catalogue import Catalogue, PaperClaim
 from harness.schema.reason import format_number, span
 from reports.page.figures import Figure
-from reports.page.ranking import UNRANKED, Standing, View, best_standing, standings
+from reports.page.ranking import TIES, Standing, View, best_standing, standings
 from reports.stats import FEW_SAMPLES, HOT, LOADED, MARKS, UNSTEADY, UNSTEADY_TIMES, case_statuses, marks_in
 from reports.words import BETWEEN, format_x, left_out, listed, share_of
 
@@ -111,7 +111,7 @@ def _winners(view: View) -> str:
     ahead = [standing for standing in found if len(standing.level) == 1]
     always = [label for label in ahead[-1].level if all(label in each.level for each in found)] if ahead else []
     if always and (len(spans) > 2 or found[-1] is not ahead[-1]):
-        tie = max(each.tie for each in found if len(each.level) > 1)  # the alphabet's last is the weakest
+        tie = max((each.tie for each in found if len(each.level) > 1), key=[*TIES].index)
         words = _span_words(f"{_who(ahead[-1], view)} or {tie}", [each.x for each in found], view)
     elif len(words) > _MOST_LETTERS:
         most = {who: sum(len(xs) for other, xs in spans if other == who) for who, _ in spans}
@@ -162,8 +162,7 @@ def _best(view: View) -> str:
     (best, who), (after, next_who) = found.ranks[:2]
     ahead = f"{format_number(best.value / after.value)} times {next_who}"
     if next_who in found.level:
-        word = {"indistinguishable": "from", UNRANKED: "against"}.get(found.tie, "to")
-        ahead = f"{found.tie} {word} {next_who}"
+        ahead = f"{found.tie} {TIES[found.tie]} {next_who}"
     return f"{who} reaches {format_number(best.value)} {view.metric.unit} at {view.at(format_x(best.x))}, {ahead}"
 
 

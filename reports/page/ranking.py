@@ -26,7 +26,10 @@ from reports.stats import (
 from reports.words import BETWEEN, format_setting
 
 LEVEL = 0.05  # values that differ by a smaller share are level: runs on different days differ by 2 to 3%
-UNRANKED = "not ranked"  # in place of "indistinguishable" on a contended CPU
+EQUAL, INDISTINGUISHABLE, UNRANKED = f"equal within {LEVEL:.0%}", "indistinguishable", "not ranked"
+# Words for lines that share a rank, the weakest last, and the preposition before another line; on a contended CPU
+# lines are not ranked.
+TIES = {EQUAL: "to", INDISTINGUISHABLE: "from", UNRANKED: "against"}
 DOUBTFUL = 0.5  # flagged values need a larger share to be ranked: an unsteady step took 36% longer in a second run
 _UNSURE = {FEW_SAMPLES, LOADED, UNSTEADY, *UNSTEADY_TIMES.values()}  # flags that make a value doubtful
 # Columns with the ends of an error bar: the first pair that a row has counts, as in points.js.
@@ -63,7 +66,7 @@ class Standing:
     """The ranking of the compared lines at one x.
 
     ranks: (point, label of its line), the best first. level: labels of the lines that share the first rank.
-    tie: words for lines that share the first rank, "equal within 5%", "indistinguishable" or "not ranked".
+    tie: the words of `TIES` for lines that share the first rank.
     """
 
     x: float
@@ -222,9 +225,9 @@ class View:
         ordered = sorted(ranks, key=lambda rank: rank[0].value if self.lower_is_better else -rank[0].value)
         best = ordered[0][0]
         level = tuple(label for point, label in ranks if best.is_level(point) or best.hides(point))
-        tie = f"equal within {LEVEL:.0%}"
+        tie = EQUAL
         if any(best.hides(point) for point, _ in ordered[1:]):
-            tie = UNRANKED if any(math.isinf(point.doubt) for point, _ in ranks) else "indistinguishable"
+            tie = UNRANKED if any(math.isinf(point.doubt) for point, _ in ranks) else INDISTINGUISHABLE
         return Standing(x, ordered, level, tie)
 
     def rows(self, lines: Iterable[Line]) -> pd.DataFrame:
