@@ -268,7 +268,7 @@ class Generate(PhaseWork):
         return compare
 
     def new_past(self, rows: list[int], sources: list[int]) -> Callable[[Any, list[int], torch.Tensor], torch.Tensor]:
-        """Overwrite the state with a random past, of which copies (see `repeat`) have their source's.
+        """Overwrite the state with a random past; copies (see `repeat`) get that of their source.
 
         Returns a function of a reference, sequences (`rows` or a copy of each) and the tokens [steps, rows] that they
         read since; it returns the reference's logits [rows, V].

@@ -62,7 +62,7 @@ def profile(
 
     tool: "kineto" records inside the worker; "nsys" and "ncu" run the worker and capture the `profiler_range`.
     keep: path for Kineto's trace, "" to discard the trace.
-    With Kineto, the fields include kernels and times; with Nsight tools, they are those that a report lacks.
+    With Kineto, the fields include kernels and times; with Nsight tools, only the fields that a report lacks.
     Raises ProfileError if the trace is empty, or if an engine has no `Workload.engine_batch`.
     """
     work = _Work(case, workload, throttled)

@@ -92,7 +92,7 @@ def test_each_ingredient_makes_a_new_build(machine, monkeypatch, tmp_path):
         lambda: None,
         lambda: machine.source.write_text("// two"),
         lambda: shared.write_text("// shared by all"),
-        lambda: (machine.source.parent / "forward.cuh").write_text("// shared by the files beside it"),
+        lambda: (machine.source.parent / "forward.cuh").write_text("// shared by the files next to it"),
         lambda: machine.nvcc(version="13.1, V13.1.2"),
         lambda: monkeypatch.setenv("NVCC_PREPEND_FLAGS", "-lineinfo"),
         lambda: monkeypatch.setenv("NVCC_APPEND_FLAGS", "-lineinfo"),
