@@ -24,7 +24,8 @@ from tk_kernels.ttt_mlp import forward as mlp
 from tk_kernels.ttt_mlp import forward_gluon, forward_wide
 from tk_kernels.ttt_mlp.generate_sm90 import dual
 
-BF16 = {"q", "k", "k_again", "k_third", "v", "out", "weights1", "weights2", "rows_k", "rows_x2", "rows_g1", "rows_g2"}
+BF16 = {"q", "q_again", "k", "k_again", "k_third", "v", "out"}
+BF16 |= {"weights1", "weights2", "rows_k", "rows_x2", "rows_g1", "rows_g2"}
 BF16_SLOTS = {"W", "W1", "W2", "W_out", "W1_out", "W2_out", "k_rows", "g_rows", "x2_rows", "g1_rows", "g2_rows"}
 OTHERS = {"low": "*i16", "low1": "*i16", "low2": "*i16", "cu_seqlens": "*i32", "start": "*i32", "position": "*i32"}
 OTHERS |= {"slots": "*i64", "base_lr": "fp32"}

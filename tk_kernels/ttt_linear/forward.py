@@ -54,19 +54,19 @@ def run(
         row = "crowded" if q.is_cuda and sequences * heads >= CROWDED * processors(q) else "few"
     settings = settings or tuning("ttt_linear", FORWARD, row, section_name(False, q.device))
     constants = tile(q, mini_batch) | {"N": settings.warps, "S": settings.stages, "num_warps": settings.warps}
-    _forward.run(q, k, k, k, *rest, grid=(sequences * heads,), **constants, **options)
+    _forward.run(q, q, k, *rest, grid=(sequences * heads,), **constants, **options)
 
 
 @jit
 def _forward(
-    q, k, k_again, k_third, v, lr, token_scale, ln_weight, ln_bias, W, b, out, W_out, b_out, k_rows, g_rows,
+    q, q_again, k, v, lr, token_scale, ln_weight, ln_bias, W, b, out, W_out, b_out, k_rows, g_rows,
     T, H, q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head,
     m: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr, UP: tl.constexpr,
     INTERPRETED: tl.constexpr, N: tl.constexpr, S: tl.constexpr,
     cu_seqlens=None, start=None, slots=None, low=None, W_first=None, b_first=None, w_stride=0, b_stride=0,
     row_stride=0, PACKED: tl.constexpr = False, PLANES: tl.constexpr = False,
 ):  # fmt: skip
-    # k, k_again and k_third are one tensor: each operand has a copy in shared memory, in the layout that it needs.
+    # q_again is q: Triton 3.8 would not swizzle one copy in shared memory that two matmuls read.
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
     begin = 0  # position in the mini-batch at which the tokens begin
@@ -83,9 +83,8 @@ def _forward(
         k_rows += slot * row_stride + head * (m * D)
         g_rows += slot * row_stride + head * (m * D)
         q += first_token * q_token
+        q_again += first_token * q_token
         k += first_token * k_token
-        k_again += first_token * k_token
-        k_third += first_token * k_token
         v += first_token * v_token
         out += first_token * (H * D)
         lr += first_token * H
@@ -113,17 +112,11 @@ def _forward(
     last = tl.load(token_scale + m - 1)
     triangle = tl.where(i[:, None] >= i[None, :], -scale[:, None] / UP, 0.0)[None]
     q += seq * q_batch + head * q_head
+    q_again += seq * q_batch + head * q_head
     k += seq * k_batch + head * k_head
-    k_again += seq * k_batch + head * k_head
-    k_third += seq * k_batch + head * k_head
     v += seq * v_batch + head * v_head
     out += seq * T * (H * D) + head * D
     lr += seq * T * H + head
-    # Prefetch K of the next mini-batch: the compiler does not prefetch a third copy.
-    soon = i - begin
-    first = (row & (soon < T))[:, None] & inside[None, :]
-    first_keys = keys_at(k_third, k_rows, soon.to(tl.int64)[:, None], begin, k_token, d[None, :], D, PACKED)
-    K_next = tl.load(first_keys, mask=first, other=0)
 
     for t in tl.range(-begin, T, m, num_stages=S):
         token = t + i
@@ -131,35 +124,30 @@ def _forward(
         valid = known
         if PACKED:
             valid &= token >= 0
-        mask = valid[:, None] & inside[None, :]
-        mask_k = known[:, None] & inside[None, :]
+        mask = valid[None, :, None] & inside[None, None, :]  # for [1, m, inputs]
+        mask_k = known[None, :, None] & inside[None, None, :]
         part = valid[None, :, None] & (o < D)[:, None, :]  # mask for [N, m, outputs]
         part_k = known[None, :, None] & (o < D)[:, None, :]
         token = token.to(tl.int64)
-        Q = tl.load(q + token[:, None] * q_token + d[None, :], mask=mask, other=0)
-        keys = keys_at(k, k_rows, token[:, None], begin, k_token, d[None, :], D, PACKED)
-        keys_again = keys_at(k_again, k_rows, token[:, None], begin, k_token, d[None, :], D, PACKED)
+        at_q = token[None, :, None] * q_token + d[None, None, :]
+        Q = tl.load(q + at_q, mask=mask, other=0)
+        Q_again = tl.load(q_again + at_q, mask=mask, other=0)
+        keys = keys_at(k, k_rows, token[None, :, None], begin, k_token, d[None, None, :], D, PACKED)
         K = tl.load(keys, mask=mask_k, other=0)
-        K_again = tl.load(keys_again, mask=mask_k, other=0)
-        K_third = K_next
-        after = t + m + i
-        ahead = (row & (after < T))[:, None] & inside[None, :]
-        K_next = tl.load(k_third + after.to(tl.int64)[:, None] * k_token + d[None, :], mask=ahead, other=0)
         V_part = tl.load(v + token[None, :, None] * v_token + o[:, None, :], mask=part, other=0).to(tl.float32)
         keys_part = keys_at(k, k_rows, token[None, :, None], begin, k_token, o[:, None, :], D, PACKED)
         K_part = tl.load(keys_part, mask=part_k, other=0).to(tl.float32)
         Q_part = tl.load(q + token[None, :, None] * q_token + o[:, None, :], mask=part, other=0).to(tl.float32)
         rate = tl.load(lr + token * H, mask=valid, other=0)
-        Q = tl.broadcast_to(Q.to(DOT)[None], (N, M, DP))
-        K = tl.broadcast_to(K.to(DOT)[None], (N, M, DP))
-        K_again = tl.broadcast_to(K_again.to(DOT)[None], (N, M, DP))
-        K_third = tl.broadcast_to(K_third.to(DOT)[None], (N, M, DP))
+        Q = tl.broadcast_to(Q.to(DOT), (N, M, DP))
+        Q_again = tl.broadcast_to(Q_again.to(DOT), (N, M, DP))
+        K = tl.broadcast_to(K.to(DOT), (N, M, DP))
 
         # Z = K W + b, Y = Q W + b, P = -tril(s (Q K^T + 1))
         weights = tl.trans((Wt * (1.0 / UP)).to(DOT), 0, 2, 1)
         Z = tl.dot(K, weights, input_precision="ieee") + bias[:, None, :]
         Y = tl.dot(Q, weights, input_precision="ieee") + bias[:, None, :]
-        P = (tl.dot(Q, tl.trans(K_again, 0, 2, 1), input_precision="ieee") + 1.0) * triangle
+        P = (tl.dot(Q_again, tl.trans(K, 0, 2, 1), input_precision="ieee") + 1.0) * triangle
 
         # G = lr * ln_l2_grad(Z, V - K)
         offset = gamma * (beta - V_part + K_part)
@@ -181,7 +169,7 @@ def _forward(
         # Zbar = Y + P G; W^T += (-s_last G)^T K, unless the mini-batch is short
         Y = tl.dot(P.to(DOT), G.to(DOT), Y, input_precision="ieee")
         step = tl.where(t + m <= T, -last, 0.0)
-        Wt = tl.dot(tl.trans((G * step).to(DOT), 0, 2, 1), K_third, Wt, input_precision="ieee")
+        Wt = tl.dot(tl.trans((G * step).to(DOT), 0, 2, 1), K, Wt, input_precision="ieee")
         bias += tl.sum(G, 1) * (step * (1.0 / UP))
 
         # out = Q + LN(Zbar)
