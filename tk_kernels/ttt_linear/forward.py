@@ -27,6 +27,7 @@ from tk_kernels.forward.common import (
     normalization,
     packed_sequence,
     processors,
+    sums_of_six,
     tile,
 )
 from tk_kernels.generate.common import jit, load_weights, section_name, store_weights, tl
@@ -153,7 +154,7 @@ def _forward(
         offset = gamma * (beta - V_part + K_part)
         u = gamma_squared * Z
         s0, s1, s2, s3, s4, s5 = tl.reduce((Z, Z * Z, u, u * Z, offset * Z, offset), 2, add_six)
-        s0, s1, s2, s3, s4, s5 = tl.reduce((s0, s1, s2, s3, s4, s5), 0, add_six)
+        s0, s1, s2, s3, s4, s5 = sums_of_six(s0, s1, s2, s3, s4, s5)
         mean, rstd, mean_g, mean_gx = gradient_coefficients(s0, s1, s2, s3, s4, s5, gamma_sum, D)
         slope = gamma_squared * rstd[None, :, None] - mean_gx[None, :, None]
         G = (Z - mean[None, :, None]) * slope + offset - mean_g[None, :, None]
@@ -174,14 +175,15 @@ def _forward(
 
         # out = Q + LN(Zbar)
         s0, s1 = tl.reduce((Y, Y * Y), 2, add_two)
-        s0, s1 = tl.reduce((s0, s1), 0, add_two)
+        s0, s1 = tl.split(tl.sum(tl.join(s0, s1), 0))
         mean, rstd = normalization(s0, s1, D)
         x = Q_part + gamma * (Y - mean[None, :, None]) * rstd[None, :, None] + beta
         tl.store(out + token[None, :, None] * (H * D) + o[:, None, :], x.to(out.dtype.element_ty), mask=part)
         if t + m >= T:  # store the pending rows; rows past T are 0
             kept = row[None, :, None] & (o < D)[:, None, :]
             rows = pid * (m * D) + i[None, :, None] * D + o[:, None, :]
-            tl.store(k_rows + rows, K_part, mask=kept)
+            K_last = tl.load(keys_part, mask=part_k, other=0)  # again: K_part would occupy registers in the loop
+            tl.store(k_rows + rows, K_last.to(tl.float32), mask=kept)
             tl.store(g_rows + rows, G * (1.0 / UP), mask=kept)
 
     tl.debug_barrier()  # W_out and b_out may be W and b
