@@ -37,7 +37,7 @@ from reports.words import short_commit
 
 BLOCK = re.compile(r"(<!-- table (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 BEGINNING = "<!-- table "
-OPTIONS = ("label", "value", "profile", "unit", "scale")  # every other key of a row or column selects cases
+OPTIONS = ("run", "label", "value", "profile", "unit", "scale")  # every other key of a row or column selects cases
 KEY = "key of the case"  # a column of `Source.rows`
 
 Definition = Mapping[str, Any]
@@ -102,7 +102,7 @@ def _table(name: str, definitions: Mapping[str, Definition], source_of: SourceOf
 
 def _cases(definition: Definition, source_of: SourceOf) -> list[list[str]]:
     """Return lines of cells, the head first; UserError if a row or a column has no value."""
-    columns, source = definition["columns"], source_of(definition["run"])
+    columns = definition["columns"]
     shared = {name: definition[name] for name in OPTIONS if name in definition} | definition.get("where", {})
     lines = [[definition.get("head", ""), *(column["label"] for column in columns)]]
     above: dict[str, list[Number]] = {}
@@ -112,7 +112,7 @@ def _cases(definition: Definition, source_of: SourceOf) -> list[list[str]]:
         elif "ratio" in row:
             numbers = [_ratio(*pair) for pair in zip(*(above[label] for label in row["ratio"]), strict=True)]
         else:
-            numbers = [_cell(shared | row | column, source) for column in columns]
+            numbers = [_cell(shared | row | column, source_of) for column in columns]
         above[row["label"]] = numbers
         lines.append([row["label"], *(number.text for number in numbers)])
     for label, *cells in (*lines, *zip(*lines, strict=True)):
@@ -127,7 +127,8 @@ def _ratio(first: Number, second: Number) -> Number:
     return Number(first.value / second.value, format_number(first.value / second.value))
 
 
-def _cell(options: Mapping[str, Any], source: Source) -> Number:
+def _cell(options: Mapping[str, Any], source_of: SourceOf) -> Number:
+    source = source_of(options["run"])
     where = {name: each for name, each in options.items() if name not in OPTIONS}
     found, profile = _selected(source.rows, where), options.get("profile")
     found = found[found[KEY].isin(source.profiles) if profile else _column(found, options["value"]).notna()]

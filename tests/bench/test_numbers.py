@@ -92,6 +92,13 @@ def test_a_row_selects_scales_gives_or_divides(rows, more, last):
     assert rows_of(rows, more)[-1] == last
 
 
+def test_a_row_can_be_of_another_run():
+    runs = {"h100": cases(), "again": cases().assign(latency_ms=7.0)}
+    rows = '{ label = "r", batch = 16 }, { label = "again", batch = 16, run = "again" }'
+    found = table(DEFINED % (rows, ""), lambda run: Source(None, runs[run], {}))
+    assert found[2:] == ["| r | 12.6 * | 2,350 † * |", "| again | 7.00 * | 7.00 † * |"]
+
+
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
