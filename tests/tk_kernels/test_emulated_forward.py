@@ -170,8 +170,8 @@ PLANTED = {
         "race: TMA",
     ),
     "an arrival less": (
-        "mbarrier_arrive(Z2_READY);",
-        "if (!WRONG || i != 3) mbarrier_arrive(Z2_READY);",
+        "mbarrier_arrive(AT(z2_ready));",
+        "if (!WRONG || i != 3) mbarrier_arrive(AT(z2_ready));",
         "deadlock",
     ),
 }
