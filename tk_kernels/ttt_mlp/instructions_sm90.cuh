@@ -202,6 +202,8 @@ template <typename T> __device__ inline void multiply_warp(float (&d)[4], uint32
 }
 
 // ---- numbers. A word holds two of 16 bits, the first in its lower half.
+__device__ inline half_2 halves(uint32_t x) { return reinterpret_cast<half_2 &>(x); }
+__device__ inline uint32_t word(half_2 x) { return reinterpret_cast<uint32_t &>(x); }
 __device__ inline uint32_t to_f16(float first, float second) {  // saturates
     uint32_t d;
     asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(second), "f"(first));
@@ -212,38 +214,16 @@ __device__ inline uint32_t to_bf16(float first, float second) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(second), "f"(first));
     return d;
 }
-__device__ inline float f16_first(uint32_t x) {
-    float f;
-    asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(f) : "r"(x));
-    return f;
-}
-__device__ inline float f16_second(uint32_t x) {
-    float f;
-    asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h;}" : "=f"(f) : "r"(x));
-    return f;
-}
+__device__ inline float f16_first(uint32_t x) { return __low2float(halves(x)); }
+__device__ inline float f16_second(uint32_t x) { return __high2float(halves(x)); }
 __device__ inline float bf16_first(uint32_t x) { return __uint_as_float(x << 16); }
 __device__ inline float bf16_second(uint32_t x) { return __uint_as_float(x & 0xffff0000u); }
 __device__ inline uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) {
-    uint32_t d;
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
+    return word(__hfma2(halves(a), halves(b), halves(c)));
 }
-__device__ inline uint32_t multiply_f16(uint32_t a, uint32_t b) {
-    uint32_t d;
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-    return d;
-}
-__device__ inline uint32_t negate_f16(uint32_t a) {
-    uint32_t d;
-    asm("neg.f16x2 %0, %1;" : "=r"(d) : "r"(a));
-    return d;
-}
-__device__ inline uint32_t min_f16(uint32_t a, uint32_t b) {
-    uint32_t d;
-    asm("min.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-    return d;
-}
+__device__ inline uint32_t multiply_f16(uint32_t a, uint32_t b) { return word(__hmul2_rn(halves(a), halves(b))); }
+__device__ inline uint32_t negate_f16(uint32_t a) { return word(__hneg2(halves(a))); }
+__device__ inline uint32_t min_f16(uint32_t a, uint32_t b) { return word(__hmin2(halves(a), halves(b))); }
 __device__ inline uint32_t tanh_f16(uint32_t a) {  // two scalars: ptxas repacks tanh.approx.f16x2 at every use
     uint32_t d;
     asm("{.reg .b16 l, h;\n.reg .b32 x, y;\nmov.b32 {l, h}, %1;\ntanh.approx.f16 l, l;\ntanh.approx.f16 h, h;\n"
