@@ -67,9 +67,8 @@ __device__ inline uint32_t rotated_by(uint32_t x, float cosine, float sine) {
 }
 // RoPE of the pair (even, even + 1) of token t in a mini-batch
 __device__ inline uint32_t rotated(uint32_t x, int t, int even) {
-    float cosine, sine;
-    load_global_f2(cosine, sine, &ROTATIONS.cos_sin[t][even]);
-    return rotated_by(x, cosine, sine);
+    const float2 turn = load_global_f2(&ROTATIONS.cos_sin[t][even]);
+    return rotated_by(x, turn.x, turn.y);
 }
 
 }  // namespace ttt::mlp_block

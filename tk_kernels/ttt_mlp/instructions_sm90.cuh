@@ -68,11 +68,7 @@ __device__ inline void copy_ahead(uint32_t to, const float *from, bool there) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(there ? 4 : 0) : "memory");
 }
 __device__ inline void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-__device__ inline uint32_t load_global(const void *from) {
-    uint32_t x;
-    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(x) : "l"(from));
-    return x;
-}
+__device__ inline uint32_t load_global(const void *from) { return __ldg(static_cast<const uint32_t *>(from)); }
 __device__ inline void store_global(void *to, uint32_t x, bool there) {
     asm volatile("{.reg .pred there; setp.ne.s32 there, %0, 0; @there st.global.u32 [%1], %2;}"
                  ::"r"(int(there)), "l"(to), "r"(x) : "memory");
@@ -100,14 +96,10 @@ __device__ inline float4_ load_f4_again(uint32_t at) {
                  : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
     return v;
 }
-__device__ inline void load_global_f2(float &x, float &y, const float *from) {
-    asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "l"(from));
-}
+__device__ inline float2 load_global_f2(const float *from) { return __ldg(reinterpret_cast<const float2 *>(from)); }
 __device__ inline float4_ load_global_f4(const float *from) {
-    float4_ v;
-    asm volatile("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from));
-    return v;
+    float4 v = __ldg(reinterpret_cast<const float4 *>(from));
+    return {v.x, v.y, v.z, v.w};
 }
 __device__ inline void load_f2(float &x, float &y, uint32_t at) {
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "r"(at) : "memory");
@@ -210,9 +202,8 @@ __device__ inline uint32_t to_f16(float first, float second) {  // saturates
     return d;
 }
 __device__ inline uint32_t to_bf16(float first, float second) {
-    uint32_t d;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(second), "f"(first));
-    return d;
+    bf16_2 x = __floats2bfloat162_rn(first, second);
+    return reinterpret_cast<uint32_t &>(x);
 }
 __device__ inline float f16_first(uint32_t x) { return __low2float(halves(x)); }
 __device__ inline float f16_second(uint32_t x) { return __high2float(halves(x)); }

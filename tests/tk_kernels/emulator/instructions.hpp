@@ -75,12 +75,13 @@ inline void await_copies() {
 inline uint32_t load_global(const void *from) { uint32_t x; memcpy(&x, from, 4); return x; }
 inline void store_global(void *to, uint32_t x, bool there) { if (there) memcpy(to, &x, 4); }
 
+struct float2 { float x, y; };
 struct float4_ { float x, y, z, w; };
 struct uint4_ { uint32_t x, y, z, w; };
 inline uint32_t load_u(uint32_t at) { return read<uint32_t>(at); }
 inline float load_f(uint32_t at) { return as_float(load_u(at)); }
 inline void load_f2(float &x, float &y, uint32_t at) { check_range(at, 8), x = load_f(at), y = load_f(at + 4); }
-inline void load_global_f2(float &x, float &y, const float *from) { x = from[0], y = from[1]; }
+inline float2 load_global_f2(const float *from) { return {from[0], from[1]}; }
 inline float4_ load_global_f4(const float *from) { return {from[0], from[1], from[2], from[3]}; }
 inline uint4_ load_u4(uint32_t at) { check_range(at, 16); return {load_u(at), load_u(at + 4), load_u(at + 8), load_u(at + 12)}; }
 inline float4_ load_f4(uint32_t at) { check_range(at, 16); return {load_f(at), load_f(at + 4), load_f(at + 8), load_f(at + 12)}; }
