@@ -160,8 +160,8 @@ PLANTED = {
         "changed",
     ),
     "lanes in no order": (
-        "sync_warp();  // four lanes share the sums",
-        "if (!WRONG) sync_warp();  // four lanes share the sums",
+        "__syncwarp();  // four lanes share the sums",
+        "if (!WRONG) __syncwarp();  // four lanes share the sums",
         "race: lane",
     ),
     "tokens loaded over ones that are read": (

@@ -91,7 +91,7 @@ template <bool ROPE> struct answer_warps {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 sums[e / 2] += z[4 * k + e];
-                sums[2 + e / 2] = fused(z[4 * k + e], z[4 * k + e], sums[2 + e / 2]);
+                sums[2 + e / 2] = fmaf(z[4 * k + e], z[4 * k + e], sums[2 + e / 2]);
             }
         }
 #pragma unroll
@@ -103,7 +103,7 @@ template <bool ROPE> struct answer_warps {
         for (int half = 0; half < 2; ++half) {
             const float mean = sums[half] * (1.f / D);
             rstd[half] =
-                inverse_root(larger(fused(sums[2 + half], 1.f / D, -mean * mean), 0.f) + B2_KEPT * B2_KEPT * EPS);
+                inverse_root(fmaxf(fmaf(sums[2 + half], 1.f / D, -mean * mean), 0.f) + B2_KEPT * B2_KEPT * EPS);
             shift[half] = -mean * rstd[half];
         }
         const uint32_t at = row_byte(column);  // column + 8 k is 16 k bytes further
@@ -122,8 +122,8 @@ template <bool ROPE> struct answer_warps {
                 float gx, gy, bx, by;
                 load_f2(gx, gy, AT(gamma) + at + k * 16);
                 load_f2(bx, by, AT(beta) + at + k * 16);
-                const float first = fused(fused(z[4 * k], rstd[0], shift[0]), gx, bx + bf16_first(x[k]));
-                const float second = fused(fused(z[4 * k + 1], rstd[0], shift[0]), gy, by + bf16_second(x[k]));
+                const float first = fmaf(fmaf(z[4 * k], rstd[0], shift[0]), gx, bx + bf16_first(x[k]));
+                const float second = fmaf(fmaf(z[4 * k + 1], rstd[0], shift[0]), gy, by + bf16_second(x[k]));
                 store_global(out + 8 * k, to_bf16(first, second), there);
                 z[4 * k] = z[4 * k + 2];
                 z[4 * k + 1] = z[4 * k + 3];

@@ -74,7 +74,7 @@ template <bool ROPE> struct loss_warps {
                 more = u;
             }
             store_u(to + half * 256,
-                    to_bf16(fused(first, p[2 * half], first + more), fused(second, p[2 * half + 1], second + more)));
+                    to_bf16(fmaf(first, p[2 * half], first + more), fmaf(second, p[2 * half + 1], second + more)));
         }
         publish();
         mbarrier_arrive(p1_ready(i));
@@ -111,24 +111,24 @@ template <bool ROPE> struct loss_warps {
             const float wz = w[e] * z[e];
             sums[0] += z[e];
             sums[1] += wz;
-            sums[2] = fused(z[e], z[e], sums[2]);
-            sums[3] = fused(wz, z[e], sums[3]);
-            sums[4] = fused(c[e], z[e], sums[4]);
+            sums[2] = fmaf(z[e], z[e], sums[2]);
+            sums[3] = fmaf(wz, z[e], sums[3]);
+            sums[4] = fmaf(c[e], z[e], sums[4]);
         }
         sum_over_token(sums);
         const float sum_z = sums[0], sum_wz = sums[1], sum_zz = sums[2], sum_wzz = sums[3], sum_cz = sums[4];
         const float sum_w = load_f(AT(sum_gg));
         sum_c = sums[5];
-        const float mean = sum_z * (1.f / D), variance = larger(fused(sum_zz, 1.f / D, -mean * mean), 0.f);
+        const float mean = sum_z * (1.f / D), variance = fmaxf(fmaf(sum_zz, 1.f / D, -mean * mean), 0.f);
         const float rstd = inverse_root(variance + B2_KEPT * B2_KEPT * EPS);
-        const float mean_g = fused(rstd, fused(-mean, sum_w, sum_wz), sum_c) * (1.f / D);
-        const float from_z = fused(mean, fused(mean, sum_w, -2.f * sum_wz), sum_wzz);
-        const float dot = rstd * (rstd * from_z + fused(-mean, sum_c, sum_cz)) * (1.f / D);  // mean(g xhat)
+        const float mean_g = fmaf(rstd, fmaf(-mean, sum_w, sum_wz), sum_c) * (1.f / D);
+        const float from_z = fmaf(mean, fmaf(mean, sum_w, -2.f * sum_wz), sum_wzz);
+        const float dot = rstd * (rstd * from_z + fmaf(-mean, sum_c, sum_cz)) * (1.f / D);  // mean(g xhat)
         const float scale = rstd * step, aa = rstd * scale, bb = -dot * aa, dd = -mean_g * scale;
         load_octet<true>(w, AT(gamma_gamma) + q16);
         uint32_t g2[4];
 #pragma unroll
-        for (int e = 0; e < 8; ++e) z[e] = fused(z[e] - mean, fused(w[e], aa, bb), fused(c[e], scale, dd));
+        for (int e = 0; e < 8; ++e) z[e] = fmaf(z[e] - mean, fmaf(w[e], aa, bb), fmaf(c[e], scale, dd));
 #pragma unroll
         for (int e = 0; e < 4; ++e) g2[e] = to_f16(z[2 * e], z[2 * e + 1]);
         launder(i);  // recompute the slot here, so that no register holds it before
@@ -181,7 +181,7 @@ template <bool ROPE> struct loss_warps {
             gradient_offset(i, c, sum_c);
             if (slot_of<2>(i) == 0) {
                 await_copies();  // started two mini-batches ago
-                sync_warp();
+                __syncwarp();
                 load_lr((i >> 1) + 1);
             }
             const float scale = -B2_KEPT * G2_KEPT * load_f(AT(rho));

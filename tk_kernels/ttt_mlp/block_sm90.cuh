@@ -40,17 +40,17 @@ __device__ inline void prepare(const arguments &a) {
     for (uint32_t at = BASE + thread * 16; at < AT(z2); at += THREADS * 16) store_u4(at, {0, 0, 0, 0});
     // rho: s_15 times the smallest power of two that keeps s_t / rho within LARGEST_RATIO; never 0
     constexpr float SMALLEST_RHO = 0x1p-60f;
-    float largest = 0, rho = larger(a.token_scale[B - 1], SMALLEST_RHO), u = 1.f;
-    for (int t = 0; t < B; ++t) largest = larger(largest, a.token_scale[t]);
+    float largest = 0, rho = fmaxf(a.token_scale[B - 1], SMALLEST_RHO), u = 1.f;
+    for (int t = 0; t < B; ++t) largest = fmaxf(largest, a.token_scale[t]);
     while (largest > LARGEST_RATIO * rho) {
         rho *= 2.f;
         u *= 0.5f;
     }
-    sync_block();
+    __syncthreads();
     if (thread < B) store_f(AT(ratio) + thread * 4, a.token_scale[thread] / rho);
     if (thread == 0) {
         float sum = 0;
-        for (uint32_t d = 0; d < D; ++d) sum = fused(a.ln_weight[head * D + d], a.ln_weight[head * D + d], sum);
+        for (uint32_t d = 0; d < D; ++d) sum = fmaf(a.ln_weight[head * D + d], a.ln_weight[head * D + d], sum);
         store_f(AT(rho), rho);
         store_f(AT(update), u);
         store_f(AT(sum_gg), sum);
@@ -88,7 +88,7 @@ __device__ inline void prepare(const arguments &a) {
         mbarrier_init(AT(group_ready), 2 * WARPGROUP);
     }
     publish();
-    sync_block();
+    __syncthreads();
 }
 
 template <bool ROPE> __device__ inline void forward(const arguments &a) {

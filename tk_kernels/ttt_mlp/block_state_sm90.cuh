@@ -87,7 +87,7 @@ template <bool SCALED> struct state_warps {
         const float u = SCALED ? load_f(AT(update)) : 1.f;
         float *to = a.W1_out + state_index(a) * (D * F) + PART * part + row + column * F;
         float *bias = a.b1_out + state_index(a) * F + PART * part + row;
-        sync_warp();  // four lanes wrote b1
+        __syncwarp();  // four lanes wrote b1
 #pragma unroll
         for (int n = 0; n < OWN; ++n) {
 #pragma unroll
@@ -142,10 +142,10 @@ template <bool SCALED> struct state_warps {
         float sums[2][4] = {};
 #pragma unroll
         for (int n = 0; n < OWN; ++n) multiply_warp<bf16>(sums[n], g1[n], BF16_ONES, BF16_ONES);
-        sync_warp();  // four lanes share the sums
+        __syncwarp();  // four lanes share the sums
         if (!SCALED) u = 1.f;
-        store_f4(b1_at(), {fused(u, sums[0][0], b1.x), fused(u, sums[0][2], b1.y),  //
-                           fused(u, sums[1][0], b1.z), fused(u, sums[1][2], b1.w)});
+        store_f4(b1_at(), {fmaf(u, sums[0][0], b1.x), fmaf(u, sums[0][2], b1.y),  //
+                           fmaf(u, sums[1][0], b1.z), fmaf(u, sums[1][2], b1.w)});
     }
     // Computes Z1bar_{i-1} and Z1_{i+1} of block n with the present W1
     __device__ void project(int n, float u) {

@@ -31,8 +31,6 @@ __device__ inline bool elected() {  // one lane of a warp
     asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(x));
     return x;
 }
-__device__ inline void sync_warp() { __syncwarp(); }
-__device__ inline void sync_block() { __syncthreads(); }
 // Named barrier of `threads` threads
 __device__ inline void barrier_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -221,8 +219,6 @@ __device__ inline uint32_t tanh_f16(uint32_t a) {  // two scalars: ptxas repacks
         "cvt.u32.u16 x, l;\ncvt.u32.u16 y, h;\nprmt.b32 %0, x, y, 0x5410;}" : "=r"(d) : "r"(a));
     return d;
 }
-__device__ inline float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-__device__ inline float larger(float a, float b) { return fmaxf(a, b); }
 __device__ inline float inverse_root(float x) { return reciprocal_root(x); }
 __device__ inline uint64_t words(uint32_t low, uint32_t high) {
     uint64_t d;

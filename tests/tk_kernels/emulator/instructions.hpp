@@ -28,7 +28,7 @@ inline float shuffle_xor(float x, int lane) {
     return M->taken_f[thread];
 }
 inline bool elected() { return lane_index() == 0; }
-inline void sync_warp() { together(own_warp(), 32, "a warp's barrier", [warp = warp_index()] { join_lanes(warp); }); }
+inline void __syncwarp() { together(own_warp(), 32, "a warp's barrier", [warp = warp_index()] { join_lanes(warp); }); }
 inline void barrier_sync(int id, int threads) {
     Named &x = M->named[id];
     const long generation = x.generation;
@@ -38,7 +38,7 @@ inline void barrier_sync(int id, int threads) {
     block_until([&x, generation] { return x.generation != generation; });
     M->known[warp_index()].join(x.released), acquire_lane(x.lanes);
 }
-inline void sync_block() { barrier_sync(0, THREADS); }
+inline void __syncthreads() { barrier_sync(0, THREADS); }
 inline void mbarrier_init(uint32_t at, int arrivals) {
     Mbarrier &x = M->mbarriers.at(at / 8);
     if (at % 8 || x.live) fail("an mbarrier that is made twice or not at a multiple of 8");
@@ -182,8 +182,6 @@ inline uint32_t multiply_f16(uint32_t a, uint32_t b) { return each_f16([](double
 inline uint32_t min_f16(uint32_t a, uint32_t b) { return each_f16([](double x, double y, double) { return std::fmin(x, y); }, a, b); }
 inline uint32_t tanh_f16(uint32_t a) { return each_f16([](double x, double, double) { return std::tanh(x); }, a); }
 inline uint32_t negate_f16(uint32_t a) { return a ^ 0x80008000u; }
-inline float fused(float a, float b, float c) { return std::fmaf(a, b, c); }
-inline float larger(float a, float b) { return std::fmax(a, b); }
 inline float inverse_root(float x) { return 1.f / std::sqrt(x); }
 inline uint64_t words(uint32_t low, uint32_t high) { return low | uint64_t(high) << 32; }
 
