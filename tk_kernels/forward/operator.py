@@ -175,7 +175,7 @@ class ForwardOperator:
             with torch.cuda.device(q.device):
                 module.forward(*tokens, *outer, *weights, *outputs, rope, *plan)
         elif backend == TRITON:
-            self.portable(tuple(tokens), tuple(outer), tuple(weights), tuple(outputs), rope)
+            self.portable(_with_rope(tokens, 0, mini_batch, rope), tuple(outer), tuple(weights), tuple(outputs))
         else:
             rows = (torch.zeros_like(x) for x in outputs[1 + len(weights) :])
             position = torch.zeros(len(q), dtype=torch.int32, device=q.device)
@@ -188,13 +188,19 @@ class ForwardOperator:
         self, tokens: Sequence[Tensor], outer: Sequence[Tensor], state: State, start: int, rope: bool
     ) -> tuple[Tensor, State]:
         """Run the reference in float32 from position `start`, after RoPE on q and k if `rope`."""
-        q, k, v, lr = tokens
-        if rope:
-            position = torch.arange(start, start + q.shape[1], device=q.device) % len(outer[0])
-            q, k = (rotate(x.float(), position).to(x.dtype) for x in (q, k))
+        given = to_float32(*_with_rope(tokens, start, len(outer[0]), rope))
         reference: Callable[..., tuple[Tensor, State]] = self.learner.forward
-        out, state = reference(*to_float32(q, k, v, lr), *outer, state, start=start)
-        return out.to(q.dtype), state
+        out, state = reference(*given, *outer, state, start=start)
+        return out.to(tokens[0].dtype), state
+
+
+def _with_rope(tokens: Sequence[Tensor], start: int, mini_batch: int, rope: bool) -> tuple[Tensor, ...]:
+    """Return the tokens, from position `start`, after RoPE on q and k if `rope`."""
+    q, k, *others = tokens
+    if rope:
+        position = torch.arange(start, start + q.shape[1], device=q.device) % mini_batch
+        q, k = (rotate(x.float(), position).to(x.dtype) for x in (q, k))
+    return q, k, *others
 
 
 def forward_packed(
