@@ -71,15 +71,8 @@ template <bool SCALED> struct state_warps {
         // Zeros come from memory: ptxas would spill a loop's initial constants before the warps take their registers
 #pragma unroll
         for (int n = 0; n < OWN; ++n) {
-            uint4_ x = load_u4(AT(g2) + n * 32), y = load_u4(AT(g2) + n * 32 + 16);  // G2 is still zero
-            g1[n][0] = x.x;
-            g1[n][1] = x.y;
-            g1[n][2] = x.z;
-            g1[n][3] = x.w;
-            slope[n][0] = y.x;
-            slope[n][1] = y.y;
-            slope[n][2] = y.z;
-            slope[n][3] = y.w;
+            reinterpret_cast<uint4_ &>(g1[n]) = load_u4(AT(g2) + n * 32);  // G2 is still zero
+            reinterpret_cast<uint4_ &>(slope[n]) = load_u4(AT(g2) + n * 32 + 16);
         }
     }
     __device__ void store() {

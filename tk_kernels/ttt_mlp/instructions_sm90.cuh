@@ -228,10 +228,9 @@ __device__ inline uint64_t words(uint32_t low, uint32_t high) {
 
 // ---- constraints on ptxas
 // Forces the computation of x here by a branch that is never taken: ptxas delays arithmetic past barriers
-__device__ inline void need(uint32_t x) {
-    if (x == 0x7fc12345u) asm volatile("trap;");
+__device__ inline void need(float x) {
+    if (__float_as_uint(x) == 0x7fc12345u) asm volatile("trap;");
 }
-__device__ inline void need(float x) { need(__float_as_uint(x)); }
 // Makes x opaque to the compiler, so that addresses are computed from x again instead of held in registers
 template <typename Int> __device__ inline void launder(Int &x) { asm volatile("" : "+r"(x)); }
 // A never-taken branch, past which ptxas moves nothing. x must change in the loop: otherwise ptxas hoists the branch.
