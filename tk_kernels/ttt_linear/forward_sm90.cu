@@ -78,7 +78,7 @@ __device__ inline float2 widen(const bf16_2 &x) {
     const uint32_t bits = *reinterpret_cast<const uint32_t *>(&x);
     return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u)};
 }
-__device__ inline bf16_2 narrow(float2 x) { return base_types::convertor<bf16_2, float2>::convert(x); }
+__device__ inline bf16_2 narrow(float2 x) { return __float22bfloat162_rn(x); }
 
 // One warp per head: loads, RoPE, stores. A block of one head has three more warps for RoPE.
 template <typename L> struct linear_producer {

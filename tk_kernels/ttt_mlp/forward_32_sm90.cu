@@ -67,23 +67,17 @@ struct vec8 {
     }
     __device__ static vec8 of(uint4 packed) {  // from bfloat16
         vec8 o;
-        const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
+        const auto *pairs = reinterpret_cast<const bf16_2 *>(&packed);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            float2 two = base_types::convertor<float2, bf16_2>::convert(*reinterpret_cast<const bf16_2 *>(&words[e]));
-            o.x[2 * e] = two.x;
-            o.x[2 * e + 1] = two.y;
-        }
+        for (int e = 0; e < 4; ++e) reinterpret_cast<float2 *>(o.x)[e] = __bfloat1622float2(pairs[e]);
         return o;
     }
     __device__ uint4 pack() const {  // to bfloat16
-        uint32_t words[4];
+        uint4 packed;
+        auto *pairs = reinterpret_cast<bf16_2 *>(&packed);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            bf16_2 two = base_types::convertor<bf16_2, float2>::convert(float2{x[2 * e], x[2 * e + 1]});
-            words[e] = *reinterpret_cast<uint32_t *>(&two);
-        }
-        return {words[0], words[1], words[2], words[3]};
+        for (int e = 0; e < 4; ++e) pairs[e] = __floats2bfloat162_rn(x[2 * e], x[2 * e + 1]);
+        return packed;
     }
 };
 
