@@ -5,8 +5,6 @@ One or two rows of x: a program loads whole rows of W and sums without tensor co
 with the GEMM, so no load of a weight waits for them. More rows: tensor cores multiply tiles.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cache

@@ -3,8 +3,6 @@
 The kernels run on CUDA GPUs of compute capability 8.0 or higher, and in Triton's interpreter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

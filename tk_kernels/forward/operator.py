@@ -79,8 +79,7 @@ class ForwardOperator:
         takes = kernel and q.is_cuda and q.dtype == torch.bfloat16 and q.shape[3] == HEAD_DIM
         if takes and not hopper_unavailable(str(kernel), os.environ.get("TTT_BENCH_ARCH")):
             return THUNDERKITTENS
-        interpreted = common.triton is not None and common.triton.knobs.runtime.interpret
-        takes_type = interpreted or (q.is_cuda and q.dtype in common.HALF)
+        takes_type = common.triton.knobs.runtime.interpret or (q.is_cuda and q.dtype in common.HALF)
         return TRITON if takes_type and not common.available() else REFERENCE
 
     def forward(

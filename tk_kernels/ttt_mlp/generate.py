@@ -10,8 +10,6 @@ primal  has the running sums of the gradients next to W1 and W2, reads and write
 One program owns one head of one sequence. It branches on the position of its sequence in device memory.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
