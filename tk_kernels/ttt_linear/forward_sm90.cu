@@ -89,12 +89,7 @@ template <typename L> struct linear_producer {
     const typename L::globals &g;
     typename L::head_shared &shared;
     const typename L::rotations &rotations;
-    const int batch, head, lane;
-
-    __device__ linear_producer(const typename L::globals &g_, typename L::head_shared &shared_,
-                               const typename L::rotations &rotations_, int sequence)
-        : g(g_), shared(shared_), rotations(rotations_), batch(sequence / g_.heads), head(sequence % g_.heads),
-          lane(::kittens::laneid()) {}
+    const int sequence, batch = sequence / g.heads, head = sequence % g.heads, lane = ::kittens::laneid();
 
     // A stage is refilled after its output is stored. The wait for that store comes one mini-batch later.
     __device__ void run(int warp) {
@@ -734,7 +729,7 @@ __global__ __launch_bounds__(L::THREADS, L::BLOCKS) void linear_forward(const __
         const int slot = warp - L::CONSUMERS;
         const int own = L::HEADS == 1 ? 0 : slot;
         if ((slot < L::HEADS || L::ROPE) && first + own < g.sequences)
-            linear_producer<L>(g, heads[own], rotations, first + own).run(slot);
+            linear_producer<L>{g, heads[own], rotations, first + own}.run(slot);
     } else {
         if constexpr (L::MOVE_REGISTERS) warpgroup::increase_registers<L::CONSUMER_REGISTERS>();
         const int slot = warp / L::WARPS;
