@@ -38,10 +38,11 @@ SHARED_BYTES = 196_608  # shared memory that the largest tiles need
 
 @dataclass(frozen=True)
 class Norm:
-    """RMSNorm of the rows of x before the GEMM, as `before` of `few_rows_product`; weight [K].
+    """Norm of the rows of x before a GEMM, for the argument `before` of `few_rows_product`.
 
-    With the output gate `gate` [..., K] and `bias` [K], it is LayerNorm of x's rows times gelu_tanh(`gate`). With one
-    row of x, the GEMM's kernel computes both, and float32 rounding errors grow by the factor mean / deviation.
+    weight [K]: of RMSNorm. With `bias` [K] and the output gate `gate` [..., K], the norm is LayerNorm times
+    gelu_tanh(`gate`). For one row of x, the GEMM's kernel computes both, and float32 rounding errors grow by the factor
+    mean / deviation.
     """
 
     weight: Tensor

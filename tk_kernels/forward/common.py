@@ -92,7 +92,8 @@ def launch_packed(
 ) -> Tensor:
     """Return the outputs [N, H, D] of packed sequences; advance their slots of `state`.
 
-    run: as in `launch`. kernel: its parameter names hold for all kernels of `run`. Others: see `forward_packed`.
+    run: as in `launch`. kernel: one of the kernels of `run`, which name their parameters alike.
+    Others: see `forward_packed`.
     """
     q, k, v, lr = tokens
     out, biases, layers = torch.empty(q.shape, dtype=q.dtype, device=q.device), state.biases(), state.parameters()

@@ -207,7 +207,7 @@ def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
 def load_token(x, at, rd, valid, ROPE: tl.constexpr):
     """Load one row of Q or K [D]; with ROPE, also the row with its pairs swapped.
 
-    Kernels load everything before the first use, because no load passes the barrier of a use.
+    Kernels load everything before they use anything: a use may need a barrier, which later loads would wait for.
     """
     row = tl.load(x + at + rd, mask=valid, other=0)
     pair = row
