@@ -159,7 +159,10 @@ def hidden() -> str:
 
 
 def other_gpu(suits: Callable[[tuple[int, int]], bool], needed: str) -> str:
-    """Return why the current GPU cannot run kernels that need `needed`, or ""; suits: of its compute capability."""
+    """Return why the current GPU cannot run kernels, or "".
+
+    suits: whether they run on a compute capability, such as (9, 0). needed: these GPUs, for the message.
+    """
     import torch
 
     if not torch.cuda.is_available():

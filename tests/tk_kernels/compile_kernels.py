@@ -85,7 +85,7 @@ def latencies(cubin: bytes) -> int:
 
 
 def generate() -> None:
-    shape = {"rope": None, "H": 32, "m": 16, "G": 4, "ROPE": False, "LOGITS": False}
+    shape = {"rope": None, "H": 32, "m": 16, "ROPE": False, "LOGITS": False}
     for gpu, precision, slots, pdl in (
         ("NVIDIA H200", "planes", False, False),
         ("NVIDIA H200", "planes", True, False),

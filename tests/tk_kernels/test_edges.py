@@ -20,7 +20,6 @@ EPS = 1e-6
 # 2^-9); residual_convolution also rounds the convolution's input. Triton's interpreter truncates bfloat16: one ulp.
 LIMIT = {torch.float32: 1e-6, torch.bfloat16: 8e-3 if INTERPRETED else 4e-3}
 
-pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("triton_kernels")
 dtypes = pytest.mark.parametrize("dtype", LIMIT, ids=lambda dtype: str(dtype).removeprefix("torch."))
 

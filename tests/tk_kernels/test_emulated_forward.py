@@ -160,8 +160,8 @@ PLANTED = {
         "changed",
     ),
     "lanes in no order": (
-        "sync_warp();  // four lanes share the sums",
-        "if (!WRONG) sync_warp();  // four lanes share the sums",
+        "__syncwarp();  // four lanes share the sums",
+        "if (!WRONG) __syncwarp();  // four lanes share the sums",
         "race: lane",
     ),
     "tokens loaded over ones that are read": (
@@ -170,8 +170,8 @@ PLANTED = {
         "race: TMA",
     ),
     "an arrival less": (
-        "mbarrier_arrive(Z2_READY);",
-        "if (!WRONG || i != 3) mbarrier_arrive(Z2_READY);",
+        "mbarrier_arrive(AT(z2_ready));",
+        "if (!WRONG || i != 3) mbarrier_arrive(AT(z2_ready));",
         "deadlock",
     ),
 }

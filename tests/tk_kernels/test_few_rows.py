@@ -24,7 +24,6 @@ EPS = 1e-6
 LIMIT = {torch.float32: 2e-6, torch.bfloat16: 8e-3 if INTERPRETED else 4e-3}
 BF16 = torch.bfloat16
 
-pytest.importorskip("triton")
 pytestmark = pytest.mark.usefixtures("triton_kernels")
 
 

@@ -25,7 +25,6 @@ from tk_kernels.generate import common
 from tk_kernels.generate.tuning import Tuning
 from tk_kernels.ttt_linear import generate as linear_generate
 
-pytest.importorskip("triton")
 torch.set_num_threads(1)  # more threads slow down cases this small
 
 LARGE = 0.2  # standard deviation of weights whose hidden units cover all parts of gelu

@@ -5,8 +5,6 @@ One or two rows of x: a program loads whole rows of W and sums without tensor co
 with the GEMM, so no load of a weight waits for them. More rows: tensor cores multiply tiles.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cache
@@ -40,10 +38,11 @@ SHARED_BYTES = 196_608  # shared memory that the largest tiles need
 
 @dataclass(frozen=True)
 class Norm:
-    """RMSNorm of the rows of x before the GEMM, as `before` of `few_rows_product`; weight [K].
+    """Norm of the rows of x before a GEMM, for the argument `before` of `few_rows_product`.
 
-    With the output gate `gate` [..., K] and `bias` [K], it is LayerNorm of x's rows times gelu_tanh(`gate`). With one
-    row of x, the GEMM's kernel computes both, and float32 rounding errors grow by the factor mean / deviation.
+    weight [K]: of RMSNorm. With `bias` [K] and the output gate `gate` [..., K], the norm is LayerNorm times
+    gelu_tanh(`gate`). For one row of x, the GEMM's kernel computes both, and float32 rounding errors grow by the factor
+    mean / deviation.
     """
 
     weight: Tensor

@@ -1,7 +1,5 @@
 """Output norm and output gate of a TTT layer, RMSNorm, SwiGLU: a memory pass each."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 Both functions take T >= 1 tokens, and cache the last three inputs of each channel for the next call.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

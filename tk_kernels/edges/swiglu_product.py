@@ -26,8 +26,8 @@ def available(device: torch.device | None = None) -> str:
 def swiglu_product(x: Tensor, weights: Tensor, *, beside_others: bool = False) -> Tensor:
     """Return silu(x Wg^T) * (x Wu^T), [..., F] in x's dtype, for x [..., C].
 
-    weights [2 F, C]: Wg's rows before Wu's. Arithmetic is float32; without `fits`, the GEMM rounds its result too.
-    beside_others: other kernels occupy SMs meanwhile, so blocks take tiles from a shared counter.
+    weights [2 F, C]: Wg's rows before Wu's. Arithmetic is float32, rounded once, or twice where cuBLAS runs the GEMM.
+    beside_others: other kernels run at the same time, so blocks take tiles from a shared counter.
     """
     rows = x.flatten(0, -2)
     if not fits(rows, weights):

@@ -20,11 +20,8 @@ inline bool is_fp32(const TensorView &x) { return x.dtype() == DLDataType{kDLFlo
 inline void check_shape(const char *name, const TensorView &x, std::initializer_list<int64_t> shape) {
     TVM_FFI_ICHECK_EQ(x.ndim(), static_cast<int>(shape.size())) << name << ": wrong number of dimensions";
     TVM_FFI_ICHECK_EQ(static_cast<int>(x.device().device_type), static_cast<int>(kDLCUDA)) << name << ": not on a GPU";
-    int axis = 0;
-    for (int64_t extent : shape) {
-        TVM_FFI_ICHECK_EQ(x.size(axis), extent) << name << ": wrong extent of dimension " << axis;
-        ++axis;
-    }
+    for (int axis = 0; axis < x.ndim(); ++axis)
+        TVM_FFI_ICHECK_EQ(x.size(axis), shape.begin()[axis]) << name << ": wrong extent of dimension " << axis;
 }
 template <typename T> inline T *pointer(const TensorView &x) {
     return reinterpret_cast<T *>(static_cast<char *>(x.data_ptr()) + x.byte_offset());

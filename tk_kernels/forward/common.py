@@ -1,9 +1,7 @@
-"""Shared code of the portable forward kernels: launch arguments, RoPE, LayerNorm sums, GELU.
+"""Shared code of the portable forward kernels: launch arguments, LayerNorm sums, GELU.
 
 The kernels run on CUDA GPUs of compute capability 8.0 or higher, and in Triton's interpreter.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
@@ -63,24 +61,20 @@ def launch(
     outer: tuple[Tensor, ...],
     weights: tuple[Tensor, ...],
     outputs: tuple[Tensor, ...],
-    rope: bool,
     settings: Tuning | None = None,
     compile_only: bool = False,
 ) -> None:
     """Run T tokens from a mini-batch's start by a kernel, and write the results to `outputs`.
 
     run: launches the kernel, given q, k, its arguments after k, the mini-batch, the number of sequences and settings.
-    tokens: q, k, v, lr. outer: token_scale, ln_weight, ln_bias. Shapes are those of `ops.forward`.
+    tokens: q, k with RoPE, v, lr. outer: token_scale, ln_weight, ln_bias. Shapes are those of `ops.forward`.
     weights: each layer's weight and bias. outputs: out, the next weights and biases, the pending rows. Its weights and
     biases are allowed to be those of `weights`, for an update in place.
-    rope: first apply RoPE to q and k.
     settings: instead of those of `tuning.toml`; None also allows a kernel in Gluon.
     compile_only: compile the kernel and compute nothing.
     """
     q, k, v, lr = tokens
     batch, count, heads, _ = q.shape
-    if rope:
-        q, k = rotated(q, len(outer[0])), rotated(k, len(outer[0]))
     sizes = count, heads, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3]
     with torch.cuda.device_of(q):
         rest = (v, lr, *outer, *weights, *outputs, *sizes)
@@ -98,7 +92,8 @@ def launch_packed(
 ) -> Tensor:
     """Return the outputs [N, H, D] of packed sequences; advance their slots of `state`.
 
-    run: as in `launch`. kernel: its parameter names hold for all kernels of `run`. Others: see `forward_packed`.
+    run: as in `launch`. kernel: one of the kernels of `run`, which name their parameters alike.
+    Others: see `forward_packed`.
     """
     q, k, v, lr = tokens
     out, biases, layers = torch.empty(q.shape, dtype=q.dtype, device=q.device), state.biases(), state.parameters()
@@ -112,36 +107,6 @@ def launch_packed(
         rest = (v, lr, *outer, *weights, out, *weights, *state.gathered, *sizes)
         run(q, k, rest, len(outer[0]), len(sequences.slots), None, warmup=False, **options)
     return out
-
-
-def rotated(x: Tensor, mini_batch: int) -> Tensor:
-    """Return x [B, T, H, D] with RoPE of theta 10000, at positions t mod `mini_batch`."""
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    batch, tokens, heads, head_dim = x.shape
-    rows, pairs = 16, triton.next_power_of_2(head_dim // 2)
-    grid = (triton.cdiv(tokens, rows), batch * heads)
-    _rotate[grid](x, out, tokens, heads, *x.stride()[:3], m=mini_batch, D=head_dim, P=pairs, R=rows)
-    return out
-
-
-@jit
-def _rotate(
-    x, out, T, H, x_batch, x_token, x_head,
-    m: tl.constexpr, D: tl.constexpr, P: tl.constexpr, R: tl.constexpr,
-):  # fmt: skip
-    """Rotate R tokens of one head per program: pairs (2i, 2i+1) by position * 10000^(-2i/D)."""
-    t = (tl.program_id(0) * R + tl.arange(0, R)[:, None]).to(tl.int64)  # times a stride, it can exceed 32 bits
-    seq, head = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
-    pair = tl.arange(0, P)[None, :]
-    inside = (t < T) & (pair < D // 2)
-    source = x + seq * x_batch + t * x_token + head * x_head + 2 * pair
-    even = tl.load(source, mask=inside, other=0).to(tl.float32)
-    odd = tl.load(source + 1, mask=inside, other=0).to(tl.float32)
-    angle = (t % m).to(tl.float32) * tl.exp2(pair.to(tl.float32) * (-2.0 * 13.287712379549449 / D))  # log2(10000)
-    cos, sin = tl.cos(angle), tl.sin(angle)
-    target = out + ((seq * T + t) * H + head) * D + 2 * pair
-    tl.store(target, (even * cos - odd * sin).to(out.dtype.element_ty), mask=inside)
-    tl.store(target + 1, (odd * cos + even * sin).to(out.dtype.element_ty), mask=inside)
 
 
 @jit

@@ -79,8 +79,7 @@ class ForwardOperator:
         takes = kernel and q.is_cuda and q.dtype == torch.bfloat16 and q.shape[3] == HEAD_DIM
         if takes and not hopper_unavailable(str(kernel), os.environ.get("TTT_BENCH_ARCH")):
             return THUNDERKITTENS
-        interpreted = common.triton is not None and common.triton.knobs.runtime.interpret
-        takes_type = interpreted or (q.is_cuda and q.dtype in common.HALF)
+        takes_type = common.triton.knobs.runtime.interpret or (q.is_cuda and q.dtype in common.HALF)
         return TRITON if takes_type and not common.available() else REFERENCE
 
     def forward(
@@ -175,7 +174,7 @@ class ForwardOperator:
             with torch.cuda.device(q.device):
                 module.forward(*tokens, *outer, *weights, *outputs, rope, *plan)
         elif backend == TRITON:
-            self.portable(tuple(tokens), tuple(outer), tuple(weights), tuple(outputs), rope)
+            self.portable(_with_rope(tokens, 0, mini_batch, rope), tuple(outer), tuple(weights), tuple(outputs))
         else:
             rows = (torch.zeros_like(x) for x in outputs[1 + len(weights) :])
             position = torch.zeros(len(q), dtype=torch.int32, device=q.device)
@@ -188,13 +187,19 @@ class ForwardOperator:
         self, tokens: Sequence[Tensor], outer: Sequence[Tensor], state: State, start: int, rope: bool
     ) -> tuple[Tensor, State]:
         """Run the reference in float32 from position `start`, after RoPE on q and k if `rope`."""
-        q, k, v, lr = tokens
-        if rope:
-            position = torch.arange(start, start + q.shape[1], device=q.device) % len(outer[0])
-            q, k = (rotate(x.float(), position).to(x.dtype) for x in (q, k))
+        given = to_float32(*_with_rope(tokens, start, len(outer[0]), rope))
         reference: Callable[..., tuple[Tensor, State]] = self.learner.forward
-        out, state = reference(*to_float32(q, k, v, lr), *outer, state, start=start)
-        return out.to(q.dtype), state
+        out, state = reference(*given, *outer, state, start=start)
+        return out.to(tokens[0].dtype), state
+
+
+def _with_rope(tokens: Sequence[Tensor], start: int, mini_batch: int, rope: bool) -> tuple[Tensor, ...]:
+    """Return the tokens, from position `start`, after RoPE on q and k if `rope`."""
+    q, k, *others = tokens
+    if rope:
+        position = torch.arange(start, start + q.shape[1], device=q.device) % mini_batch
+        q, k = (rotate(x.float(), position).to(x.dtype) for x in (q, k))
+    return q, k, *others
 
 
 def forward_packed(

@@ -1,20 +1,15 @@
 """Shared code of the generate kernels: state precisions, launches, parts of Triton kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
+import triton
+import triton.language as tl
+from triton import jit
 
 from tk_kernels.build import NO_GPU, hidden
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # available() gives the reason; the other modules work without Triton
-    triton = tl = None
 
 Launch = TypeVar("Launch", bound=Callable[..., Any])
 SM90 = "sm_90"  # prefix of `section_name` for kernels in Gluon (generate_sm90.py)
@@ -39,11 +34,6 @@ PRECISIONS = {
 }
 
 
-def jit(function: Callable[..., Any]) -> Any:
-    """Apply `triton.jit` to a kernel; without Triton, return the function itself."""
-    return triton.jit(function) if triton else function
-
-
 def on_its_device(launch: Launch) -> Launch:
     """Decorate a launch function: the GPU of its first argument is current while it runs."""
 
@@ -57,11 +47,7 @@ def on_its_device(launch: Launch) -> Launch:
 
 def available() -> str:
     """Return why the generate kernels cannot run here, in one sentence, or ""."""
-    if triton is None:
-        return "Triton is not installed (pip install triton)"
-    if triton.knobs.runtime.interpret:
-        return ""
-    return "" if torch.cuda.is_available() else NO_GPU
+    return "" if triton.knobs.runtime.interpret or torch.cuda.is_available() else NO_GPU
 
 
 def split_planes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -221,7 +207,7 @@ def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
 def load_token(x, at, rd, valid, ROPE: tl.constexpr):
     """Load one row of Q or K [D]; with ROPE, also the row with its pairs swapped.
 
-    Kernels load everything before the first use, because no load passes the barrier of a use.
+    Kernels load everything before they use anything: a use may need a barrier, which later loads would wait for.
     """
     row = tl.load(x + at + rd, mask=valid, other=0)
     pair = row

@@ -30,7 +30,7 @@ FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(kw_only=True)
 class StepState:
-    """State of `generate_step`, updated in place; subclasses, `GenerateState`, add the weights.
+    """State of `generate_step`, updated in place; an operator's `GenerateState` adds the weights.
 
     position [B, H] int32: tokens so far in the current mini-batch, the same for all heads of a sequence.
     gathered: data of the current mini-batch. In the dual form these are cached rows [B, H, m, width] of each layer's

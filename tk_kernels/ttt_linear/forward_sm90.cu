@@ -78,7 +78,7 @@ __device__ inline float2 widen(const bf16_2 &x) {
     const uint32_t bits = *reinterpret_cast<const uint32_t *>(&x);
     return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u)};
 }
-__device__ inline bf16_2 narrow(float2 x) { return base_types::convertor<bf16_2, float2>::convert(x); }
+__device__ inline bf16_2 narrow(float2 x) { return __float22bfloat162_rn(x); }
 
 // One warp per head: loads, RoPE, stores. A block of one head has three more warps for RoPE.
 template <typename L> struct linear_producer {
@@ -89,12 +89,7 @@ template <typename L> struct linear_producer {
     const typename L::globals &g;
     typename L::head_shared &shared;
     const typename L::rotations &rotations;
-    const int batch, head, lane;
-
-    __device__ linear_producer(const typename L::globals &g_, typename L::head_shared &shared_,
-                               const typename L::rotations &rotations_, int sequence)
-        : g(g_), shared(shared_), rotations(rotations_), batch(sequence / g_.heads), head(sequence % g_.heads),
-          lane(::kittens::laneid()) {}
+    const int sequence, batch = sequence / g.heads, head = sequence % g.heads, lane = ::kittens::laneid();
 
     // A stage is refilled after its output is stored. The wait for that store comes one mini-batch later.
     __device__ void run(int warp) {
@@ -734,7 +729,7 @@ __global__ __launch_bounds__(L::THREADS, L::BLOCKS) void linear_forward(const __
         const int slot = warp - L::CONSUMERS;
         const int own = L::HEADS == 1 ? 0 : slot;
         if ((slot < L::HEADS || L::ROPE) && first + own < g.sequences)
-            linear_producer<L>(g, heads[own], rotations, first + own).run(slot);
+            linear_producer<L>{g, heads[own], rotations, first + own}.run(slot);
     } else {
         if constexpr (L::MOVE_REGISTERS) warpgroup::increase_registers<L::CONSUMER_REGISTERS>();
         const int slot = warp / L::WARPS;
@@ -743,46 +738,36 @@ __global__ __launch_bounds__(L::THREADS, L::BLOCKS) void linear_forward(const __
     }
 }
 
-struct linear_arguments {
-    TensorView q, k, v, lr, token_scale, ln_weight, ln_bias, W_in, b_in, out, W_out, b_out, k_rows, g_rows;
-};
-
-template <int ROWS, int WARPS, int HEADS, bool ROPE> void launch_linear(const linear_arguments &a) {
-    using L = linear_layout<ROWS, WARPS, HEADS, ROPE>;
-    const int64_t B = a.q.size(0), T = a.q.size(1), H = a.q.size(2), D = HEAD_DIM;
-    const auto tokens = [&](const char *name, const TensorView &x) {
-        check_shape(name, x, {B, T, H, D});
-        TVM_FFI_ICHECK(is_bf16(x)) << name << ": must be bfloat16";
-        return strided_tokens<typename L::tokens, typename L::tile>(x);
-    };
-    const typename L::globals g{
-        tokens("q", a.q), tokens("k", a.k), tokens("v", a.v), tokens("out", a.out),
-        checked<float>("lr", a.lr, {B, T, H}), checked<float>("token_scale", a.token_scale, {ROWS}),
-        checked<float>("ln_weight", a.ln_weight, {H, D}), checked<float>("ln_bias", a.ln_bias, {H, D}),
-        checked<float>("W_in", a.W_in, {B, H, D, D}), checked<float>("b_in", a.b_in, {B, H, D}),
-        checked<float>("W_out", a.W_out, {B, H, D, D}), checked<float>("b_out", a.b_out, {B, H, D}),
-        checked<float>("k_rows", a.k_rows, {B, H, ROWS, D}), checked<float>("g_rows", a.g_rows, {B, H, ROWS, D}),
-        int(T), int(H), int(B * H)};
-    const int blocks = (g.sequences + HEADS - 1) / HEADS;
-    launch_kernel(linear_forward<L>, blocks, L::THREADS, L::SHARED_BYTES, stream_of(a.q), g);
-}
-
-template <bool ROPE> void dispatch_linear(const linear_arguments &a, int64_t warps, int64_t heads) {
-    const int64_t rows = a.token_scale.size(0);
-    if (rows == 16 && warps == 2 && heads == 4) return launch_linear<16, 2, 4, ROPE>(a);
-    if (rows == 16 && warps == 4 && heads == 1) return launch_linear<16, 4, 1, ROPE>(a);
-    if (rows == 32 && warps == 4 && heads == 1) return launch_linear<32, 4, 1, ROPE>(a);
-    TVM_FFI_THROW(ValueError) << "no kernel for mini-batches of " << rows << ", " << warps << " warps per head and "
-                              << heads << " heads per block";
-}
-
 void linear_forward_launch(TensorView q, TensorView k, TensorView v, TensorView lr, TensorView token_scale,
                            TensorView ln_weight, TensorView ln_bias, TensorView W_in, TensorView b_in, TensorView out,
                            TensorView W_out, TensorView b_out, TensorView k_rows, TensorView g_rows, bool rope,
                            int64_t warps, int64_t heads) {
-    const linear_arguments a{q,    k,    v,   lr,    token_scale, ln_weight, ln_bias,
-                             W_in, b_in, out, W_out, b_out,       k_rows,    g_rows};
-    (rope ? dispatch_linear<true> : dispatch_linear<false>)(a, warps, heads);
+    const int64_t B = q.size(0), T = q.size(1), H = q.size(2), D = HEAD_DIM, rows = token_scale.size(0);
+    const auto launch = [&]<typename L>(L) {
+        const auto tokens = [&](const char *name, const TensorView &x) {
+            check_shape(name, x, {B, T, H, D});
+            TVM_FFI_ICHECK(is_bf16(x)) << name << ": must be bfloat16";
+            return strided_tokens<typename L::tokens, typename L::tile>(x);
+        };
+        const typename L::globals g{
+            tokens("q", q), tokens("k", k), tokens("v", v), tokens("out", out),
+            checked<float>("lr", lr, {B, T, H}), checked<float>("token_scale", token_scale, {rows}),
+            checked<float>("ln_weight", ln_weight, {H, D}), checked<float>("ln_bias", ln_bias, {H, D}),
+            checked<float>("W_in", W_in, {B, H, D, D}), checked<float>("b_in", b_in, {B, H, D}),
+            checked<float>("W_out", W_out, {B, H, D, D}), checked<float>("b_out", b_out, {B, H, D}),
+            checked<float>("k_rows", k_rows, {B, H, rows, D}), checked<float>("g_rows", g_rows, {B, H, rows, D}),
+            int(T), int(H), int(B * H)};
+        const int blocks = (g.sequences + L::HEADS - 1) / L::HEADS;
+        launch_kernel(linear_forward<L>, blocks, L::THREADS, L::SHARED_BYTES, stream_of(q), g);
+    };
+    const auto dispatch = [&]<bool ROPE>(std::bool_constant<ROPE>) {
+        if (rows == 16 && warps == 2 && heads == 4) return launch(linear_layout<16, 2, 4, ROPE>{});
+        if (rows == 16 && warps == 4 && heads == 1) return launch(linear_layout<16, 4, 1, ROPE>{});
+        if (rows == 32 && warps == 4 && heads == 1) return launch(linear_layout<32, 4, 1, ROPE>{});
+        TVM_FFI_THROW(ValueError) << "no kernel for mini-batches of " << rows << ", " << warps
+                                  << " warps per head and " << heads << " heads per block";
+    };
+    rope ? dispatch(std::true_type{}) : dispatch(std::false_type{});
 }
 
 }  // namespace ttt

@@ -10,8 +10,6 @@ primal  has the running sum of lr * K^T G next to W, reads and writes it at ever
 One program owns one head of one sequence. It branches on the position of its sequence in device memory.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

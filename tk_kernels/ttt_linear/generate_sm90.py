@@ -120,17 +120,6 @@ def dual(
         apply_rows(w_shared, k_shared, g_shared, weights, low, scale, PLANES)
 
 
-@gluon.constexpr_function
-def permuted_columns():
-    """Return a layout [16, 64] in shared memory that permutes the columns d.
-
-    Bits 5, 2, 1, 4, 3, 0 of a column's number are bits 5 to 0 of d.
-    If the right operand of a matmul has these columns, each thread gets results that are neighbours in d.
-    """
-    columns = [[0, 1], [0, 8], [0, 16], [0, 2], [0, 4], [0, 32]]
-    return gl.SharedLinearLayout([*columns, [1, 0], [2, 0], [4, 0], [8, 0]])
-
-
 @gluon.jit
 def apply_rows(w_shared, k_shared, g_shared, weights, low, scale, PLANES: gl.constexpr):
     """Update W -= scale K^T g with a mini-batch's rows, 16 rows of W at a time; store W.
@@ -140,9 +129,13 @@ def apply_rows(w_shared, k_shared, g_shared, weights, low, scale, PLANES: gl.con
     D: gl.constexpr = 64
     product: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])
     tile: gl.constexpr = gl.BlockedLayout([1, 8], [8, 4], [1, 1], [1, 0])
+    # The matmul's columns are a permutation of d (bits 5, 2, 1, 4, 3, 0), so a thread's results are neighbours in d.
+    permuted: gl.constexpr = gl.SharedLinearLayout(
+        [[0, 1], [0, 8], [0, 16], [0, 2], [0, 4], [0, 32], [1, 0], [2, 0], [4, 0], [8, 0]]
+    )
     row = gl.arange(0, 16, layout=gl.SliceLayout(1, tile)).expand_dims(1)
     column = gl.arange(0, D, layout=gl.SliceLayout(0, tile)).expand_dims(0)
-    g = g_shared._reinterpret(g_shared.dtype, [16, D], permuted_columns()).load(gl.DotOperandLayout(1, product, 2))
+    g = g_shared._reinterpret(g_shared.dtype, [16, D], permuted).load(gl.DotOperandLayout(1, product, 2))
     for first in gl.static_range(0, D, 16):
         at = (row + first) * D + column
         if PLANES:

@@ -12,7 +12,7 @@ template <bool ROPE> struct answer_warps {
 
     // X2bar = gelu(Z1bar) in registers, P2 = X2_KEPT^2 (X2bar X2^T + 1) and z = X2bar W2, both summed in f16
     __device__ void multiply_queries(uint32_t (&p)[16], uint32_t (&z)[16], uint32_t zbar, int group) const {
-        uint32_t keys = operand(X2) + slot_of<2>(group) * (GROUP * TILE / UNIT), w2 = operand(W2 + W2_BYTES);
+        uint32_t keys = operand(AT(x2)) + slot_of<2>(group) * (GROUP * TILE / UNIT), w2 = operand(AT(w2) + W2_BYTES);
         uint32_t one = F16_QUARTERS, zero = 0;  // X2_KEPT^2
         launder(one);                           // keeps the constants out of local memory
         launder(zero);
@@ -53,12 +53,12 @@ template <bool ROPE> struct answer_warps {
         for (int n = 0; n < GROUP; ++n) {
             uint32_t x[4];
             if (n == warp) {
-                const uint4_ d = load_u4(DIAGONAL + thread % 32 * 16);
+                const uint4_ d = load_u4(AT(diagonal) + thread % 32 * 16);
                 const uint32_t diagonal[4] = {d.x, d.y, d.z, d.w};
 #pragma unroll
                 for (int e = 0; e < 4; ++e) x[e] = multiply_f16(p[4 * n + e], diagonal[e]);
             } else {
-                const uint32_t factor = n > warp ? load_u(LATER) : 0u;
+                const uint32_t factor = n > warp ? load_u(AT(later)) : 0u;
 #pragma unroll
                 for (int e = 0; e < 4; ++e) x[e] = multiply_f16(p[4 * n + e], factor);
             }
@@ -69,7 +69,7 @@ template <bool ROPE> struct answer_warps {
     }
     // z += P2 G2: Z2bar, without b2
     __device__ void multiply_gradients(float (&z)[32], uint32_t p2, int group) const {
-        const uint32_t g2 = operand(G2) + slot_of<2>(group) * (GROUP * TILE / UNIT);
+        const uint32_t g2 = operand(AT(g2)) + slot_of<2>(group) * (GROUP * TILE / UNIT);
         begin_matmuls();
 #pragma unroll
         for (int n = 0; n < GROUP; ++n) multiply<half, 0, 1, 1>(z, tile(operand(p2), n * K_STEP), tile(g2, n * TILE));
@@ -83,7 +83,7 @@ template <bool ROPE> struct answer_warps {
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
             float x, y;
-            load_f2(x, y, B2_END + slot_of<2>(group) * B2_ROW + k * 32 + column * 4);
+            load_f2(x, y, AT(b2_end) + slot_of<2>(group) * B2_ROW + k * 32 + column * 4);
             z[4 * k] += x;
             z[4 * k + 1] += y;
             z[4 * k + 2] += x;
@@ -91,7 +91,7 @@ template <bool ROPE> struct answer_warps {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 sums[e / 2] += z[4 * k + e];
-                sums[2 + e / 2] = fused(z[4 * k + e], z[4 * k + e], sums[2 + e / 2]);
+                sums[2 + e / 2] = fmaf(z[4 * k + e], z[4 * k + e], sums[2 + e / 2]);
             }
         }
 #pragma unroll
@@ -103,7 +103,7 @@ template <bool ROPE> struct answer_warps {
         for (int half = 0; half < 2; ++half) {
             const float mean = sums[half] * (1.f / D);
             rstd[half] =
-                inverse_root(larger(fused(sums[2 + half], 1.f / D, -mean * mean), 0.f) + B2_KEPT * B2_KEPT * EPS);
+                inverse_root(fmaxf(fmaf(sums[2 + half], 1.f / D, -mean * mean), 0.f) + B2_KEPT * B2_KEPT * EPS);
             shift[half] = -mean * rstd[half];
         }
         const uint32_t at = row_byte(column);  // column + 8 k is 16 k bytes further
@@ -120,10 +120,10 @@ template <bool ROPE> struct answer_warps {
             for (int k = 0; k < 8; ++k) {
                 if constexpr (ROPE) x[k] = rotated(x[k], row + half * 8, column + 8 * k);
                 float gx, gy, bx, by;
-                load_f2(gx, gy, GAMMA + at + k * 16);
-                load_f2(bx, by, BETA + at + k * 16);
-                const float first = fused(fused(z[4 * k], rstd[0], shift[0]), gx, bx + bf16_first(x[k]));
-                const float second = fused(fused(z[4 * k + 1], rstd[0], shift[0]), gy, by + bf16_second(x[k]));
+                load_f2(gx, gy, AT(gamma) + at + k * 16);
+                load_f2(bx, by, AT(beta) + at + k * 16);
+                const float first = fmaf(fmaf(z[4 * k], rstd[0], shift[0]), gx, bx + bf16_first(x[k]));
+                const float second = fmaf(fmaf(z[4 * k + 1], rstd[0], shift[0]), gy, by + bf16_second(x[k]));
                 store_global(out + 8 * k, to_bf16(first, second), there);
                 z[4 * k] = z[4 * k + 2];
                 z[4 * k + 1] = z[4 * k + 3];
@@ -135,14 +135,14 @@ template <bool ROPE> struct answer_warps {
 
     __device__ void run() {
         uint32_t slot = warp;  // this warp's mini-batch in the ring of Z1bar
-        mbarrier_wait(GROUP_READY, 0);
+        mbarrier_wait(AT(group_ready), 0);
 #pragma unroll 1
         for (int group = 0; GROUP * group < a.count; ++group) {
             launder(thread);
-            uint32_t zbar = ZBAR + slot * TILE + swizzled(thread % 16, thread % 32 / 16);
+            uint32_t zbar = AT(zbar) + slot * TILE + swizzled(thread % 16, thread % 32 / 16);
             slot = slot >= ZBAR_SLOTS - GROUP ? slot - (ZBAR_SLOTS - GROUP) : slot + GROUP;
-            const uint32_t p2 = X2 + slot_of<2>(group) * (GROUP * TILE);  // overwrites X2's first block, read before
-            mbarrier_wait(GROUP_READY, parity_of<1>(group) ^ 1);
+            const uint32_t p2 = AT(x2) + slot_of<2>(group) * (GROUP * TILE);  // over X2's first block, read before
+            mbarrier_wait(AT(group_ready), parity_of<1>(group) ^ 1);
             uint32_t sum[16];
             {
                 uint32_t p[16];
@@ -158,7 +158,7 @@ template <bool ROPE> struct answer_warps {
                 z[2 * e + 1] = f16_second(sum[e]);
             }
             multiply_gradients(z, p2, group);
-            mbarrier_arrive(GROUP_READ);
+            mbarrier_arrive(AT(group_read));
             write(z, group);
         }
     }

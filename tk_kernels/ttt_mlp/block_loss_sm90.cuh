@@ -21,7 +21,7 @@ template <bool ROPE> struct loss_warps {
         const int t = two * (2 * B) + int(at);
         const bool there = t < a.T;
         if (lane < 2 * 4)
-            copy_ahead(LR + slot_of<LR_SLOTS / 2>(two) * (2 * LR_ROW) + at * 4,
+            copy_ahead(AT(lr) + slot_of<LR_SLOTS / 2>(two) * (2 * LR_ROW) + at * 4,
                        a.lr + (there ? (int64_t(batch_index()) * a.T + t) * a.H + head_index() : 0), there);
     }
     __device__ void await_kq(int i) const {
@@ -60,21 +60,21 @@ template <bool ROPE> struct loss_warps {
 #pragma unroll
         for (int e = 0; e < 4; ++e) p[e] += p_high[e];
         const uint32_t j = column0 + lane % 4 * 2;
-        const uint32_t scores = keys ? P1K + slot_of<P1_SLOTS>(i) * P1K_TILE : P1Q + slot_of<P1_SLOTS>(i) * P1Q_TILE;
-        const uint32_t to = scores + column0 * 16 + lane * 4;
-        const float u = load_f(UPDATE);
+        const uint32_t slot = slot_of<P1_SLOTS>(i);
+        const uint32_t to = (keys ? AT(p1k) + slot * P1K_TILE : AT(p1q) + slot * P1Q_TILE) + column0 * 16 + lane * 4;
+        const float u = load_f(AT(update));
 #pragma unroll
         for (uint32_t half = 0; half < 2; ++half) {
             const uint32_t t = lane / 4 + half * 8;
             float first = u, second = u, more = 0;
             if (!keys) {
-                const float ratio = load_f(RATIO + t * 4);
+                const float ratio = load_f(AT(ratio) + t * 4);
                 first = (j <= t ? ratio : 0.f) - u;
                 second = (j < t ? ratio : 0.f) - u;
                 more = u;
             }
             store_u(to + half * 256,
-                    to_bf16(fused(first, p[2 * half], first + more), fused(second, p[2 * half + 1], second + more)));
+                    to_bf16(fmaf(first, p[2 * half], first + more), fmaf(second, p[2 * half + 1], second + more)));
         }
         publish();
         mbarrier_arrive(p1_ready(i));
@@ -86,8 +86,8 @@ template <bool ROPE> struct loss_warps {
         uint4_ k = load_u4(k_tile(i) + own()), v = load_u4(v_tile(i) + own());
         const uint32_t kk[4] = {k.x, k.y, k.z, k.w}, vv[4] = {v.x, v.y, v.z, v.w};
         float gamma[8];
-        load_octet(gamma, GAMMA + in_row());
-        load_octet(c, BETA + in_row());
+        load_octet(gamma, AT(gamma) + in_row());
+        load_octet(c, AT(beta) + in_row());
         sum = 0;
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
@@ -100,41 +100,41 @@ template <bool ROPE> struct loss_warps {
     // Stores step * G2, where G2 = (g - mean(g) - xhat mean(g xhat)) / std and g = gamma^2 xhat + c.
     // One round of shuffles sums z, z^2, w z, w z^2, c z and c over the token, with w = gamma^2.
     __device__ void share_g2(int i, const float (&c)[8], float sum_c, float step) const {
-        const uint32_t q16 = in_row(), z_at = Z2 + token() * ROW + q16;
+        const uint32_t q16 = in_row(), z_at = AT(z2) + token() * ROW + q16;
         float z[8], other[8], w[8], sums[6] = {0, 0, 0, 0, 0, sum_c};
         load_octet(z, z_at);
         load_octet(other, z_at + B * ROW);
-        load_octet(w, GAMMA_GAMMA + q16);
+        load_octet(w, AT(gamma_gamma) + q16);
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
             z[e] += other[e];
             const float wz = w[e] * z[e];
             sums[0] += z[e];
             sums[1] += wz;
-            sums[2] = fused(z[e], z[e], sums[2]);
-            sums[3] = fused(wz, z[e], sums[3]);
-            sums[4] = fused(c[e], z[e], sums[4]);
+            sums[2] = fmaf(z[e], z[e], sums[2]);
+            sums[3] = fmaf(wz, z[e], sums[3]);
+            sums[4] = fmaf(c[e], z[e], sums[4]);
         }
         sum_over_token(sums);
         const float sum_z = sums[0], sum_wz = sums[1], sum_zz = sums[2], sum_wzz = sums[3], sum_cz = sums[4];
-        const float sum_w = load_f(SUM_GG);
+        const float sum_w = load_f(AT(sum_gg));
         sum_c = sums[5];
-        const float mean = sum_z * (1.f / D), variance = larger(fused(sum_zz, 1.f / D, -mean * mean), 0.f);
+        const float mean = sum_z * (1.f / D), variance = fmaxf(fmaf(sum_zz, 1.f / D, -mean * mean), 0.f);
         const float rstd = inverse_root(variance + B2_KEPT * B2_KEPT * EPS);
-        const float mean_g = fused(rstd, fused(-mean, sum_w, sum_wz), sum_c) * (1.f / D);
-        const float from_z = fused(mean, fused(mean, sum_w, -2.f * sum_wz), sum_wzz);
-        const float dot = rstd * (rstd * from_z + fused(-mean, sum_c, sum_cz)) * (1.f / D);  // mean(g xhat)
+        const float mean_g = fmaf(rstd, fmaf(-mean, sum_w, sum_wz), sum_c) * (1.f / D);
+        const float from_z = fmaf(mean, fmaf(mean, sum_w, -2.f * sum_wz), sum_wzz);
+        const float dot = rstd * (rstd * from_z + fmaf(-mean, sum_c, sum_cz)) * (1.f / D);  // mean(g xhat)
         const float scale = rstd * step, aa = rstd * scale, bb = -dot * aa, dd = -mean_g * scale;
-        load_octet<true>(w, GAMMA_GAMMA + q16);
+        load_octet<true>(w, AT(gamma_gamma) + q16);
         uint32_t g2[4];
 #pragma unroll
-        for (int e = 0; e < 8; ++e) z[e] = fused(z[e] - mean, fused(w[e], aa, bb), fused(c[e], scale, dd));
+        for (int e = 0; e < 8; ++e) z[e] = fmaf(z[e] - mean, fmaf(w[e], aa, bb), fmaf(c[e], scale, dd));
 #pragma unroll
         for (int e = 0; e < 4; ++e) g2[e] = to_f16(z[2 * e], z[2 * e + 1]);
         launder(i);  // recompute the slot here, so that no register holds it before
-        store_u4(G2 + slot_of<X2_SLOTS>(i) * TILE + own(), {g2[0], g2[1], g2[2], g2[3]});
+        store_u4(AT(g2) + slot_of<X2_SLOTS>(i) * TILE + own(), {g2[0], g2[1], g2[2], g2[3]});
         publish();
-        mbarrier_arrive(G2_READY);
+        mbarrier_arrive(AT(g2_ready));
     }
 
     // Stores the rows of K and lr G2 of a short last mini-batch; the rows after them are 0
@@ -145,11 +145,11 @@ template <bool ROPE> struct loss_warps {
         const uint16_t *k = a.k;
         k += valid ? batch_index() * a.k_stride[0] + t * a.k_stride[1] + head_index() * a.k_stride[2] : 0;
         k += element();
-        const float scale = -1.f / (G2_KEPT * load_f(RHO));
+        const float scale = -1.f / (G2_KEPT * load_f(AT(rho)));
 #pragma unroll 1
         for (int e = 0; e < 4; ++e) {
             uint32_t x = valid ? load_global(k + 2 * e) : 0;
-            uint32_t g2 = load_u(G2 + last % int(X2_SLOTS) * TILE + own() + e * 4);
+            uint32_t g2 = load_u(AT(g2) + last % int(X2_SLOTS) * TILE + own() + e * 4);
             if constexpr (ROPE) x = rotated(x, token(), element() + 2 * e);
             a.k_rows[to + 2 * e] = bf16_first(x);
             a.k_rows[to + 2 * e + 1] = bf16_second(x);
@@ -170,7 +170,7 @@ template <bool ROPE> struct loss_warps {
         }
         await_kq(0);
         mbarrier_arrive(p1_ready(-1));
-        mbarrier_arrive(G2_READY);  // mini-batch -1
+        mbarrier_arrive(AT(g2_ready));  // mini-batch -1
 #pragma unroll 1
         for (int i = 0;; ++i) {
             launder(thread);
@@ -181,13 +181,13 @@ template <bool ROPE> struct loss_warps {
             gradient_offset(i, c, sum_c);
             if (slot_of<2>(i) == 0) {
                 await_copies();  // started two mini-batches ago
-                sync_warp();
+                __syncwarp();
                 load_lr((i >> 1) + 1);
             }
-            const float scale = -B2_KEPT * G2_KEPT * load_f(RHO);
-            const float step = scale * load_f(LR + slot_of<LR_SLOTS>(i) * LR_ROW + token() * 4);
+            const float scale = -B2_KEPT * G2_KEPT * load_f(AT(rho));
+            const float step = scale * load_f(AT(lr) + slot_of<LR_SLOTS>(i) * LR_ROW + token() * 4);
             need(sum_c);
-            mbarrier_wait(Z2_READY, parity_of<1>(i));
+            mbarrier_wait(AT(z2_ready), parity_of<1>(i));
             share_g2(i, c, sum_c, step);
         }
         // Wait for the loads of tokens beyond the end

@@ -96,38 +96,10 @@ struct shared_map {
     uint64_t group_read;  // answers > state: the buffers of a group are free
 };
 
-// Addresses
-constexpr uint32_t W2 = BASE + offsetof(shared_map, w2);
-constexpr uint32_t X2 = BASE + offsetof(shared_map, x2);
-constexpr uint32_t ZBAR = BASE + offsetof(shared_map, zbar);
-constexpr uint32_t G2 = BASE + offsetof(shared_map, g2);
-constexpr uint32_t KQ = BASE + offsetof(shared_map, kq);
-constexpr uint32_t DIAGONAL = BASE + offsetof(shared_map, diagonal);
-constexpr uint32_t B2_END = BASE + offsetof(shared_map, b2_end);
-constexpr uint32_t V = BASE + offsetof(shared_map, v);
-constexpr uint32_t P1Q = BASE + offsetof(shared_map, p1q);
-constexpr uint32_t P1K = BASE + offsetof(shared_map, p1k);
-constexpr uint32_t Z2 = BASE + offsetof(shared_map, z2);
-constexpr uint32_t GAMMA = BASE + offsetof(shared_map, gamma);
-constexpr uint32_t BETA = BASE + offsetof(shared_map, beta);
-constexpr uint32_t GAMMA_GAMMA = BASE + offsetof(shared_map, gamma_gamma);
-constexpr uint32_t B1 = BASE + offsetof(shared_map, b1);
-constexpr uint32_t LR = BASE + offsetof(shared_map, lr);
-constexpr uint32_t RATIO = BASE + offsetof(shared_map, ratio);
-constexpr uint32_t RHO = BASE + offsetof(shared_map, rho);
-constexpr uint32_t UPDATE = BASE + offsetof(shared_map, update);
-constexpr uint32_t SUM_GG = BASE + offsetof(shared_map, sum_gg);
-constexpr uint32_t LATER = BASE + offsetof(shared_map, later);
-constexpr uint32_t KQ_FULL = BASE + offsetof(shared_map, kq_full);
-constexpr uint32_t V_FULL = BASE + offsetof(shared_map, v_full);
-constexpr uint32_t P1_READY = BASE + offsetof(shared_map, p1_ready);
-constexpr uint32_t G2_READY = BASE + offsetof(shared_map, g2_ready);
-constexpr uint32_t Z2_READY = BASE + offsetof(shared_map, z2_ready);
-constexpr uint32_t GROUP_READY = BASE + offsetof(shared_map, group_ready);
-constexpr uint32_t GROUP_READ = BASE + offsetof(shared_map, group_read);
+#define AT(field) uint32_t(BASE + offsetof(shared_map, field))  // a field's address
 constexpr uint32_t BYTES = sizeof(shared_map);
 static_assert(BYTES <= LARGEST);
-static_assert(V % 1024 == 0 && KQ % 1024 == 0 && X2 % 1024 == 0 && ZBAR % 1024 == 0 && G2 % 1024 == 0);
+static_assert((AT(v) | AT(kq) | AT(x2) | AT(zbar) | AT(g2)) % 1024 == 0);
 
 // Sizes in bytes
 constexpr uint32_t SWIZZLED_ROW = COLUMNS * 2;
@@ -154,12 +126,12 @@ template <uint32_t SLOTS> __device__ constexpr int slot_of(int i) {
 }
 template <uint32_t SLOTS> __device__ constexpr int parity_of(int i) { return i >> std::countr_zero(SLOTS) & 1; }
 __device__ constexpr int group_of(int i) { return i >> std::countr_zero(uint32_t(GROUP)); }
-__device__ constexpr uint32_t kq_tile(int i) { return KQ + slot_of<KQ_SLOTS>(i) * KQ_TILE; }  // Q_{i-2}
+__device__ constexpr uint32_t kq_tile(int i) { return AT(kq) + slot_of<KQ_SLOTS>(i) * KQ_TILE; }  // Q_{i-2}
 __device__ constexpr uint32_t k_tile(int i) { return kq_tile(i) + TILE; }
-__device__ constexpr uint32_t v_tile(int i) { return V + slot_of<V_SLOTS>(i) * TILE; }
-__device__ constexpr uint32_t kq_full(int i) { return KQ_FULL + slot_of<KQ_SLOTS>(i) * MBARRIER; }
-__device__ constexpr uint32_t v_full(int i) { return V_FULL + slot_of<V_SLOTS>(i) * MBARRIER; }
-__device__ constexpr uint32_t p1_ready(int i) { return P1_READY + slot_of<P1_SLOTS>(i) * MBARRIER; }
+__device__ constexpr uint32_t v_tile(int i) { return AT(v) + slot_of<V_SLOTS>(i) * TILE; }
+__device__ constexpr uint32_t kq_full(int i) { return AT(kq_full) + slot_of<KQ_SLOTS>(i) * MBARRIER; }
+__device__ constexpr uint32_t v_full(int i) { return AT(v_full) + slot_of<V_SLOTS>(i) * MBARRIER; }
+__device__ constexpr uint32_t p1_ready(int i) { return AT(p1_ready) + slot_of<P1_SLOTS>(i) * MBARRIER; }
 
 // Byte of an element of b1. The four elements of a lane are neighbours: f, f + 8, f + 64 and f + 72.
 __device__ inline uint32_t b1_byte(uint32_t f) {

@@ -36,16 +36,9 @@ __device__ constexpr rotations ROTATIONS = make_rotations();
 
 // Eight neighbours of a padded row. AGAIN: load them even if the same address was loaded before.
 template <bool AGAIN = false> __device__ inline void load_octet(float (&x)[8], uint32_t at) {
-    const float4_ low = AGAIN ? load_f4_again(at) : load_f4(at);
-    const float4_ high = AGAIN ? load_f4_again(at + HALF_ROW) : load_f4(at + HALF_ROW);
-    x[0] = low.x;
-    x[1] = low.y;
-    x[2] = low.z;
-    x[3] = low.w;
-    x[4] = high.x;
-    x[5] = high.y;
-    x[6] = high.z;
-    x[7] = high.w;
+    auto &halves = reinterpret_cast<float4_(&)[2]>(x);
+#pragma unroll
+    for (int k = 0; k < 2; ++k) halves[k] = AGAIN ? load_f4_again(at + k * HALF_ROW) : load_f4(at + k * HALF_ROW);
 }
 // Sum over the eight threads of a token
 template <int n> __device__ inline void sum_over_token(float (&x)[n]) {
@@ -67,9 +60,8 @@ __device__ inline uint32_t rotated_by(uint32_t x, float cosine, float sine) {
 }
 // RoPE of the pair (even, even + 1) of token t in a mini-batch
 __device__ inline uint32_t rotated(uint32_t x, int t, int even) {
-    float cosine, sine;
-    load_global_f2(cosine, sine, &ROTATIONS.cos_sin[t][even]);
-    return rotated_by(x, cosine, sine);
+    const float2 turn = load_global_f2(&ROTATIONS.cos_sin[t][even]);
+    return rotated_by(x, turn.x, turn.y);
 }
 
 }  // namespace ttt::mlp_block

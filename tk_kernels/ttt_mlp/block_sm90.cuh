@@ -37,36 +37,36 @@ namespace ttt::mlp_block {
 
 __device__ inline void prepare(const arguments &a) {
     const int thread = thread_index(), head = head_index();
-    for (uint32_t at = BASE + thread * 16; at < Z2; at += THREADS * 16) store_u4(at, {0, 0, 0, 0});
+    for (uint32_t at = BASE + thread * 16; at < AT(z2); at += THREADS * 16) store_u4(at, {0, 0, 0, 0});
     // rho: s_15 times the smallest power of two that keeps s_t / rho within LARGEST_RATIO; never 0
     constexpr float SMALLEST_RHO = 0x1p-60f;
-    float largest = 0, rho = larger(a.token_scale[B - 1], SMALLEST_RHO), u = 1.f;
-    for (int t = 0; t < B; ++t) largest = larger(largest, a.token_scale[t]);
+    float largest = 0, rho = fmaxf(a.token_scale[B - 1], SMALLEST_RHO), u = 1.f;
+    for (int t = 0; t < B; ++t) largest = fmaxf(largest, a.token_scale[t]);
     while (largest > LARGEST_RATIO * rho) {
         rho *= 2.f;
         u *= 0.5f;
     }
-    sync_block();
-    if (thread < B) store_f(RATIO + thread * 4, a.token_scale[thread] / rho);
+    __syncthreads();
+    if (thread < B) store_f(AT(ratio) + thread * 4, a.token_scale[thread] / rho);
     if (thread == 0) {
         float sum = 0;
-        for (uint32_t d = 0; d < D; ++d) sum = fused(a.ln_weight[head * D + d], a.ln_weight[head * D + d], sum);
-        store_f(RHO, rho);
-        store_f(UPDATE, u);
-        store_f(SUM_GG, sum);
-        store_u(LATER, to_f16(-u, -u));
+        for (uint32_t d = 0; d < D; ++d) sum = fmaf(a.ln_weight[head * D + d], a.ln_weight[head * D + d], sum);
+        store_f(AT(rho), rho);
+        store_f(AT(update), u);
+        store_f(AT(sum_gg), sum);
+        store_u(AT(later), to_f16(-u, -u));
     }
     if (thread < int(D)) {
         const float gamma = a.ln_weight[head * D + thread];
-        store_f(GAMMA + row_byte(thread), gamma);
-        store_f(BETA + row_byte(thread), a.ln_bias[head * D + thread]);
-        store_f(GAMMA_GAMMA + row_byte(thread), gamma * gamma);
+        store_f(AT(gamma) + row_byte(thread), gamma);
+        store_f(AT(beta) + row_byte(thread), a.ln_bias[head * D + thread]);
+        store_f(AT(gamma_gamma) + row_byte(thread), gamma * gamma);
     }
     // u in the rows of keys in P1Q: adds u times the sum of G1, by which b1 is late
     constexpr int WORDS = B * B / 2;
     if (thread < int(P1_SLOTS) * WORDS)
-        store_u(P1Q + thread / WORDS * P1Q_TILE + P1Q_TILE / 2 + thread % WORDS * 4, to_bf16(u, u));
-    if (thread < int(F)) store_f(B1 + b1_byte(thread), W1_KEPT * a.b1[state_index(a) * F + thread]);
+        store_u(AT(p1q) + thread / WORDS * P1Q_TILE + P1Q_TILE / 2 + thread % WORDS * 4, to_bf16(u, u));
+    if (thread < int(F)) store_f(AT(b1) + b1_byte(thread), W1_KEPT * a.b1[state_index(a) * F + thread]);
     if (thread < 32) {
         uint32_t d[4];
         for (int e = 0; e < 4; ++e) {
@@ -74,7 +74,7 @@ __device__ inline void prepare(const arguments &a) {
             const float ratio = a.token_scale[row] / rho;
             d[e] = to_f16((column <= row ? ratio : 0.f) - u, (column < row ? ratio : 0.f) - u);
         }
-        store_u4(DIAGONAL + thread * 16, {d[0], d[1], d[2], d[3]});
+        store_u4(AT(diagonal) + thread * 16, {d[0], d[1], d[2], d[3]});
     }
     if (thread == 0) {
         for (int i = 0; i < int(KQ_SLOTS); ++i) mbarrier_init(kq_full(i), 2);
@@ -82,13 +82,13 @@ __device__ inline void prepare(const arguments &a) {
             mbarrier_init(v_full(i), 1);
             mbarrier_init(p1_ready(i), WARPGROUP);
         }
-        mbarrier_init(G2_READY, WARPGROUP);
-        mbarrier_init(GROUP_READ, WARPGROUP);
-        mbarrier_init(Z2_READY, 2 * WARPGROUP);
-        mbarrier_init(GROUP_READY, 2 * WARPGROUP);
+        mbarrier_init(AT(g2_ready), WARPGROUP);
+        mbarrier_init(AT(group_read), WARPGROUP);
+        mbarrier_init(AT(z2_ready), 2 * WARPGROUP);
+        mbarrier_init(AT(group_ready), 2 * WARPGROUP);
     }
     publish();
-    sync_block();
+    __syncthreads();
 }
 
 template <bool ROPE> __device__ inline void forward(const arguments &a) {
@@ -97,7 +97,7 @@ template <bool ROPE> __device__ inline void forward(const arguments &a) {
     if (role < 2) {  // which half of F
         take_registers<STATE_REGISTERS>();
         const int loads = warp == 0 ? QUERIES : warp == 4 ? KEYS : warp == 5 ? VALUES : NOTHING;
-        if (load_f(UPDATE) == 1.f)
+        if (load_f(AT(update)) == 1.f)
             state_warps<false>{a, role, loads}.run();
         else
             state_warps<true>{a, role, loads}.run();

@@ -16,7 +16,7 @@ template <bool SCALED> struct state_warps {
     static constexpr int Z2_BITS = 18;
     static_assert(BASE + BYTES <= 1u << Z2_BITS);
     uint32_t both_at = swizzled((lane() & 7) + ((lane() >> 4) << 3), warp() * 2 + ((lane() >> 3) & 1)) << Z2_BITS |
-                       (Z2 + part * (B * ROW) + column() * ROW + row_byte(row()));
+                       (AT(z2) + part * (B * ROW) + column() * ROW + row_byte(row()));
     __device__ uint32_t stored_at() {
         launder(both_at);
         return both_at >> Z2_BITS;
@@ -25,8 +25,8 @@ template <bool SCALED> struct state_warps {
         launder(both_at);
         return both_at & (1u << Z2_BITS) - 1;
     }
-    const uint32_t zbar_blocks = ZBAR + OWN * part * ZBAR_BLOCK;
-    const uint32_t x2_blocks = operand(X2 + OWN * part * X2_BLOCK, X2_BLOCK);
+    const uint32_t zbar_blocks = AT(zbar) + OWN * part * ZBAR_BLOCK;
+    const uint32_t x2_blocks = operand(AT(x2) + OWN * part * X2_BLOCK, X2_BLOCK);
 
     float W1t[OWN][32], W2t[64];
     float b2[2];         // rows row() and row() + 8, the same in all lanes of a row; 0 in the second warpgroup
@@ -41,11 +41,11 @@ template <bool SCALED> struct state_warps {
     __device__ static uint32_t row() { return 16 * warp() + lane() / 4; }
     __device__ static uint32_t column() { return 2 * (lane() % 4); }
     // This lane's four elements of b1: rows row() and row() + 8 of both blocks
-    __device__ uint32_t b1_at() const { return B1 + (PART * part) * 4 + (8 * warp() + lane() / 4) * 16; }
+    __device__ uint32_t b1_at() const { return AT(b1) + (PART * part) * 4 + (8 * warp() + lane() / 4) * 16; }
 
     __device__ void load() {
         const uint32_t row = this->row(), column = this->column();
-        const float over_u = SCALED ? 1.f / load_f(UPDATE) : 1.f;
+        const float over_u = SCALED ? 1.f / load_f(AT(update)) : 1.f;
         const float *from = a.W1 + state_index(a) * (D * F) + PART * part + row + column * F;
         // Barriers limit the loads in flight: without them their registers spill
 #pragma unroll
@@ -71,23 +71,16 @@ template <bool SCALED> struct state_warps {
         // Zeros come from memory: ptxas would spill a loop's initial constants before the warps take their registers
 #pragma unroll
         for (int n = 0; n < OWN; ++n) {
-            uint4_ x = load_u4(G2 + n * 32), y = load_u4(G2 + n * 32 + 16);  // G2 is still zero
-            g1[n][0] = x.x;
-            g1[n][1] = x.y;
-            g1[n][2] = x.z;
-            g1[n][3] = x.w;
-            slope[n][0] = y.x;
-            slope[n][1] = y.y;
-            slope[n][2] = y.z;
-            slope[n][3] = y.w;
+            reinterpret_cast<uint4_ &>(g1[n]) = load_u4(AT(g2) + n * 32);  // G2 is still zero
+            reinterpret_cast<uint4_ &>(slope[n]) = load_u4(AT(g2) + n * 32 + 16);
         }
     }
     __device__ void store() {
         const uint32_t part = thread_index() / WARPGROUP, row = this->row(), column = this->column();
-        const float u = SCALED ? load_f(UPDATE) : 1.f;
+        const float u = SCALED ? load_f(AT(update)) : 1.f;
         float *to = a.W1_out + state_index(a) * (D * F) + PART * part + row + column * F;
         float *bias = a.b1_out + state_index(a) * F + PART * part + row;
-        sync_warp();  // four lanes wrote b1
+        __syncwarp();  // four lanes wrote b1
 #pragma unroll
         for (int n = 0; n < OWN; ++n) {
 #pragma unroll
@@ -98,7 +91,7 @@ template <bool SCALED> struct state_warps {
             if (column == 0)
                 for (int e = 0; e < 2; ++e)
                     bias[int(COLUMNS) * n + 8 * e] =
-                        load_f(B1 + b1_byte(PART * part + row + n * COLUMNS + e * 8)) / W1_KEPT;
+                        load_f(AT(b1) + b1_byte(PART * part + row + n * COLUMNS + e * 8)) / W1_KEPT;
         }
         if (part == 0 && column == 0) {
             bias = a.b2_out + state_index(a) * D + row;
@@ -115,7 +108,7 @@ template <bool SCALED> struct state_warps {
     __device__ void store_rows() {
         const int last = a.T / B, pending = a.T % B;
         const uint32_t part = thread_index() / WARPGROUP, row = this->row(), column = this->column();
-        const float scale = -1.f / (G1_KEPT * load_f(RHO));
+        const float scale = -1.f / (G1_KEPT * load_f(AT(rho)));
         const int64_t at = state_index(a) * (B * F) + column * F + PART * part + row;
 #pragma unroll
         for (int n = 0; n < OWN; ++n)
@@ -126,7 +119,7 @@ template <bool SCALED> struct state_warps {
                 rows[0] = int(token) < pending ? scale * bf16_first(g1[n][e]) : 0.f;
                 rows[F] = int(token) + 1 < pending ? scale * bf16_second(g1[n][e]) : 0.f;
                 rows += a.x2_rows - a.g1_rows;
-                const uint32_t x2 = X2 + (OWN * part + n) * X2_BLOCK + last % int(X2_SLOTS) * TILE;
+                const uint32_t x2 = AT(x2) + (OWN * part + n) * X2_BLOCK + last % int(X2_SLOTS) * TILE;
 #pragma unroll
                 for (uint32_t one = 0; one < 2; ++one) {
                     const bool there = int(token + one) < pending;
@@ -142,15 +135,15 @@ template <bool SCALED> struct state_warps {
         float sums[2][4] = {};
 #pragma unroll
         for (int n = 0; n < OWN; ++n) multiply_warp<bf16>(sums[n], g1[n], BF16_ONES, BF16_ONES);
-        sync_warp();  // four lanes share the sums
+        __syncwarp();  // four lanes share the sums
         if (!SCALED) u = 1.f;
-        store_f4(b1_at(), {fused(u, sums[0][0], b1.x), fused(u, sums[0][2], b1.y),  //
-                           fused(u, sums[1][0], b1.z), fused(u, sums[1][2], b1.w)});
+        store_f4(b1_at(), {fmaf(u, sums[0][0], b1.x), fmaf(u, sums[0][2], b1.y),  //
+                           fmaf(u, sums[1][0], b1.z), fmaf(u, sums[1][2], b1.w)});
     }
     // Computes Z1bar_{i-1} and Z1_{i+1} of block n with the present W1
     __device__ void project(int n, float u) {
-        const uint32_t kq = operand(KQ) + slot_of<KQ_SLOTS>(i + 1) * (KQ_TILE / UNIT);
-        const uint32_t p1 = operand(P1Q, 128) + slot_of<P1_SLOTS>(i) * (P1Q_TILE / UNIT);
+        const uint32_t kq = operand(AT(kq)) + slot_of<KQ_SLOTS>(i + 1) * (KQ_TILE / UNIT);
+        const uint32_t p1 = operand(AT(p1q), 128) + slot_of<P1_SLOTS>(i) * (P1Q_TILE / UNIT);
         uint32_t w[4][4];
 #pragma unroll
         for (int k = 0; k < 4; ++k)
@@ -181,7 +174,7 @@ template <bool SCALED> struct state_warps {
         store_transposed(zbar_blocks + slot * TILE + n * ZBAR_BLOCK + stored_at(), queries);
     }
     __device__ void project_both() {
-        const float u = SCALED ? load_f(UPDATE) : 1.f;
+        const float u = SCALED ? load_f(AT(update)) : 1.f;
         project(0, u);
         hold(i);  // keep the operands of block 1 out of the registers of block 0
         project(1, u);
@@ -192,8 +185,8 @@ template <bool SCALED> struct state_warps {
 
     // Computes, from G2_i: G1_i, the correction of Z1_{i+1} and the update of W2
     __device__ void learn() {
-        const uint32_t slot8 = slot_of<X2_SLOTS>(i) * (TILE / UNIT), g2 = operand(G2) + slot8;
-        const uint32_t w2 = operand(W2 + part * (2 * BLOCK)) + (slot_of<GROUP>(i) == 0 ? W2_BYTES / UNIT : 0);
+        const uint32_t slot8 = slot_of<X2_SLOTS>(i) * (TILE / UNIT), g2 = operand(AT(g2)) + slot8;
+        const uint32_t w2 = operand(AT(w2) + part * (2 * BLOCK)) + (slot_of<GROUP>(i) == 0 ? W2_BYTES / UNIT : 0);
         float gradient[2][8];
         begin_matmuls();
 #pragma unroll
@@ -213,7 +206,7 @@ template <bool SCALED> struct state_warps {
                                    gradient[n][2 * e + 1] * f16_second(slope[n][e]));
             begin_matmuls();
             multiply<bf16, 0, 1>(keys[n], g1[n],
-                                 matrices(operand(P1K, 128) + slot_of<P1_SLOTS>(i) * (P1K_TILE / UNIT)));
+                                 matrices(operand(AT(p1k), 128) + slot_of<P1_SLOTS>(i) * (P1K_TILE / UNIT)));
             commit_matmuls();
         }
         multiply<half, 1, 1, 1>(W2t, tile(g2), tile(x2_blocks + slot8));
@@ -242,9 +235,9 @@ template <bool SCALED> struct state_warps {
     // X2 of mini-batch i, this warpgroup's part of Z2, updates of W1 and b2, W2 to shared memory, slopes
     __device__ void answer_keys() {
         const uint32_t slot8 = slot_of<X2_SLOTS>(i) * TILE;
-        const uint32_t x2 = x2_blocks + slot8 / UNIT, x2_to = X2 + OWN * part * X2_BLOCK + slot8 + stored_at();
-        const uint32_t k_before = operand(KQ + TILE) + slot_of<KQ_SLOTS>(i - 1) * (KQ_TILE / UNIT);
-        const float u = SCALED ? load_f(UPDATE) : 1.f;
+        const uint32_t x2 = x2_blocks + slot8 / UNIT, x2_to = AT(x2) + OWN * part * X2_BLOCK + slot8 + stored_at();
+        const uint32_t k_before = operand(AT(kq) + TILE) + slot_of<KQ_SLOTS>(i - 1) * (KQ_TILE / UNIT);
+        const float u = SCALED ? load_f(AT(update)) : 1.f;
         uint32_t z[2][4], t[2][4];
         await_matmuls<2>(keys[0]);
         activate(0, x2_to, z, t);
@@ -264,7 +257,7 @@ template <bool SCALED> struct state_warps {
         }
         if (part == 0) {
             uint32_t g2[4];
-            load_transposed(g2, G2 + slot_of<X2_SLOTS>(i - 1) * TILE + stored_at());
+            load_transposed(g2, AT(g2) + slot_of<X2_SLOTS>(i - 1) * TILE + stored_at());
             // b2 += G2_{i-1} summed over tokens, times B2_KEPT / G2_KEPT
             float bias[4] = {b2[0], b2[0], b2[1], b2[1]};
             multiply_warp<half>(bias, g2, F16_QUARTERS, F16_QUARTERS);
@@ -276,7 +269,7 @@ template <bool SCALED> struct state_warps {
         uint32_t w[BUFFERS][4];
 #pragma unroll
         for (int k = 0; k < AHEAD; ++k) convert(k, w[k], u);
-        const uint32_t w2_to = W2 + part * (2 * BLOCK) + (slot_of<GROUP>(i) == 0 ? W2_BYTES : 0) + stored_at();
+        const uint32_t w2_to = AT(w2) + part * (2 * BLOCK) + (slot_of<GROUP>(i) == 0 ? W2_BYTES : 0) + stored_at();
         float z2[8];
 #pragma unroll
         for (int e = 0; e < 8; ++e) z2[e] = SCALED ? u * b2[e >> 1 & 1] : b2[e >> 1 & 1];
@@ -294,10 +287,10 @@ template <bool SCALED> struct state_warps {
         const uint32_t z2_at = this->z2_at();
 #pragma unroll
         for (int e = 0; e < 8; ++e) store_f(z2_at + (e & 1) * ROW + (e >> 2) * (8 * ROW) + (e >> 1 & 1) * 16, z2[e]);
-        mbarrier_arrive(Z2_READY);
+        mbarrier_arrive(AT(z2_ready));
 
         if (slot_of<GROUP>(i) == 0 && part == 0) {
-            const uint32_t end = B2_END + slot_of<2>(group_of(i) - 1) * B2_ROW + row() * 4;
+            const uint32_t end = AT(b2_end) + slot_of<2>(group_of(i) - 1) * B2_ROW + row() * 4;
             store_f(end, u * b2[0]);
             store_f(end + 32, u * b2[1]);
         }
@@ -314,7 +307,7 @@ template <bool SCALED> struct state_warps {
         while (true) {
             mbarrier_wait(p1_ready(i), parity_of<P1_SLOTS>(i + 1));
             if (i >= 2 * GROUP - 1 && slot_of<GROUP>(i) == GROUP - 1)
-                mbarrier_wait(GROUP_READ, parity_of<1>(group_of(i) - 1));
+                mbarrier_wait(AT(group_read), parity_of<1>(group_of(i) - 1));
             project_both();
             if (i >= a.full) {
                 if (i == a.full)
@@ -323,11 +316,11 @@ template <bool SCALED> struct state_warps {
                     store_rows();
             }
             if (slot_of<GROUP>(i) == 0) {
-                mbarrier_arrive(GROUP_READY);
+                mbarrier_arrive(AT(group_ready));
                 if (i == a.count) break;
             }
             barrier_sync(STATE + part, WARPGROUP);  // all of this part of W2 is in shared memory
-            mbarrier_wait(G2_READY, parity_of<1>(i + 1));
+            mbarrier_wait(AT(g2_ready), parity_of<1>(i + 1));
             learn();
             ++i;
             answer_keys();

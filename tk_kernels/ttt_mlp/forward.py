@@ -5,8 +5,6 @@ dimension splits both over the N warps, by hidden units, so that Z1, Y1 and both
 mini-batch, W2 is rounded and written to shared memory, where its three matmuls read it.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

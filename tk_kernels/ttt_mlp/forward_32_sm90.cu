@@ -53,10 +53,6 @@ __device__ inline int swizzled(int row, int piece) { return row * 128 + ((piece 
 // Offset of a lane's row for ldmatrix and stmatrix of the leftmost 16 x 16 piece of a tile. The next piece is 32 bytes
 // further.
 __device__ inline int matrix_offset(int lane, int row0) { return swizzled(row0 + lane % 16, lane / 16); }
-__device__ inline void load(rt_bf<16, 16> &x, uint32_t at) {
-    auto &e = x.tiles[0][0].data;
-    move<bf16_2>::ldsm4(e[0], e[1], e[2], e[3], at);
-}
 
 // Eight neighbouring elements of a token: one thread loads, normalises and writes them. Eight threads share a token.
 struct vec8 {
@@ -71,23 +67,17 @@ struct vec8 {
     }
     __device__ static vec8 of(uint4 packed) {  // from bfloat16
         vec8 o;
-        const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
+        const auto *pairs = reinterpret_cast<const bf16_2 *>(&packed);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            float2 two = base_types::convertor<float2, bf16_2>::convert(*reinterpret_cast<const bf16_2 *>(&words[e]));
-            o.x[2 * e] = two.x;
-            o.x[2 * e + 1] = two.y;
-        }
+        for (int e = 0; e < 4; ++e) reinterpret_cast<float2 *>(o.x)[e] = __bfloat1622float2(pairs[e]);
         return o;
     }
     __device__ uint4 pack() const {  // to bfloat16
-        uint32_t words[4];
+        uint4 packed;
+        auto *pairs = reinterpret_cast<bf16_2 *>(&packed);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            bf16_2 two = base_types::convertor<bf16_2, float2>::convert(float2{x[2 * e], x[2 * e + 1]});
-            words[e] = *reinterpret_cast<uint32_t *>(&two);
-        }
-        return {words[0], words[1], words[2], words[3]};
+        for (int e = 0; e < 4; ++e) pairs[e] = __floats2bfloat162_rn(x[2 * e], x[2 * e + 1]);
+        return packed;
     }
 };
 
@@ -97,28 +87,6 @@ template <typename... Float> __device__ inline void sum_over_token(Float &...x) 
     for (int lane = 1; lane < 8; lane *= 2) ((x += __shfl_xor_sync(0xffffffff, x, lane)), ...);
 }
 
-// cos and sin of RoPE's angle for each position in a mini-batch and pair of elements; `threads` threads compute them
-template <int m> __device__ inline void fill_rope(float2 (&rope)[m][D / 2], int thread, int threads) {
-    constexpr float STEP = -2 * 13.287712379549449f / D;  // log2 of the ratio of neighbouring frequencies, 10000^(-2/D)
-    constexpr float ONE_OVER_PI = 0.3183098861837907f;
-    for (int at = thread; at < m * D / 2; at += threads) {
-        float2 &rotation = rope[at / (D / 2)][at % (D / 2)];
-        sincospif((at / (D / 2)) * exp2f((at % (D / 2)) * STEP) * ONE_OVER_PI, &rotation.y, &rotation.x);
-    }
-}
-// Applies RoPE to eight elements if `rope`; `rotation_of(e)` returns cos and sin of pair e
-template <typename Fn> __device__ inline uint4 rotated(uint4 x, bool rope, Fn rotation_of) {
-    if (!rope) return x;
-    vec8 o = vec8::of(x);
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-        float2 rotation = rotation_of(e);
-        float even = o.x[2 * e], odd = o.x[2 * e + 1];
-        o.x[2 * e] = even * rotation.x - odd * rotation.y;
-        o.x[2 * e + 1] = odd * rotation.x + even * rotation.y;
-    }
-    return o.pack();
-}
 
 constexpr int B = 32, GROUPS = 2, OWN = F / BLOCK / GROUPS;  // OWN: blocks of F per warpgroup
 constexpr int THREADS = GROUPS * WARPGROUP_THREADS;
@@ -162,7 +130,7 @@ struct shared {
     float z2[GROUPS][B][D + 4];               // 4: padding, so that the transposing stores of a warp hit 32 banks
     float lr_ahead[B], lr[B], step[B], scale[B];  // step = -u lr
     float b1[F], b2[D], gamma[D], beta[D];
-    float2 rope[B][D / 2];
+    float2 rope[B][D / 2];  // cos and sin, by position and pair of elements
 };
 
 __device__ inline float gelu(float z) {
@@ -271,7 +239,11 @@ struct chain {
         g2.each([&](int e, float x) { g.g2_rows[at + e] = valid ? s.lr[token()] * x : 0.f; });
     }
     __device__ void load_parameters() {
-        fill_rope(s.rope, id(), THREADS);
+        for (int at = id(); at < B * D / 2; at += THREADS) {
+            const int t = at / (D / 2), i = at % (D / 2);
+            const float angle = t * exp2f(i * (-2 * 13.287712379549449f / D));  // t 10000^(-2 i / D); log2(10000)
+            sincospif(angle * 0.3183098861837907f, &s.rope[t][i].y, &s.rope[t][i].x);
+        }
         for (int at = id(); at < B * B / 2; at += THREADS) reinterpret_cast<uint32_t *>(&s.p)[at] = 0;
         if (id() < B) s.scale[id()] = g.token_scale[id()];
         if (id() < D) {
@@ -311,9 +283,18 @@ struct chain {
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
-    // Applies RoPE for position token()
+    // Applies RoPE for position token() to eight elements
     __device__ uint4 rotated(uint4 x) {
-        return ::rotated(x, g.rope, [&](int e) { return s.rope[token()][element() / 2 + e]; });
+        if (!g.rope) return x;
+        vec8 o = vec8::of(x);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            float2 rotation = s.rope[token()][element() / 2 + e];
+            float even = o.x[2 * e], odd = o.x[2 * e + 1];
+            o.x[2 * e] = even * rotation.x - odd * rotation.y;
+            o.x[2 * e + 1] = odd * rotation.x + even * rotation.y;
+        }
+        return o.pack();
     }
     // Stores K, Q, lr and -u lr K of mini-batch i in shared memory
     __device__ void share_tokens(int i) {
@@ -475,8 +456,9 @@ struct chain {
 #pragma unroll
         for (int d = 0; d < BLOCK / 16; ++d) {
             rt_bf<16, 16> a, b;
-            load(a, rows ^ (d * 32));
-            load(b, columns ^ (d * 32));
+            auto &left = a.tiles[0][0].data, &right = b.tiles[0][0].data;
+            move<bf16_2>::ldsm4(left[0], left[1], left[2], left[3], rows ^ (d * 32));
+            move<bf16_2>::ldsm4(right[0], right[1], right[2], right[3], columns ^ (d * 32));
             warp::mma_ABt(p, a, b, p);
         }
     }

@@ -10,8 +10,6 @@ primal  has the running sums of the gradients next to W1 and W2, reads and write
 One program owns one head of one sequence. It branches on the position of its sequence in device memory.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,7 +75,7 @@ class GenerateState(StepState):
         if launch.sm90:
             from tk_kernels.ttt_mlp.generate_sm90 import dual  # a late import: few machines have Gluon
 
-            return dual, {"G": launch.warps}
+            return dual, {}
         F, D = self.b1.shape[2], self.b2.shape[2]
         constants = portable_constants(self, launch.block, F) | {"F": F}
         if D > IN_REGISTERS:

@@ -36,22 +36,30 @@ def dual(
     weights1, low1, b1, weights2, low2, b2, rows_k, rows_x2, rows_g1, rows_g2, position,
     q_stride, k_stride, v_stride, out_stride, lr_stride, base_lr,
     slots, w_stride, b1_stride, b2_stride, d_stride, f_stride,
-    H: gl.constexpr, m: gl.constexpr, G: gl.constexpr, SLOTS: gl.constexpr,
+    H: gl.constexpr, m: gl.constexpr, SLOTS: gl.constexpr,
     PLANES: gl.constexpr, ROPE: gl.constexpr, LOGITS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     let_next_begin(PDL)
     D: gl.constexpr = 64
     F: gl.constexpr = 256
+    G: gl.constexpr = 4  # warps
     FW: gl.constexpr = F // G  # hidden units per warp
     FT: gl.constexpr = FW // 8  # hidden units per thread
     # [warp, f, d] of W1 transposed and of W2
     tile: gl.constexpr = gl.BlockedLayout([1, FT, 8], [1, 8, 4], [G, 1, 1], [2, 1, 0])
     copied: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 4, 8], [G, 1, 1], [2, 1, 0])
-    shared: gl.constexpr = gl.SwizzledSharedLayout(8, max(1, FT // 4), 8, [2, 1, 0])
-    # [warp, row, d]: every warp has all of it; [warp, row, f]
+    shared: gl.constexpr = gl.SwizzledSharedLayout(8, 2, 8, [2, 1, 0])
+    # [warp, row, d]: every warp has all of it
     of_d: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 8, 4], [G, 1, 1], [2, 1, 0])
-    of_f: gl.constexpr = row_layout(G, FT)
-    spread: gl.constexpr = spread_layout(G, G)  # [warp, d]: every thread has two d of all warps
+    # [warp, row, f]: a thread has four rows of the same FT neighbouring hidden units as in `tile`
+    of_f: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 0, 1], [0, 0, 2], [0, 0, 4], [0, 4, 0], [0, 8, 0]],
+        [[0, 1, 0], [0, 2, 0], [0, 0, 8], [0, 0, 16], [0, 0, 32]],
+        [[1, 0, 0], [2, 0, 0]],
+        [],
+        [4, 16, 64],
+    )
+    spread: gl.constexpr = gl.BlockedLayout([G, 2], [1, 32], [G, 1], [1, 0])  # [warp, d]: a thread has two d
     per_d: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, tile))
     per_f: gl.constexpr = gl.SliceLayout(2, tile)
     lane_d: gl.constexpr = gl.SliceLayout(0, spread)
@@ -168,30 +176,9 @@ def dual(
         tl.debug_barrier()  # the rows just written are read back
         apply_rows(w1_shared, weights1, low1, b1, rows_g1, rows_k, scale, G, FW, m, PLANES, True)
         apply_rows(w2_shared, weights2, low2, b1, rows_x2, rows_g2, scale, G, FW, m, PLANES, False)
-        sum_g2 = gl.sum(wide(g2_shared.load(spread_layout(16, G))), 0)
+        sum_g2 = gl.sum(wide(g2_shared.load(gl.BlockedLayout([16, 2], [1, 32], [G, 1], [1, 0]))), 0)
         sum_g2 = gl.convert_layout(sum_g2, lane_d, assert_trivial=True) + wide(g2)
         gl.store(b2 + rd, bias2 - scale * sum_g2)
-
-
-@gluon.constexpr_function
-def row_layout(G, FT):
-    """Return a layout [warp, 16 rows, hidden unit] for rows of hidden units, such as X2.
-
-    Each thread has the same FT neighbouring hidden units as in the layout of the weights, for four of the 16 rows.
-    """
-    f = [[0, 0, 1 << i] for i in range(FT.bit_length() - 1)]
-    lanes = [[0, 1, 0], [0, 2, 0], [0, 0, FT], [0, 0, 2 * FT], [0, 0, 4 * FT]]
-    warps = [[1 << i, 0, 0] for i in range(G.bit_length() - 1)]
-    return gl.DistributedLinearLayout([*f, [0, 4, 0], [0, 8, 0]], lanes, warps, [], [G, 16, 8 * FT])
-
-
-@gluon.constexpr_function
-def spread_layout(rows, G):
-    """Return a layout [rows, 64], equal in G warps, with two columns per thread."""
-    registers = [[0, 1], *[[1 << i, 0] for i in range(rows.bit_length() - 1)]]
-    return gl.DistributedLinearLayout(
-        registers, [[0, 2 << i] for i in range(5)], [[0, 0]] * (G.bit_length() - 1), [], [rows, 64]
-    )
 
 
 @gluon.jit
@@ -222,13 +209,6 @@ def along_d(x):
     return x.expand_dims(0).expand_dims(1)
 
 
-@gluon.constexpr_function
-def apply_layouts(G):
-    """Return layouts of a [16 G, 64] tensor-core matmul: result, left and right operand."""
-    product = gl.NVMMADistributedLayout([2, 0], [G, 1], [16, 8])
-    return product, gl.DotOperandLayout(0, product, 2), gl.DotOperandLayout(1, product, 2)
-
-
 @gluon.jit
 def apply_rows(
     high, weights, low, bias, rows_f, rows_d, scale,
@@ -243,10 +223,9 @@ def apply_rows(
     """
     D: gl.constexpr = 64
     F: gl.constexpr = G * FW
-    layouts: gl.constexpr = apply_layouts(G)
-    product: gl.constexpr = layouts[0]
-    left: gl.constexpr = layouts[1]
-    right: gl.constexpr = layouts[2]
+    product: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [G, 1], [16, 8])
+    left: gl.constexpr = gl.DotOperandLayout(0, product, 2)
+    right: gl.constexpr = gl.DotOperandLayout(1, product, 2)
     tile: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 8, 4], [G, 1, 1], [2, 1, 0])
     c = gl.arange(0, D, layout=gl.SliceLayout(0, right)).expand_dims(0)
     rd = (c & 33) + ((c >> 1) & 3) * 8 + ((c >> 3) & 3) * 2

@@ -31,8 +31,6 @@ __device__ inline bool elected() {  // one lane of a warp
     asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(x));
     return x;
 }
-__device__ inline void sync_warp() { __syncwarp(); }
-__device__ inline void sync_block() { __syncthreads(); }
 // Named barrier of `threads` threads
 __device__ inline void barrier_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -68,11 +66,7 @@ __device__ inline void copy_ahead(uint32_t to, const float *from, bool there) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(there ? 4 : 0) : "memory");
 }
 __device__ inline void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-__device__ inline uint32_t load_global(const void *from) {
-    uint32_t x;
-    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(x) : "l"(from));
-    return x;
-}
+__device__ inline uint32_t load_global(const void *from) { return __ldg(static_cast<const uint32_t *>(from)); }
 __device__ inline void store_global(void *to, uint32_t x, bool there) {
     asm volatile("{.reg .pred there; setp.ne.s32 there, %0, 0; @there st.global.u32 [%1], %2;}"
                  ::"r"(int(there)), "l"(to), "r"(x) : "memory");
@@ -100,14 +94,10 @@ __device__ inline float4_ load_f4_again(uint32_t at) {
                  : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
     return v;
 }
-__device__ inline void load_global_f2(float &x, float &y, const float *from) {
-    asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "l"(from));
-}
+__device__ inline float2 load_global_f2(const float *from) { return __ldg(reinterpret_cast<const float2 *>(from)); }
 __device__ inline float4_ load_global_f4(const float *from) {
-    float4_ v;
-    asm volatile("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from));
-    return v;
+    float4 v = __ldg(reinterpret_cast<const float4 *>(from));
+    return {v.x, v.y, v.z, v.w};
 }
 __device__ inline void load_f2(float &x, float &y, uint32_t at) {
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "r"(at) : "memory");
@@ -202,56 +192,33 @@ template <typename T> __device__ inline void multiply_warp(float (&d)[4], uint32
 }
 
 // ---- numbers. A word holds two of 16 bits, the first in its lower half.
+__device__ inline half_2 halves(uint32_t x) { return reinterpret_cast<half_2 &>(x); }
+__device__ inline uint32_t word(half_2 x) { return reinterpret_cast<uint32_t &>(x); }
 __device__ inline uint32_t to_f16(float first, float second) {  // saturates
     uint32_t d;
     asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(second), "f"(first));
     return d;
 }
 __device__ inline uint32_t to_bf16(float first, float second) {
-    uint32_t d;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(second), "f"(first));
-    return d;
+    bf16_2 x = __floats2bfloat162_rn(first, second);
+    return reinterpret_cast<uint32_t &>(x);
 }
-__device__ inline float f16_first(uint32_t x) {
-    float f;
-    asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(f) : "r"(x));
-    return f;
-}
-__device__ inline float f16_second(uint32_t x) {
-    float f;
-    asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h;}" : "=f"(f) : "r"(x));
-    return f;
-}
+__device__ inline float f16_first(uint32_t x) { return __low2float(halves(x)); }
+__device__ inline float f16_second(uint32_t x) { return __high2float(halves(x)); }
 __device__ inline float bf16_first(uint32_t x) { return __uint_as_float(x << 16); }
 __device__ inline float bf16_second(uint32_t x) { return __uint_as_float(x & 0xffff0000u); }
 __device__ inline uint32_t fma_f16(uint32_t a, uint32_t b, uint32_t c) {
-    uint32_t d;
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
+    return word(__hfma2(halves(a), halves(b), halves(c)));
 }
-__device__ inline uint32_t multiply_f16(uint32_t a, uint32_t b) {
-    uint32_t d;
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-    return d;
-}
-__device__ inline uint32_t negate_f16(uint32_t a) {
-    uint32_t d;
-    asm("neg.f16x2 %0, %1;" : "=r"(d) : "r"(a));
-    return d;
-}
-__device__ inline uint32_t min_f16(uint32_t a, uint32_t b) {
-    uint32_t d;
-    asm("min.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-    return d;
-}
+__device__ inline uint32_t multiply_f16(uint32_t a, uint32_t b) { return word(__hmul2_rn(halves(a), halves(b))); }
+__device__ inline uint32_t negate_f16(uint32_t a) { return word(__hneg2(halves(a))); }
+__device__ inline uint32_t min_f16(uint32_t a, uint32_t b) { return word(__hmin2(halves(a), halves(b))); }
 __device__ inline uint32_t tanh_f16(uint32_t a) {  // two scalars: ptxas repacks tanh.approx.f16x2 at every use
     uint32_t d;
     asm("{.reg .b16 l, h;\n.reg .b32 x, y;\nmov.b32 {l, h}, %1;\ntanh.approx.f16 l, l;\ntanh.approx.f16 h, h;\n"
         "cvt.u32.u16 x, l;\ncvt.u32.u16 y, h;\nprmt.b32 %0, x, y, 0x5410;}" : "=r"(d) : "r"(a));
     return d;
 }
-__device__ inline float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-__device__ inline float larger(float a, float b) { return fmaxf(a, b); }
 __device__ inline float inverse_root(float x) { return reciprocal_root(x); }
 __device__ inline uint64_t words(uint32_t low, uint32_t high) {
     uint64_t d;
@@ -261,10 +228,9 @@ __device__ inline uint64_t words(uint32_t low, uint32_t high) {
 
 // ---- constraints on ptxas
 // Forces the computation of x here by a branch that is never taken: ptxas delays arithmetic past barriers
-__device__ inline void need(uint32_t x) {
-    if (x == 0x7fc12345u) asm volatile("trap;");
+__device__ inline void need(float x) {
+    if (__float_as_uint(x) == 0x7fc12345u) asm volatile("trap;");
 }
-__device__ inline void need(float x) { need(__float_as_uint(x)); }
 // Makes x opaque to the compiler, so that addresses are computed from x again instead of held in registers
 template <typename Int> __device__ inline void launder(Int &x) { asm volatile("" : "+r"(x)); }
 // A never-taken branch, past which ptxas moves nothing. x must change in the loop: otherwise ptxas hoists the branch.

@@ -78,7 +78,7 @@ def fastest_forward(
         out, after = torch.empty_like(inputs["q"]), type(state)(*map(torch.empty_like, state))
         weights = tuple(x for name, x in state._asdict().items() if name[0] in "Wb")
         outer = tuple(inputs[name] for name in OUTER)
-        kernel.launch(tokens, outer, weights, (out, *after[:-1]), False, launch, compile_only=compile_only)
+        kernel.launch(tokens, outer, weights, (out, *after[:-1]), launch, compile_only=compile_only)
         return out, after
 
     def check(launch: Tuning) -> Checks:

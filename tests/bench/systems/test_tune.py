@@ -83,7 +83,7 @@ def test_all_are_compiled_before_one_is_timed(kernel):
 
 
 def test_the_fastest_forward_that_is_correct_is_chosen(kernel, monkeypatch):
-    def launch(tokens, outer, weights, outputs, rope, launch, compile_only=False):
+    def launch(tokens, outer, weights, outputs, launch, compile_only=False):
         kernel(*(x[:, 0] for x in tokens), *outer, None, launch=launch, compile_only=True)
         if not compile_only:
             state = reference.init_state(weights[0][0], weights[1][0, :, None], len(tokens[0]))

@@ -28,7 +28,7 @@ inline float shuffle_xor(float x, int lane) {
     return M->taken_f[thread];
 }
 inline bool elected() { return lane_index() == 0; }
-inline void sync_warp() { together(own_warp(), 32, "a warp's barrier", [warp = warp_index()] { join_lanes(warp); }); }
+inline void __syncwarp() { together(own_warp(), 32, "a warp's barrier", [warp = warp_index()] { join_lanes(warp); }); }
 inline void barrier_sync(int id, int threads) {
     Named &x = M->named[id];
     const long generation = x.generation;
@@ -38,7 +38,7 @@ inline void barrier_sync(int id, int threads) {
     block_until([&x, generation] { return x.generation != generation; });
     M->known[warp_index()].join(x.released), acquire_lane(x.lanes);
 }
-inline void sync_block() { barrier_sync(0, THREADS); }
+inline void __syncthreads() { barrier_sync(0, THREADS); }
 inline void mbarrier_init(uint32_t at, int arrivals) {
     Mbarrier &x = M->mbarriers.at(at / 8);
     if (at % 8 || x.live) fail("an mbarrier that is made twice or not at a multiple of 8");
@@ -75,12 +75,13 @@ inline void await_copies() {
 inline uint32_t load_global(const void *from) { uint32_t x; memcpy(&x, from, 4); return x; }
 inline void store_global(void *to, uint32_t x, bool there) { if (there) memcpy(to, &x, 4); }
 
+struct float2 { float x, y; };
 struct float4_ { float x, y, z, w; };
 struct uint4_ { uint32_t x, y, z, w; };
 inline uint32_t load_u(uint32_t at) { return read<uint32_t>(at); }
 inline float load_f(uint32_t at) { return as_float(load_u(at)); }
 inline void load_f2(float &x, float &y, uint32_t at) { check_range(at, 8), x = load_f(at), y = load_f(at + 4); }
-inline void load_global_f2(float &x, float &y, const float *from) { x = from[0], y = from[1]; }
+inline float2 load_global_f2(const float *from) { return {from[0], from[1]}; }
 inline float4_ load_global_f4(const float *from) { return {from[0], from[1], from[2], from[3]}; }
 inline uint4_ load_u4(uint32_t at) { check_range(at, 16); return {load_u(at), load_u(at + 4), load_u(at + 8), load_u(at + 12)}; }
 inline float4_ load_f4(uint32_t at) { check_range(at, 16); return {load_f(at), load_f(at + 4), load_f(at + 8), load_f(at + 12)}; }
@@ -181,8 +182,6 @@ inline uint32_t multiply_f16(uint32_t a, uint32_t b) { return each_f16([](double
 inline uint32_t min_f16(uint32_t a, uint32_t b) { return each_f16([](double x, double y, double) { return std::fmin(x, y); }, a, b); }
 inline uint32_t tanh_f16(uint32_t a) { return each_f16([](double x, double, double) { return std::tanh(x); }, a); }
 inline uint32_t negate_f16(uint32_t a) { return a ^ 0x80008000u; }
-inline float fused(float a, float b, float c) { return std::fmaf(a, b, c); }
-inline float larger(float a, float b) { return std::fmax(a, b); }
 inline float inverse_root(float x) { return 1.f / std::sqrt(x); }
 inline uint64_t words(uint32_t low, uint32_t high) { return low | uint64_t(high) << 32; }
 
