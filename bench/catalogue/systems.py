@@ -55,7 +55,6 @@ _FLA = "bench.systems.fla"
 _REGRESSOR = Adapter("fla", f"{_FLA}.regressors:FlaRegressor", LAYER, "float32", MAMBA, FORWARD)
 _TRANSFORMERS = (
     Adapter("vllm", "bench.systems.vllm.transformer:VllmTransformer", install=VLLM, engine=True, headline=True),
-    Adapter("flash-attn", "bench.systems.transformer.attention:FlashAttn", install=VLLM, replays=True),
     Adapter("torch", "bench.systems.transformer.pytorch:TorchTransformer", devices=ANYWHERE, replays=True, slow=True),
 )
 _ADAPTERS: dict[str, tuple[Adapter, ...]] = {

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.models.transformer import Transformer
+from bench.models.transformer import Transformer, causal_attention
 from bench.models.ttt import TTTModel
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -45,7 +45,7 @@ def transformer_logits(model: Transformer, ids: Tensor, last: int, device: torch
     h, rope = F.embedding(ids.to(device), table), model._rope(torch.arange(ids.shape[1], device=device))
     for block in model.model.layers:
         with visiting(block, device):
-            h = block(h, rope, model.attend.prefill)
+            h = block(h, rope, causal_attention)
     with visiting(model.model.norm, device):
         return F.linear(model.model.norm(h[:, -last:]), table)
 
