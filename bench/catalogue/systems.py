@@ -56,7 +56,7 @@ _TRANSFORMERS = (
     Adapter("torch", "bench.systems.transformer.pytorch:TorchTransformer", devices=ANYWHERE, replays=True, slow=True),
 )
 _ADAPTERS: dict[str, tuple[Adapter, ...]] = {
-    "ttt-linear": (*_ttt("linear"), Adapter("fla", f"{_FLA}.layer:FlaTTTLinear", LAYER, "float32", MAMBA, FORWARD)),
+    "ttt-linear": (*_ttt("linear"), _REGRESSOR),
     "ttt-mlp": _ttt("mlp"),
     "transformer": _TRANSFORMERS,
     "transformer-gqa": _TRANSFORMERS,

@@ -1,18 +1,20 @@
-"""Layers of flash-linear-attention with chunked kernels: delta rules and MesaNet."""
+"""Layers of flash-linear-attention with chunked kernels: delta rules, MesaNet and TTT-Linear."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from bench.models.case_model import ttt_config_of
+from bench.models.config import BASE_LR
 from bench.systems.on_device import device
 from bench.systems.regressor import LONGEST_DECAY, Layer, Regressor
-from bench.systems.ttt.layer import Results
-from harness.measure.system import Input
+from bench.systems.ttt.layer import LAYER_CHECK_TOKENS, LAYER_CHECKED_TOKENS, Results, layer_inputs, layer_work
+from harness.measure.system import Input, Skip
 from harness.schema.case import Case
-from harness.schema.work import Work
+from harness.schema.work import TTT, Work
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,62 @@ def _normal(*shape: int) -> Tensor:
     return torch.randn(shape, device=device())
 
 
+MINI_BATCH = 16
+
+
+class TTTLinear(Layer):
+    """The package's TTT-Linear, whose function is not the paper's.
+
+    The learning rate scales the query's row instead of the key's column, the output is o + LN(o), and q is scaled.
+    The package has two kernels: states first and outputs after them, or both in one.
+    """
+
+    check_tokens = LAYER_CHECK_TOKENS
+    checked_tokens = LAYER_CHECKED_TOKENS
+    part = TTT
+    settings: ClassVar[Mapping[str, str]] = {"function": "flash-linear-attention's, not the paper's"}
+
+    @property
+    def state_numbers(self) -> int:
+        return super().state_numbers + self.heads * self.value_dim  # W and b
+
+    def work(self, case: Case) -> Work:
+        return layer_work(ttt_config_of(case), case)[TTT]
+
+    def random_inputs(self, case: Case) -> dict[str, Tensor]:
+        """q, k, v [B, T, H, D], eta [B, T, H, 1], w and b [H, D], initial state [B, H, D, D] and bias [B, H, 1, D]."""
+        if refused := [f"{name}={value}" for name in ("form", "mini_batch", "part") if (value := case.option(name))]:
+            raise Skip(f"{case.system_backend} has no {' and no '.join(refused)}; {case.system}/torch has")
+        given = layer_inputs(ttt_config_of(case), case.batch, case.context, getattr(torch, case.dtype))
+        return {name: given[name] for name in "qkv"} | {
+            "w": given["ln_weight"],
+            "b": given["ln_bias"],
+            "eta": given["lr"][..., None].to(given["k"].dtype),
+            "initial_state": given["state"].W.clone(),
+            "initial_state_bias": given["state"].b[:, :, None].clone(),
+        }
+
+    def refilled(self, inputs: dict[str, Tensor]) -> dict[str, Input]:
+        normal = {name: Input(inputs[name], "normal", 1.0, 0, 1) for name in "qkv"}
+        return normal | {"eta": Input(inputs["eta"], "uniform", BASE_LR["linear"] / self.key_dim, 0, 1)}
+
+    def first(self, inputs: dict[str, Tensor], rows: list[int], tokens: int) -> dict[str, Tensor]:
+        states = {name: inputs[name][rows] for name in ("initial_state", "initial_state_bias")}
+        return inputs | states | {name: inputs[name][rows, :tokens] for name in ("q", "k", "v", "eta")}
+
+    def run(self, kernel: Callable[..., Any], inputs: dict[str, Tensor]) -> Results:
+        output, state, _ = kernel(**inputs, chunk_size=MINI_BATCH, output_final_state=True)
+        return {"output": output, "state": state}
+
+    def naive(self, **inputs: Tensor) -> Results:
+        """Run the package's PyTorch version in float32 on copies, because it scales q in place."""
+        from fla.ops.ttt.naive import chunk_ttt_linear_ref
+
+        exact = {name: value.float().clone() for name, value in inputs.items()}
+        output, state, _ = chunk_ttt_linear_ref(**exact, mini_batch_size=MINI_BATCH, output_final_state=True)
+        return {"output": output, "state": state}
+
+
 # Qwen3-Next's Gated DeltaNet, also at width 2,048: heads, key and value channels, value heads.
 QWEN = (16, 128, 128, 32)
 CHUNKED = "fla.ops.gated_delta_rule:chunk_gated_delta_rule"
@@ -188,4 +246,5 @@ class FlaRegressor(Regressor):
         "kda": DeltaRule("fla.ops.kda:chunk_kda", 16, 128, 128, vector_decay=True),
         "deltaproduct": DeltaRule("fla.ops.gated_delta_product:chunk_gated_delta_product", 6, 256, 512, householder=2),
         "mesanet": Mesa("fla.ops.mesa_net:chunk_mesa_net", 16, 128, 128),
+        "ttt-linear": TTTLinear("fla.ops.ttt:chunk_ttt_linear|fused_chunk_ttt_linear", 32, 64, 64),
     }
