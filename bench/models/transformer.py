@@ -117,6 +117,9 @@ class Transformer(ChunkedModel):
     def _blocks(self) -> list[TransformerBlock]:
         return cast(list[TransformerBlock], list(self.model.layers))
 
+    def through(self, block: nn.Module, h: Tensor) -> Tensor:
+        return block(h, self._rope(torch.arange(h.shape[1], device=h.device)), causal_attention)
+
     def _hidden(self, ids: Tensor, state: TransformerState) -> Tensor:
         start = int(state.position) if state.length is None else state.length
         end = start + ids.shape[1]
@@ -159,7 +162,7 @@ class Transformer(ChunkedModel):
         cache[0].index_copy_(2, position, k)
         cache[1].index_copy_(2, position, v)
         rows = q.unflatten(1, (k.shape[1], -1)).squeeze(3)
-        return F.scaled_dot_product_attention(rows, *cache, attn_mask=mask).flatten(1, 2).unsqueeze(2)
+        return F.scaled_dot_product_attention(rows, cache[0], cache[1], attn_mask=mask).flatten(1, 2).unsqueeze(2)
 
     def _rope(self, position: Tensor) -> Rotation:
         return rotation(position, self.config.head_dim, self.dtype)

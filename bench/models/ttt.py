@@ -282,16 +282,15 @@ class TTTModel(ChunkedModel):
     def _learner_weights(self) -> list[list[Tensor]]:
         return [block.seq_modeling_block.learner_weights() for block in self.blocks]
 
-    def layer_state(self, block: TTTBlock, batch: int) -> LayerState:
-        """Return the state of one block before any token, on the block's device."""
-        inner = self._inner_state(block, batch)
-        if self.config.backbone == "transformer":
-            return LayerState(None, None, inner)
-        device = block.seq_norm.weight.device
-        block_conv, qk_conv = (empty_conv_cache(batch, self.config.width, device, self.dtype) for _ in range(2))
-        return LayerState(block_conv, qk_conv, inner)
+    def through(self, block: nn.Module, h: Tensor) -> Tensor:
+        state = LayerState(None, None, self._inner_state(block, len(h)))
+        if self.config.backbone == "mamba":
+            shape = (len(h), self.config.width, h.device, h.dtype)
+            state.block_conv, state.qk_conv = empty_conv_cache(*shape), empty_conv_cache(*shape)
+        rope = self.rope_cos.to(h.device), self.rope_sin.to(h.device)
+        return block(h, rope, state, partial(self.operator.forward, start=0))
 
-    def _inner_state(self, block: TTTBlock, batch: int) -> Any:
+    def _inner_state(self, block: Any, batch: int) -> Any:
         weights = block.seq_modeling_block.learner_weights()
         return self.operator.init_state(weights, batch, self.config.mini_batch, at_least_float32(self.dtype))
 

@@ -178,5 +178,5 @@ def test_a_broken_file_is_named_without_its_path(folder: Path) -> None:
     offer(read_checkpoint(folder))
     record = CaseRun(case_of(folder), Policy(), "verify").record(TTTTorch())
     assert record.status == "failed"
-    assert "my-model/model.safetensors" in record.reason
+    assert "my-model: model.safetensors: not a whole" in record.reason
     assert "secret" not in record.reason
