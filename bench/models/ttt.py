@@ -50,11 +50,6 @@ class LayerState:
     slots: Tensor | None = None
     sequences: Packed | None = None
 
-    def rows(self, rows: slice) -> "LayerState":
-        """Return the state of the sequences in the slice `rows`, as views."""
-        block_conv, qk_conv = (None if cache is None else cache[rows] for cache in (self.block_conv, self.qk_conv))
-        return LayerState(block_conv, qk_conv, rows_of(self.inner, rows))
-
 
 @dataclass
 class TTTState:
@@ -73,7 +68,7 @@ class TTTState:
 
     def rows(self, rows: slice) -> "TTTState":
         """Return the state of the sequences in the slice `rows`, as views."""
-        return TTTState(len(range(self.batch)[rows]), [layer.rows(rows) for layer in self.layers], self.length)
+        return TTTState(len(range(self.batch)[rows]), [rows_of(layer, rows) for layer in self.layers], self.length)
 
 
 class BlockConv(nn.Module):

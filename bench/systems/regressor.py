@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from statistics import median
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,27 @@ SIZE = "1.3b"  # the only size with published heads
 LONGEST_DECAY = 0.1  # log-decays are uniform in [-0.1, 0]
 CHECKED_TOKENS = 4096  # a token of a naive form takes ten launches
 TRIAL = Policy(budget_s=0.2)  # of a kernel, where a layer has several
+
+
+class Given(NamedTuple):
+    """A random input of a layer, and how the harness refills it and the checks shorten it.
+
+    refill: "normal" of standard deviation `scale`, "uniform" from 0 to `scale`, or "" to keep it.
+    axis: the tokens' axis; 0 if it has none, only sequences; None if all sequences share it. rows: per token.
+    """
+
+    value: Tensor
+    refill: str = ""
+    scale: float = 1.0
+    axis: int | None = 1
+    rows: int = 1
+
+    def first(self, sequences: list[int], tokens: int) -> Tensor:
+        """Return the input for the first `tokens` tokens of the sequences."""
+        if self.axis is None:
+            return self.value
+        some = self.value[sequences]
+        return some.narrow(self.axis, 0, tokens * self.rows).contiguous() if self.axis else some
 
 
 @dataclass(frozen=True)
@@ -59,16 +80,8 @@ class Layer(ABC):
         """Return FLOPs and least bytes of a case."""
 
     @abstractmethod
-    def random_inputs(self, case: Case) -> dict[str, Tensor]:
+    def random_inputs(self, case: Case) -> dict[str, Given]:
         """Return the arguments of `run` and `naive` by name. Raises Skip if the kernel does not support the case."""
-
-    @abstractmethod
-    def refilled(self, inputs: dict[str, Tensor]) -> dict[str, Input]:
-        """Return the inputs that the harness refills, by name."""
-
-    @abstractmethod
-    def first(self, inputs: dict[str, Tensor], rows: list[int], tokens: int) -> dict[str, Tensor]:
-        """Return the inputs for the first `tokens` tokens of the sequences `rows`."""
 
     @abstractmethod
     def run(self, kernel: Callable[..., Any], inputs: dict[str, Tensor]) -> Results:
@@ -100,7 +113,11 @@ class Regressor:
         module, _, names = layer.kernel.partition(":")
         import_or_skip(module)
         kernels = [getattr(import_module(module), name) for name in names.split("|")]
-        inputs = layer.random_inputs(case)
+        given = layer.random_inputs(case)
+        inputs = {name: each.value for name, each in given.items()}
+
+        def first(sequences: list[int], tokens: int) -> dict[str, Tensor]:
+            return {name: each.first(sequences, tokens) for name, each in given.items()}
 
         @torch.inference_mode()
         def run(kernel: Callable[..., Any]) -> Results:
@@ -109,18 +126,22 @@ class Regressor:
         kernel, trials = _fastest(kernels, run)
 
         @torch.inference_mode()
-        def exact(rows: list[int], tokens: int) -> Results:
-            return layer.naive(**layer.first(inputs, rows, tokens))
+        def exact(sequences: list[int], tokens: int) -> Results:
+            return layer.naive(**first(sequences, tokens))
 
         @torch.inference_mode()
         def check() -> Checks:
             tokens = min(layer.check_tokens, case.context)
-            found = layer.run(kernel, layer.first(inputs, [0], tokens))
+            found = layer.run(kernel, first([0], tokens))
             return check_results(found, exact([0], tokens), case.dtype)
 
         settings = {"kernel": kernel.__name__, "tuned": "on this case", **trials, **layer.settings}
         work, timed = {layer.part: layer.work(case)}, partial(run, kernel)
-        refilled = layer.refilled(inputs)
+        refilled = {
+            name: Input(each.value, each.refill, each.scale, 0, each.axis if each.rows == 1 else None)
+            for name, each in given.items()
+            if each.refill
+        }
         workload = layer_workload(case, timed, refilled, exact, check, work, settings, layer.checked_tokens)
         workload.metrics["state_bytes"] = 4 * case.batch * layer.state_numbers
         return workload

@@ -16,7 +16,7 @@ from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
 from bench.serving.pages import Layout, hidden
-from bench.serving.refusals import refused, untried
+from bench.serving.refusals import refused
 from bench.serving.step import Generating, common_length
 from harness.measure.correctness import relative_error
 from tests.interpreter import DEVICE, INTERPRETED
@@ -161,19 +161,6 @@ def test_breakable_graphs_are_refused(monkeypatch):
     for value, why in (("0", "$"), ("1", "VLLM_USE_BREAKABLE_CUDAGRAPH=1: steps with prompts")):
         monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", value)
         assert re.match(why, refused(engine_config(), 16))
-
-
-@pytest.mark.parametrize(
-    ("version", "why"),
-    [
-        ("0.33.0", ""),
-        ("0.33.1+cu130", ""),
-        ("0.34.0", "vLLM 0.34.0: TTT models were tried with 0.33.x; install one of these"),
-        ("0.3.3", "vLLM 0.3.3: TTT models were tried with 0.33.x; install one of these"),
-    ],
-)
-def test_untried_versions(version, why):
-    assert untried(version) == why
 
 
 def test_vllm_finds_the_plug_in():

@@ -10,7 +10,7 @@ from bench import serving
 from bench.models.case_model import ttt_config_of
 from bench.models.config import TTTConfig, uncut
 from bench.models.hugging_face import config_values
-from bench.serving.refusals import VERSIONS
+from bench.serving.refusals import RELEASES
 from bench.systems.on_device import device
 from bench.systems.ttt.replayed import ReplayedOperator
 from bench.systems.vllm.system import VllmSystem
@@ -23,7 +23,7 @@ class VllmTTT(VllmSystem):
 
     packages = ("vllm", "triton", "apache-tvm-ffi")
     implementation = "bench.serving.model:TTTForCausalLM"
-    releases = VERSIONS[0], VERSIONS[-1]
+    releases = RELEASES
     steps_grow = False
     max_num_batched_tokens = 32768  # as many as a chunk of `TTTModel.prefill`
 
