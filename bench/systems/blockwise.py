@@ -2,24 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.models.base import ChunkedModel
-
-Model = TypeVar("Model", bound=nn.Module)
-
-
-def to_host(model: Model) -> Model:
-    """Move a model's weights to host memory, pinned if there is a GPU; return the model."""
-    pinned = torch.cuda.is_available()
-    model.to("cpu")
-    for weight in model.parameters() if pinned else ():
-        weight.data = weight.data.pin_memory()
-    return model
 
 
 @contextmanager

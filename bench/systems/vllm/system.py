@@ -196,7 +196,7 @@ class VllmSystem:
 
     def _check(self, engine: Engine, case: Case) -> Checks:
         if self._checked is None:
-            self._checked = engine.check(case)
+            self._checked = engine.check(case, self.last_logits)
         return self._checked
 
 
