@@ -5,8 +5,8 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -280,16 +280,31 @@ class Engine:
 
         last_logits: as `VllmSystem.last_logits`.
         """
-        with _head_rows(self.llm) as counts:
-            prompts = self.prompts(CHECK_BATCH, CHECK_PROMPT)
-            first = self.run(prompts, [1] * CHECK_BATCH)
+        prompts = self.prompts(CHECK_BATCH, CHECK_PROMPT)
+        head_rows = self._head_rows(prompts)
         batch = self.run(prompts, [CHECK_STEPS + 1] * CHECK_BATCH, logits=True)
         tokens = [list(output.outputs[0].token_ids) for output in batch.outputs]
         got = torch.stack([_logits(output, self.model_config.vocabulary) for output in batch.outputs])
         read = torch.tensor([p + t[:-1] for p, t in zip(prompts, tokens, strict=True)])
         expected = last_logits(self.reference(), read, CHECK_STEPS + 1).cpu()
-        fair = model_facts.checks(self.facts(sum(counts) / len(first.outputs)), case)
+        fair = model_facts.checks(self.facts(head_rows), case)
         return check_logits(got, expected, case.dtype, widening(case)) + Checks(fair)
+
+    def _head_rows(self, prompts: list[list[int]]) -> float:
+        """Count, per prompt, the positions for which the model computes logits."""
+        (model,) = self.llm.apply_model(lambda model: model)
+        rows, original = list[int](), model.compute_logits
+
+        def compute_logits(hidden: torch.Tensor, *rest: Any) -> Any:
+            rows.append(hidden.shape[0])
+            return original(hidden, *rest)
+
+        model.compute_logits = compute_logits
+        try:
+            self.run(prompts, [1] * len(prompts))
+        finally:
+            del model.compute_logits
+        return sum(rows) / len(prompts)
 
     def reference(self) -> CausalLM:
         """Return this repository's model with the engine's weights in float32, on the host."""
@@ -355,24 +370,3 @@ def _logits(output: Any, vocabulary: int) -> torch.Tensor:
     """Return logits [steps, V] of a request, from dictionaries {token id: logit}."""
     rows = [[step[token].logprob for token in range(vocabulary)] for step in output.outputs[0].logprobs]
     return torch.tensor(rows)
-
-
-@contextmanager
-def _head_rows(llm: Any) -> Iterator[list[int]]:
-    """Count, for each call of `compute_logits` inside the context, the positions with computed logits."""
-    rows: list[int] = []
-
-    def wrap(model: Any) -> None:
-        original = model.compute_logits
-
-        def compute_logits(hidden: torch.Tensor, *rest: Any) -> Any:
-            rows.append(hidden.shape[0])
-            return original(hidden, *rest)
-
-        model.compute_logits = compute_logits
-
-    llm.apply_model(wrap)
-    try:
-        yield rows
-    finally:
-        llm.apply_model(lambda model: delattr(model, "compute_logits"))
