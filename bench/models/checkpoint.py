@@ -52,7 +52,8 @@ def load_weights(
     try:
         copy_tensors(model, _tensors(Path(folder)))
     except CheckpointError as error:
-        raise CheckpointError(f"{folder}: {error}") from None
+        # A published record shows the message, so it has no path.
+        raise CheckpointError(f"{Path(folder).resolve().name}: {error}") from None
     return model
 
 

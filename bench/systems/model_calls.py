@@ -6,7 +6,6 @@ import torch
 
 from bench.models.case_model import checkpoint_folder, config_of
 from bench.models.checkpoint import load
-from bench.models.config import CheckpointError
 from bench.models.factory import from_seed
 from bench.systems.on_device import device
 from harness.schema.case import Case
@@ -23,10 +22,7 @@ def model_of(case: Case, **options: Any) -> Any:
     dtype, folder = getattr(torch, case.dtype), checkpoint_folder(case)
     if folder is None:
         return from_seed(config_of(case), 0, device(), dtype, **options)
-    try:
-        return load(folder, device(), dtype, **options)
-    except CheckpointError as error:  # a published record shows the message: no path
-        raise CheckpointError(str(error).replace(str(folder), folder.name)) from None
+    return load(folder, device(), dtype, **options)
 
 
 def random_ids(model: Any, *shape: int) -> torch.Tensor:

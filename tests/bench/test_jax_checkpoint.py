@@ -171,7 +171,7 @@ def test_a_truncated_file_is_refused(layers_last: bool, tmp_path: Path) -> None:
     whole = file.read_bytes()
     for length in (len(whole) - 1, len(whole) * 3 // 4, len(whole) // 2, 100):
         file.write_bytes(whole[:length])
-        with pytest.raises(UserError, match="truncated"):
+        with pytest.raises(UserError, match=r"is truncated: its last|no TTT model or truncated"):
             convert_checkpoint(file, tmp_path / "made", None)
         assert not (tmp_path / "made").exists()
 
