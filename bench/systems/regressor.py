@@ -36,7 +36,8 @@ class Given(NamedTuple):
     """A random input of a layer, and how the harness refills it and the checks shorten it.
 
     refill: "normal" of standard deviation `scale`, "uniform" from 0 to `scale`, or "" to keep it.
-    axis: the tokens' axis; 0 if it has none, only sequences; None if all sequences share it. rows: per token.
+    axis: the tokens' axis; 0 if there is only the sequences' axis; None if all sequences share the input.
+    rows: rows of that axis per token.
     """
 
     value: Tensor
@@ -49,8 +50,8 @@ class Given(NamedTuple):
         """Return the input for the first `tokens` tokens of the sequences."""
         if self.axis is None:
             return self.value
-        some = self.value[sequences]
-        return some.narrow(self.axis, 0, tokens * self.rows).contiguous() if self.axis else some
+        some = self.value.narrow(self.axis, 0, tokens * self.rows) if self.axis else self.value
+        return some[sequences].contiguous()
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class Layer(ABC):
     """A recurrent layer: its kernel, its heads, its random inputs and its naive form.
 
     kernel: MODULE:FUNCTION, or MODULE:FUNCTION|FUNCTION to time the fastest on each case.
-    check_tokens: of the check before timing. checked_tokens: of the timed call, at most. part: of a profile.
+    check_tokens: tokens of the check before timing. checked_tokens: most compared tokens of the timed call.
+    part: the part of a profile to which its work belongs.
     """
 
     kernel: str
