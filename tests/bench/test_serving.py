@@ -46,8 +46,9 @@ def test_up_to_64_long_prompts_of_one_length_from_a_mini_batch_are_a_batch(lengt
 def test_the_tensors_of_a_page_begin_at_64_bytes_and_do_not_meet():
     config = replace(model_config("ttt-linear", "tiny"), width=20, heads=2)
     layout = Layout(config, KernelOperator("linear"), torch.bfloat16)
-    assert layout.shapes[2:5] == [(2, 16, 10), (2, 16, 10), (2, 10, 10)]
-    assert layout.offsets == [0, 128, 256, 896, 1536, 1984, 2432]
+    offsets, shapes, _ = zip(*layout.spans, strict=True)
+    assert shapes[2:5] == ((2, 16, 10), (2, 16, 10), (2, 10, 10))
+    assert offsets == (0, 128, 256, 896, 1536, 1984, 2432)
     pages = torch.zeros(3, layout.page_bytes, dtype=torch.int8)
     for number, view in enumerate(layout.views(pages)):
         view[1] = number
