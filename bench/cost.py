@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from bench.kept import ELEMENT_BYTES, generate_precision, state_element_bytes, window_bytes
+from bench.kept import ELEMENT_BYTES, generate_precision, state_bytes, window_bytes
 from bench.models.config import CONV_KERNEL, DeltaRuleConfig, MambaConfig, TransformerConfig, TTTConfig
 from harness.schema.case import Case
 from harness.schema.work import EDGES, HEAD, OTHER, PRODUCTS, SCAN, TTT, Work
@@ -62,8 +62,7 @@ def _work(config: Any, parameters: int, case: Case, form: str) -> dict[str, Work
         kept = case.batch * window_bytes(config, element)
         # A prompt writes all; a step reads all and writes one per channel.
         found[EDGES] = Work(0, kept * CONV_KERNEL // (CONV_KERNEL - 1) if is_step else kept)
-    mixed = _mixed_step(config, case, form) if is_step else _mixed_prompt(config, case)
-    if mixed is not None:
+    if (mixed := _mixed(config, case, form)) is not None:
         found[TTT if isinstance(config, TTTConfig) else SCAN] = mixed
     return found
 
@@ -79,46 +78,26 @@ def _decay_elements(config: Any) -> int:
     return config.layers * config.state_numbers if isinstance(config, MambaConfig) and not config.groups else 0
 
 
-def _mixed_prompt(config: Any, case: Case) -> Work | None:
-    """Work of attention, scan or TTT layers for a prompt, without the GEMMs; None if unknown.
+def _mixed(config: Any, case: Case, form: str) -> Work | None:
+    """Return the work of attention, scan or TTT layers, without the GEMMs; None if unknown.
 
-    Its bytes are those of the state or KV cache that the prompt writes, and of TTT's initial weights.
+    Bytes: a prompt writes the state or KV cache, and reads TTT's initial weights. A step reads the cache, or reads and
+    writes the state.
     """
-    batch, tokens = case.batch, case.context
+    is_step, batch = case.phase == "generate", case.batch
+    tokens = batch * (1 if is_step else case.context)
     if isinstance(config, TransformerConfig):
-        layer = Work(
-            2 * batch * tokens**2 * config.width, 2 * batch * tokens * config.kv_width * state_element_bytes(case)
-        )
-    elif isinstance(config, MambaConfig | DeltaRuleConfig):
-        state = batch * config.state_numbers
-        layer = Work(config.token_flops * tokens * state, state * state_element_bytes(case))
-    elif isinstance(config, TTTConfig):
-        cost = COSTS[config.learner]
-        shape = (config.heads, config.head_dim)
-        layer = Work(
-            cost.forward_flops(batch, tokens, *shape, config.mini_batch),
-            cost.state_bytes(batch, *shape, state_element_bytes(case)),
-        )
-        return layer * config.layers + Work(0, LEARNER_BYTES * _learner_elements(config))
-    else:
+        flops = (4 if is_step else 2) * config.layers * tokens * case.context * config.width
+        return Work(flops, batch * state_bytes(config, case))
+    if isinstance(config, MambaConfig | DeltaRuleConfig):
+        flops = config.token_flops * config.layers * tokens * config.state_numbers
+        return Work(flops, (2 if is_step else 1) * batch * state_bytes(config, case))
+    if not isinstance(config, TTTConfig):
         return None
-    return layer * config.layers
-
-
-def _mixed_step(config: Any, case: Case, form: str) -> Work | None:
-    """Bytes: the KV cache that the step reads, or the state that it reads and writes. None if unknown."""
-    batch, context = case.batch, case.context
-    if isinstance(config, TransformerConfig):
-        cache = 2 * batch * context * config.kv_width
-        layer = Work(4 * batch * context * config.width, cache * state_element_bytes(case))
-    elif isinstance(config, MambaConfig | DeltaRuleConfig):
-        state = batch * config.state_numbers
-        layer = Work(config.token_flops * state, 2 * state * state_element_bytes(case))
-    elif isinstance(config, TTTConfig):
-        cost = COSTS[config.learner]
-        shape = (batch, config.heads, config.head_dim, config.mini_batch, form)
+    cost, heads, dim, mini_batch = COSTS[config.learner], config.heads, config.head_dim, config.mini_batch
+    if is_step:
+        shape = (batch, heads, dim, mini_batch, form)
         moved = cost.generate_state_traffic(*shape, generate_precision(case))
-        layer = Work(cost.generate_flops(*shape), moved)
-    else:
-        return None
-    return layer * config.layers
+        return Work(cost.generate_flops(*shape), moved) * config.layers
+    moved = batch * state_bytes(config, case) + LEARNER_BYTES * _learner_elements(config)
+    return Work(config.layers * cost.forward_flops(batch, case.context, heads, dim, mini_batch), moved)

@@ -3,12 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from heapq import heapreplace
-from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from harness.schema.record import RecordError
+from harness.schema.record import Record, RecordError
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned
 
@@ -26,36 +25,36 @@ def past_durations(machine: Mapping[str, Any] | None, out: Path) -> Durations:
     kind = machine["device_kind"] if machine else "cuda"
     out = out.resolve()
     own = {out, *_runs_in(out.parent), *_runs_in(out)}
-    return _medians(map(_published, _runs_in(RESULTS) - own), kind) | _medians(map(_timed, own), kind)
+    return _published(RESULTS, kind) | _medians(own, kind)
+
+
+@cache  # reading published runs takes a second
+def _published(folder: Path, kind: str) -> dict[str, float]:
+    return _medians(_runs_in(folder), kind)
 
 
 def _runs_in(folder: Path) -> set[Path]:
     return {path.parent for path in folder.glob("*/run.json")} if folder.is_dir() else set()
 
 
-def _timed(folder: Path) -> list[tuple[str | None, str, float]]:
-    """Return (kind of device, case key, seconds) for each case that ran."""
+def _medians(folders: Iterable[Path], kind: str) -> dict[str, float]:
+    """Return the median seconds of the cases that ran in these folders, by key."""
+    found: dict[str, list[float]] = {}
+    for folder in folders:
+        for record in _records(folder):
+            ran = record.status in ("ok", "incorrect", "oom", "timeout")
+            if ran and record.wall_s and record.environment.get("device_kind") == kind:
+                found.setdefault(record.case.key, []).append(record.wall_s)
+    return {key: median(seconds) for key, seconds in found.items()}
+
+
+def _records(folder: Path) -> list[Record]:
+    """Return the records of a measured run; [] for another folder."""
     try:
         run = Run.open(folder) if Run.exists(folder) else None
-        records = run.records() if run and run.mode == "measure" else []
+        return run.records() if run and run.mode == "measure" else []
     except RecordError:
         return []
-    return [
-        (record.environment.get("device_kind"), record.case.key, record.wall_s)
-        for record in records
-        if record.wall_s and record.status in ("ok", "incorrect", "oom", "timeout")
-    ]
-
-
-_published = cache(_timed)  # published runs do not change, and take a second to read
-
-
-def _medians(runs: Iterable[list[tuple[str | None, str, float]]], kind: str) -> dict[str, float]:
-    found: dict[str, list[float]] = {}
-    for device_kind, key, seconds in chain(*runs):
-        if device_kind == kind:
-            found.setdefault(key, []).append(seconds)
-    return {key: median(seconds) for key, seconds in found.items()}
 
 
 def job_seconds(cases: Iterable[Planned], past: Durations) -> float:

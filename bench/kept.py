@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bench.models.config import CONV_KERNEL, MambaConfig, TransformerConfig, TTTConfig, convolved_channels
+from bench.models.config import CONV_KERNEL, TransformerConfig, TTTConfig, convolved_channels
 from harness.schema.case import Case
 from tk_kernels.cost import COSTS
 
@@ -10,21 +10,27 @@ ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def kept_bytes(config: Any, case: Case, form: str = "dual") -> int:
-    """Return the bytes of one sequence's state in all layers after the case's `context` tokens.
+    """Return the bytes of one sequence's state and convolution inputs after the case's `context` tokens.
+
+    form: as in `state_bytes`.
+    """
+    return state_bytes(config, case, form) + window_bytes(config, ELEMENT_BYTES[case.dtype])
+
+
+def state_bytes(config: Any, case: Case, form: str = "dual") -> int:
+    """Return the bytes of one sequence's KV cache or recurrent state in all layers.
 
     form: of TTT's generate state, "dual" or "primal". A forward ends with a whole mini-batch, so it caches no tokens.
     """
-    size, windows = state_element_bytes(case), window_bytes(config, ELEMENT_BYTES[case.dtype])
+    size = state_element_bytes(case)
     if isinstance(config, TransformerConfig):  # a key and a value per token and layer
         return 2 * config.layers * config.kv_width * case.context * size
-    if isinstance(config, MambaConfig):
-        return config.layers * config.state_numbers * size + windows
-    assert isinstance(config, TTTConfig)
+    if not isinstance(config, TTTConfig):
+        return config.layers * config.state_numbers * size
     cost, shape = COSTS[config.learner], (1, config.heads, config.head_dim)
     if case.phase == "forward":
-        return config.layers * cost.state_bytes(*shape, size) + windows
-    layer = cost.generate_state_bytes(*shape, config.mini_batch, form, generate_precision(case))
-    return config.layers * layer + windows
+        return config.layers * cost.state_bytes(*shape, size)
+    return config.layers * cost.generate_state_bytes(*shape, config.mini_batch, form, generate_precision(case))
 
 
 def generate_precision(case: Case) -> str:

@@ -4,14 +4,13 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bench.kept import ELEMENT_BYTES, kept_bytes, state_element_bytes
+from bench.kept import ELEMENT_BYTES, kept_bytes
 from bench.models.case_model import checkpoint_missing, config_of
 from bench.models.config import MODELS, parameter_count
 from harness.schema.case import Case
 from harness.schema.reason import format_number
 from harness.schema.record import Record
 from harness.schema.run_file import Planned
-from tk_kernels.cost import COSTS
 
 
 def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int | None) -> str:
@@ -55,11 +54,15 @@ def _smaller_axis(smaller: Case, case: Case) -> str:
 
 
 def beyond_memory_of(case: Case, total: int) -> str:
-    """Return why a case cannot fit into `total` bytes, or ""; for engines, count one sequence."""
-    needed = least_bytes(case)
-    if case.system in MODELS and case.option("scope", "model") == "model" and case.timing != "engine":
-        form = "primal" if case.backend.endswith("primal") else "dual"
-        needed += (case.batch - 1) * kept_bytes(config_of(case), case, form)
+    """Return why a model's weights and states cannot fit into `total` bytes, or "".
+
+    An engine need not hold more than one sequence. Layers and models not in MODELS are not estimated.
+    """
+    if case.system not in MODELS or case.option("scope", "model") != "model":
+        return ""
+    config, form = config_of(case), "primal" if case.backend.endswith("primal") else "dual"
+    sequences = 1 if case.timing == "engine" else case.batch
+    needed = parameter_count(config) * ELEMENT_BYTES[case.dtype] + sequences * kept_bytes(config, case, form)
     if needed <= total:
         return ""
     return f"needs at least {format_number(needed / 1e9)} GB and this machine has {format_number(total / 1e9)} GB"
@@ -69,29 +72,3 @@ def total_memory_bytes(machine: Mapping[str, Any]) -> int | None:
     """Return the memory of a snapshot's GPU, None if unknown; without a GPU, this machine's RAM."""
     gpu = machine.get("gpu")
     return gpu["memory_bytes"] if gpu else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def least_bytes(case: Case) -> int:
-    """Return the fewest bytes a case must hold: ids, weights and one sequence's state.
-
-    A case of one layer counts the layer's inputs, outputs and state. A model not in MODELS counts only token ids.
-    """
-    ids = 8 * case.batch * (case.context if case.phase != "generate" else 1)
-    if case.system not in MODELS:  # only the adapter knows the size of such a model
-        return ids
-    config = config_of(case)
-    if case.option("scope", "model") == "layer":
-        return _layer_bytes(config, case)
-    weights = parameter_count(config) * ELEMENT_BYTES[case.dtype]
-    return ids + weights + kept_bytes(config, case)
-
-
-def _layer_bytes(config: Any, case: Case) -> int:
-    """All sequences' states; for forward also q, k, v, out, the learning rates and the new states."""
-    cost = COSTS[config.learner]
-    shape = (config.heads, config.head_dim)
-    state = cost.state_bytes(case.batch, *shape, state_element_bytes(case))
-    if case.phase == "generate":
-        return state
-    rates = ELEMENT_BYTES["float32"] * case.batch * case.context * config.heads
-    return 2 * state + rates + cost.token_bytes(case.batch, case.context, *shape, ELEMENT_BYTES[case.dtype])

@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -44,24 +44,34 @@ class Suite(Stored):
     figures: tuple[FigureEntry, ...] = ()
     device: str = "cuda"  # "" for any device
     min_samples: int = FEWEST  # per case, whatever the time budget
-    trial: bool = False  # left out of the group `all`: a search for default settings, or cases that take minutes
+    trial: bool = False  # left out of the group `all`: tiny models, a search for settings, or cases that take minutes
     budget_s: float = 0.0  # of sampling per case; 0 for BUDGETS_S. A run of several suites takes the highest
 
 
-def _suites() -> tuple[Suite, ...]:
-    sections = tomllib.loads((Path(__file__).parent / "suites.toml").read_text(encoding="utf-8"))
-    named = json.dumps([{"name": name, **section} for name, section in sections.items()])
-    return tuple(
-        replace(suite, figures=tuple(_with_headlines(figure) for figure in suite.figures))
-        for suite in TypeAdapter(list[Suite]).validate_json(named)
-    )
+@dataclass(frozen=True)
+class Group(Stored):
+    """Suites that `ttt-bench run NAME` measures together."""
+
+    name: str
+    question: str
+    suites: tuple[str, ...]
+    systems: tuple[str, ...] = ()  # SYSTEM/BACKEND; () for all
 
 
-def _with_headlines(figure: FigureEntry) -> FigureEntry:
-    return replace(figure, primary=HEADLINES) if figure.primary == ("headlines",) else figure
+def _sections() -> list[Suite | Group]:
+    """Return the sections of `suites.toml`; "headlines" and "everything" stand there for lists of names."""
+    text = (Path(__file__).parent / "suites.toml").read_text(encoding="utf-8")
+    named = [{"name": name, **section} for name, section in tomllib.loads(text).items()]
+    everything = [each["name"] for each in named if "panels" in each and not each.get("trial")]
+    text = json.dumps(named)
+    for word, names in (("headlines", HEADLINES), ("everything", everything)):
+        text = text.replace(f'["{word}"]', json.dumps(names))
+    return TypeAdapter(list[Suite | Group]).validate_json(text)
 
 
-SUITES: tuple[Suite, ...] = _suites()
+_SECTIONS = _sections()
+SUITES = tuple(each for each in _SECTIONS if isinstance(each, Suite))
+GROUPS = tuple(each for each in _SECTIONS if isinstance(each, Group))
 
 
 def find_suite(name: str) -> Suite:
@@ -75,38 +85,8 @@ def find_suite(name: str) -> Suite:
     raise unknown(f"suite {name!r}", name, names)
 
 
-@dataclass(frozen=True)
-class Group:
-    """Suites that `ttt-bench run NAME` measures together."""
-
-    name: str
-    question: str
-    suites: tuple[str, ...]
-    systems: tuple[str, ...] = ()  # SYSTEM/BACKEND; () for all
-
-
 # Seconds of sampling per case by device; suites share this default, because they share cases.
 BUDGETS_S = {"cuda": 1.0, "cpu": 1.5}
-
-GROUPS: tuple[Group, ...] = (
-    Group(
-        "fig15",
-        "Figure 15: latency over context length, headline systems",
-        ("fig15-forward", "fig15-generate"),
-        HEADLINES,
-    ),
-    Group(
-        "paper",
-        "Figures 15 and 20: TTT-Linear, TTT-MLP, vLLM's Transformer with and without GQA, and Mamba",
-        ("fig15-forward", "fig15-generate", "fig20-throughput"),
-        HEADLINES,
-    ),
-    Group(
-        "all",
-        "Every suite except `quick` and searches for settings, on every system; slow references last",
-        tuple(suite.name for suite in SUITES if suite.name != "quick" and not suite.trial),
-    ),
-)
 
 
 def find_group(name: str) -> Group | None:

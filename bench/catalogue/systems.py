@@ -45,8 +45,6 @@ def _ttt(learner: str) -> tuple[Adapter, ...]:
         Adapter("triton-dual", f"{kernels}:dual", BOTH, planes, phases=GENERATE, headline=True),
         Adapter("triton-primal", f"{kernels}:primal", BOTH, planes, phases=GENERATE),
         Adapter("vllm", "bench.systems.vllm.ttt:VllmTTT", state_dtype=planes, install=VLLM, engine=True),
-        Adapter("torch-compile", "bench.systems.ttt.compiled:CompiledLayer", LAYER, "float32", phases=FORWARD,
-                slow=True),
         Adapter("torch", "bench.systems.ttt.model:TTTTorch", BOTH, "float32", devices=ANYWHERE, slow=True),
     )  # fmt: skip
 
@@ -55,11 +53,10 @@ _FLA = "bench.systems.fla"
 _REGRESSOR = Adapter("fla", f"{_FLA}.regressors:FlaRegressor", LAYER, "float32", MAMBA, FORWARD)
 _TRANSFORMERS = (
     Adapter("vllm", "bench.systems.vllm.transformer:VllmTransformer", install=VLLM, engine=True, headline=True),
-    Adapter("flash-attn", "bench.systems.transformer.attention:FlashAttn", install=VLLM, replays=True),
     Adapter("torch", "bench.systems.transformer.pytorch:TorchTransformer", devices=ANYWHERE, replays=True, slow=True),
 )
 _ADAPTERS: dict[str, tuple[Adapter, ...]] = {
-    "ttt-linear": (*_ttt("linear"), Adapter("fla", f"{_FLA}.layer:FlaTTTLinear", LAYER, "float32", MAMBA, FORWARD)),
+    "ttt-linear": (*_ttt("linear"), _REGRESSOR),
     "ttt-mlp": _ttt("mlp"),
     "transformer": _TRANSFORMERS,
     "transformer-gqa": _TRANSFORMERS,

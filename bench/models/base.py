@@ -157,6 +157,10 @@ class ChunkedModel(CausalLM):
         """Run ids [B, 1] and advance the state; return the residual stream [B, 1, C]."""
         raise NotImplementedError
 
+    def through(self, block: nn.Module, h: Tensor) -> Tensor:
+        """Run a block on all tokens of new sequences, h [B, T, C], on the device of h; return the new h."""
+        raise NotImplementedError
+
     def _groups(self, batch: int, tokens: int) -> list[slice]:
         most = max(self.least_group, self.prefill_tokens // tokens)
         size = ceil(batch / ceil(batch / most))

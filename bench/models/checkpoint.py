@@ -4,10 +4,9 @@
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,14 +20,6 @@ from bench.models.hugging_face import read_config
 from harness.schema.files import listed, open_regular
 
 WEIGHTS_FILE = "model.safetensors"
-FLOATING = ("F64", "F32", "F16", "BF16")
-NAMED_AT_MOST = 5  # wrong keys in a message
-
-
-class _Entry(NamedTuple):
-    file: Path
-    shape: tuple[int, ...]
-    dtype: str  # as safetensors names it
 
 
 def save(model: CausalLM, path: str | Path) -> None:
@@ -54,79 +45,56 @@ def load_weights(
     """Build a model of `config` with the weights in a folder's .safetensors files.
 
     dtype: of projections, by default bfloat16 on a GPU, float32 on a CPU; inner loops and decays are at least float32.
-    options: arguments of the model's class (operator, block). A tied head can be stored with or without the embedding.
-    Raises CheckpointError for a truncated file, or wrong keys, shapes or dtypes, before any weight is read.
-    While it reads, raises CheckpointError for NaN, infinity, or a tied head unlike the embedding.
+    options: arguments of the model's class (operator, block).
+    Raises CheckpointError for a truncated file, and as `copy_tensors`.
     """
-    entries = _entries(Path(folder))
     model = model_class(config)(config, device, dtype or default_dtype(device), **options)
-    weights = model.weights()
-    _check_entries(Path(folder), entries, weights, model.tied)
-    for name, weight in weights.items():
-        key = name if name in entries else next(alias for alias, repeated in model.tied.items() if repeated == name)
-        _copy(entries[key].file, key, weight)
-    _check_tied(entries, weights, model.tied)
+    try:
+        copy_tensors(model, _tensors(Path(folder)))
+    except CheckpointError as error:
+        # A published record shows the message, so it has no path.
+        raise CheckpointError(f"{Path(folder).resolve().name}: {error}") from None
     return model
 
 
-def _entries(folder: Path) -> dict[str, _Entry]:
-    """Return where each weight is stored, by key."""
+def copy_tensors(model: CausalLM, tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
+    """Copy tensors into the model's weights of the same names; return the names of these weights.
+
+    A tied head can come with the embedding or instead of it. Raises CheckpointError for a wrong or missing name, shape
+    or dtype, for NaN or infinity, and for two tensors of one weight with different values.
+    """
+    weights, given = model.weights(), dict[str, str]()
+    for key, tensor in tensors:
+        name = model.tied.get(key, key)
+        if name not in weights:
+            raise CheckpointError(f"{key}: not a weight of this model")
+        weight = weights[name]
+        if tensor.shape != weight.shape:
+            raise CheckpointError(f"{key}: has shape {list(tensor.shape)}, expected {list(weight.shape)}")
+        if not tensor.is_floating_point():
+            raise CheckpointError(f"{key}: has dtype {tensor.dtype}, expected a float")
+        if name in given and not torch.equal(tensor.to(weight), weight):
+            raise CheckpointError(f"{key}: differs from {given[name]}, which is stored too")
+        weight.copy_(tensor)
+        if not weight.isfinite().all():
+            what = f"numbers beyond {weight.dtype}" if tensor.isfinite().all() else "NaN or infinity"
+            raise CheckpointError(f"{key}: holds {what}")
+        given[name] = key
+    if missing := [name for name in weights if name not in given]:
+        shape, more = list(weights[missing[0]].shape), len(missing) - 1
+        raise CheckpointError(f"{missing[0]}: missing, expected {shape}{f'; and {more} more' if more else ''}")
+    return set(given)
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
     files = listed(folder, "*.safetensors")
     if not files:
-        raise CheckpointError(f"{folder}: holds no .safetensors file; other formats are not read")
-    found: dict[str, _Entry] = {}
+        raise CheckpointError("holds no .safetensors file; other formats are not read")
     for file in files:
-        with _opened(file) as opened:
-            for key in opened.keys():  # noqa: SIM118 - cannot be iterated itself
-                if key in found:
-                    raise CheckpointError(f"{file}: {key}: also in {found[key].file.name}; remove one of the files")
-                stored = opened.get_slice(key)
-                found[key] = _Entry(file, tuple(stored.get_shape()), stored.get_dtype())
-    return found
-
-
-@contextmanager
-def _opened(file: Path) -> Iterator[Any]:
-    try:
-        os.close(open_regular(file))
-        with safe_open(file, framework="pt") as opened:
-            yield opened
-    except (SafetensorError, OSError, UnicodeError) as error:
-        raise CheckpointError(f"{file}: not a whole safetensors file ({error})") from None
-
-
-def _check_entries(path: Path, entries: dict[str, _Entry], weights: dict[str, Tensor], tied: dict[str, str]) -> None:
-    expected = weights | {alias: weights[name] for alias, name in tied.items()}
-    found = entries.keys() | {name for alias, name in tied.items() if alias in entries}
-    wrong = [f"{key}: missing, expected {list(weights[key].shape)}" for key in weights if key not in found]
-    wrong += [f"{key}: not a weight of this model" for key in entries if key not in expected]
-    for key, entry in entries.items():
-        if key in expected and entry.shape != tuple(expected[key].shape):
-            wrong.append(f"{key}: has shape {list(entry.shape)}, expected {list(expected[key].shape)}")
-        if key in expected and entry.dtype not in FLOATING:
-            wrong.append(f"{key}: has dtype {entry.dtype}, expected one of {', '.join(FLOATING)}")
-    if wrong:
-        more = f"; and {len(wrong) - NAMED_AT_MOST} more" if len(wrong) > NAMED_AT_MOST else ""
-        raise CheckpointError(f"{path}: {'; '.join(wrong[:NAMED_AT_MOST])}{more}")
-
-
-def _copy(file: Path, key: str, weight: Tensor) -> None:
-    """Raise CheckpointError for a value that is not finite in the dtype of `weight`."""
-    with _opened(file) as opened:
-        stored = opened.get_tensor(key)
-    weight.copy_(stored)
-    if not weight.isfinite().all():
-        range_only = bool(stored.isfinite().all())
-        why = f"exceeds the range of {weight.dtype}" if range_only else "holds NaN or infinite values"
-        raise CheckpointError(f"{file}: {key}: {why}")
-
-
-def _check_tied(entries: dict[str, _Entry], weights: dict[str, Tensor], tied: dict[str, str]) -> None:
-    """tied: the head's key -> the embedding's name."""
-    for alias, name in tied.items():
-        if alias not in entries:
-            continue
-        with _opened(entries[alias].file) as opened:
-            repeated = opened.get_tensor(alias).to(weights[name])
-        if not torch.equal(repeated, weights[name]):
-            raise CheckpointError(f"{entries[alias].file}: {alias}: differs from {name}, expected the same (tied)")
+        try:
+            os.close(open_regular(file))
+            with safe_open(file, framework="pt") as opened:
+                for key in opened.keys():  # noqa: SIM118 - cannot be iterated itself
+                    yield key, opened.get_tensor(key)
+        except (SafetensorError, OSError, UnicodeError) as error:
+            raise CheckpointError(f"{file.name}: not a whole safetensors file ({error})") from None

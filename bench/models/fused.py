@@ -5,7 +5,8 @@ columns of its output in place. The output GEMMs add to the residual stream. A p
 [B, T, C].
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -28,8 +29,8 @@ class FusedBlock(TTTBlock):
     """`TTTBlock` with elementwise steps in Triton: the same parameters, no gradients.
 
     A call adds to the residual stream in place; with the Transformer backbone this overwrites the caller's tensor.
-    Parameters may be changed, moved or replaced between calls. Exception: after a change through `.data`, which PyTorch
-    does not count, the block still uses the old learning-rate weights and token scale.
+    Between calls, parameters may be changed in place and the module moved or cast, but a parameter must not be replaced
+    or changed through `.data`: the block would use the old values.
     """
 
     dependent_launches = True
@@ -109,25 +110,23 @@ class FusedBlock(TTTBlock):
         if config.backbone == "mamba":
             for conv in (self.conv.conv, layer.conv_q, layer.conv_k):
                 conv.weight.data = taps_apart(conv.weight.data)
-        self._packed = (layer.q_proj, layer.v_proj, third, self.mlp.gate_proj, self.mlp.up_proj)
-        self._addresses = self._data_pointers()
-        self._made_of: list[tuple[int, int]] = []
+        self._made_of: list[int] = []
 
-    def _data_pointers(self) -> list[int]:
-        return [linear.weight.data_ptr() for linear in self._packed]
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move or cast the parameters, which gives each its own memory, and pack them again."""
+        super()._apply(fn, recurse)
+        self._pack()
+        return self
 
     def _follow_parameters(self, rope: Rotation) -> bool:
         """Follow changed parameters; return whether learning rates or token scale changed."""
-        if self._data_pointers() != self._addresses:
-            self._pack()
         layer = self.seq_modeling_block
-        weights = (layer.learnable_ttt_lr_weight, layer.learnable_token_idx)
-        made_of = [(id(weight), weight._version) for weight in weights]
+        made_of = [weight._version for weight in (layer.learnable_ttt_lr_weight, layer.learnable_token_idx)]
         changed = made_of != self._made_of
         if changed:
             self._projections[self._rate_rows()].copy_(layer.learnable_ttt_lr_weight[:, 0])
             self._learner = layer.learner(rope)
-            self._made_of, self._weights = made_of, weights  # keeps the weights alive, so that no id is reused
+            self._made_of = made_of
         return changed
 
 

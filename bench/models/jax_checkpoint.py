@@ -24,7 +24,6 @@ from bench.models.config import BASE_LR, CheckpointError, ConfigError, TTTConfig
 from bench.models.hugging_face import CONFIG_FILE, config_values
 from harness.schema.files import open_regular, refusing
 
-ARRAY = 1  # flax's extension type
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 TRAIN_STATE = ("params", "params")  # the path of the weights in a train state
 
@@ -81,34 +80,24 @@ def read_arrays(file: Path) -> Iterator[tuple[tuple[str, ...], Tensor]]:
     """Yield (path, tensor) per weight, not the optimizer's; CheckpointError if unreadable."""
     import msgpack
 
-    try:
-        with refusing(file, "read", CheckpointError), os.fdopen(open_regular(file), "rb") as opened:
-            unpacker, end = msgpack.Unpacker(opened, max_buffer_size=0), 0
+    path: tuple[str, ...] = ()
+    with refusing(file, "read", CheckpointError), os.fdopen(open_regular(file), "rb") as opened:
+        unpacker, end = msgpack.Unpacker(opened, max_buffer_size=0), 0
+        try:
             for path, packed in unpacker:
                 end = unpacker.tell()
                 path = tuple("/".join(path).split("/"))  # some parameters have a slash in their names
                 in_train_state = path[:2] == TRAIN_STATE
                 if in_train_state or path[0] in ("model", "lm_head"):
-                    yield path[2:] if in_train_state else path, _array(path, msgpack.unpackb(packed, raw=False))
-            # The unpacker raises no error if the file ends in the middle of a pair.
-            if beyond := opened.seek(0, os.SEEK_END) - end:
-                raise CheckpointError(f"{file}: is truncated: its last {beyond} bytes are no whole (path, array) pair")
-    except CheckpointError:
-        raise
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise CheckpointError(f"{file}: not a stream of msgpack'd (path, array) pairs ({error})") from None
-
-
-def _array(path: tuple[str, ...], value: Any) -> Tensor:
-    import msgpack
-
-    if not isinstance(value, msgpack.ExtType) or value.code != ARRAY:
-        raise CheckpointError(f"{'/'.join(path)}: is not one whole array; arrays beyond 1 GiB are not supported")
-    shape, dtype, data = msgpack.unpackb(value.data, raw=True)
-    try:
-        return torch.frombuffer(bytearray(data), dtype=DTYPES[dtype.decode()]).reshape(shape)
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
-        raise CheckpointError(f"{'/'.join(path)}: its data is not an array of {dtype!r} of shape {shape}") from None
+                    shape, dtype, data = msgpack.unpackb(msgpack.unpackb(packed, raw=False).data, raw=True)
+                    array = torch.frombuffer(bytearray(data), dtype=DTYPES[dtype.decode()]).reshape(shape)
+                    yield path[2:] if in_train_state else path, array
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError, msgpack.UnpackException) as error:
+            where = f"{'/'.join(path)}: no array" if path else "not a stream of msgpack'd (path, array) pairs"
+            raise CheckpointError(f"{file}: {where} ({type(error).__name__}: {error})") from None
+        # The unpacker raises no error if the file ends in the middle of a pair.
+        if beyond := opened.seek(0, os.SEEK_END) - end:
+            raise CheckpointError(f"{file}: is truncated: its last {beyond} bytes are no whole (path, array) pair")
 
 
 def renamed(path: tuple[str, ...]) -> str:

@@ -36,7 +36,7 @@ class Mamba(CausalLM):
         device = torch.device(device)
         with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
             torch.manual_seed(seed)
-            self.inner: Any = MambaForCausalLM(_transformers_config(config)).eval()
+            self.inner: Any = MambaForCausalLM(transformers_config(config)).eval()
         remember(self.inner, config)
         _round_weights(self.inner, dtype)
 
@@ -110,7 +110,8 @@ def remember(model: nn.Module, config: MambaConfig) -> None:
             made *= MEMORY / config.width / made.std()
 
 
-def _transformers_config(config: MambaConfig) -> TransformersMambaConfig:
+def transformers_config(config: MambaConfig) -> TransformersMambaConfig:
+    """Return the configuration as transformers has it, and vLLM."""
     return TransformersMambaConfig(
         vocab_size=config.vocabulary,
         hidden_size=config.width,

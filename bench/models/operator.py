@@ -1,6 +1,6 @@
 """The inner loop of a TTT layer: inputs, and a PyTorch reference of the operator."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -148,11 +148,16 @@ def outer_parameters(learner: Learner) -> tuple[Tensor, Tensor, Tensor]:
 
 def rows_of(state: Any, rows: slice | Tensor | list[int]) -> Any:
     """Return the state of the sequences `rows`: views for a slice, copies for indices."""
+    return mapped(state, lambda tensor: tensor[rows])
+
+
+def mapped(state: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Apply a function to every tensor of a state, which is a tensor, or a dataclass or tuple of states."""
     if isinstance(state, Tensor):
-        return state[rows]
+        return function(state)
     if is_dataclass(state) and not isinstance(state, type):
-        return replace(state, **{field.name: rows_of(getattr(state, field.name), rows) for field in fields(state)})
+        return replace(state, **{field.name: mapped(getattr(state, field.name), function) for field in fields(state)})
     if isinstance(state, tuple):
-        parts = [rows_of(part, rows) for part in state]
+        parts = [mapped(part, function) for part in state]
         return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
     return state

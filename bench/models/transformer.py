@@ -1,6 +1,5 @@
 """The Transformer baseline: Llama's blocks with scaled_dot_product_attention and a KV cache."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -50,28 +49,6 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, mask: Any = None) -> Tenso
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
 
 
-class Sdpa:
-    """Attention of prompts and generate steps by SDPA; subclasses use other kernels."""
-
-    whole_prompts = False  # whether `prefill` needs a prompt in one chunk
-
-    def prefill(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return causal attention [B, H, T, D] of whole prompts: q over k, v [B, KV heads, T, D]."""
-        return causal_attention(q, k, v)
-
-    def mask(self, state: TransformerState) -> Any:
-        """Return the mask that `step` takes: here [1, capacity], true up to the token at position."""
-        return (torch.arange(state.capacity, device=state.position.device) <= state.position)[None]
-
-    def step(self, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
-        """Return attention of q [B, H, 1, D] over k, v [B, KV heads, capacity, D] under `mask`.
-
-        SDPA's masked kernels have no GQA, so query heads that share a KV head are passed as positions of one head.
-        """
-        rows = q.unflatten(1, (k.shape[1], -1)).squeeze(3)
-        return F.scaled_dot_product_attention(rows, k, v, attn_mask=mask).flatten(1, 2).unsqueeze(2)
-
-
 # Causal attention [B, H, T, D] of q to k, v [B, KV heads, T, D] and to earlier tokens.
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -116,11 +93,9 @@ class Transformer(ChunkedModel):
     static shapes, so a longer context in `init_state` makes every step slower.
     """
 
-    def __init__(
-        self, config: TransformerConfig, device: torch.device | str, dtype: torch.dtype, attend: Sdpa | None = None
-    ) -> None:
+    def __init__(self, config: TransformerConfig, device: torch.device | str, dtype: torch.dtype) -> None:
         super().__init__()
-        self.config, self.attend = config, attend or Sdpa()
+        self.config = config
         device = torch.device(device)
         blocks: list[nn.Module] = [TransformerBlock(config, device, dtype) for _ in range(config.layers)]
         self.model = Decoder(config.vocabulary, config.width, blocks, device, dtype)
@@ -142,6 +117,9 @@ class Transformer(ChunkedModel):
     def _blocks(self) -> list[TransformerBlock]:
         return cast(list[TransformerBlock], list(self.model.layers))
 
+    def through(self, block: nn.Module, h: Tensor) -> Tensor:
+        return block(h, self._rope(torch.arange(h.shape[1], device=h.device)), causal_attention)
+
     def _hidden(self, ids: Tensor, state: TransformerState) -> Tensor:
         start = int(state.position) if state.length is None else state.length
         end = start + ids.shape[1]
@@ -156,7 +134,7 @@ class Transformer(ChunkedModel):
         return h
 
     def _hidden_step(self, ids: Tensor, state: TransformerState) -> Tensor:
-        mask = self.attend.mask(state)
+        mask = (torch.arange(state.capacity, device=ids.device) <= state.position)[None]  # [1, capacity]
         h, rope = self.model.embed_tokens(ids), self._rope(state.position)
         for index, block in enumerate(self._blocks):
             with layer_range(index):
@@ -170,20 +148,21 @@ class Transformer(ChunkedModel):
         end = start + q.shape[2]
         cache[0, :, :, start:end], cache[1, :, :, start:end] = k, v
         if start == 0:
-            return self.attend.prefill(q, k, v)
+            return causal_attention(q, k, v)
         from torch.nn.attention.bias import causal_lower_right  # takes a second to import
 
         mask = causal_lower_right(q.shape[2], end)
         return causal_attention(q, cache[0, :, :, :end], cache[1, :, :, :end], mask)
 
-    def _attend_step(self, cache: Tensor, position: Tensor, mask: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Write the key and value of one token at `position` [1]; return attention."""
+    def _attend_step(self, cache: Tensor, position: Tensor, mask: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Write the key and value of one token at `position` [1]; return attention [B, H, 1, D] under `mask`.
+
+        SDPA's masked kernels have no GQA, so query heads that share a KV head are passed as positions of one head.
+        """
         cache[0].index_copy_(2, position, k)
         cache[1].index_copy_(2, position, v)
-        return self.attend.step(q, cache[0], cache[1], mask)
-
-    def _chunk_length(self, batch: int) -> int:
-        return sys.maxsize if self.attend.whole_prompts else super()._chunk_length(batch)
+        rows = q.unflatten(1, (k.shape[1], -1)).squeeze(3)
+        return F.scaled_dot_product_attention(rows, cache[0], cache[1], attn_mask=mask).flatten(1, 2).unsqueeze(2)
 
     def _rope(self, position: Tensor) -> Rotation:
         return rotation(position, self.config.head_dim, self.dtype)

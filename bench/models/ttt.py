@@ -50,11 +50,6 @@ class LayerState:
     slots: Tensor | None = None
     sequences: Packed | None = None
 
-    def rows(self, rows: slice) -> "LayerState":
-        """Return the state of the sequences in the slice `rows`, as views."""
-        block_conv, qk_conv = (None if cache is None else cache[rows] for cache in (self.block_conv, self.qk_conv))
-        return LayerState(block_conv, qk_conv, rows_of(self.inner, rows))
-
 
 @dataclass
 class TTTState:
@@ -73,7 +68,7 @@ class TTTState:
 
     def rows(self, rows: slice) -> "TTTState":
         """Return the state of the sequences in the slice `rows`, as views."""
-        return TTTState(len(range(self.batch)[rows]), [layer.rows(rows) for layer in self.layers], self.length)
+        return TTTState(len(range(self.batch)[rows]), [rows_of(layer, rows) for layer in self.layers], self.length)
 
 
 class BlockConv(nn.Module):
@@ -282,16 +277,15 @@ class TTTModel(ChunkedModel):
     def _learner_weights(self) -> list[list[Tensor]]:
         return [block.seq_modeling_block.learner_weights() for block in self.blocks]
 
-    def layer_state(self, block: TTTBlock, batch: int) -> LayerState:
-        """Return the state of one block before any token, on the block's device."""
-        inner = self._inner_state(block, batch)
-        if self.config.backbone == "transformer":
-            return LayerState(None, None, inner)
-        device = block.seq_norm.weight.device
-        block_conv, qk_conv = (empty_conv_cache(batch, self.config.width, device, self.dtype) for _ in range(2))
-        return LayerState(block_conv, qk_conv, inner)
+    def through(self, block: nn.Module, h: Tensor) -> Tensor:
+        state = LayerState(None, None, self._inner_state(block, len(h)))
+        if self.config.backbone == "mamba":
+            shape = (len(h), self.config.width, h.device, h.dtype)
+            state.block_conv, state.qk_conv = empty_conv_cache(*shape), empty_conv_cache(*shape)
+        rope = self.rope_cos.to(h.device), self.rope_sin.to(h.device)
+        return block(h, rope, state, partial(self.operator.forward, start=0))
 
-    def _inner_state(self, block: TTTBlock, batch: int) -> Any:
+    def _inner_state(self, block: Any, batch: int) -> Any:
         weights = block.seq_modeling_block.learner_weights()
         return self.operator.init_state(weights, batch, self.config.mini_batch, at_least_float32(self.dtype))
 

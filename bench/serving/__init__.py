@@ -6,13 +6,13 @@ def register() -> None:
 
     If the plug-in was not tried with the installed release of vLLM, opening a TTT checkpoint raises ValueError.
     """
-    import vllm
     from transformers.models.auto.configuration_auto import AutoConfig
 
     from bench.serving.hugging_face import HuggingFaceConfig, refusing
-    from bench.serving.refusals import untried
+    from bench.serving.refusals import RELEASES
+    from bench.systems.needs import other_release
 
-    if why := untried(vllm.__version__):
+    if why := other_release("vllm", *RELEASES):
         AutoConfig.register(HuggingFaceConfig.model_type, refusing(why), exist_ok=True)
         return
     AutoConfig.register(HuggingFaceConfig.model_type, HuggingFaceConfig, exist_ok=True)

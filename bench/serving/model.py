@@ -12,6 +12,7 @@ from vllm.model_executor.layers.mamba.mamba_utils import get_temporal_copy_spec
 from vllm.model_executor.models.interfaces import HasInnerState, IsAttentionFree, SupportsMambaPrefixCaching
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 
+from bench.models.checkpoint import copy_tensors
 from bench.models.fused import FusedBlock
 from bench.models.hugging_face import read_config
 from bench.models.kernel_operator import KernelOperator
@@ -19,7 +20,6 @@ from bench.models.ttt import TTTModel
 from bench.serving.pages import Layout, hidden
 from bench.serving.step import Step
 from bench.serving.warm_up import warm_up
-from bench.serving.weights import load
 from tk_kernels.packed import packed
 
 
@@ -115,7 +115,7 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
         return F.linear(hidden_states, self.ttt.head)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        return {f"ttt.{name}" for name in load(self.ttt, weights)}
+        return {f"ttt.{name}" for name in copy_tensors(self.ttt, weights)}
 
     @classmethod
     def get_mamba_state_dtype_from_config(cls, vllm_config: Any) -> tuple[torch.dtype, ...]:

@@ -5,11 +5,10 @@ A page contains the convolutions' windows, then the tensors that the operator's 
 position: that follows from the number of tokens that vLLM has computed.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from torch import Tensor
 from bench.models.config import TTTConfig
 from bench.models.kernel_operator import KernelOperator
 from bench.models.layers import at_least_float32, empty_conv_cache
-from bench.models.operator import TorchOperator
+from bench.models.operator import TorchOperator, mapped
 from bench.models.ttt import LayerState, TTTModel, one_token
 from bench.serving.step import Step
 from tk_kernels.packed import Packed
@@ -36,21 +35,22 @@ class Layout:
             empty_conv_cache(1, config.width, device, dtype) if convolved else None for _ in range(2)
         )
         first = operator.init_state(weights, 1, config.mini_batch, inner)
-        self._empty = LayerState(block_conv, qk_conv, operator.generate_state(first))
-        tensors = _tensors(self._empty)
-        self.shapes = [tuple(x.shape[1:]) for x in tensors]
-        self.dtypes = [x.dtype for x in tensors]
-        self.offsets, self.page_bytes = [], 0
-        for x in tensors:
-            self.offsets.append(self.page_bytes)
+        self._empty = LayerState(block_conv, qk_conv, replace(operator.generate_state(first), position=None))
+        self.spans: list[tuple[int, tuple[int, ...], torch.dtype]] = []  # offset, shape and dtype of each tensor
+        self.page_bytes = 0
+
+        def place(x: Tensor) -> Tensor:
+            self.spans.append((self.page_bytes, tuple(x.shape[1:]), x.dtype))
             self.page_bytes += -(-x.numel() * x.element_size() // ALIGNED) * ALIGNED
+            return x
+
+        mapped(self._empty, place)
 
     def views(self, pages: Tensor) -> list[Tensor]:
         """Return views of the state's tensors [slots, ...] in a layer's pages [slots, bytes] int8."""
-        spans = zip(self.offsets, self.shapes, self.dtypes, strict=True)
         return [
             pages[:, offset : offset + prod(shape) * dtype.itemsize].view(dtype).unflatten(1, shape)
-            for offset, shape, dtype in spans
+            for offset, shape, dtype in self.spans
         ]
 
     def generating(self, views: Sequence[Tensor], slots: Tensor, positions: Tensor) -> LayerState:
@@ -64,7 +64,8 @@ class Layout:
 
     def _with(self, views: Sequence[Tensor], positions: Tensor) -> LayerState:
         tensors = iter(views)
-        return _mapped(self._empty, lambda _: next(tensors), positions)
+        state = mapped(self._empty, lambda _: next(tensors))
+        return replace(state, inner=replace(state.inner, position=positions))
 
 
 def hidden(model: TTTModel, layout: Layout, layers: Sequence[Sequence[Tensor]], ids: Tensor, step: Step) -> Tensor:
@@ -88,28 +89,3 @@ def hidden(model: TTTModel, layout: Layout, layers: Sequence[Sequence[Tensor]], 
         state = layout.generating(views, step.slots, positions)
         steps = block(steps, model._rope, state, one_token(operator))
     return steps[:, 0]
-
-
-def _tensors(state: LayerState) -> list[Tensor]:
-    found: list[Tensor] = []
-
-    def keep(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    _mapped(state, keep, state.inner.position)
-    return found
-
-
-def _mapped(state: Any, tensor: Callable[[Tensor], Tensor], positions: Tensor) -> Any:
-    """Replace positions by `positions`, each other tensor x by tensor(x)."""
-    if isinstance(state, Tensor):
-        return tensor(state)
-    if isinstance(state, tuple):
-        return tuple(_mapped(each, tensor, positions) for each in state)
-    if not is_dataclass(state) or isinstance(state, type):
-        return state
-    names = [field.name for field in fields(state)]
-    return replace(
-        state, **{n: positions if n == "position" else _mapped(getattr(state, n), tensor, positions) for n in names}
-    )

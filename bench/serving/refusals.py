@@ -4,14 +4,7 @@ import os
 from typing import Any
 
 BREAKABLE = "VLLM_USE_BREAKABLE_CUDAGRAPH"
-VERSIONS = ("0.33",)  # major and minor of the vLLM releases that were tried
-
-
-def untried(version: str) -> str:
-    """Return why this version of vLLM is refused; "" if the plug-in was tried with its release."""
-    if version.split("+")[0].rpartition(".")[0] in VERSIONS:
-        return ""
-    return f"vLLM {version}: TTT models were tried with {', '.join(f'{v}.x' for v in VERSIONS)}; install one of these"
+RELEASES = ("0.33", "0.33")  # oldest and newest minor release of vLLM that was tried
 
 
 def refused(vllm_config: Any, mini_batch: int) -> str:

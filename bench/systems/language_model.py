@@ -11,7 +11,7 @@ from bench.models.config import MODELS
 from bench.models.layers import mark_layers
 from bench.systems.logits import check_logits, limits_by_rounding, rounding_of, widened
 from bench.systems.measured_peaks import peaks_of
-from bench.systems.model_calls import last_logits, prefill_then_generate, random_ids
+from bench.systems.model_calls import last_logits, model_of, prefill_then_generate, random_ids
 from bench.systems.on_device import device
 from bench.systems.phases import Forward, Generate, PhaseWork, Request
 from harness.measure.correctness import Checks
@@ -23,7 +23,7 @@ WITHOUT_EFFECT = ("steps", "compare", "positions")  # options that leave the mod
 
 
 class LanguageModel:
-    """Base class of adapters of a language model in PyTorch; a subclass implements `load`.
+    """Base class of adapters of a language model in PyTorch.
 
     The model has the interface of `bench.models.base.CausalLM`. phases: the classes of the timed work.
     """
@@ -48,8 +48,8 @@ class LanguageModel:
         return widened(case)
 
     def load(self, case: Case) -> Any:
-        """Load the model of the case with random weights, on `device()` in the dtype of the case."""
-        raise NotImplementedError
+        """Load the model of the case on `device()`; by default the repository's (see `model_of`)."""
+        return model_of(case)
 
     def build(self, case: Case) -> Workload:
         peaks = peaks_of(device())  # measured while the GPU's memory is still empty

@@ -1,12 +1,28 @@
-"""Functions that call a language model with the interface of `bench.models.base.CausalLM`."""
+"""Functions that load a case's language model, or call one with the interface of `bench.models.base.CausalLM`."""
 
 from typing import Any
 
 import torch
 
+from bench.models.case_model import checkpoint_folder, config_of
+from bench.models.checkpoint import load
+from bench.models.factory import from_seed
 from bench.systems.on_device import device
+from harness.schema.case import Case
 
 STEPS = 16  # generate steps per call; see `steps_of`
+
+
+def model_of(case: Case, **options: Any) -> Any:
+    """Load the case's model on `device()` in its dtype: its checkpoint, or random weights from a fixed seed.
+
+    options: of the model's class, such as `operator` and `block` of `TTTModel`.
+    Raises CheckpointError if the case's checkpoint cannot be loaded or has other settings.
+    """
+    dtype, folder = getattr(torch, case.dtype), checkpoint_folder(case)
+    if folder is None:
+        return from_seed(config_of(case), 0, device(), dtype, **options)
+    return load(folder, device(), dtype, **options)
 
 
 def random_ids(model: Any, *shape: int) -> torch.Tensor:

@@ -14,7 +14,7 @@ from bench.systems.checked_sequences import LONGEST_CHECKED, drawn, named, not_c
 from bench.systems.logits import check_logits, check_response, choice_check, limits_by_rounding, rounding_of
 from bench.systems.model_calls import greedy_steps, last_logits, random_ids, steps_of
 from bench.systems.on_device import device, repeatable
-from harness.measure.correctness import Check, Checks
+from harness.measure.correctness import Checks
 from harness.measure.ranges import nvtx_range
 from harness.measure.system import REPLAYED
 from harness.schema.case import Case
@@ -143,15 +143,14 @@ class PhaseWork:
         found = Checks([])
         for some, truth in zip(groups, truths, strict=True):
             found += named("timed_", check_logits(logits[some], truth[steps], rounding_of(self.case), wider))
-            found += Checks([self._choice(truth[at], tokens[at, some], wider) for at in chosen])
+            for at in chosen:
+                name = "timed_token_below_best"
+                found += Checks([choice_check(name, truth[at], tokens[at, some], rounding_of(self.case), wider)])
         return found + self._response(logits[rows], whole)
 
     def choices(self, steps: int) -> list[int]:
         """Return the indices of the steps whose tokens are compared with the reference's choice."""
         return sorted({1, steps - 1}) if steps > 1 else []
-
-    def _choice(self, expected: torch.Tensor, tokens: torch.Tensor, wider: float) -> Check:
-        return choice_check("timed_token_below_best", expected, tokens, rounding_of(self.case), wider)
 
     def _response(self, got: torch.Tensor, expected: torch.Tensor) -> Checks:
         """Check that logits [rows, V] changed since the last checked call as the reference's did."""

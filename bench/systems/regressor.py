@@ -4,35 +4,73 @@ A layer is its sequence mixer alone, as in TTT's layers: projections, convolutio
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
-from typing import Any, ClassVar
+from statistics import median
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bench.systems.needs import cannot_find, import_or_skip, no_gpu
-from bench.systems.triton_tuning import keep_choices, prepare
+from bench.systems.on_device import device
+from bench.systems.triton_tuning import chosen_anew, keep_choices, prepare
 from bench.systems.ttt.layer import LAYER_CHECK_TOKENS, Results, check_results, layer_workload
 from harness.measure.correctness import Checks
+from harness.measure.cuda_clock import CudaEventClock
 from harness.measure.system import Input, Skip, Workload
+from harness.measure.timer import CpuClock, measure
 from harness.schema.case import Case
+from harness.schema.policy import Policy
 from harness.schema.work import SCAN, Work
 
 SIZE = "1.3b"  # the only size with published heads
 LONGEST_DECAY = 0.1  # log-decays are uniform in [-0.1, 0]
 CHECKED_TOKENS = 4096  # a token of a naive form takes ten launches
+TRIAL = Policy(budget_s=0.2)  # of a kernel, where a layer has several
+
+
+class Given(NamedTuple):
+    """A random input of a layer, and how the harness refills it and the checks shorten it.
+
+    refill: "normal" of standard deviation `scale`, "uniform" from 0 to `scale`, or "" to keep it.
+    axis: the tokens' axis; 0 if there is only the sequences' axis; None if all sequences share the input.
+    rows: rows of that axis per token.
+    """
+
+    value: Tensor
+    refill: str = ""
+    scale: float = 1.0
+    axis: int | None = 1
+    rows: int = 1
+
+    def first(self, sequences: list[int], tokens: int) -> Tensor:
+        """Return the input for the first `tokens` tokens of the sequences."""
+        if self.axis is None:
+            return self.value
+        some = self.value.narrow(self.axis, 0, tokens * self.rows) if self.axis else self.value
+        return some[sequences].contiguous()
 
 
 @dataclass(frozen=True)
 class Layer(ABC):
-    """A recurrent layer: its kernel (MODULE:FUNCTION), its heads, its random inputs and its naive form."""
+    """A recurrent layer: its kernel, its heads, its random inputs and its naive form.
+
+    kernel: MODULE:FUNCTION, or MODULE:FUNCTION|FUNCTION to time the fastest on each case.
+    check_tokens: tokens of the check before timing. checked_tokens: most compared tokens of the timed call.
+    part: the part of a profile to which its work belongs.
+    """
 
     kernel: str
     heads: int
     key_dim: int
     value_dim: int
+    check_tokens: ClassVar[int] = LAYER_CHECK_TOKENS + 1  # past a chunk's end
+    checked_tokens: ClassVar[int] = CHECKED_TOKENS
+    part: ClassVar[str] = SCAN
+    settings: ClassVar[Mapping[str, str]] = {}  # further settings for the record
 
     @property
     def state_numbers(self) -> int:
@@ -44,16 +82,8 @@ class Layer(ABC):
         """Return FLOPs and least bytes of a case."""
 
     @abstractmethod
-    def random_inputs(self, case: Case) -> dict[str, Tensor]:
+    def random_inputs(self, case: Case) -> dict[str, Given]:
         """Return the arguments of `run` and `naive` by name. Raises Skip if the kernel does not support the case."""
-
-    @abstractmethod
-    def refilled(self, inputs: dict[str, Tensor]) -> dict[str, Input]:
-        """Return the inputs that the harness refills, by name."""
-
-    @abstractmethod
-    def first(self, inputs: dict[str, Tensor], rows: list[int], tokens: int) -> dict[str, Tensor]:
-        """Return the inputs for the first `tokens` tokens of the sequences `rows`."""
 
     @abstractmethod
     def run(self, kernel: Callable[..., Any], inputs: dict[str, Tensor]) -> Results:
@@ -82,27 +112,55 @@ class Regressor:
         if case.size != SIZE:
             raise Skip(f"{case.system} supports only the size {SIZE}")
         layer = self.layers[case.system]
-        module, _, name = layer.kernel.partition(":")
+        module, _, names = layer.kernel.partition(":")
         import_or_skip(module)
-        kernel, inputs = getattr(import_module(module), name), layer.random_inputs(case)
+        kernels = [getattr(import_module(module), name) for name in names.split("|")]
+        given = layer.random_inputs(case)
+        inputs = {name: each.value for name, each in given.items()}
+
+        def first(sequences: list[int], tokens: int) -> dict[str, Tensor]:
+            return {name: each.first(sequences, tokens) for name, each in given.items()}
 
         @torch.inference_mode()
-        def run() -> Results:
+        def run(kernel: Callable[..., Any]) -> Results:
             return layer.run(kernel, inputs)
 
+        kernel, trials = _fastest(kernels, run)
+
         @torch.inference_mode()
-        def exact(rows: list[int], tokens: int) -> Results:
-            return layer.naive(**layer.first(inputs, rows, tokens))
+        def exact(sequences: list[int], tokens: int) -> Results:
+            return layer.naive(**first(sequences, tokens))
 
         @torch.inference_mode()
         def check() -> Checks:
-            tokens = min(LAYER_CHECK_TOKENS + 1, case.context)  # past a chunk's end
-            found = layer.run(kernel, layer.first(inputs, [0], tokens))
+            tokens = min(layer.check_tokens, case.context)
+            found = layer.run(kernel, first([0], tokens))
             return check_results(found, exact([0], tokens), case.dtype)
 
-        prepare(run)
-        settings = {"kernel": name, "tuned": "on this case"}
-        work, refilled = {SCAN: layer.work(case)}, layer.refilled(inputs)
-        workload = layer_workload(case, run, refilled, exact, check, work, settings, CHECKED_TOKENS)
+        settings = {"kernel": kernel.__name__, "tuned": "on this case", **trials, **layer.settings}
+        work, timed = {layer.part: layer.work(case)}, partial(run, kernel)
+        refilled = {
+            name: Input(each.value, each.refill, each.scale, 0, each.axis if each.rows == 1 else None)
+            for name, each in given.items()
+            if each.refill
+        }
+        workload = layer_workload(case, timed, refilled, exact, check, work, settings, layer.checked_tokens)
         workload.metrics["state_bytes"] = 4 * case.batch * layer.state_numbers
         return workload
+
+
+def _fastest(
+    kernels: Sequence[Callable[..., Any]], run: Callable[..., object]
+) -> tuple[Callable[..., Any], dict[str, str]]:
+    """Tune the kernels; return the fastest, and the setting that has the time of each if there are several."""
+    if len(kernels) == 1:
+        prepare(partial(run, kernels[0]))
+        return kernels[0], {}
+    took: dict[Callable[..., Any], float] = {}
+    with chosen_anew():  # once: a second context would discard the first kernel's choice
+        for kernel in kernels:
+            prepare(partial(run, kernel))
+            clock = CudaEventClock() if device() == "cuda" else CpuClock()
+            took[kernel] = median(measure(partial(run, kernel), clock, TRIAL).samples_ms)
+    trials = "; ".join(f"{kernel.__name__} {ms:.4g} ms" for kernel, ms in took.items())
+    return min(took, key=lambda kernel: took[kernel]), {"form_trials": trials}

@@ -82,12 +82,13 @@ def test_the_files_of_a_folder_hold_each_weight_once(linear):
     keys = sorted(tensors)
     for shard, some in zip(shards, (keys[:9], keys[9:]), strict=True):
         save_file({key: tensors[key] for key in some}, shard)
-    assert_refused(config, path, rf"/model\.safetensors: {keys[0]}: also in {shards[0].name}; remove one")
+    save_file(tensors | {keys[0]: tensors[keys[0]] + 1}, path)
+    assert_refused(config, path, f": {keys[0]}: differs from {keys[0]}, which is stored too")
     path.unlink()
     weights = load_weights(config, path.parent, "cpu").weights()
     assert all(torch.equal(weights[key], tensors[key]) for key in tensors)
     shards[1].unlink()
-    assert_refused(config, path, r"seq_norm\.weight: missing")
+    assert_refused(config, path, r"missing, expected .*; and \d+ more$")
 
 
 @pytest.mark.parametrize(
@@ -96,8 +97,12 @@ def test_the_files_of_a_folder_hold_each_weight_once(linear):
         (BLOCK + "W1", None, rf": {BLOCK}W1: missing, expected \[2, 64, 64\]"),
         ("extra", torch.zeros(1), r"extra: not a weight of this model"),
         (BLOCK + "b1", torch.zeros(1, 1, 64), r"b1: has shape \[1, 1, 64\], expected \[2, 1, 64\]"),  # broadcasts
-        ("model.norm.weight", torch.ones(128, dtype=torch.int32), r"has dtype I32, expected one of F64, F32, F16"),
-        ("model.norm.weight", torch.full((128,), torch.nan), r"model\.norm\.weight: holds NaN or infinite values"),
+        (
+            "model.norm.weight",
+            torch.ones(128, dtype=torch.int32),
+            r"has dtype torch\.int32, expected a float",
+        ),
+        ("model.norm.weight", torch.full((128,), torch.nan), r"model\.norm\.weight: holds NaN or infinity"),
     ],
 )
 def test_a_wrong_key_is_refused_by_name(linear, key, value, message):
@@ -115,14 +120,8 @@ def test_a_weight_beyond_the_range_of_its_new_dtype(linear):
     tensors["model.norm.weight"][3] = 1e5
     save_file(tensors, path)
     load_weights(config, path.parent, "cpu", torch.bfloat16)
-    with pytest.raises(CheckpointError, match=r"model\.norm\.weight: exceeds the range of torch\.float16"):
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight: holds numbers beyond torch\.float16"):
         load_weights(config, path.parent, "cpu", torch.float16)
-
-
-def test_a_model_of_another_kind_names_a_few_keys_and_counts_the_rest(linear):
-    _, _, path = linear
-    with pytest.raises(CheckpointError, match=r"missing, expected .*; and \d+ more$"):
-        load_weights(model_config("transformer", "tiny"), path.parent, "cpu")
 
 
 def test_a_tied_head_may_stand_in_the_embeddings_place(linear):
@@ -152,7 +151,7 @@ def test_a_stored_head_must_be_the_embedding(linear):
     load_weights(config, path.parent, "cpu")
     tensors["lm_head.weight"] += 1
     save_file(tensors, path)
-    assert_refused(config, path, r"lm_head\.weight: differs from model\.embed_tokens\.weight")
+    assert_refused(config, path, r"(lm_head|embed_tokens)\.weight: differs from (model\.embed_tokens|lm_head)\.weight")
 
 
 @pytest.mark.parametrize("kept", [0, 1000, -1])

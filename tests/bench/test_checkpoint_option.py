@@ -44,7 +44,7 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> None:
 def folder(tmp_path: Path) -> Path:
     base = model_config("ttt-mlp", "tiny", backbone="transformer", mini_batch=8)
     config = replace(base, base_lr=RATE, rope_theta=THETA, width=64, heads=1)
-    place = tmp_path / "secret" / "my-model"
+    place = tmp_path / "my secret" / "my-model"
     place.mkdir(parents=True)
     save(from_seed(config, 7, "cpu", torch.float32), place / "model.safetensors")
     (place / "config.json").write_text(json.dumps(config_values(config)))
@@ -178,5 +178,5 @@ def test_a_broken_file_is_named_without_its_path(folder: Path) -> None:
     offer(read_checkpoint(folder))
     record = CaseRun(case_of(folder), Policy(), "verify").record(TTTTorch())
     assert record.status == "failed"
-    assert "my-model/model.safetensors" in record.reason
+    assert "my-model: model.safetensors: not a whole" in record.reason
     assert "secret" not in record.reason

@@ -112,22 +112,13 @@ def test_every_parameter_may_change_between_calls(backbone: str) -> None:
         assert (found - expected).norm() <= LIMIT[torch.float32] * expected.norm(), name
 
 
-def moved(model: Any) -> None:
-    model.double().float()
-    for weight in model.weights().values():
-        weight *= 1.1
-
-
-def replaced(model: Any) -> None:
-    model.load_state_dict({name: 1.1 * weight for name, weight in model.state_dict().items()}, assign=True)
-
-
 @backbones
-@pytest.mark.parametrize("change", [moved, replaced])
-def test_parameters_may_move_or_be_replaced_between_calls(backbone: str, change: Any) -> None:
+def test_parameters_may_move_between_calls(backbone: str) -> None:
     fused, plain = models(small(backbone))
     error_of(fused, plain, (1,))
-    change(fused)
+    fused.double().float()
+    for weight in fused.weights().values():
+        weight *= 1.1
     plain.copy_weights(fused)
     assert error_of(fused, plain, (2, -1)) <= LIMIT[torch.float32]
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from bench.models.base import CausalLM, check_ids
 from bench.models.config import SIZES, VOCABULARY, DeltaRuleConfig, uncut
-from bench.systems.checked_sequences import drawn
 from bench.systems.fla.regressors import FlaRegressor
 from bench.systems.model_calls import STEPS, greedy_steps, last_logits, random_ids
 from bench.systems.needs import cannot_find, import_or_skip, no_gpu
@@ -139,20 +138,15 @@ class FlaGenerate(FlaWork, Generate):
             layer.state = dict(tensors)
         return found
 
-    def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
-        """Check drawn sequences after the same tokens."""
-        rows = drawn(rng, self.case.batch, STEPS)
+    def drawn(self, rng: Random, tokens: int) -> list[int]:
+        return super().drawn(rng, STEPS)  # the reference reads no more tokens
 
-        @torch.inference_mode()
-        def compare(outputs: tuple[Tensor, Tensor], calls: int) -> Checks:
-            logits, tokens = outputs
+    def repeat(self, rng: Random, rows: list[int]) -> list[int]:
+        """Return each sequence as its own source: the captured state has another past for each."""
+        return [*range(self.case.batch)]
 
-            def expected(model: Any, some: list[int], steps: int) -> Tensor:
-                return last_logits(model, torch.cat([self._before[None], tokens[:steps]])[:, some].T)
-
-            return self.checks(logits, rows, [*range(self.case.batch)], expected, tokens)
-
-        return compare
+    def new_past(self, rows: list[int], sources: list[int]) -> Callable[[Any, list[int], Tensor], Tensor]:
+        return lambda model, some, tokens: last_logits(model, torch.cat([self._before[None, some], tokens]).T)
 
 
 def _copied(kept: Any) -> Any:

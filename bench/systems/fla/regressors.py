@@ -1,18 +1,20 @@
-"""Layers of flash-linear-attention with chunked kernels: delta rules and MesaNet."""
+"""Layers of flash-linear-attention with chunked kernels: delta rules, MesaNet and TTT-Linear."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from bench.models.case_model import ttt_config_of
+from bench.models.config import BASE_LR
 from bench.systems.on_device import device
-from bench.systems.regressor import LONGEST_DECAY, Layer, Regressor
-from bench.systems.ttt.layer import Results
-from harness.measure.system import Input
+from bench.systems.regressor import LONGEST_DECAY, Given, Layer, Regressor
+from bench.systems.ttt.layer import LAYER_CHECK_TOKENS, LAYER_CHECKED_TOKENS, Results, layer_inputs, layer_work
+from harness.measure.system import Skip
 from harness.schema.case import Case
-from harness.schema.work import Work
+from harness.schema.work import TTT, Work
 
 
 @dataclass(frozen=True)
@@ -46,31 +48,24 @@ class DeltaRule(Layer):
         moved = tokens * (keys + self.states * values) + 4 * case.batch * self.state_numbers
         return Work((3 + 4 * self.householder) * tokens * self.state_numbers, moved)
 
-    def random_inputs(self, case: Case) -> dict[str, Tensor]:
+    def random_inputs(self, case: Case) -> dict[str, Given]:
         """q, k [B, T, H, K], v [B, T, H, V], beta [B, T, H], log-decays g [B, T, H] or [B, T, H, K].
 
         In k, v and beta, T is `householder` times the tokens. In v, beta and g, H is `states`. |k| is 1 on average.
         """
         batch, tokens, dtype = case.batch, case.context, getattr(torch, case.dtype)
-        rows = tokens * self.householder
+        rows, scale = self.householder, self.key_dim**-0.5
         decays = (self.key_dim,) if self.vector_decay else ()
+        k = _normal(batch, tokens * rows, self.heads, self.key_dim).mul_(scale).to(dtype)
+        v = _normal(batch, tokens * rows, self.states, self.value_dim).to(dtype)
+        beta = torch.rand(batch, tokens * rows, self.states, device=device()).to(dtype)
         return {
-            "q": _normal(batch, tokens, self.heads, self.key_dim).to(dtype),
-            "k": _normal(batch, rows, self.heads, self.key_dim).mul_(self.key_dim**-0.5).to(dtype),
-            "v": _normal(batch, rows, self.states, self.value_dim).to(dtype),
-            "beta": torch.rand(batch, rows, self.states, device=device()).to(dtype),
-            "g": -LONGEST_DECAY * torch.rand(batch, tokens, self.states, *decays, device=device()),
+            "q": Given(_normal(batch, tokens, self.heads, self.key_dim).to(dtype), "normal"),
+            "k": Given(k, "normal", scale, rows=rows),
+            "v": Given(v, "normal", rows=rows),
+            "beta": Given(beta, "uniform", rows=rows),
+            "g": Given(-LONGEST_DECAY * torch.rand(batch, tokens, self.states, *decays, device=device())),
         }
-
-    def refilled(self, inputs: dict[str, Tensor]) -> dict[str, Input]:
-        axis = 1 if self.householder == 1 else None
-        scales = {"q": 1.0, "k": self.key_dim**-0.5, "v": 1.0}
-        normal = {name: Input(inputs[name], "normal", scale, 0, axis) for name, scale in scales.items()}
-        return normal | {"beta": Input(inputs["beta"], "uniform", 1.0, 0, axis)}
-
-    def first(self, inputs: dict[str, Tensor], rows: list[int], tokens: int) -> dict[str, Tensor]:
-        per = {name: 1 if name in ("q", "g") else self.householder for name in inputs}
-        return {name: value[rows, : tokens * per[name]].contiguous() for name, value in inputs.items()}
 
     def run(self, kernel: Callable[..., Any], inputs: dict[str, Tensor]) -> Results:
         more = {"num_householder": self.householder} if self.householder > 1 else {}
@@ -118,25 +113,17 @@ class Mesa(Layer):
         flops = 3 * (gram + values) + 2 * self.iterations * gram + 2 * values
         return Work(tokens * flops, tokens * self.heads * row + 4 * case.batch * self.state_numbers)
 
-    def random_inputs(self, case: Case) -> dict[str, Tensor]:
+    def random_inputs(self, case: Case) -> dict[str, Given]:
         """q, k [B, T, H, K], v [B, T, H, V], beta and log-decays g [B, T, H], lamb [H, K] >= 0.25."""
         shape, dtype = (case.batch, case.context, self.heads), getattr(torch, case.dtype)
         return {
-            "q": _normal(*shape, self.key_dim).to(dtype),
-            "k": _normal(*shape, self.key_dim).to(dtype),
-            "v": _normal(*shape, self.value_dim).to(dtype),
-            "beta": torch.rand(shape, device=device()),
-            "g": -LONGEST_DECAY * torch.rand(shape, device=device()),
-            "lamb": 0.25 + torch.rand(self.heads, self.key_dim, device=device()),
+            "q": Given(_normal(*shape, self.key_dim).to(dtype), "normal"),
+            "k": Given(_normal(*shape, self.key_dim).to(dtype), "normal"),
+            "v": Given(_normal(*shape, self.value_dim).to(dtype), "normal"),
+            "beta": Given(torch.rand(shape, device=device()), "uniform"),
+            "g": Given(-LONGEST_DECAY * torch.rand(shape, device=device())),
+            "lamb": Given(0.25 + torch.rand(self.heads, self.key_dim, device=device()), axis=None),
         }
-
-    def refilled(self, inputs: dict[str, Tensor]) -> dict[str, Input]:
-        normal = {name: Input(inputs[name], "normal", 1.0, 0, 1) for name in "qkv"}
-        return normal | {"beta": Input(inputs["beta"], "uniform", 1.0, 0, 1)}
-
-    def first(self, inputs: dict[str, Tensor], rows: list[int], tokens: int) -> dict[str, Tensor]:
-        per_token = {name: value for name, value in inputs.items() if name != "lamb"}
-        return inputs | {name: value[rows, :tokens].contiguous() for name, value in per_token.items()}
 
     def run(self, kernel: Callable[..., Any], inputs: dict[str, Tensor]) -> Results:
         how = {"max_CG_iteration": self.iterations, "use_qk_l2norm_in_kernel": True, "output_final_state": True}
@@ -168,6 +155,55 @@ def _normal(*shape: int) -> Tensor:
     return torch.randn(shape, device=device())
 
 
+MINI_BATCH = 16
+
+
+class TTTLinear(Layer):
+    """The package's TTT-Linear, whose function is not the paper's.
+
+    The learning rate scales the query's row instead of the key's column, the output is o + LN(o), and q is scaled.
+    The package has two kernels: states first and outputs after them, or both in one.
+    """
+
+    check_tokens = LAYER_CHECK_TOKENS
+    checked_tokens = LAYER_CHECKED_TOKENS
+    part = TTT
+    settings: ClassVar[Mapping[str, str]] = {"function": "flash-linear-attention's, not the paper's"}
+
+    @property
+    def state_numbers(self) -> int:
+        return super().state_numbers + self.heads * self.value_dim  # W and b
+
+    def work(self, case: Case) -> Work:
+        return layer_work(ttt_config_of(case), case)[TTT]
+
+    def random_inputs(self, case: Case) -> dict[str, Given]:
+        """q, k, v [B, T, H, D], eta [B, T, H, 1], w and b [H, D], initial state [B, H, D, D] and bias [B, H, 1, D]."""
+        if refused := [f"{name}={value}" for name in ("form", "mini_batch", "part") if (value := case.option(name))]:
+            raise Skip(f"{case.system_backend} has no {' and no '.join(refused)}; {case.system}/torch has")
+        given = layer_inputs(ttt_config_of(case), case.batch, case.context, getattr(torch, case.dtype))
+        rates = given["lr"][..., None].to(given["k"].dtype)
+        return {name: Given(given[name], "normal") for name in "qkv"} | {
+            "w": Given(given["ln_weight"], axis=None),
+            "b": Given(given["ln_bias"], axis=None),
+            "eta": Given(rates, "uniform", BASE_LR["linear"] / self.key_dim),
+            "initial_state": Given(given["state"].W.clone(), axis=0),
+            "initial_state_bias": Given(given["state"].b[:, :, None].clone(), axis=0),
+        }
+
+    def run(self, kernel: Callable[..., Any], inputs: dict[str, Tensor]) -> Results:
+        output, state, _ = kernel(**inputs, chunk_size=MINI_BATCH, output_final_state=True)
+        return {"output": output, "state": state}
+
+    def naive(self, **inputs: Tensor) -> Results:
+        """Run the package's PyTorch version in float32 on copies, because it scales q in place."""
+        from fla.ops.ttt.naive import chunk_ttt_linear_ref
+
+        exact = {name: value.float().clone() for name, value in inputs.items()}
+        output, state, _ = chunk_ttt_linear_ref(**exact, mini_batch_size=MINI_BATCH, output_final_state=True)
+        return {"output": output, "state": state}
+
+
 # Qwen3-Next's Gated DeltaNet, also at width 2,048: heads, key and value channels, value heads.
 QWEN = (16, 128, 128, 32)
 CHUNKED = "fla.ops.gated_delta_rule:chunk_gated_delta_rule"
@@ -188,4 +224,5 @@ class FlaRegressor(Regressor):
         "kda": DeltaRule("fla.ops.kda:chunk_kda", 16, 128, 128, vector_decay=True),
         "deltaproduct": DeltaRule("fla.ops.gated_delta_product:chunk_gated_delta_product", 6, 256, 512, householder=2),
         "mesanet": Mesa("fla.ops.mesa_net:chunk_mesa_net", 16, 128, 128),
+        "ttt-linear": TTTLinear("fla.ops.ttt:chunk_ttt_linear|fused_chunk_ttt_linear", 32, 64, 64),
     }

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.systems.on_device import device
-from bench.systems.regressor import Layer, Regressor
+from bench.systems.regressor import Given, Layer, Regressor
 from bench.systems.ttt.layer import Results
-from harness.measure.system import Input, Skip
+from harness.measure.system import Skip
 from harness.schema.case import Case
 from harness.schema.work import Work
 
@@ -52,7 +52,7 @@ class Mamba3(Layer):
         moved = tokens * (shared + self.heads * row) + 4 * case.batch * self.matrix
         return Work(5 * tokens * self.matrix, moved)
 
-    def random_inputs(self, case: Case) -> dict[str, Tensor]:
+    def random_inputs(self, case: Case) -> dict[str, Given]:
         """Draw the arguments as the package's layer initialises them, for normalised activations.
 
         Q, K [B, T, 1, K]; V [B, T, H, V]; ADT, DT, Trap [B, H, T]; Q_bias, K_bias [H, K]; Angles [B, T, H, S].
@@ -68,24 +68,16 @@ class Mamba3(Layer):
         step = F.softplus(torch.randn(batch, self.heads, tokens, device=device()) + bias[:, None])
         decay = -F.softplus(torch.randn_like(step)).clamp(min=DECAY_FLOOR)
         return {
-            "Q": _normal(batch, tokens, 1, self.key_dim),
-            "K": _normal(batch, tokens, 1, self.key_dim),
-            "V": _normal(batch, tokens, self.heads, self.value_dim),
-            "ADT": decay * step,
-            "DT": step,
-            "Trap": _normal(batch, self.heads, tokens),
-            "Q_bias": torch.ones(self.heads, self.key_dim, device=device()),
-            "K_bias": torch.ones(self.heads, self.key_dim, device=device()),
-            "Angles": _normal(batch, tokens, 1, self.angles).expand(-1, -1, self.heads, -1),
+            "Q": Given(_normal(batch, tokens, 1, self.key_dim), "normal"),
+            "K": Given(_normal(batch, tokens, 1, self.key_dim), "normal"),
+            "V": Given(_normal(batch, tokens, self.heads, self.value_dim), "normal"),
+            "ADT": Given(decay * step, axis=2),
+            "DT": Given(step, axis=2),
+            "Trap": Given(_normal(batch, self.heads, tokens), axis=2),
+            "Q_bias": Given(torch.ones(self.heads, self.key_dim, device=device()), axis=None),
+            "K_bias": Given(torch.ones(self.heads, self.key_dim, device=device()), axis=None),
+            "Angles": Given(_normal(batch, tokens, 1, self.angles).expand(-1, -1, self.heads, -1)),
         }
-
-    def refilled(self, inputs: dict[str, Tensor]) -> dict[str, Input]:
-        return {name: Input(inputs[name], "normal", 1.0, 0, 1) for name in "QKV"}
-
-    def first(self, inputs: dict[str, Tensor], rows: list[int], tokens: int) -> dict[str, Tensor]:
-        by_token = {name: inputs[name][rows, :tokens].contiguous() for name in ("Q", "K", "V", "Angles")}
-        by_head = {name: inputs[name][rows, :, :tokens].contiguous() for name in ("ADT", "DT", "Trap")}
-        return inputs | by_token | by_head
 
     def run(self, kernel: Callable[..., Any], inputs: dict[str, Tensor]) -> Results:
         out, _, state, _, _ = kernel(**inputs, return_final_states=True)

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 
 from bench.errors import FOR_A_CPU
-from bench.models.config import MambaConfig, model_config
 from bench.systems.language_model import LanguageModel
 from bench.systems.mamba.scan import ScannedMamba
 from bench.systems.on_device import device
@@ -21,13 +20,6 @@ class TorchMamba(LanguageModel):
         if device() == "cuda":
             return f"transformers' Mamba is {FOR_A_CPU}: use mamba/mamba-ssm there"
         return ""
-
-    def load(self, case: Case) -> Any:
-        from bench.models.mamba import Mamba
-
-        config = model_config("mamba", case.size)
-        assert isinstance(config, MambaConfig)
-        return Mamba.from_seed(config, 0, device(), getattr(torch, case.dtype))
 
     def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:
         """Return a `ScannedMamba` with the same weights; it shares no scan code with the model."""

@@ -5,7 +5,6 @@ Then the state is carried from chunk to chunk. A piece of n tokens takes about 2
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,13 +14,12 @@ from torch import Tensor, nn
 from bench.systems.blockwise import visiting
 
 PIECE_NUMBERS = 1 << 26  # elements in the states after all tokens of a piece: three tensors of 0.3 GB in float32
-PIECE_TOKENS = 2048  # most tokens of a piece of Mamba-2
 
 
 def selective_scan(decay: Tensor, inputs: Tensor, state: Tensor) -> Tensor:
     """Return x [B, T, ...] with x_t = decay_t * x_(t-1) + inputs_t, from x_0 = `state`.
 
-    decay, within [0, 1], and inputs are [B, T, ...]; both are overwritten.
+    decay, within [0, 1], and inputs are [B, T, ...]; both are overwritten. Dimensions of decay can be 1.
     """
     tokens = inputs.shape[1]
     length = max(1, math.isqrt(tokens))
@@ -38,6 +36,22 @@ def selective_scan(decay: Tensor, inputs: Tensor, state: Tensor) -> Tensor:
         inputs[:, t].addcmul_(decay[:, t], state)
         state = inputs[:, t]
     return inputs
+
+
+def state_space(u: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
+    """Return y [B, T, ...] with y_t = x_t C_t and x_t = exp(step_t A) x_(t-1) + step_t u_t B_t, from x_0 = 0.
+
+    u [B, T, ...]; step [B, T, ...]; A [..., N]; B and C [B, T, ..., N]. Dimensions can be 1, except those of u.
+    """
+    state = u.new_zeros(len(u), *u.shape[2:], B.shape[-1])
+    piece = max(1, PIECE_NUMBERS // state.numel())
+    found = []
+    for some_u, some_step, some_B, some_C in zip(*(x.split(piece, 1) for x in (u, step, B, C)), strict=True):
+        inputs = (some_step * some_u).unsqueeze(-1) * some_B
+        states = selective_scan((some_step.unsqueeze(-1) * A).exp_(), inputs, state)
+        state = states[:, -1].clone()
+        found.append(torch.einsum("...n,...n->...", states, some_C))
+    return torch.cat(found, 1)
 
 
 class ScannedMamba:
@@ -68,71 +82,27 @@ class ScannedMamba:
         u = _convolved(u, mixer.conv1d)
         step, B, C = mixer.x_proj(u).split((mixer.time_step_rank, mixer.ssm_state_size, mixer.ssm_state_size), -1)
         step, A = F.softplus(mixer.dt_proj(step)), -mixer.A_log.exp()  # [B, T, E] and [E, N]
-        state = u.new_zeros(len(u), *A.shape)
-        piece = max(1, PIECE_NUMBERS // state.numel())
-        found = []
-        for some_u, some_step, some_B, some_C in zip(*(x.split(piece, 1) for x in (u, step, B, C)), strict=True):
-            inputs = (some_step * some_u).unsqueeze(-1) * some_B.unsqueeze(2)
-            states = selective_scan((some_step.unsqueeze(-1) * A).exp_(), inputs, state)
-            state = states[:, -1].clone()
-            found.append(torch.einsum("bten,btn->bte", states, some_C))
-        y = torch.cat(found, 1) + mixer.D * u
+        y = state_space(u, step, A, B.unsqueeze(2), C.unsqueeze(2)) + mixer.D * u
         return mixer.out_proj(y * F.silu(gate))
 
 
 class ScannedMamba2(ScannedMamba):
-    """A reference: transformers' Mamba-2. A head's channels share a decay, so few GEMMs suffice."""
+    """A reference: transformers' Mamba-2."""
 
     def _mix(self, mixer: Any, x: Tensor) -> Tensor:
-        """Return the mixer's output [B, T, C] for x [B, T, C] (arXiv 2405.21060, listing 1)."""
-        groups, size = mixer.n_groups, mixer.ssm_state_size
-        gate, mixed, step = mixer.in_proj(x).split((mixer.intermediate_size, mixer.conv_dim, mixer.num_heads), -1)
+        """Return the mixer's output [B, T, C] for x [B, T, C] (arXiv 2405.21060, section 2.1)."""
+        groups, size, heads = mixer.n_groups, mixer.ssm_state_size, mixer.num_heads
+        gate, mixed, step = mixer.in_proj(x).split((mixer.intermediate_size, mixer.conv_dim, heads), -1)
         mixed = _convolved(mixed, mixer.conv1d)
         u, B, C = mixed.split((mixer.intermediate_size, groups * size, groups * size), -1)
-        u = u.unflatten(-1, (mixer.num_heads, -1))  # [B, T, H, P]
-        step = F.softplus(step + mixer.dt_bias).clamp(*mixer.time_step_limit)  # [B, T, H]
-        log_decay = -mixer.A_log.exp() * step
-        state = u.new_zeros(*u.shape[:1], *u.shape[2:], size)  # [B, H, P, N]
-        found = []
-        for piece in zip(*(x.split(PIECE_TOKENS, 1) for x in (u * step.unsqueeze(-1), log_decay, B, C)), strict=True):
-            for part in whole_chunks(piece):
-                y, state = chunked_scan(part, state, groups)
-                found.append(y)
-        y = (torch.cat(found, 1) + mixer.D[:, None] * u).flatten(-2) * F.silu(gate)
+        u = u.unflatten(-1, (heads, -1))  # [B, T, H, P]
+        step = F.softplus(step + mixer.dt_bias).clamp(*mixer.time_step_limit).unsqueeze(-1)  # [B, T, H, 1]
+        A = -mixer.A_log.exp()[:, None, None]  # [H, 1, 1]
+        B, C = (x.unflatten(-1, (groups, 1, size)).repeat_interleave(heads // groups, 2) for x in (B, C))
+        y = (state_space(u, step, A, B, C) + mixer.D[:, None] * u).flatten(-2) * F.silu(gate)
         grouped = y.unflatten(-1, (groups, -1))
         y = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + mixer.norm.variance_epsilon)
         return mixer.out_proj(y.flatten(-2) * mixer.norm.weight)
-
-
-CHUNK = 64  # tokens of a Mamba-2 chunk, for which all pairs are computed
-
-
-def whole_chunks(piece: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the whole chunks [B, c, CHUNK, ...] of a piece, then the rest [B, 1, n, ...]."""
-    whole = piece[0].shape[1] // CHUNK * CHUNK
-    for part, length in (([x[:, :whole] for x in piece], CHUNK), ([x[:, whole:] for x in piece], 0)):
-        if part[0].shape[1]:
-            yield tuple(x.unflatten(1, (-1, length or x.shape[1])) for x in part)
-
-
-def chunked_scan(chunks: tuple[Tensor, ...], state: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Scan c chunks of L tokens; return outputs [B, c * L, H, P] and the final state.
-
-    chunks: inputs [B, c, L, H, P], log_decay [B, c, L, H], B and C [B, c, L, groups * N]. state: [B, H, P, N].
-    """
-    inputs, log_decay, B, C = chunks
-    heads = inputs.shape[3]
-    B, C = (x.unflatten(-1, (groups, -1)).repeat_interleave(heads // groups, 3) for x in (B, C))  # [B, c, L, H, N]
-    since = log_decay.cumsum(2)  # log of the cumulative decays since a chunk's start
-    pairs = since.unsqueeze(3) - since.unsqueeze(2)  # [B, c, L, L, H]
-    causal = torch.ones(pairs.shape[2:4], dtype=torch.bool, device=pairs.device).tril()
-    weights = torch.einsum("bcihn,bcjhn->bcijh", C, B) * pairs.masked_fill(~causal[..., None], -math.inf).exp()
-    y = torch.einsum("bcijh,bcjhp->bcihp", weights, inputs)
-    left = torch.einsum("bclhp,bclh,bclhn->bchpn", inputs, (since[:, :, -1:] - since).exp(), B)
-    for chunk in range(y.shape[1]):
-        y[:, chunk] += torch.einsum("blhn,bhpn,blh->blhp", C[:, chunk], state, since[:, chunk].exp())
-        state = left[:, chunk] + since[:, chunk, -1].exp()[..., None, None] * state
-    return y.flatten(1, 2), state
 
 
 def _convolved(x: Tensor, convolution: nn.Conv1d) -> Tensor:

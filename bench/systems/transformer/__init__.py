@@ -1,1 +1,1 @@
-"""Adapters of the Transformer: in plain PyTorch, and in PyTorch with FlashAttention."""
+"""Adapter of the Transformer in plain PyTorch."""

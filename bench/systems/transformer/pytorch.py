@@ -5,10 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from bench.models.case_model import config_of
-from bench.models.transformer import Sdpa, Transformer
 from bench.systems.language_model import LanguageModel
-from bench.systems.on_device import device
 from bench.systems.phases import Generate, PhaseWork
 from harness.schema.case import Case
 
@@ -53,10 +50,3 @@ class TorchTransformer(LanguageModel):
 
     def settings(self, case: Case) -> dict[str, str]:
         return {**super().settings(case), "attention": "SDPA's choice"}
-
-    def load(self, case: Case) -> Any:
-        return Transformer.from_seed(config_of(case), 0, device(), getattr(torch, case.dtype), attend=self.attend())
-
-    def attend(self) -> Sdpa:
-        """Return the attention of the model."""
-        return Sdpa()

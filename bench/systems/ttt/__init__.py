@@ -1,1 +1,1 @@
-"""Adapters of TTT-Linear and TTT-MLP: project kernels, plain PyTorch, torch.compile."""
+"""Adapters of TTT-Linear and TTT-MLP: the project's kernels, and plain PyTorch."""

@@ -82,8 +82,14 @@ def drift(model: Any, exact: Exact) -> dict[str, float]:
     total_variation_*: mean and maximum distance, and the mean over the run's first and last eighth.
     argmax_disagreement: share of positions at which the two models' most probable tokens differ.
     """
-    distances, differs = (torch.stack(rows).cpu() for rows in zip(*_steps(model, exact), strict=True))
-    tokens = len(exact.ids)
+    ids, tokens, steps = exact.ids[0].clone(), len(exact.ids), []
+    step = _stepper(model, ids, tokens)
+    for read, probabilities in zip(exact.ids, exact.probabilities, strict=True):
+        ids.copy_(read)
+        logits, truth = step(), probabilities.to(ids.device, non_blocking=True)
+        distance = (logits.double().softmax(-1) - truth).abs().sum(-1) / 2
+        steps.append((distance, logits.argmax(-1) != truth.argmax(-1)))
+    distances, differs = (torch.stack(each).cpu() for each in zip(*steps, strict=True))  # [T, B]
     part = max(1, tokens // PARTS)
     return {
         "compared_tokens": tokens,
@@ -93,18 +99,6 @@ def drift(model: Any, exact: Exact) -> dict[str, float]:
         "total_variation_last": float(distances[-part:].mean()),
         "argmax_disagreement": float(differs.double().mean()),
     }
-
-
-def _steps(model: Any, exact: Exact) -> list[tuple[Tensor, Tensor]]:
-    """Return per step two tensors [B]: total variation, and whether the best tokens differ."""
-    ids, found = exact.ids[0].clone(), []
-    step = _stepper(model, ids, len(exact.ids))
-    for read, probabilities in zip(exact.ids, exact.probabilities, strict=True):
-        ids.copy_(read)
-        logits, truth = step(), probabilities.to(ids.device, non_blocking=True)
-        distance = (logits.double().softmax(-1) - truth).abs().sum(-1) / 2
-        found.append((distance, logits.argmax(-1) != truth.argmax(-1)))
-    return found
 
 
 def _stepper(model: Any, ids: Tensor, tokens: int) -> Callable[[], Tensor]:

@@ -8,8 +8,9 @@ from bench.kept import generate_precision
 from bench.models.case_model import ttt_config_of
 from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
+from bench.systems.model_calls import model_of
 from bench.systems.ttt import kernel_layer
-from bench.systems.ttt.model import TTTLanguageModel, model_of
+from bench.systems.ttt.model import TTTLanguageModel
 from harness.measure.system import Skip, Workload
 from harness.schema.case import Case
 from tk_kernels.edges import few_rows, swiglu_product

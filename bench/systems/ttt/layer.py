@@ -74,10 +74,11 @@ def forward_workload(
 ) -> Workload:
     """Return the workload of forward(**inputs), timed outputs compared with the reference in float64."""
     config = ttt_config_of(case)
+    rates = Input(inputs["lr"], "uniform", config.base_lr / config.head_dim, 0, 1)
     return layer_workload(
         case,
         lambda: results_of(forward(**inputs)),
-        renewed(inputs, config),
+        {name: Input(inputs[name], "normal", 1.0, 0, 1) for name in "qkv"} | {"lr": rates},
         partial(exact_forward, reference, inputs),
         check,
         layer_work(config, case),
@@ -104,7 +105,7 @@ def layer_workload(
         inputs=inputs,
         timed_check=layer_timed_check(case, exact, most),
         check=check,
-        metrics=layer_metrics(work),
+        metrics=total(work).metrics() | peaks_of(device()) if work else {},
         work=work,
         settings=settings,
     )
@@ -158,11 +159,6 @@ def layer_work(config: TTTConfig, case: Case) -> dict[str, Work]:
     return {TTT: Work(flops, cost.forward_bytes(case.batch, case.context, heads, dim, element_bytes))}
 
 
-def layer_metrics(work: dict[str, Work]) -> dict[str, float | None]:
-    """Return the metrics of `work` and, on a GPU, the measured peaks; {} without work."""
-    return total(work).metrics() | peaks_of(device()) if work else {}
-
-
 def layer_inputs(config: TTTConfig, batch: int, tokens: int, dtype: torch.dtype) -> dict[str, Any]:
     """Return random arguments, by name, for a reference's `forward`.
 
@@ -186,12 +182,6 @@ def layer_inputs(config: TTTConfig, batch: int, tokens: int, dtype: torch.dtype)
         "ln_bias": 0.02 * torch.randn(heads, dim, device=device()),
         "state": reference.init_state(*weights, batch, config.mini_batch),
     }
-
-
-def renewed(inputs: dict[str, Any], config: TTTConfig) -> dict[str, Input]:
-    """Return q, k, v and lr as `Input`s, which the harness refills."""
-    rates = Input(inputs["lr"], "uniform", config.base_lr / config.head_dim, 0, 1)
-    return {name: Input(inputs[name], "normal", 1.0, 0, 1) for name in "qkv"} | {"lr": rates}
 
 
 def results_of(found: tuple[torch.Tensor, Any]) -> Results:

@@ -4,16 +4,11 @@ from typing import Any
 
 import torch
 
-from bench.models.case_model import checkpoint_folder, ttt_config_of
-from bench.models.checkpoint import load
-from bench.models.config import CheckpointError
 from bench.models.operator import TorchOperator
-from bench.models.ttt import TTTModel
 from bench.systems.checked_sequences import named
 from bench.systems.language_model import CHECK_BATCH, LanguageModel
 from bench.systems.logits import check_logits, rounding_of, widening
 from bench.systems.model_calls import greedy_steps, prefill_then_generate, random_ids
-from bench.systems.on_device import device
 from bench.systems.ttt import layer
 from bench.systems.ttt.drift import compared
 from bench.systems.ttt.inner_loops import inner_loop_checks
@@ -73,22 +68,3 @@ class TTTTorch(TTTLanguageModel):
 
     def build(self, case: Case) -> Workload:
         return layer.build(case) if case.option("scope", "model") == "layer" else super().build(case)
-
-    def load(self, case: Case) -> Any:
-        return model_of(case)
-
-
-def model_of(case: Case, **options: Any) -> TTTModel:
-    """Load the case's model on `device()` in its dtype. options: `operator` and `block`.
-
-    Raises CheckpointError if the case's checkpoint cannot be loaded or has other settings.
-    """
-    dtype, folder = getattr(torch, case.dtype), checkpoint_folder(case)
-    if folder is None:
-        return TTTModel.from_seed(ttt_config_of(case), 0, device(), dtype, **options)
-    try:
-        model = load(folder, device(), dtype, **options)
-    except CheckpointError as error:  # a published record shows the message: no path
-        raise CheckpointError(str(error).replace(str(folder), folder.name)) from None
-    assert isinstance(model, TTTModel)
-    return model

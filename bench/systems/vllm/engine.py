@@ -5,11 +5,10 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,10 +18,8 @@ from bench.catalogue.systems import LAUNCH_BOUND_TOKENS
 from bench.models import checkpoint
 from bench.models.base import CausalLM
 from bench.models.config import ModelConfig
-from bench.systems.blockwise import to_host
 from bench.systems.language_model import CHECK_BATCH, CHECK_PROMPT, CHECK_STEPS
 from bench.systems.logits import check_logits, widening
-from bench.systems.on_device import device
 from bench.systems.vllm.model_folder import ModelFolder
 from harness.measure.correctness import Checks
 from harness.schema.case import Case, Scalar
@@ -156,7 +153,11 @@ class Engine:
         self.settings, self.model_config = settings, config
         self._folder = ModelFolder()
         self._reference: CausalLM | None = None
-        write_model(self._folder.path, model, hugging_face)
+        checkpoint.save(model(), self._folder.path / "model.safetensors")
+        (self._folder.path / "config.json").write_text(json.dumps(hugging_face))
+        gc.collect()  # frees the model
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
         if settings.model_runner:
             os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(settings.model_runner == "V2"))
         self.llm = _start(str(self._folder.path), settings)
@@ -274,52 +275,50 @@ class Engine:
             head_rows=head_rows,
         )
 
-    def check(self, case: Case) -> Checks:
-        """Check logits after a prompt and each greedy step, and that the comparison is fair."""
-        with _head_rows(self.llm) as counts:
-            prompts = self.prompts(CHECK_BATCH, CHECK_PROMPT)
-            first = self.run(prompts, [1] * CHECK_BATCH)
+    def check(self, case: Case, last_logits: Callable[..., torch.Tensor]) -> Checks:
+        """Check logits after a prompt and each greedy step, and that the comparison is fair.
+
+        last_logits: as `VllmSystem.last_logits`.
+        """
+        prompts = self.prompts(CHECK_BATCH, CHECK_PROMPT)
+        head_rows = self._head_rows(prompts)
         batch = self.run(prompts, [CHECK_STEPS + 1] * CHECK_BATCH, logits=True)
         tokens = [list(output.outputs[0].token_ids) for output in batch.outputs]
         got = torch.stack([_logits(output, self.model_config.vocabulary) for output in batch.outputs])
-        expected = self._expected(torch.tensor([p + t for p, t in zip(prompts, tokens, strict=True)]))
-        fair = model_facts.checks(self.facts(sum(counts) / len(first.outputs)), case)
+        read = torch.tensor([p + t[:-1] for p, t in zip(prompts, tokens, strict=True)])
+        expected = last_logits(self.reference(), read, CHECK_STEPS + 1).cpu()
+        fair = model_facts.checks(self.facts(head_rows), case)
         return check_logits(got, expected, case.dtype, widening(case)) + Checks(fair)
+
+    def _head_rows(self, prompts: list[list[int]]) -> float:
+        """Count, per prompt, the positions for which the model computes logits."""
+        (model,) = self.llm.apply_model(lambda model: model)
+        rows, original = list[int](), model.compute_logits
+
+        def compute_logits(hidden: torch.Tensor, *rest: Any) -> Any:
+            rows.append(hidden.shape[0])
+            return original(hidden, *rest)
+
+        model.compute_logits = compute_logits
+        try:
+            self.run(prompts, [1] * len(prompts))
+        finally:
+            del model.compute_logits
+        return sum(rows) / len(prompts)
 
     def reference(self) -> CausalLM:
         """Return this repository's model with the engine's weights in float32, on the host."""
-        return self._moved_to_host(self._loaded()) if self._reference is None else self._reference
-
-    def _loaded(self) -> CausalLM:
-        return checkpoint.load_weights(self.model_config, self._folder.path, device(), torch.float32)
-
-    def _moved_to_host(self, loaded: CausalLM) -> CausalLM:
-        self._reference = to_host(loaded)
-        torch.cuda.empty_cache()
+        if self._reference is None:
+            self._reference = checkpoint.load_weights(self.model_config, self._folder.path, "cpu", torch.float32)
+            for weight in self._reference.parameters() if torch.cuda.is_available() else ():
+                weight.data = weight.data.pin_memory()
         return self._reference
-
-    def _expected(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the reference's logits [B, CHECK_STEPS + 1, V]; the last of ids [B, T] is not read."""
-        reference, ids = self._loaded(), ids.to(device())  # not in inference mode: the weights move later
-        with torch.inference_mode():
-            logits = reference.logits(ids[:, :-1], ids.shape[1] - CHECK_PROMPT).cpu()
-        self._moved_to_host(reference)  # for the check of the timed batch
-        return logits
 
     def _block_sizes(self) -> list[int]:
         return [spec.block_size for spec in self._cache_specs()]
 
     def _cache_specs(self) -> list[Any]:
         return [group.kv_cache_spec for group in self.core.scheduler.kv_cache_config.kv_cache_groups]
-
-
-def write_model(folder: Path, model: Callable[[], CausalLM], hugging_face: dict[str, Any]) -> None:
-    """Write a model as a checkpoint for vLLM, with config.json `hugging_face`, and free it."""
-    checkpoint.save(model(), folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(hugging_face))
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def _start(folder: str, settings: Settings) -> Any:
@@ -371,24 +370,3 @@ def _logits(output: Any, vocabulary: int) -> torch.Tensor:
     """Return logits [steps, V] of a request, from dictionaries {token id: logit}."""
     rows = [[step[token].logprob for token in range(vocabulary)] for step in output.outputs[0].logprobs]
     return torch.tensor(rows)
-
-
-@contextmanager
-def _head_rows(llm: Any) -> Iterator[list[int]]:
-    """Count, for each call of `compute_logits` inside the context, the positions with computed logits."""
-    rows: list[int] = []
-
-    def wrap(model: Any) -> None:
-        original = model.compute_logits
-
-        def compute_logits(hidden: torch.Tensor, *rest: Any) -> Any:
-            rows.append(hidden.shape[0])
-            return original(hidden, *rest)
-
-        model.compute_logits = compute_logits
-
-    llm.apply_model(wrap)
-    try:
-        yield rows
-    finally:
-        llm.apply_model(lambda model: delattr(model, "compute_logits"))

@@ -6,6 +6,7 @@ import re
 import shutil
 import tempfile
 import weakref
+from itertools import count
 from pathlib import Path
 
 from harness.measure.nvml import VARIABLE as GPU_VARIABLE
@@ -14,33 +15,24 @@ from harness.measure.nvml import VARIABLE as GPU_VARIABLE
 class ModelFolder:
     """An empty folder, `path`, which this process alone uses and empties when it ends.
 
-    vLLM's compile cache is keyed by the model's path, so each GPU has one name; another serves only if that is locked.
-    Raises OSError if no folder can be created.
+    vLLM's compile cache is keyed by the model's path, so each GPU has one name, with a number if others are locked.
+    Raises OSError if no folder can be created or locked.
     """
 
     def __init__(self, parent: Path | None = None) -> None:
-        parent = parent or Path(tempfile.gettempdir())
         gpu = re.sub(r"\W", "-", os.environ.get(GPU_VARIABLE, ""))
-        self.path = parent / f"ttt-bench-{os.getuid()}-vllm-{gpu}"
-        try:
-            descriptor = _locked(self.path)
-        except OSError:
-            self.path = Path(tempfile.mkdtemp(prefix="ttt-bench-vllm-", dir=parent))
-            weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
-            return
+        for number in count():
+            name = f"ttt-bench-{os.getuid()}-vllm-{gpu}" + (f"-{number}" if number else "")
+            self.path = (parent or Path(tempfile.gettempdir())) / name
+            self.path.mkdir(mode=0o700, exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:  # another engine of this GPU has it
+                os.close(descriptor)
         _empty(self.path)
         weakref.finalize(self, _let_go, self.path, descriptor)
-
-
-def _locked(path: Path) -> int:
-    path.mkdir(mode=0o700, exist_ok=True)
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # another engine of this GPU has it, or the file system has no locks
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def _let_go(path: Path, descriptor: int) -> None:

@@ -15,15 +15,14 @@ import torch
 
 from bench.cost import model_work, total
 from bench.kept import kept_bytes
-from bench.models.base import CausalLM
 from bench.models.case_model import config_of
-from bench.models.config import ModelConfig, parameter_count, uncut
-from bench.models.factory import from_seed
+from bench.models.config import parameter_count, uncut
 from bench.systems import token_times
+from bench.systems.blockwise import last_logits
 from bench.systems.checked_sequences import drawn, not_compared
 from bench.systems.logits import choice_check, widened, widening
 from bench.systems.measured_peaks import peaks_of
-from bench.systems.model_calls import STEPS
+from bench.systems.model_calls import STEPS, model_of
 from bench.systems.needs import cannot_import, import_or_skip, no_gpu, other_release
 from bench.systems.on_device import device
 from bench.systems.vllm.engine import MEMORY_SHARE, SEQUENCES, Batch, Engine, Settings
@@ -75,14 +74,6 @@ class VllmSystem:
         # vllm.platforms.cuda imports the CUDA kernels; starting an engine imports the rest
         return no_gpu() or other_release("vllm", *self.releases) or cannot_import("vllm", "vllm.platforms.cuda")
 
-    def config(self, case: Case) -> ModelConfig:
-        """Return the repository's configuration of a case's model."""
-        return config_of(case)
-
-    def model(self, case: Case) -> CausalLM:
-        """Return the repository's model with the engine's weights: random, fixed seed."""
-        return from_seed(self.config(case), 0, device(), getattr(torch, case.dtype))
-
     def register(self) -> None:
         """Register the model's class in vLLM; for a name, vLLM would start a process to inspect it."""
         from vllm import ModelRegistry
@@ -108,7 +99,7 @@ class VllmSystem:
 
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
         """Return logits [B, last, V] of ids [B, T]. reference: a model with its weights on the host."""
-        raise NotImplementedError
+        return last_logits(reference, ids, last, torch.device(device()))
 
     def prompt_tokens(self, case: Case) -> int:
         """Return the prompt length: the context, or for recurrent generate GENERATE_PROMPT at most."""
@@ -127,7 +118,7 @@ class VllmSystem:
             prompt = {}
         facts = engine.facts()
         kept = {"state_bytes": work.at_once * self._kept_bytes(case)}
-        cost = model_work(self.config(case), facts.parameters, replace(read, batch=work.batch))
+        cost = model_work(config_of(case), facts.parameters, replace(read, batch=work.batch))
         return Workload(
             run=work.once,
             tokens=work.tokens,
@@ -154,10 +145,10 @@ class VllmSystem:
         settings = self._settings(case)
         if self._engine is None:
             import_or_skip("vllm.entrypoints.llm", "vllm.v1.engine.llm_engine")
-            config = self.config(case)
+            config = config_of(case)
             described = self.hugging_face(config, settings.max_model_len)
             self.register()
-            self._engine = Engine(lambda: self.model(case), config, described, settings)
+            self._engine = Engine(lambda: model_of(case), config, described, settings)
         elif self._engine.settings != settings:
             raise NeedsFreshProcess
         self.check(self._engine, case)
@@ -189,7 +180,7 @@ class VllmSystem:
         name, layers = uncut(case.size)
         if not layers and graphs != "prompts":
             return None
-        config, part = self.config(replace(case, size=name)), self.config(case)
+        config, part = config_of(replace(case, size=name)), config_of(case)
         beside = BESIDE_CACHE + (BESIDE_PROMPTS if graphs == "prompts" else 0)
         cache = int(MEMORY_SHARE * gpu_memory()) - 2 * parameter_count(config) - beside
         return cache * part.layers // config.layers
@@ -201,11 +192,11 @@ class VllmSystem:
         return SEQUENCES if possible <= SEQUENCES else max(MANY_SEQUENCES, 1 << (possible - 1).bit_length())
 
     def _kept_bytes(self, case: Case) -> int:
-        return kept_bytes(self.config(case), replace(case, phase="generate", context=max(1, case.context)))
+        return kept_bytes(config_of(case), replace(case, phase="generate", context=max(1, case.context)))
 
     def _check(self, engine: Engine, case: Case) -> Checks:
         if self._checked is None:
-            self._checked = engine.check(case)
+            self._checked = engine.check(case, self.last_logits)
         return self._checked
 
 

@@ -6,8 +6,6 @@ from typing import Any, ClassVar
 import torch
 
 from bench.models.config import NORM_EPS, TransformerConfig
-from bench.systems.blockwise import transformer_logits
-from bench.systems.on_device import device
 from bench.systems.vllm.engine import Engine
 from bench.systems.vllm.system import VllmSystem
 from harness.schema.case import Case
@@ -49,9 +47,6 @@ class VllmTransformer(VllmSystem):
             "tie_word_embeddings": True,
             "torch_dtype": "bfloat16",
         }
-
-    def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
-        return transformer_logits(reference, ids, last, torch.device(device()))
 
     def check(self, engine: Engine, case: Case) -> None:
         found = "-".join(engine.attention()).rstrip("-")

@@ -7,14 +7,11 @@ from typing import Any
 import torch
 
 from bench import serving
-from bench.models.base import CausalLM
 from bench.models.case_model import ttt_config_of
 from bench.models.config import TTTConfig, uncut
 from bench.models.hugging_face import config_values
-from bench.serving.refusals import VERSIONS
-from bench.systems.blockwise import ttt_logits
+from bench.serving.refusals import RELEASES
 from bench.systems.on_device import device
-from bench.systems.ttt.model import model_of
 from bench.systems.ttt.replayed import ReplayedOperator
 from bench.systems.vllm.system import VllmSystem
 from harness.schema.case import Case
@@ -26,18 +23,12 @@ class VllmTTT(VllmSystem):
 
     packages = ("vllm", "triton", "apache-tvm-ffi")
     implementation = "bench.serving.model:TTTForCausalLM"
-    releases = VERSIONS[0], VERSIONS[-1]
+    releases = RELEASES
     steps_grow = False
     max_num_batched_tokens = 32768  # as many as a chunk of `TTTModel.prefill`
 
     def unavailable(self) -> str:
         return super().unavailable() or common.available()
-
-    def config(self, case: Case) -> TTTConfig:
-        return ttt_config_of(case)
-
-    def model(self, case: Case) -> CausalLM:
-        return model_of(case)
 
     def hugging_face(self, config: TTTConfig, length: int) -> dict[str, Any]:
         return config_values(config)
@@ -64,4 +55,4 @@ class VllmTTT(VllmSystem):
         """Run on CUDA graphs, as the reference of the other TTT systems does."""
         if not isinstance(reference.operator, ReplayedOperator):
             reference.operator = ReplayedOperator(reference.config.learner)
-        return ttt_logits(reference, ids, last, torch.device(device()))
+        return super().last_logits(reference, ids, last)

@@ -6,7 +6,6 @@ from dataclasses import replace
 import fake_vllm
 import pytest
 
-from bench.systems.vllm import engine as vllm_engine
 from bench.systems.vllm import mamba as vllm_mamba
 from bench.systems.vllm import system as vllm_system
 from bench.systems.vllm import transformer as vllm_transformer
@@ -28,9 +27,9 @@ def llm(monkeypatch):
     monkeypatch.setattr(vllm_system, "gpu_memory", lambda: 80 * 10**9)
     monkeypatch.setattr(vllm_transformer, "compute_capability", lambda: 9)
     # The small engine and its reference compute on the CPU.
-    for module in (vllm_system, vllm_engine, vllm_transformer, vllm_mamba):
+    for module in (vllm_system, vllm_mamba):
         monkeypatch.setattr(module, "device", lambda: "cpu")
-    for name in ("bench.systems.vllm.ttt", "bench.systems.ttt.model"):  # not imported above: they define kernels
+    for name in ("bench.systems.vllm.ttt", "bench.systems.model_calls"):  # not imported above: they import kernels
         monkeypatch.setattr(f"{name}.device", lambda: "cpu")
     build = VllmSystem.build
     monkeypatch.setattr(VllmSystem, "build", lambda system, case: replace(build(system, case), device="cpu"))

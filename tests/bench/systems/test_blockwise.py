@@ -1,21 +1,30 @@
 """A model run block by block gives the logits of the whole model, and its weights return to the host."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from bench.models.config import model_config
-from bench.models.transformer import Transformer
-from bench.systems.blockwise import to_host, transformer_logits, ttt_logits, visiting
+from bench.models.factory import from_seed
+from bench.systems.blockwise import last_logits, visiting
 from bench.systems.mamba.scan import ScannedMamba
 
 CPU = torch.device("cpu")
 
 
-def test_block_by_block_gives_the_logits_of_one_forward():
-    config = model_config("transformer", "tiny")
-    model = Transformer.from_seed(config, 0, "cpu", torch.float32)
+@pytest.mark.parametrize(
+    "config",
+    [
+        model_config("transformer-gqa", "tiny"),
+        model_config("ttt-mlp", "tiny"),
+        replace(model_config("ttt-linear", "tiny", backbone="transformer"), tied=False),
+    ],
+)
+def test_block_by_block_gives_the_logits_of_one_forward(config):
+    model = from_seed(config, 0, "cpu", torch.float32)
     ids = torch.randint(0, config.vocabulary, (2, 21))
-    torch.testing.assert_close(transformer_logits(model, ids, 3, CPU), model.logits(ids, 3), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(last_logits(model, ids, 3, CPU), model.logits(ids, 3), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.gpu
@@ -30,20 +39,14 @@ def test_a_block_is_on_the_gpu_for_its_turn_only():
 @pytest.mark.gpu
 @pytest.mark.parametrize("system", ["transformer", "mamba", "ttt-linear"])
 def test_weights_on_the_host_give_the_logits_of_weights_on_the_gpu(system):
-    from bench.models.factory import from_seed
-
     config = model_config(system, "tiny")
     model = from_seed(config, 0, "cpu", torch.float32)
     ids, gpu = torch.randint(0, config.vocabulary, (1, 70)), torch.device("cuda")
 
     def logits(device):
-        if system == "transformer":
-            return transformer_logits(model, ids, 2, device).cpu()
-        if system == "ttt-linear":
-            return ttt_logits(model, ids, 2, device).cpu()
-        return ScannedMamba(model.inner, device).logits(ids, 2).cpu()
+        if system == "mamba":
+            return ScannedMamba(model.inner, device).logits(ids, 2).cpu()
+        return last_logits(model, ids, 2, device).cpu()
 
     expected = logits(CPU)
-    to_host(model)
-    assert all(weight.is_pinned() for weight in model.parameters())
     torch.testing.assert_close(logits(gpu), expected, rtol=1e-3, atol=1e-4)

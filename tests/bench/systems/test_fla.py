@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from bench.cost import model_work
-from bench.systems.fla import layer as fla_layer
+from bench.systems import regressor
 from bench.systems.fla import models as fla_models
 from bench.systems.fla.models import RWKV7, GatedDeltaNet
+from bench.systems.fla.regressors import FlaRegressor
 from harness.measure.measured_case import CaseRun
 from harness.measure.system import Skip
 from harness.schema.case import Case
@@ -19,9 +20,7 @@ from harness.schema.policy import Policy
 from harness.schema.work import EDGES, SCAN, Work
 
 CASE = Case("gated-deltanet", "fla", "1.3b", "generate", 3, 16, dtype="float32", timing="graph")
-LAYER = Case(
-    "ttt-linear", "fla", "tiny", "forward", 2, 80, dtype="float32", options=(("form", "dual"), ("scope", "layer"))
-)
+LAYER = Case("kda", "fla", "1.3b", "forward", 2, 80, dtype="float32", options=(("scope", "layer"),))
 
 
 class Cache:
@@ -100,14 +99,14 @@ def package(monkeypatch):
     monkeypatch.setattr(fla_models, "VOCABULARY", 40)
 
 
-@pytest.mark.parametrize(("adapter", "case"), [(GatedDeltaNet, CASE), (fla_layer.FlaTTTLinear, LAYER)])
+@pytest.mark.parametrize(("adapter", "case"), [(GatedDeltaNet, CASE), (FlaRegressor, LAYER)])
 def test_whether_the_package_is_there_is_known_unimported_and_a_broken_one_skips_a_case(
     tmp_path, monkeypatch, adapter, case
 ):
     for name in [name for name in sys.modules if name.startswith("fla.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "fla", None)
-    for user in (fla_models, fla_layer):
+    for user in (fla_models, regressor):
         monkeypatch.setattr(user, "no_gpu", lambda: "")
     assert adapter().unavailable() == "fla cannot be imported: No module named 'fla'"
     monkeypatch.delitem(sys.modules, "fla")
@@ -206,105 +205,6 @@ def test_requests_and_other_sizes_are_skipped(package):
         GatedDeltaNet().build(Case("gated-deltanet", "fla", "1.3b", "request", 1, 16))
     with pytest.raises(Skip, match=r"supports only the size 1\.3b"):
         GatedDeltaNet().build(Case("gated-deltanet", "fla", "125m", "forward", 1, 16))
-
-
-def chunk(q, k, v, w, b, eta, initial_state, initial_state_bias, output_final_state, **mini_batch):
-    """Return outputs and a state that are not TTT's but depend on every argument and its shape."""
-    out = q + k + v * eta + w + b + initial_state_bias.transpose(1, 2)
-    return out, initial_state + out.sum(1)[..., None], initial_state_bias.clone()
-
-
-@pytest.fixture
-def layer_package(monkeypatch):
-    naive = ModuleType("fla.ops.ttt.naive")
-    naive.chunk_ttt_linear_ref = lambda mini_batch_size, **arguments: chunk(**arguments)
-    ops = ModuleType("fla.ops.ttt")
-    ops.calls = []
-
-    class Clock(fla_layer.CpuClock):
-        def sample(self):
-            super().sample()
-            return {"chunk_ttt_linear": 4.0, "fused_chunk_ttt_linear": 1.0}[ops.calls[-1][0]]
-
-    def of_ops(name):
-        def form(**arguments):
-            ops.calls.append((name, arguments))
-            return chunk(**arguments)
-
-        form.__name__ = name
-        setattr(ops, name, form)
-
-    of_ops("chunk_ttt_linear")
-    of_ops("fused_chunk_ttt_linear")
-    monkeypatch.setattr(fla_layer, "CpuClock", Clock)
-    for name, module in {"fla": ModuleType("fla"), "fla.ops": ModuleType("fla.ops")}.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(sys.modules["fla.ops"], "ttt", ops, raising=False)
-    monkeypatch.setitem(sys.modules, "fla.ops.ttt", ops)
-    monkeypatch.setitem(sys.modules, "fla.ops.ttt.naive", naive)
-    return ops
-
-
-def test_the_layer_is_held_against_the_packages_own_version(layer_package):
-    workload = fla_layer.FlaTTTLinear().build(LAYER)
-    assert workload.tokens == 160
-    assert [each.shape for each in workload.run().values()] == [(2, 80, 2, 64), (2, 2, 64, 64), (2, 2, 1, 64)]
-    record = timed_layer()
-    assert record.status == "ok", record.reason
-    names = [check["name"] for check in record.check["checks"]]
-    assert {"output_relative_error", "timed_output_relative_error", "timed_W_relative_error"} <= set(names)
-
-
-def test_the_faster_form_is_taken_and_the_record_says_what_each_took(layer_package):
-    settings = fla_layer.FlaTTTLinear().build(LAYER).settings
-    assert settings["form"] == "fused_chunk_ttt_linear"
-    assert settings["form_trials"] == "chunk_ttt_linear 4 ms; fused_chunk_ttt_linear 1 ms"
-
-
-def fails(**arguments):
-    raise ValueError("out of resource: shared memory")
-
-
-def test_a_form_that_cannot_run_leaves_the_other(layer_package):
-    layer_package.fused_chunk_ttt_linear = fails
-    settings = fla_layer.FlaTTTLinear().build(LAYER).settings
-    assert settings["form"] == "chunk_ttt_linear"
-    assert "cannot run it (ValueError: out of resource: shared memory)" in settings["form_trials"]
-    layer_package.chunk_ttt_linear = fails
-    with pytest.raises(ValueError, match="out of resource"):
-        fla_layer.FlaTTTLinear().build(LAYER)
-
-
-def timed_layer():
-    policy = Policy(min_samples=2, budget_s=0)
-    return CaseRun(LAYER, policy).record(fla_layer.FlaTTTLinear())
-
-
-def test_a_layer_that_is_wrong_beyond_the_checked_tokens_is_seen(layer_package):
-    whole = layer_package.fused_chunk_ttt_linear
-
-    def off(**arguments):
-        out, *rest = whole(**arguments)
-        out[:, fla_layer.LAYER_CHECK_TOKENS :] *= 1.1
-        return out, *rest
-
-    layer_package.fused_chunk_ttt_linear = off
-    assert "timed_output_relative_error" in timed_layer().reason
-
-
-def test_the_rate_has_the_dtype_of_the_tokens(layer_package):
-    fla_layer.FlaTTTLinear().build(replace(LAYER, dtype="bfloat16")).run()
-    _, seen = layer_package.calls[-1]
-    assert {seen[name].dtype for name in ("q", "k", "v", "eta")} == {torch.bfloat16}
-    assert seen["initial_state"].dtype == torch.float32
-
-
-@pytest.mark.parametrize(
-    "options", [{"part": "w"}, {"form": "primal"}, {"mini_batch": 2048}], ids=["part", "primal", "mini-batch"]
-)
-def test_what_the_package_has_not_is_skipped(layer_package, options):
-    with pytest.raises(Skip, match="flash-linear-attention runs only"):
-        fla_layer.FlaTTTLinear().build(Case("ttt-linear", "fla", "tiny", "forward", 1, 64, options=options))
 
 
 @pytest.mark.parametrize(

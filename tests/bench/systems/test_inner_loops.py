@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from bench.models.operator import TorchOperator
+from bench.systems.model_calls import model_of
 from bench.systems.ttt.inner_loops import inner_loop_checks
-from bench.systems.ttt.model import TTTTorch, model_of
+from bench.systems.ttt.model import TTTTorch
 from harness.schema.case import Case
 
 

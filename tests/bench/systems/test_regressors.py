@@ -13,12 +13,14 @@ from bench.systems.fla.regressors import DeltaRule, FlaRegressor
 from bench.systems.mamba.mamba3 import Mamba3SSM, rotated
 from harness.measure.measured_case import CaseRun
 from harness.measure.system import Skip
+from harness.measure.timer import CpuClock
 from harness.schema.case import Case
 from harness.schema.policy import Policy
 
 CASE = Case("kda", "fla", "1.3b", "forward", 2, 70, dtype="float32", options=(("scope", "layer"),))
 ADAPTERS = {f"{name}/fla": GatedDeltaNet if name == "gated-deltanet" else FlaRegressor for name in FlaRegressor.layers}
 ADAPTERS["mamba3/mamba-ssm"] = Mamba3SSM
+del ADAPTERS["ttt-linear/fla"]  # see the fixture `ttt`
 # Arguments that each package's function gets besides the inputs.
 ARGUMENTS = {label: {"output_final_state": True} for label in ADAPTERS}
 ARGUMENTS["deltaproduct/fla"] |= {"num_householder": 2}
@@ -83,6 +85,61 @@ def test_a_layer_is_timed_and_checked(package, label):
     package["error"] = 1.0
     record = CaseRun(case_of(label), Policy(budget_s=0)).record(ADAPTERS[label]())
     assert "output_relative_error" in record.reason
+
+
+def chunk(q, k, v, w, b, eta, initial_state, initial_state_bias, output_final_state, **mini_batch):
+    """Return outputs and a state that are not TTT's but depend on every argument and its shape."""
+    assert {q.dtype, k.dtype, v.dtype, eta.dtype} == {q.dtype}
+    assert initial_state.dtype == torch.float32
+    assert list(mini_batch.values()) == [16]
+    out = q + k + v * eta + w + b + initial_state_bias.transpose(1, 2)
+    return out, initial_state + out.sum(1)[..., None], initial_state_bias.clone()
+
+
+@pytest.fixture
+def ttt(monkeypatch):
+    """Replace the package's two kernels of TTT-Linear: the second takes a quarter of the first one's time."""
+    naive, ops, calls = ModuleType("fla.ops.ttt.naive"), ModuleType("fla.ops.ttt"), []
+
+    class Clock(CpuClock):
+        def sample(self):
+            super().sample()
+            return {"chunk_ttt_linear": 4.0, "fused_chunk_ttt_linear": 1.0}[calls[-1]]
+
+    def chunk_ttt_linear(**inputs):
+        calls.append("chunk_ttt_linear")
+        return chunk(**inputs)
+
+    def fused_chunk_ttt_linear(**inputs):
+        calls.append("fused_chunk_ttt_linear")
+        return ops.result(**inputs)
+
+    naive.chunk_ttt_linear_ref = ops.result = chunk
+    ops.chunk_ttt_linear, ops.fused_chunk_ttt_linear = chunk_ttt_linear, fused_chunk_ttt_linear
+    monkeypatch.setattr("bench.systems.regressor.CpuClock", Clock)
+    for module in (ModuleType("fla"), ModuleType("fla.ops"), ops, naive):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return ops
+
+
+def test_the_fastest_kernel_of_a_layer_is_timed_and_checked(ttt):
+    case = replace(CASE, system="ttt-linear", context=80)
+    record = CaseRun(case, Policy(budget_s=0)).record(FlaRegressor())
+    assert record.status == "ok", record.reason
+    assert record.settings["kernel"] == "fused_chunk_ttt_linear"
+    assert record.settings["form_trials"] == "chunk_ttt_linear 4 ms; fused_chunk_ttt_linear 1 ms"
+    assert record.metrics["state_bytes"] == 4 * 2 * 32 * 65 * 64
+    names = {each["name"] for each in record.check["checks"]}
+    assert {"output_relative_error", "timed_output_relative_error", "timed_state_relative_error"} <= names
+
+    def off(**inputs):
+        out, *states = chunk(**inputs)
+        out[:, 64:] *= 1.1  # beyond the tokens of the first check
+        return out, *states
+
+    ttt.result = off
+    record = CaseRun(replace(case, dtype="bfloat16"), Policy(budget_s=0)).record(FlaRegressor())
+    assert record.reason.startswith("timed_output_relative_error")
 
 
 def row(*values):
@@ -201,6 +258,10 @@ def test_the_work_of_a_token_is_counted_by_the_state(package, label, numbers, fl
 def test_an_unsupported_case_is_skipped(package, monkeypatch):
     with pytest.raises(Skip, match=r"kda supports only the size 1\.3b"):
         FlaRegressor().build(replace(CASE, size="tiny"))
+    with pytest.raises(Skip, match=r"ttt-linear/fla has no mini_batch=32; ttt-linear/torch has"):
+        FlaRegressor.layers["ttt-linear"].random_inputs(
+            replace(CASE, system="ttt-linear", options=(("mini_batch", 32),))
+        )
     with pytest.raises(Skip, match="Mamba-3's kernel rounds its inputs to bfloat16"):
         Mamba3SSM().build(replace(CASE, system="mamba3", backend="mamba-ssm"))
     monkeypatch.undo()

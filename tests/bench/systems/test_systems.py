@@ -19,7 +19,6 @@ from bench.systems.fla.models import GatedDeltaNet
 from bench.systems.language_model import LanguageModel
 from bench.systems.mamba.pytorch import TorchMamba
 from bench.systems.mamba.ssm import Mamba2SSM, MambaSSM
-from bench.systems.transformer.attention import FlashAttn
 from bench.systems.transformer.pytorch import TorchTransformer, TransformerGenerate
 from bench.systems.ttt import layer
 from bench.systems.ttt.kernels import TTTKernels
@@ -65,7 +64,7 @@ MEASURED = [
     (TTTTorch, "ttt-linear", "request", {"steps": 3}),
     (TorchTransformer, "transformer", "forward", {}),
     (TorchTransformer, "transformer", "generate", {}),
-    (TorchTransformer, "transformer", "request", {"steps": 3}),
+    (TorchTransformer, "transformer-gqa", "request", {"steps": 3}),
     (TorchMamba, "mamba", "forward", {}),
     (TorchMamba, "mamba", "generate", {}),
     (TTTTorch, "ttt-mlp", "forward", {"scope": "layer"}),
@@ -198,7 +197,7 @@ def test_a_layer_longer_than_a_piece_is_compared_piece_by_piece(monkeypatch):
 
 def test_adapters_whose_state_is_put_at_the_context_are_those_that_claim_no_prompt():
     models = [kind for kind in (type(load(each.entry)) for each in ADAPTERS) if issubclass(kind, LanguageModel)]
-    assert {TTTKernels, MambaSSM, FlashAttn, GatedDeltaNet} <= set(models)
+    assert {TTTKernels, MambaSSM, TorchTransformer, GatedDeltaNet} <= set(models)
     for kind in models:
         assert (kind.phases["generate"] is TransformerGenerate) is (kind.prompt_tokens is None), kind
 

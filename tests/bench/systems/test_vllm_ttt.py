@@ -14,7 +14,6 @@ from bench.models.checkpoint import save
 from bench.models.config import model_config
 from bench.models.factory import from_seed
 from bench.models.hugging_face import config_values, read_config
-from bench.systems.blockwise import ttt_logits
 from bench.systems.vllm import system as vllm_system
 from bench.systems.vllm.engine import Batch
 from bench.systems.vllm.ttt import VllmTTT
@@ -100,13 +99,3 @@ def test_a_checkpoints_weights_are_those_of_the_engine(llm, tmp_path, monkeypatc
     offer(checkpoint)
     VllmTTT().build(replace(CASE, options=(("checkpoint", checkpoint.name),)))
     assert torch.equal(llm.started[0].model.inner.head, model.head)
-
-
-@pytest.mark.parametrize("backbone", ["mamba", "transformer"])
-def test_a_model_runs_block_by_block(backbone):
-    config = replace(model_config("ttt-linear", "tiny", backbone=backbone), tied=False)
-    model = from_seed(config, 0, "cpu")
-    ids = torch.randint(512, (2, 40))
-    found = ttt_logits(model, ids, 3, torch.device("cpu"))
-    whole = [model.prefill(ids[:, :end], model.init_state(2))[0] for end in (38, 39, 40)]
-    torch.testing.assert_close(found, torch.stack(whole, 1), rtol=2e-4, atol=2e-5)
