@@ -14,7 +14,6 @@ from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.reason import counted, printable
 from harness.schema.record import Record
-from reports.backend_settings import backend_settings
 from reports.fairness import fairness, unequal
 from reports.machines import machines
 from reports.page.data import constants, page_data, profiled_rows
@@ -109,7 +108,6 @@ def render(
         catalogue=catalogue,
         fidelity=[*{each.case: each for each in records if "total_variation_mean" in each.metrics}.values()],
         machines=environments,
-        settings=backend_settings(records),
         data=embedded_json(page_data(table, catalogue, drawn, profiled_rows(records, profiled))),
         around=around,
         records=None if around else packed("".join(f"{record.to_json()}\n" for record in records)),
