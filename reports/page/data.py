@@ -8,7 +8,8 @@ import pandas as pd
 from harness.schema.catalogue import Catalogue
 from harness.schema.reason import rounded
 from harness.schema.record import Record
-from reports.page.figures import LATENCIES, RATES, Figure, axis_title
+from reports.page.figures import Figure, axis_title
+from reports.page.ranking import bar
 from reports.profiles.section import Section
 from reports.roofline import RATE_COLUMNS
 from reports.stats import (
@@ -70,6 +71,7 @@ def page_data(
     apart = telling_apart(table, [*SETTING_COLUMNS, *option_columns(table)])
     labels = {name: _label(name, catalogue) for name in table.columns}
     columns = _shown_columns(table, catalogue)
+    values, rows = dict.fromkeys(figure.y for figure in drawn), table.to_dict("records")
     telling = [name for name in dict.fromkeys([*apart, *_SETTINGS]) if name in columns]
     return {
         "count": len(table),
@@ -80,11 +82,9 @@ def page_data(
         "names": _names(table, catalogue),
         "labels": labels,
         "scales": {name: scale for name in table.columns if (scale := catalogue.metric(name).scale) != 1},
-        "signs": SIGNS,
+        "signs": {y: [each for each in SIGNS if each[0] in marks_of(y)] for y in ("latency_ms", *values)},
+        "bars": {y: [[rounded(end, DIGITS + 1) for end in bar(row, y)] for row in rows] for y in values},
         "untried": UNTRIED,
-        "latencies": LATENCIES,
-        "rates": RATES,
-        "marks": {y: marks_of(y) for y in ["latency_ms", *(figure.y for figure in drawn)]},
         "figures": [figure.to_dict() for figure in drawn],
         "profiles": profiles,
     }

@@ -192,7 +192,7 @@ class Drawing {
   /* The values of x of all lines, also hidden ones, in order. */
   xValues() {
     const rows = this.data.lines.flatMap((line) => line.rows);
-    return [...new Set(rows.map((row) => this.points.cell(row, this.data.x)))].sort((a, b) => a - b);
+    return [...new Set(rows.map((row) => cell(row, this.data.x)))].sort((a, b) => a - b);
   }
 
   xAxis(shared) {

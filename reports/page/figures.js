@@ -21,10 +21,9 @@ const NEAR = 300; // draw figures this many pixels beyond the screen
 const MANY_LINES = 8;
 
 class Figure {
-  /* `cell(row, column)`: a value of the table. `scales`: the divisor of each column. `stale`: the figure must be drawn
-     again once it is in view. */
-  constructor(host, data, cell, scales) {
-    Object.assign(this, { host, data, cell, points: new Points(data, cell, scales), stale: true });
+  /* `data`: a figure of figures.py. `stale`: the figure must be drawn again once it is in view. */
+  constructor(host, data) {
+    Object.assign(this, { host, data, points: new Points(data), stale: true });
     this.plot = host.querySelector(".plot");
     this.readout = host.querySelector(".readout");
     [this.xLog, this.yLog, this.relative, this.link, this.inches] = ["x-log", "y-log", "ratio", "link", "inches"].map((role) => host.querySelector(`[data-role=${role}]`));

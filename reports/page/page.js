@@ -9,7 +9,6 @@ const profileOf = (row) => page.profiles[row] ?? null;
 /* The GPU of a row, if the run has several. */
 const severalUnits = new Set((columns.get("device_id") ?? []).filter(Boolean)).size > 1;
 const unitOf = (row) => (severalUnits && cell(row, "device_id") ? `GPU ${cell(row, "device_id")}` : "");
-const rowSigns = (row) => signsOf(marksIn(cell(row, "marks"), "latency_ms"));
 const allRows = [...Array(page.count).keys()];
 
 /* The columns with these `names` as a Table takes them; in a column, `names` maps values to labels. */
@@ -19,7 +18,7 @@ function tableColumns(names) {
 
 function startResults() {
   const host = document.getElementById("results-table");
-  const table = new Table(host, { caption: "All cases", columns: tableColumns(page.short), rows: allRows, cell, signs: rowSigns });
+  const table = new Table(host, { caption: "All cases", columns: tableColumns(page.short), rows: allRows, cell, signs: (row) => signsOf([row], "latency_ms") });
   startChooser(table);
   const words = document.getElementById("filter-text");
   const haystacks = [];
@@ -47,7 +46,7 @@ function startChooser(table) {
 
 function startFigures() {
   return [...document.querySelectorAll("[data-figure]")].map((host) => {
-    return new Figure(host, page.figures[Number(host.dataset.figure)], cell, page.scales);
+    return new Figure(host, page.figures[Number(host.dataset.figure)]);
   });
 }
 

@@ -32,7 +32,7 @@ EQUAL, INDISTINGUISHABLE, UNRANKED = f"equal within {LEVEL:.0%}", "indistinguish
 TIES = {EQUAL: "to", INDISTINGUISHABLE: "from", UNRANKED: "against"}
 DOUBTFUL = 0.5  # flagged values need a larger share to be ranked: an unsteady step took 36% longer in a second run
 _UNSURE = {FEW_SAMPLES, LOADED, UNSTEADY, *UNSTEADY_TIMES.values()}  # flags that make a value doubtful
-# Columns with the ends of an error bar: the first pair that a row has counts, as in points.js.
+# Columns with the ends of an error bar: the first pair that a row has counts.
 _BARS = (REPEAT_COLUMNS, ("latency_ms_low", "latency_ms_high"))
 _CASE_SETTINGS = ("size", "batch", "context", "dtype", "l2")  # lines that differ in one of these are not compared
 
