@@ -16,7 +16,7 @@ from harness.schema.reason import counted, printable
 from harness.schema.record import Record
 from reports.fairness import fairness, unequal
 from reports.machines import machines
-from reports.page.data import constants, page_data, profiled_rows
+from reports.page.data import page_data, profiled_rows
 from reports.page.embedding import embedded_json, packed, packed_plotly, plotly_source, script_hash
 from reports.page.figures import Figure, days, ends, figures
 from reports.page.findings import contended, finding, flags, headline, small_models, unfinished
@@ -99,7 +99,6 @@ def render(
         sentences=[finding(table, catalogue, figure) for figure in drawn],
         facts=[fact for fact in _facts(table, counts, timed, environments.versions) if fact[1]],
         suites=_by_suite(drawn),
-        constants=constants(table, catalogue),
         lost=lost,
         statuses={
             each: STATUS_MEANINGS[each] for each in STATUS_MEANINGS if any(row["status"] == each for row in lost)

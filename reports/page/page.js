@@ -32,15 +32,14 @@ function startResults() {
 
 /* Fill the menu of columns; the columns that the table shows at first are checked. */
 function startChooser(table) {
-  const boxes = page.shown.map((name) => {
+  const boxes = [...columns.keys()].map((name) => {
     const box = element("input", { type: "checkbox", value: name, checked: page.short.includes(name) });
     return element("label", {}, box, ` ${page.labels[name] ?? name}`);
   });
   const host = document.getElementById("columns");
   host.append(...boxes);
   host.onchange = () => {
-    const chosen = [...host.querySelectorAll("input:checked")].map((box) => box.value);
-    table.choose(tableColumns(page.shown.filter((name) => chosen.includes(name))));
+    table.choose(tableColumns([...host.querySelectorAll("input:checked")].map((box) => box.value)));
   };
 }
 

@@ -16,7 +16,6 @@ import synthetic_records as synthetic
 from harness.schema.case import Case
 from harness.schema.record import Record, RecordError
 from harness.schema.run import Run
-from reports.page.data import constants
 from reports.page.embedding import embedded_json
 from reports.page.html import failures, render
 from reports.publish import write_report, write_table
@@ -175,13 +174,6 @@ def test_the_lower_bound_is_the_same_for_any_selected_systems(tmp_path):
     [data] = [json.loads(each) for each in Elements(page.read_text("utf-8")).scripts if '"numeric"' in each]
     assert [each["numbers"] for each in data["columns"] if each["name"] == "lower_bound_ms"] == [[1.0]]
     assert [float(each) for each in table.getvalue().split()[1:]] == [pytest.approx(1.0)]
-
-
-def test_constants_have_the_unit_of_their_label():
-    case = Case("ttt-linear", "triton-dual", "1.3b", "generate", 512, 2048)
-    made = synthetic.of_suite("fig15-generate", synthetic.ok(case, 4.0, metrics={"state_bytes": 8455716864.0}))
-    once = constants(made.table, made.catalogue)
-    assert once["State (MB)"] == "8456"
 
 
 def test_write_report_replaces_the_page_and_makes_its_folder(tmp_path):
