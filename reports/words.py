@@ -1,7 +1,7 @@
 """How tables and pages write numbers, settings, commits and lists in words."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -9,7 +9,7 @@ import pandas as pd
 
 from harness.measure.environment import DIRTY
 from harness.schema.catalogue import AxisEntry, Catalogue
-from harness.schema.reason import format_number
+from harness.schema.reason import format_number, span
 
 BETWEEN = " · "  # between the parts of the name of a line or case
 
@@ -30,6 +30,12 @@ def format_setting(axis: AxisEntry, value: Any) -> str:
 def listed(words: Sequence[str]) -> str:
     """Return the words joined as in `a, b and c`; "" for none."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def days(started: Iterable[str]) -> str:
+    """Return the first and last day of ISO 8601 times as text; "" without times."""
+    found = sorted({time[:10] for time in started if time})
+    return span(found[0], found[-1]) if found else ""
 
 
 def with_sign(share: float, digits: int) -> str:

@@ -13,11 +13,11 @@ from harness.measure.interval import FEWEST, median_interval
 from harness.measure.nvml import is_hot
 from harness.quality import DRIFT, by_case, ends_apart, timed
 from harness.schema.catalogue import Catalogue
-from harness.schema.reason import counted, printable, span
+from harness.schema.reason import counted, printable
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.workers.machine_load import is_loaded
-from reports.words import BETWEEN, commit_name, commit_words
+from reports.words import BETWEEN, commit_name, commit_words, days
 
 GPU_UNIT = "GPU unit"
 VARIABLES = "environment variables"
@@ -116,7 +116,6 @@ class RunCases:
     repeats: the planned processes per case. cases: by case key. unmeasured: the keys of planned cases without a record.
     """
 
-    mode: str
     turns: str
     repeats: int
     side: Side
@@ -129,7 +128,6 @@ class RunCases:
         records = run.records() if records is None else records
         asked = run.file.requests[0] if run.file.requests else None
         return cls(
-            run.mode,
             json.dumps([asked.at, *asked.arguments]) if asked and asked.arguments[:1] == ("ab",) else "",
             run.file.repeats,
             run_side(run, records),
@@ -150,7 +148,6 @@ def run_side(run: Run, records: Sequence[Record]) -> Side:
     """
     measured = timed(records)
     unfinished = _unfinished(run, records)
-    days = sorted({record.started_at[:10] for record in measured if record.started_at})
     places = [record.environment for record in measured] or [
         asked.machine | {"commit": asked.commit, "dirty": asked.dirty} for asked in run.file.requests[-1:]
     ]
@@ -158,7 +155,7 @@ def run_side(run: Run, records: Sequence[Record]) -> Side:
         name=printable(run.folder.resolve().name),
         commit=_joined(map(_commit, places)),
         device=_joined(_said(place.get("device")) for place in places),
-        measured=", ".join(filter(None, [span(days[0], days[-1]) if days else "", unfinished])),
+        measured=", ".join(filter(None, [days(record.started_at for record in measured), unfinished])),
     )
 
 

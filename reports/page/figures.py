@@ -5,7 +5,6 @@ A figure refers to rows of `stats.frame` by number, so that figures, tables and 
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
 from typing import Any
 
 import pandas as pd
@@ -237,19 +236,6 @@ def _points(line: Line) -> list[tuple[int, ...]]:
 def _spans_wide(rows: pd.DataFrame, lines: list[Line], y: str) -> bool:
     values = rows.loc[[row for line in lines if line.primary for row in line.rows], y].dropna()
     return len(values) > 0 and bool(values.max() > WIDE_RANGE * values.min())
-
-
-def days(started: Iterable[str]) -> str:
-    """Return the first and last day (UTC) of ISO 8601 times as text; "" without such times."""
-    found = sorted({day for text in started if (day := _day(text))})
-    return span(found[0], found[-1]) if found else ""
-
-
-def _day(text: str) -> str:
-    try:
-        return datetime.fromisoformat(text).date().isoformat()
-    except ValueError:
-        return ""
 
 
 def _x_title(entry: FigureEntry, catalogue: Catalogue) -> str:

@@ -18,7 +18,7 @@ from reports.fairness import fairness, unequal
 from reports.machines import machines
 from reports.page.data import page_data, profiled_rows
 from reports.page.embedding import embedded_json, packed, packed_plotly, plotly_source, script_hash
-from reports.page.figures import Figure, days, ends, figures
+from reports.page.figures import Figure, ends, figures
 from reports.page.findings import contended, finding, flags, headline, small_models, unfinished
 from reports.profiles.section import Section
 from reports.profiles.section import script as profile_script
@@ -26,7 +26,7 @@ from reports.profiles.section import style as profile_style
 from reports.resources import environment, source
 from reports.stats import case_statuses, frame, suites_of_cases
 from reports.tables import csv_text
-from reports.words import short_commit
+from reports.words import days, short_commit
 
 TITLE = "Test-Time Training, measured"
 PACKAGE = "reports.page"

@@ -4,16 +4,14 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from harness.schema.catalogue import Catalogue
-from harness.schema.reason import format_number, printable, span
+from harness.schema.reason import format_number, printable
 from harness.schema.record import Record
 from harness.schema.run import Run
 from reports.compare.side import RunCases
@@ -23,7 +21,7 @@ from reports.profiles.ceilings import common_ceilings
 from reports.profiles.section import Section, section
 from reports.stats import frame
 from reports.tables import csv_text
-from reports.words import commit_name, format_setting
+from reports.words import format_setting
 
 PLOTLY = "assets/plotly.js"
 _SLUG_LIMIT = 48
@@ -33,37 +31,28 @@ _SLUG_LIMIT = 48
 class Entry:
     """A run as the site's index shows it, with its cases for comparisons (`held`).
 
-    day: the day of the first record. updated: the start of the last record. Both are in UTC, and "" without records.
+    updated: the start of the last record in UTC; "" without records. devices: the names of its GPUs or CPUs.
     systems: (name, label, tone, marker) of each. result: a sentence on the first figure.
-    measured, cases, missing: the numbers of cases with a result, planned cases, and planned cases without a record.
+    profiles, measured, cases: the numbers of profiles, cases with a result, and planned cases.
     page: the path of the run's page in the site; "" without records.
     """
 
     run: Run
     held: RunCases
     id: str
-    name: str
-    day: str
     updated: str
     devices: tuple[str, ...]
-    commits: tuple[str, ...]
     systems: tuple[tuple[str, str, int, str], ...]
     result: str
     note: str
     profiles: int
-    mode: str
     measured: int
     cases: int
-    missing: int
     page: str
 
     @property
-    def last_day(self) -> str:
-        return self.updated.partition("T")[0]
-
-    @property
-    def days(self) -> str:
-        return span(self.day, self.last_day)
+    def name(self) -> str:
+        return self.held.side.name
 
 
 def slug(name: str) -> str:
@@ -102,9 +91,12 @@ def files_of(run: Run, found: str) -> tuple[Entry, dict[str, str]]:
     table = frame(records, run.catalogue, common_ceilings(records, profiles)) if records else None
     files: dict[str, str] = {}
     if table is not None:
-        files = _downloads(table, records, found)
         profiled = section(records, profiles, run.catalogue)
-        files[f"runs/{found}.html"] = _page(run, found, records, table, profiled)
+        files = {
+            f"runs/{found}.html": _page(run, found, records, table, profiled),
+            f"downloads/{found}.csv": csv_text(table),
+            f"downloads/{found}.jsonl": "".join(f"{record.to_json()}\n" for record in records),
+        }
     return _entry(run, found, records, table, len(profiles)), files
 
 
@@ -122,30 +114,22 @@ def _digest(parts: list[str]) -> str:
 
 
 def _entry(run: Run, found: str, records: list[Record], table: pd.DataFrame | None, profiles: int) -> Entry:
-    asked = run.file.requests[-1] if run.file.requests else None
-    moments = sorted(when for record in records if (when := moment(record.started_at)))
-    places = [record.environment for record in records] or (
-        [dict(asked.machine, commit=asked.commit, dirty=asked.dirty)] if asked else []
-    )
+    moments = [when for record in records if (when := moment(record.started_at))]
+    places = [record.environment for record in records] or [asked.machine for asked in run.file.requests[-1:]]
     looks = {} if table is None else system_looks(table, run.catalogue)
     named = [(name, run.catalogue.system_label(name)) for name in dict.fromkeys(each.case.system for each in records)]
     return Entry(
         run=run,
         held=RunCases.of(run, records),
         id=found,
-        name=printable(run.folder.resolve().name),
-        day=moments[0].date().isoformat() if moments else "",
-        updated=moments[-1].isoformat(timespec="seconds") if moments else "",
-        devices=_distinct(each.get("device") for each in places),
-        commits=_distinct(commit_name(each) for each in places),
+        updated=max(moments).isoformat(timespec="seconds") if moments else "",
+        devices=tuple(dict.fromkeys(str(place["device"]) for place in places if place.get("device"))),
         systems=tuple((name, label, looks[name].tone, looks[name].marker) for name, label in named),
         result="" if table is None else _result(table, run.catalogue),
         note=note_of(run.folder),
         profiles=profiles,
-        mode=run.mode,
         measured=len({record.case.key for record in records if record.status == "ok"}),
         cases=sum(len(job.cases) for job in run.jobs),
-        missing=len(run.missing(records)),
         page="" if table is None else f"runs/{found}.html",
     )
 
@@ -170,10 +154,6 @@ def _result(table: pd.DataFrame, catalogue: Catalogue) -> str:
     return ""
 
 
-def _distinct(values: Iterable[Any]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(str(value) for value in values if value))
-
-
 def _page(run: Run, found: str, records: list[Record], table: pd.DataFrame, profiled: Section | None) -> str:
     around = Around(
         plotly=f"../{PLOTLY}",
@@ -184,10 +164,4 @@ def _page(run: Run, found: str, records: list[Record], table: pd.DataFrame, prof
         ),
     )
     title = run_title(run.folder.resolve().name, table)
-    missing = run.missing(records)
-    return render(records, run.catalogue, title, profiled, around, table, missing)
-
-
-def _downloads(table: pd.DataFrame, records: Iterable[Record], found: str) -> dict[str, str]:
-    lines = "".join(f"{record.to_json()}\n" for record in records)
-    return {f"downloads/{found}.csv": csv_text(table), f"downloads/{found}.jsonl": lines}
+    return render(records, run.catalogue, title, profiled, around, table, run.missing(records))
