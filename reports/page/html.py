@@ -82,7 +82,7 @@ def render(
     sources = [source(PACKAGE, f"{name}.js") for name in PROGRAM]
     program = "\n".join(['"use strict";', *sources, *([profile_script()] if profiled else [])])
     loader, plotly = source(PACKAGE, "load.js"), None if around else plotly_source()
-    models, environments = fairness(records, catalogue), machines(records)
+    models, environments = fairness(records), machines(records)
     kinds = (str(record.environment.get("device_kind")) for record in records)
     counts = case_statuses(table) + Counter({MISSING: len(missing)})
     return _template().render(
