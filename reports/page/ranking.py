@@ -157,24 +157,14 @@ class View:
         return [format_setting(self.catalogue.axis(name), value) for name, value in values.items()]
 
     def labels(self, lines: Sequence[Line], omitted: Collection[str] = ()) -> dict[str, str]:
-        """Return {name of the line: its shortest label that is unique among `lines`}.
+        """Return {name of the line: its short name if that is unique among `lines`, else its name}.
 
         omitted: parts of names to leave out, because the page's sentence states them already.
-        A label of settings alone begins with the system.
         """
-        names = [line.name.split(BETWEEN) for line in lines]
-        shared = set(names[0]).intersection(*names[1:]) if len(names) > 1 else set()
-        dropped = {*omitted, *shared}
-        kept = [[name[0]] if {*name[:2]} <= dropped else [] for name in names]
-        rests = [
-            BETWEEN.join([*system, *(part for part in name if part not in dropped)])
-            for system, name in zip(kept, names, strict=True)
-        ]
         shorts = [line.short for line in lines]
-        return {
-            line.name: next((own for own, all_ in ((short, shorts), (rest, rests)) if all_.count(own) == 1), line.name)
-            for line, short, rest in zip(lines, shorts, rests, strict=True)
-        }
+        longs = [BETWEEN.join(part for part in line.name.split(BETWEEN) if part not in omitted) for line in lines]
+        pairs = zip(lines, longs, strict=True)
+        return {line.name: line.short if shorts.count(line.short) == 1 else long for line, long in pairs}
 
     @property
     def axis(self) -> str:
