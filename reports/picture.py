@@ -4,7 +4,7 @@ import shutil
 import struct
 import tempfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,11 @@ _WIDTH = 1240  # CSS pixels of the page
 _INCH, _DOTS = 96, 300  # CSS pixels and printed dots per inch
 
 
-def write_picture(
-    run_folder: Path, out: Path, figures: str = "", systems: Sequence[str] = (), inches: float | None = None
-) -> None:
+def write_picture(run_folder: Path, out: Path, figures: str = "", inches: float | None = None) -> None:
     """Write a PNG or PDF of a suite's figures or of the whole page of a run to `out`.
 
     figures: the suite's name, "all" for the whole page, or "" for the page's first suite with figures.
-    systems: draw only these, each NAME or NAME/BACKEND. inches: draw figures for a paper at this width.
+    inches: draw figures for a paper at this width.
     Figures for a paper are on white, without title and caption; a PDF has one sheet for each figure.
     Raises RecordError if the run is unreadable, the browser is missing, `figures` is unknown, or `out` is no picture.
     """
@@ -48,7 +46,7 @@ def write_picture(
     refuse_overwriting(out, kind[1:].upper(), _STARTS[kind])
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
-        write_report(run_folder, page, systems=systems)
+        write_report(run_folder, page)
         with chromium() as browser:
             if inches is None:
                 picture = take(browser, page, figures)

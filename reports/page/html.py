@@ -67,13 +67,12 @@ def render(
     around: Around | None = None,
     table: pd.DataFrame | None = None,
     missing: Sequence[Case] = (),
-    part: str = "",
 ) -> str:
     """Return the page of `records` as HTML, which loads nothing from outside.
 
     profiled: the section on the run's profiles. table: `stats.frame` of the records; computed if None.
     around: set if the page is part of a site; then the page links to Plotly and downloads instead of embedding them.
-    missing: planned cases without a record. part: the notice of `part_of` that only some systems are shown, or "".
+    missing: planned cases without a record.
     """
     table = frame(records, catalogue) if table is None else table
     lost = failures(table, missing, catalogue)
@@ -90,7 +89,6 @@ def render(
         backend_label=catalogue.backend_label,
         title=title or TITLE,
         notices=[
-            part,
             contended(table) if timed else UNTIMED,
             unfinished(table, len(missing)),
             small_models(table, kinds),
