@@ -87,7 +87,6 @@ class Drawing {
     return [
       ...this.lines.map(([line, all]) => this.lineTrace(line, all)),
       ...this.broken.map(([line, all], lane) => this.failedTrace(line, all, lane)),
-      ...this.lines.flatMap(([line, all]) => this.signTraces(line, all)),
     ];
   }
 
@@ -103,7 +102,7 @@ class Drawing {
     const colour = themed(tone(line));
     return {
       type: "scatter",
-      mode: "lines+markers",
+      mode: "lines+markers+text",
       name: neutral(line.name),
       x: drawn.map((point) => point.x),
       y: drawn.map((point) => point.y.value),
@@ -119,6 +118,9 @@ class Drawing {
       },
       line: { color: colour, width: 2, dash: line.dash },
       marker: this.marker(line, colour),
+      text: drawn.map((point) => this.points.signs(point)), // of flagged points
+      textposition: "top left",
+      textfont: { size: 14, color: colour },
       hovertext: drawn.map((point) => this.hover(line, point)),
       hoverinfo: "text",
       cliponaxis: false, // show whole markers at the axis ends
@@ -130,25 +132,6 @@ class Drawing {
     const edge = { color: colour, width: 1.5 };
     if (line.y) return { symbol: "line-ew", size: 10, line: edge };
     return { symbol: line.marker, size: line.marker.startsWith("triangle") ? 10 : 8, color: line.hollow ? themed("--paper") : colour, line: edge };
-  }
-
-  /* The signs next to flagged points. */
-  signTraces(line, points) {
-    const flagged = points.filter((point) => point.y && this.points.signs(point));
-    if (!flagged.length) return [];
-    return [{
-      type: "scatter",
-      mode: "markers+text",
-      x: flagged.map((point) => point.x),
-      y: flagged.map((point) => point.y.value),
-      text: flagged.map((point) => this.points.signs(point)),
-      textposition: "top left",
-      textfont: { size: 14, color: themed(tone(line)) },
-      marker: { size: 9, opacity: 0 }, // keeps the text off the point
-      hoverinfo: "skip",
-      cliponaxis: false,
-      showlegend: false,
-    }];
   }
 
   failedTrace(line, points, lane) {

@@ -28,13 +28,7 @@ class Figure {
     this.readout = host.querySelector(".readout");
     [this.xLog, this.yLog, this.relative, this.link, this.inches] = ["x-log", "y-log", "ratio", "link", "inches"].map((role) => host.querySelector(`[data-role=${role}]`));
     this.more = host.querySelector(".more");
-    this.lines = new Map(); // from a line to its points, not divided
-  }
-
-  /* Build the parts that a figure out of view does not need. */
-  prepare() {
-    if (this.measured) return;
-    this.measured = this.data.lines.filter((line) => this.points.hasResult(line));
+    this.measured = data.lines.filter((line) => this.points.hasResult(line));
     this.others = this.measured.filter((line) => !line.primary);
     this.reset();
     this.offerRatios();
@@ -108,15 +102,9 @@ class Figure {
     return this.hasMore || line.primary;
   }
 
-  pointsOf(line) {
-    if (!this.lines.has(line)) this.lines.set(line, this.points.of(line));
-    return this.ratio ? this.points.of(line, this.ratio) : this.lines.get(line);
-  }
-
   /* `paper`: {width, height} of a picture for a paper. */
   drawing(paper = null) {
-    this.prepare();
-    const lines = this.visibleLines().map((line) => [line, this.pointsOf(line)]);
+    const lines = this.visibleLines().map((line) => [line, this.points.of(line, this.ratio)]);
     return new Drawing(this.points, lines, { xLog: this.xLog.checked, yLog: this.yLog.checked, ratio: this.ratio, paper });
   }
 
@@ -128,7 +116,6 @@ class Figure {
   /* Draw the figure at the width of its element; many lines take the width of the page. */
   async draw() {
     this.stale = false;
-    this.prepare();
     this.drawLegend();
     this.link.href = this.address();
     this.host.classList.toggle("wide", this.visibleLines().length >= MANY_LINES);
@@ -181,7 +168,6 @@ class Figure {
 
   /* Apply the settings of an address; unknown names are ignored. */
   restore(parameters) {
-    this.prepare();
     const named = (name) => this.measured.filter((line) => (parameters.get(name) ?? "").split(",").includes(slug(line.name)));
     this.reset();
     if (parameters.has("lines")) {

@@ -90,8 +90,7 @@ def test_the_notes_of_a_point_are_in_the_readout(browser, one_place):
     with browsing.opened(
         browser, browsing.save(synthetic.of_suite("fig20-throughput", *records), one_place, "page")
     ) as (page, _):
-        line, signs = browsing.plotted(page, 0)
-        assert signs == {"x": line["x"][1:], "y": line["y"][1:]}
+        assert page.evaluate("document.querySelector('#figure-0 .plot').data[0].text") == ["", "†", "†"]
         page.locator("#figure-0").scroll_into_view_if_needed()
         page.locator("#figure-0 .xy .points path").last.hover(force=True)
         page.locator("#figure-0 .readout", has_text="1 of 4 sequences at once").wait_for()
