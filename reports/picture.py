@@ -12,14 +12,7 @@ from typing import Any
 from harness.schema.record import RecordError
 
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CHROMIUM_ARGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-)
+CHROMIUM_ARGS = ("--no-sandbox", "--disable-gpu")
 # CSS that hides the page's controls and adds a margin.
 PICTURE_STYLE = ".more, details, .top { display: none !important } .suite { padding: 0 24px } figure { border: 0 }"
 RESIZE_MS = 500  # time for figures to follow a change of their width

@@ -149,7 +149,7 @@ class Figure {
   /* Redraw, and put the settings into the page's address. */
   changed() {
     this.draw();
-    if (page.started) history.replaceState(null, "", this.address());
+    history.replaceState(null, "", this.address());
   }
 
   /* The URL fragment for the figure with its current settings. */

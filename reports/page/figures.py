@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 
-from harness.measure.interval import FEWEST
 from harness.schema.catalogue import Catalogue, FigureEntry, MetricEntry, PaperClaim
 from harness.schema.reason import span
 from reports.page.lines import FigurePanel, Line, Looks, forms_of, sortable
@@ -202,9 +201,6 @@ class _Panel(FigurePanel):
         yield self._states()
         timed, throttled = {*measured.index}, {*measured.index[measured["throttled"] > 0]}
         complete = [point for point in points if timed.issuperset(point)]
-        mixed = sum(rows["device_id"][list(point)].nunique() > 1 for point in complete)
-        if mixed:
-            yield f"{share_of(mixed, len(complete), 'ratio')} {'divides' if mixed == 1 else 'divide'} times of two GPUs"
         slowed = sum(not throttled.isdisjoint(point) for point in complete)
         if slowed and self.entry.y not in AMOUNTS:
             yield f"the GPU was power-capped or thermally throttled at {share_of(slowed, len(complete), 'point')}"
@@ -263,7 +259,6 @@ def _points_words(measured: pd.DataFrame, y: str, are_ratios: bool) -> str:
         return words
     words += ", with 95% intervals " + ("over processes" if repeated and is_speed else "within one process")
     words += ", divided worst case" if are_ratios else ""
-    words += f" (the range of the samples where there are fewer than {FEWEST})" if samples.min() < FEWEST else ""
     if repeated:
         words += f", from {ends(processes)} processes per point"
     spread = measured["process_spread"].dropna()

@@ -119,7 +119,6 @@ async function start() {
   await startDrawing(figures);
   startResults();
   startDownloads();
-  page.started = true;
   document.documentElement.dataset.ready = "yes";
 }
 
