@@ -68,14 +68,15 @@ def machines(records: Iterable[Record]) -> Machines:
             counts[machine] += 1
         own = {name.replace("_", " "): value for name, value in record.settings.items() if name not in _ELSEWHERE}
         own |= {fact: value for (group, fact), value in differing.items() if group == "software"}
-        for name, value in own.items():
+        backend = backends.setdefault((record.case.system, record.case.backend), {})
+        for setting, value in own.items():
             if value:
-                backend = backends.setdefault((record.case.system, record.case.backend), {})
-                backend.setdefault(name, {})[value] = None
+                backend.setdefault(setting, {})[value] = None
     found.hardware = [(dict(machine), count) for machine, count in counts.items()]
     found.backends = {
         place: {name: _alternatives(list(distinct)) for name, distinct in own.items()}
         for place, own in backends.items()
+        if own
     }
     versions = {label: " · ".join(filter(None, values.get(name, ()))) for label, name in _VERSIONS.items()}
     found.versions = {label: said for label, said in versions.items() if said}

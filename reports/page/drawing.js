@@ -209,13 +209,17 @@ class Drawing {
     return { ...shared, type: log ? "log" : "linear", range, tickformat: isLarge ? "~s" : "~g", ...ticks, domain: [strip, 1], showticklabels: this.lines.length > 0, title: { text: title.map(neutral).join("<br>"), standoff: 8 } };
   }
 
-  /* Names of lines, truncated to `room` pixels; those of measured lines omit the words that all of them share. */
+  /* Names of lines, of as many parts as `room` pixels hold; names of measured lines omit the words that all share. */
   endTexts(lines, room) {
-    const parts = (line) => line.name.split(" · ").map((part) => part.split(" "));
-    const measured = lines.filter((line) => !line.y).map((line) => parts(line).flat());
+    const parts = (line) => line.name.split(" · ");
+    const measured = lines.filter((line) => !line.y).map((line) => parts(line).join(" ").split(" "));
     const isTelling = (word) => measured.length < 2 || !measured.every((own) => own.includes(word));
-    const short = (line) => parts(line).map((words) => words.filter(isTelling).join(" ")).filter(Boolean).join(" · ");
-    return lines.map((line) => fitting((!line.y && short(line)) || line.name, LABEL_SIZE, room));
+    const short = (line) => parts(line).map((part) => part.split(" ").filter(isTelling).join(" ")).filter(Boolean);
+    return lines.map((line) => {
+      const kept = line.y || !short(line).length ? parts(line) : short(line);
+      while (kept.length > 1 && textWidth(kept.join(" · "), LABEL_SIZE) > room) kept.pop();
+      return fitting(kept.join(" · "), LABEL_SIZE, room);
+    });
   }
 
   /* Write names next to the plot, at the heights where the lines end, and move names apart that would overlap. Returns
