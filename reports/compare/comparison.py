@@ -187,7 +187,7 @@ class Pair:
 
     def row(self, result: CaseResult) -> Row:
         a, b = self.a, self.b
-        return Row(a.key, a.label, a.name, a.phase, a.ms, b.ms, result, tuple(self._notes()))
+        return Row(a.case.key, a.label, a.name, a.case.phase, a.ms, b.ms, result, tuple(self._notes()))
 
     def _notes(self) -> Iterator[str]:
         sides = {"A": self.a, "B": self.b}

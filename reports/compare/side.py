@@ -12,6 +12,7 @@ from harness.measure.environment import changes_speed
 from harness.measure.interval import FEWEST, median_interval
 from harness.measure.nvml import is_hot
 from harness.quality import DRIFT, by_case, ends_apart, timed
+from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.reason import counted, printable
 from harness.schema.record import Record
@@ -43,7 +44,7 @@ class Side:
 class CaseSide:
     """One case as measured in one run, over all processes ("repeats" or "rounds") of the case.
 
-    system: its name in the catalogue. name: the labels of system and backend. label: the case in words.
+    name: the labels of system and backend. label: the case in words.
     medians: the median in ms by repeat; {} without a result, for which `why` gives the reason.
     tokens: the tokens per sample by repeat; an engine's number depends on how many sequences fit into memory.
     below, above: the distances from log(ms per token) to the ends of its 95% interval; infinite if unknown.
@@ -54,12 +55,9 @@ class CaseSide:
     facts: other properties of the processes, such as package versions. host_bound: CPU work limits an engine.
     """
 
-    key: str
+    case: Case
     label: str
-    system: str
     name: str
-    phase: str
-    batch: int
     medians: Mapping[int, float]
     tokens: Mapping[int, int]
     below: float
@@ -174,12 +172,9 @@ def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) ->
     tokens = {record.repeat: record.tokens or 1 for record in measured if record.repeat in medians}
     below, above = _interval(measured, {repeat: ms / tokens[repeat] for repeat, ms in medians.items()})
     return CaseSide(
-        key=case.key,
+        case=case,
         label=f"{name}{case.label.removeprefix(case.system_backend)}",
-        system=case.system,
         name=name,
-        phase=case.phase,
-        batch=case.batch,
         medians=medians,
         tokens=tokens,
         below=below,

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -46,33 +45,20 @@ STATUS_MEANINGS = {
 UNTIMED = "No case was timed: the run only profiled or checked its cases. `ttt-bench run` measures them."
 
 
-@dataclass(frozen=True)
-class Around:
-    """Relative addresses of the site's other files for a page that is part of a site.
-
-    plotly: the address of plotly.js, which all pages of the site share. links: (words, address) for the top bar.
-    downloads: (words, address) of each file to download.
-    """
-
-    plotly: str
-    links: tuple[tuple[str, str], ...]
-    downloads: tuple[tuple[str, str], ...]
-
-
 def render(
     records: list[Record],
     catalogue: Catalogue,
     title: str | None = None,
     profiled: Section | None = None,
-    around: Around | None = None,
     table: pd.DataFrame | None = None,
     missing: Sequence[Case] = (),
+    in_site: str = "",
 ) -> str:
     """Return the page of `records` as HTML, which loads nothing from outside.
 
     profiled: the section on the run's profiles. table: `stats.frame` of the records; computed if None.
-    around: set if the page is part of a site; then the page links to Plotly and downloads instead of embedding them.
     missing: planned cases without a record.
+    in_site: the run's id if the page is part of a site; then it links to Plotly and downloads, and embeds neither.
     """
     table = frame(records, catalogue) if table is None else table
     lost = failures(table, missing, catalogue)
@@ -80,7 +66,7 @@ def render(
     drawn = figures(table, catalogue) if timed else []
     sources = [source(PACKAGE, f"{name}.js") for name in PROGRAM]
     program = "\n".join(['"use strict";', *sources, *([profile_script()] if profiled else [])])
-    loader, plotly = source(PACKAGE, "load.js"), None if around else plotly_source()
+    loader, plotly = source(PACKAGE, "load.js"), None if in_site else plotly_source()
     models, environments = fairness(records), machines(records)
     kinds = (str(record.environment.get("device_kind")) for record in records)
     counts = case_statuses(table) + Counter({MISSING: len(missing)})
@@ -106,9 +92,9 @@ def render(
         fidelity=[*{each.case: each for each in records if "total_variation_mean" in each.metrics}.values()],
         machines=environments,
         data=embedded_json(page_data(table, catalogue, drawn, profiled_rows(records, profiled))),
-        around=around,
-        records=None if around else packed("".join(f"{record.to_json()}\n" for record in records)),
-        table=None if around else packed(csv_text(table)),
+        in_site=in_site,
+        records=None if in_site else packed("".join(f"{record.to_json()}\n" for record in records)),
+        table=None if in_site else packed(csv_text(table)),
         profiles=profiled.html if profiled else None,
         style=Markup(source(PACKAGE, "style.css") + (profile_style() if profiled else "")),
         plotly=plotly and packed_plotly(),

@@ -15,10 +15,10 @@ from harness.schema.reason import format_number, printable
 from harness.schema.record import Record
 from harness.schema.run import Run
 from reports.compare.side import RunCases
-from reports.page.html import Around, render, run_title
+from reports.page.html import render, run_title
 from reports.page.lines import system_looks
 from reports.profiles.ceilings import common_ceilings
-from reports.profiles.section import Section, section
+from reports.profiles.section import section
 from reports.stats import frame
 from reports.tables import csv_text
 from reports.words import format_setting
@@ -91,9 +91,10 @@ def files_of(run: Run, found: str) -> tuple[Entry, dict[str, str]]:
     table = frame(records, run.catalogue, common_ceilings(records, profiles)) if records else None
     files: dict[str, str] = {}
     if table is not None:
-        profiled = section(records, profiles, run.catalogue)
+        title, profiled = run_title(run.folder.resolve().name, table), section(records, profiles, run.catalogue)
+        page = render(records, run.catalogue, title, profiled, table, run.missing(records), found)
         files = {
-            f"runs/{found}.html": _page(run, found, records, table, profiled),
+            f"runs/{found}.html": page,
             f"downloads/{found}.csv": csv_text(table),
             f"downloads/{found}.jsonl": "".join(f"{record.to_json()}\n" for record in records),
         }
@@ -152,16 +153,3 @@ def _result(table: pd.DataFrame, catalogue: Catalogue) -> str:
             unit = f" in {metric.unit}" if metric.unit else ""
             return printable(f"{where}, {metric.label[:1].lower()}{metric.label[1:]}{unit}: {', '.join(said)}")
     return ""
-
-
-def _page(run: Run, found: str, records: list[Record], table: pd.DataFrame, profiled: Section | None) -> str:
-    around = Around(
-        plotly=f"../{PLOTLY}",
-        links=(("All runs", "../index.html"), ("Comparisons", f"../index.html#{found}")),
-        downloads=(
-            ("Table (CSV)", f"../downloads/{found}.csv"),
-            ("Records (JSON lines)", f"../downloads/{found}.jsonl"),
-        ),
-    )
-    title = run_title(run.folder.resolve().name, table)
-    return render(records, run.catalogue, title, profiled, around, table, run.missing(records))
