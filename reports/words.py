@@ -38,11 +38,6 @@ def days(started: Iterable[str]) -> str:
     return span(found[0], found[-1]) if found else ""
 
 
-def with_sign(share: float, digits: int) -> str:
-    """Return a share as a signed percentage, such as `+1.2%` for 0.012. digits: of decimals."""
-    return f"{share:+.{digits}%}".replace("-", "−")
-
-
 def share_of(number: int, whole: int, thing: str) -> str:
     """Return `3 of the 12 points`, `all 12 points` or, of one, `the only point`."""
     if whole == 1:
@@ -60,12 +55,6 @@ def short_commit(commit: str, digits: int = 10) -> str:
     """Return a commit with its hash shortened to `digits` characters; `DIRTY` stays."""
     name, mark = commit.removesuffix(DIRTY), DIRTY if commit.endswith(DIRTY) else ""
     return (name[:digits] if re.fullmatch(r"[0-9a-f]{11,}", name) else name) + mark
-
-
-def commit_words(commit: str) -> str:
-    """Return the shortened commit for a sentence; "with uncommitted changes" for `DIRTY`."""
-    short = short_commit(commit)
-    return f"{short.removesuffix(DIRTY)} with uncommitted changes" if short.endswith(DIRTY) else short
 
 
 def left_out(rows: pd.DataFrame, catalogue: Catalogue) -> list[str]:

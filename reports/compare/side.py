@@ -8,7 +8,7 @@ from functools import cached_property
 from statistics import median, stdev
 from typing import Any
 
-from harness.measure.environment import changes_speed
+from harness.measure.environment import DIRTY, changes_speed
 from harness.measure.interval import FEWEST, median_interval
 from harness.measure.nvml import is_hot
 from harness.quality import DRIFT, by_case, ends_apart, timed
@@ -18,7 +18,7 @@ from harness.schema.reason import counted, printable
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.workers.machine_load import is_loaded
-from reports.words import BETWEEN, commit_name, commit_words, days
+from reports.words import BETWEEN, commit_name, days, short_commit
 
 GPU_UNIT = "GPU unit"
 VARIABLES = "environment variables"
@@ -258,7 +258,7 @@ def _said(value: Any) -> str:
 
 
 def _commit(environment: Mapping[str, Any]) -> str:
-    return printable(commit_words(commit_name(environment)))
+    return printable(short_commit(commit_name(environment)).replace(DIRTY, " with uncommitted changes"))
 
 
 def _joined(words: Iterable[str]) -> str:

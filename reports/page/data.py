@@ -7,10 +7,8 @@ import pandas as pd
 
 from harness.schema.catalogue import Catalogue
 from harness.schema.reason import rounded
-from harness.schema.record import Record
 from reports.page.figures import Figure, axis_title
 from reports.page.ranking import bar
-from reports.profiles.section import Section
 from reports.stats import (
     MARKS,
     SETTING_COLUMNS,
@@ -18,7 +16,6 @@ from reports.stats import (
     UNTRIED,
     marks_of,
     option_columns,
-    row_keys,
 )
 from reports.tables import cell_text, telling_apart
 
@@ -64,12 +61,6 @@ def page_data(
         "figures": [figure.to_dict() for figure in drawn],
         "profiles": profiles,
     }
-
-
-def profiled_rows(records: list[Record], profiled: Section | None) -> dict[int, str]:
-    """Return {row number: anchor of its profile} for rows whose case has a profile."""
-    anchors = profiled.anchors if profiled else {}
-    return {row: anchors[key] for row, key in enumerate(row_keys(records)) if key in anchors}
 
 
 def _label(name: str, catalogue: Catalogue) -> str:

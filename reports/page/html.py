@@ -15,7 +15,7 @@ from harness.schema.reason import counted, printable
 from harness.schema.record import Record
 from reports.fairness import fairness, unequal
 from reports.machines import machines
-from reports.page.data import page_data, profiled_rows
+from reports.page.data import page_data
 from reports.page.embedding import embedded_json, packed, packed_plotly, plotly_source, script_hash
 from reports.page.figures import Figure, ends, figures
 from reports.page.findings import contended, finding, flags, headline, small_models, unfinished
@@ -23,7 +23,7 @@ from reports.profiles.section import Section
 from reports.profiles.section import script as profile_script
 from reports.profiles.section import style as profile_style
 from reports.resources import environment, source
-from reports.stats import case_statuses, frame, suites_of_cases
+from reports.stats import case_statuses, frame, row_keys, suites_of_cases
 from reports.tables import csv_text
 from reports.words import days, short_commit
 
@@ -69,6 +69,8 @@ def render(
     loader, plotly = source(PACKAGE, "load.js"), None if in_site else plotly_source()
     models, environments = fairness(records), machines(records)
     kinds = (str(record.environment.get("device_kind")) for record in records)
+    anchors = profiled.anchors if profiled else {}
+    rows_with_profile = {row: anchors[key] for row, key in enumerate(row_keys(records)) if key in anchors}
     counts = case_statuses(table) + Counter({MISSING: len(missing)})
     return _template().render(
         system_label=catalogue.system_label,
@@ -91,7 +93,7 @@ def render(
         catalogue=catalogue,
         fidelity=[*{each.case: each for each in records if "total_variation_mean" in each.metrics}.values()],
         machines=environments,
-        data=embedded_json(page_data(table, catalogue, drawn, profiled_rows(records, profiled))),
+        data=embedded_json(page_data(table, catalogue, drawn, rows_with_profile)),
         in_site=in_site,
         records=None if in_site else packed("".join(f"{record.to_json()}\n" for record in records)),
         table=None if in_site else packed(csv_text(table)),

@@ -43,12 +43,6 @@ function startChooser(table) {
   };
 }
 
-function startFigures() {
-  return [...document.querySelectorAll("[data-figure]")].map((host) => {
-    return new Figure(host, page.figures[Number(host.dataset.figure)]);
-  });
-}
-
 /* Go to an anchor; if the address has it, follow it again. */
 function goTo(anchor) {
   if (location.hash === `#${anchor}`) dispatchEvent(new HashChangeEvent("hashchange"));
@@ -102,19 +96,16 @@ function startDownloads() {
   document.getElementById("save-records").onclick = async () => save("records.jsonl", "application/jsonl", await unpacked("records"));
 }
 
-/* On a small screen, show the first figure before the findings. */
-function foldOpening() {
-  const findings = document.getElementById("findings");
-  if (findings && matchMedia("(max-width: 40rem)").matches) findings.open = false;
-}
-
 const figures = [];
 const plotlyIsThere = document.getElementById("plotly") && run("plotly"); // the pages of a site share a file
 
 async function start() {
-  foldOpening();
+  const findings = document.getElementById("findings");
+  if (findings && matchMedia("(max-width: 40rem)").matches) findings.open = false; // the first figure comes first
   await plotlyIsThere;
-  figures.push(...startFigures());
+  for (const host of document.querySelectorAll("[data-figure]")) {
+    figures.push(new Figure(host, page.figures[Number(host.dataset.figure)]));
+  }
   darkTheme.onchange = () => redraw(figures);
   await startDrawing(figures);
   startResults();
