@@ -16,7 +16,7 @@ from harness.schema.record import Record
 from reports.fairness import fairness, unequal
 from reports.machines import machines
 from reports.page.data import page_data
-from reports.page.embedding import embedded_json, packed, packed_plotly, plotly_source, script_hash
+from reports.page.embedding import packed, packed_plotly, plotly_source, script_hash
 from reports.page.figures import Figure, ends, figures
 from reports.page.findings import contended, finding, flags, headline, small_models, unfinished
 from reports.profiles.section import Section
@@ -93,7 +93,7 @@ def render(
         catalogue=catalogue,
         fidelity=[*{each.case: each for each in records if "total_variation_mean" in each.metrics}.values()],
         machines=environments,
-        data=embedded_json(page_data(table, catalogue, drawn, rows_with_profile)),
+        data=page_data(table, catalogue, drawn, rows_with_profile),
         in_site=in_site,
         records=None if in_site else packed("".join(f"{record.to_json()}\n" for record in records)),
         table=None if in_site else packed(csv_text(table)),

@@ -115,7 +115,6 @@ def section(records: Sequence[Record], profiles: Collection[Profile], catalogue:
     jinja = environment(PACKAGE)
     functions = (device_id_of, sentences, unplaced)
     jinja.globals.update({function.__name__: function for function in functions})
-    jinja.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     html = jinja.get_template("section.html.j2").render(
         groups=groups,
         parts=[ProfilePart(name, 0.0, 0) for name in LABELS],

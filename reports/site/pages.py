@@ -7,7 +7,6 @@ from typing import Any
 from jinja2 import Environment
 
 from reports.compare import views
-from reports.page.embedding import embedded_json
 from reports.page.html import PACKAGE as PAGE
 from reports.profiles.section import style as profile_style
 from reports.resources import environment, source
@@ -60,4 +59,4 @@ def _compared(each: Compared) -> str:
 def _over_time(history: History, entries: Sequence[Entry]) -> str:
     names = {entry.id: entry.name for entry in entries if entry.id in history.runs}
     data = {"tone": history.tone, "marker": history.marker, "cases": history.cases, "names": names}
-    return _drawn("history.html.j2", up="../", history=history, data=embedded_json(data))
+    return _drawn("history.html.j2", up="../", history=history, data=data)
