@@ -178,13 +178,11 @@ class View:
 
     def points(self, line: Line) -> list[Point]:
         """Return the measured points of a line; cases without a result are left out."""
-        if line.name not in self._points:
-            self._points[line.name] = list(self._read(line))
         return self._points[line.name]
 
     @cached_property
     def _points(self) -> dict[str, list[Point]]:
-        return {}
+        return {line.name: list(self._read(line)) for line in self.figure.lines}
 
     def _read(self, line: Line) -> Iterator[Point]:
         x, y, scale = self.figure.x, self.figure.y, self.metric.scale
