@@ -135,10 +135,9 @@ class Points {
   }
 
   sampleWords(row) {
-    const [samples, spread] = ["samples", "process_spread"].map((name) => cell(row, name));
-    const parts = [`${samples} sample${samples === 1 ? "" : "s"}`];
-    if (spread !== null) parts.push(`processes differ by ${shown(100 * spread)}%`);
-    return parts.join(", ");
+    const [samples, processes, spread] = ["samples", "processes", "process_spread"].map((name) => cell(row, name));
+    const words = `${samples} sample${samples === 1 ? "" : "s"}`;
+    return spread === null ? words : `${words} of ${processes} processes, which differ by ${shown(100 * spread)}%`;
   }
 
   /* The lower bound and the rates, if the record has them. */
