@@ -1,6 +1,7 @@
 """A page's JSON data for its scripts: table columns, figures and labels."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
@@ -58,7 +59,7 @@ def page_data(
         "signs": {y: [each for each in SIGNS if each[0] in marks_of(y)] for y in ("latency_ms", *values)},
         "bars": {y: [[rounded(end, DIGITS + 1) for end in bar(row, y)] for row in rows] for y in values},
         "untried": UNTRIED,
-        "figures": [figure.to_dict() for figure in drawn],
+        "figures": [asdict(figure) for figure in drawn],
         "profiles": profiles,
     }
 

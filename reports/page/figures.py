@@ -4,8 +4,7 @@ A figure refers to rows of `stats.frame` by number, so that figures, tables and 
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -48,9 +47,6 @@ class Figure:
     headline: bool = False
     claims: tuple[PaperClaim, ...] = ()
     along: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def figures(table: pd.DataFrame, catalogue: Catalogue) -> list[Figure]:

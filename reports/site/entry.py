@@ -31,7 +31,7 @@ _SLUG_LIMIT = 48
 class Entry:
     """A run as the site's index shows it, with its cases for comparisons (`held`).
 
-    updated: the start of the last record in UTC; "" without records. devices: the names of its GPUs or CPUs.
+    updated: the start of the last record in UTC; "" without records.
     systems: (name, label, tone, marker) of each. result: a sentence on the first figure.
     profiles, measured, cases: the numbers of profiles, cases with a result, and planned cases.
     page: the path of the run's page in the site; "" without records.
@@ -41,7 +41,6 @@ class Entry:
     held: RunCases
     id: str
     updated: str
-    devices: tuple[str, ...]
     systems: tuple[tuple[str, str, int, str], ...]
     result: str
     note: str
@@ -116,7 +115,6 @@ def _digest(parts: list[str]) -> str:
 
 def _entry(run: Run, found: str, records: list[Record], table: pd.DataFrame | None, profiles: int) -> Entry:
     moments = [when for record in records if (when := moment(record.started_at))]
-    places = [record.environment for record in records] or [asked.machine for asked in run.file.requests[-1:]]
     looks = {} if table is None else system_looks(table, run.catalogue)
     named = [(name, run.catalogue.system_label(name)) for name in dict.fromkeys(each.case.system for each in records)]
     return Entry(
@@ -124,7 +122,6 @@ def _entry(run: Run, found: str, records: list[Record], table: pd.DataFrame | No
         held=RunCases.of(run, records),
         id=found,
         updated=max(moments).isoformat(timespec="seconds") if moments else "",
-        devices=tuple(dict.fromkeys(str(place["device"]) for place in places if place.get("device"))),
         systems=tuple((name, label, looks[name].tone, looks[name].marker) for name, label in named),
         result="" if table is None else _result(table, run.catalogue),
         note=note_of(run.folder),
