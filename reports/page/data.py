@@ -57,6 +57,7 @@ def page_data(
         "labels": {name: _label(name, catalogue) for name in table.columns},
         "scales": {name: scale for name in table.columns if (scale := catalogue.metric(name).scale) != 1},
         "signs": {y: [each for each in SIGNS if each[0] in marks_of(y)] for y in ("latency_ms", *values)},
+        # the ends of each row's error bar as multiples of its value
         "bars": {y: [[rounded(end, DIGITS + 1) for end in bar(row, y)] for row in rows] for y in values},
         "untried": UNTRIED,
         "figures": [asdict(figure) for figure in drawn],

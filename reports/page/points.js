@@ -21,18 +21,15 @@ class Points {
     this.data = data;
   }
 
-  /* {value, low, high} of a row in the column's unit, with the ends of its error bar; null without a value. */
-  value(row, column) {
+  /* {value, low, high} of a row in the figure's unit, with the ends of its error bar; null without a result. A lower
+     bound, in the column `bound`, needs no result. */
+  value(row, bound = "") {
+    const column = bound || this.data.y;
     const raw = cell(row, column);
-    if (raw === null) return null;
+    if (raw === null || !(bound || cell(row, "status") === "ok")) return null;
     const value = raw / (page.scales[column] ?? 1);
     const [low, high] = page.bars[column]?.[row] ?? [1, 1];
     return { value, low: low * value, high: high * value };
-  }
-
-  /* The value of a row whose case has a result, else null. A lower bound, in the column `bound`, needs no result. */
-  result(row, bound = "") {
-    return bound || cell(row, "status") === "ok" ? this.value(row, bound || this.data.y) : null;
   }
 
   /* The ratio of two values, with an interval for the worst case of their intervals. */
@@ -47,9 +44,9 @@ class Points {
     const bases = base && new Map(base.rows.map((row) => [cell(row, this.data.x), row]));
     return line.rows.map((row, at) => {
       const x = cell(row, this.data.x);
-      const own = this.result(row, line.y);
+      const own = this.value(row, line.y);
       const baseline = (base ? bases.get(x) : line.base_rows[at]) ?? null;
-      const divisor = baseline === null ? null : this.result(baseline, base?.y);
+      const divisor = baseline === null ? null : this.value(baseline, base?.y);
       const isItself = own && row === baseline;
       const y = isItself ? { value: 1, low: 1, high: 1 } : base || line.base_rows.length ? this.quotient(own, divisor) : own;
       const lost = own && !divisor ? baseline : row;
