@@ -27,7 +27,7 @@ from reports.words import BETWEEN, format_setting
 
 LEVEL = 0.05  # values that differ by a smaller share are level: runs on different days differ by 2 to 3%
 EQUAL, INDISTINGUISHABLE, UNRANKED = f"equal within {LEVEL:.0%}", "indistinguishable", "not ranked"
-# Words for lines that share a rank, the weakest last, and the preposition before another line; on a contended CPU
+# Words for lines that share a rank, and the preposition before another line; on a contended CPU
 # lines are not ranked.
 TIES = {EQUAL: "to", INDISTINGUISHABLE: "from", UNRANKED: "against"}
 DOUBTFUL = 0.5  # flagged values need a larger share to be ranked: an unsteady step took 36% longer in a second run
