@@ -211,7 +211,6 @@ def table(
 def report(
     run: RunFolder,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The page; default: RUN/report.html.")] = None,
-    systems: Systems = None,
     png: Annotated[Path | None, typer.Option(help="Draw figures into this PNG file instead; needs Chromium.")] = None,
     pdf: Annotated[Path | None, typer.Option(help="Draw figures into this PDF file instead; needs Chromium.")] = None,
     inches: Annotated[float | None, typer.Option(help="Width of each figure, for a paper.", min=2, max=20)] = None,
@@ -222,16 +221,16 @@ def report(
     given = [name for name, path in targets.items() if path is not None]
     if len(given) > 1:
         raise UserError(f"{' '.join(given)}: use one of them")
-    target, named, notes = output or png or pdf or run / "report.html", words("--systems", systems), list[str]()
+    target, notes = output or png or pdf or run / "report.html", list[str]()
     with refusing(target, "written", UserError):
         if png or pdf:
             from reports.picture import write_picture
 
-            write_picture(run, target, figures, named, inches or (_COLUMN_INCHES if pdf else None))
+            write_picture(run, target, figures, inches or (_COLUMN_INCHES if pdf else None))
         else:
             from reports.publish import write_report
 
-            notes = write_report(run, target, systems=named)
+            notes = write_report(run, target)
     print(f"wrote {target}")
     note(*notes)
 

@@ -1,8 +1,8 @@
 """Fairness checks: do models of one size and dtype agree in parameters and vocabulary?"""
 
-import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from statistics import median_low, mode
 from typing import Any
 
 from harness.schema.case import Scalar
@@ -10,8 +10,7 @@ from harness.schema.catalogue import Catalogue
 from harness.schema.record import Record
 from reports.words import format_setting
 
-# Largest over smallest number of parameters within a size.
-PARAMETERS_LIMIT = 1.08
+PARAMETERS_LIMIT = 1.08  # largest ratio of two numbers of parameters: of a model and the median of its size
 FAIRNESS_METRICS = ("parameters", "vocabulary")
 MODEL_OPTIONS = ("backbone", "mini_batch", "checkpoint")  # options that change the model
 _UNRECORDED = "not checked: its parameters are not recorded"
@@ -47,7 +46,7 @@ class Model:
         return ", ".join([self.size, *options, *asked])
 
 
-def fairness(records: Iterable[Record], catalogue: Catalogue) -> list[Model]:
+def fairness(records: Iterable[Record]) -> list[Model]:
     """Return all measured models; `unlike` names differences from most of equal size and dtype.
 
     Cases of single layers are left out. [] if no record has a number of parameters.
@@ -60,9 +59,7 @@ def fairness(records: Iterable[Record], catalogue: Catalogue) -> list[Model]:
     for model in models:
         compared.setdefault((model.size, model.dtype), []).append(model)
     return [
-        replace(model, unlike=_unlike(model, together, catalogue))
-        for together in compared.values()
-        for model in together
+        replace(model, unlike=tuple(_unlike(model, together))) for together in compared.values() for model in together
     ]
 
 
@@ -99,30 +96,25 @@ def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)
 
 
-def _alike(a: int, b: int) -> bool:
-    return max(a, b) / min(a, b) <= PARAMETERS_LIMIT
-
-
-def _is_outvoted(own: object, others: Iterable[Any], alike: Callable[[Any, Any], bool] = operator.eq) -> bool:
-    """Return whether the own value is known and unlike most known values of others."""
-    known = [other for other in others if other]
-    return bool(own) and 2 * sum(not alike(own, other) for other in known) > len(known)
-
-
-def _unlike(model: Model, models: list[Model], catalogue: Catalogue) -> tuple[str, ...]:
-    own = (model.system, model.backend)
-    others = [other for other in models if (other.system, other.backend) != own]
-    found = [_UNRECORDED] if model.parameters is None else []
-    if _is_outvoted(model.parameters, [other.parameters for other in others], _alike):
-        far = next(each for each in others if each.parameters and not _alike(model.parameters or 0, each.parameters))
-        other = f"{catalogue.system_label(far.system)} ({catalogue.backend_label(far.backend)})"
-        found.append(f"parameters more than {PARAMETERS_LIMIT - 1:.0%} off those of {other}")
-    if _is_outvoted(model.weights_dtype, [other.weights_dtype for other in others]):
-        found.append("weights of another type")
-    if _is_outvoted(model.vocabulary, [other.vocabulary for other in others]):
-        found.append("another vocabulary")
+def _unlike(model: Model, models: Iterable[Model]) -> Iterator[str]:
+    """Yield in words how a model differs from most of `models`."""
+    if model.parameters is None:
+        yield _UNRECORDED
+    else:
+        ratio = model.parameters / median_low(each.parameters for each in models if each.parameters)
+        if max(ratio, 1 / ratio) > PARAMETERS_LIMIT:
+            yield f"parameters more than {PARAMETERS_LIMIT - 1:.0%} off the median"
+    if model.weights_dtype not in ("", _usual(each.weights_dtype for each in models)):
+        yield "weights of another type"
+    if model.vocabulary not in (None, _usual(each.vocabulary for each in models)):
+        yield "another vocabulary"
     if model.head_rows_per_prompt is not None and model.head_rows_per_prompt > 1:
-        found.append("the head runs on more than the last token")
+        yield "the head runs on more than the last token"
     if model.kept_between_samples not in ("", "nothing"):
-        found.append(f"keeps {model.kept_between_samples} between samples")
-    return tuple(found)
+        yield f"keeps {model.kept_between_samples} between samples"
+
+
+def _usual(values: Iterable[Any]) -> Any:
+    """Return the most frequent known value; None without one."""
+    known = [value for value in values if value]
+    return mode(known) if known else None

@@ -1,6 +1,7 @@
-"""The machines and software with which the records of a run were measured."""
+"""The machines, software and settings with which the records of a run were measured."""
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,10 +9,9 @@ from harness.measure.environment import changes_speed
 from harness.schema.record import Record
 from reports.words import short_commit
 
-Path = tuple[str, ...]  # the keys of nested objects that lead to a value
 Name = tuple[str, str]  # (group, name) of a fact
 
-# Values below these keys are readings, which change from case to case.
+# Values below these keys are readings, such as a temperature, which change from case to case.
 _CHANGING = frozenset(("before", "after", "load_1m", "others_share", "idle_share"))
 _VERSIONS = {
     "Driver": ("gpu", "driver"),
@@ -23,116 +23,99 @@ _VERSIONS = {
     "Versions": ("software", "versions"),
 }
 _UNITS = {"_bytes": ("GB", 1e9), "_mhz": ("MHz", 1), "_c": ("°C", 1), "_w": ("W", 1)}
-
-
-@dataclass
-class Machine:
-    """Records that share `facts`, such as one GPU model and driver, or a set of packages.
-
-    records: their number. systems: their (system, backend) pairs.
-    seen: for each reading, such as a clock rate, the values seen; keys are paths into the recorded environment.
-    """
-
-    facts: dict[str, str]
-    records: int = 0
-    systems: list[tuple[str, str]] = field(default_factory=list)
-    seen: dict[Path, set] = field(default_factory=dict)
-
-    @property
-    def readings(self) -> dict[str, str]:
-        """The range of each reading before and after the cases, such as a clock rate, by name."""
-        return {_name(path): _span(path[-1], values) for path, values in self.seen.items()}
+_MOST = 3  # a setting with more values depends on the case; only their number is shown
+# Settings that the page shows elsewhere.
+_ELSEWHERE = {
+    *("weights_dtype", "token_ids", "kept_between_samples", "check_limits", "warning", "kernels"),
+    *("prompt_tokens", "prompt", "checked", "input_sets", "form_trials"),
+    *("budget_s", "min_samples", "max_samples", "warmup_s"),
+}
 
 
 @dataclass
 class Machines:
-    """The environments in which the records of a run were measured.
+    """The environments and settings with which the records of a run were measured.
 
     common: {group: {fact: value}} for the facts that all records share.
-    hardware: the records grouped by machine, commit and other facts that differ, except packages.
-    software: the records grouped by the packages that differ.
+    hardware: (facts, number of records) for each combination of facts that differ, except packages.
+    backends: {(system, backend): {setting or package that differs: values in words}}.
     versions: the values of the facts in `_VERSIONS`, by label.
     """
 
-    common: dict[str, dict[str, str]]
-    hardware: list[Machine]
-    software: list[Machine]
-    versions: dict[str, str]
+    common: dict[str, dict[str, str]] = field(default_factory=dict)
+    hardware: list[tuple[dict[str, str], int]] = field(default_factory=list)
+    backends: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
 
 
 def machines(records: Iterable[Record]) -> Machines:
-    """Return the environments of the records, except records without one."""
-    read = [(record.case, *_read(record.environment)) for record in records if record.environment]
+    """Return the environments and settings of the records."""
+    read = [(record, _facts(record.environment)) for record in records]
     values: dict[Name, dict[str, None]] = {}
-    for _, facts, _ in read:
+    for _, facts in read:
         for name, value in facts.items():
             values.setdefault(name, {})[value] = None
-    common: dict[str, dict[str, str]] = {}
-    for (group, fact), found in values.items():
-        if len(found) == 1:
-            common.setdefault(group, {})[fact] = next(iter(found))
-
-    def apart(is_software: bool) -> list[Machine]:
-        names = [name for name, found in values.items() if len(found) > 1 and (name[0] == "software") == is_software]
-        found: dict[tuple, Machine] = {}
-        for case, facts, readings in read:
-            own = {name[1]: short_commit(facts[name]) for name in names if name in facts}
-            machine = found.setdefault(tuple(own.items()), Machine(own))
-            machine.records += 1
-            if (case.system, case.backend) not in machine.systems:
-                machine.systems.append((case.system, case.backend))
-            for path, value in readings:
-                machine.seen.setdefault(path, set()).add(value)
-        return list(found.values())
-
+    found = Machines()
+    for (group, fact), distinct in values.items():
+        if len(distinct) == 1:
+            found.common.setdefault(group, {})[fact] = next(iter(distinct))
+    counts: Counter[tuple[Name, ...]] = Counter()
+    backends: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
+    for record, facts in read:
+        differing = {name: short_commit(value) for name, value in facts.items() if len(values[name]) > 1}
+        machine = tuple((fact, value) for (group, fact), value in differing.items() if group != "software")
+        if facts:
+            counts[machine] += 1
+        own = {name.replace("_", " "): value for name, value in record.settings.items() if name not in _ELSEWHERE}
+        own |= {fact: value for (group, fact), value in differing.items() if group == "software"}
+        backend = backends.setdefault((record.case.system, record.case.backend), {})
+        for setting, value in own.items():
+            if value:
+                backend.setdefault(setting, {})[value] = None
+    found.hardware = [(dict(machine), count) for machine, count in counts.items()]
+    found.backends = {
+        place: {name: _alternatives(list(distinct)) for name, distinct in own.items()}
+        for place, own in backends.items()
+        if own
+    }
     versions = {label: " · ".join(filter(None, values.get(name, ()))) for label, name in _VERSIONS.items()}
-    versions = {label: said for label, said in versions.items() if said}
-    return Machines(common, apart(False), apart(True), versions)
+    found.versions = {label: said for label, said in versions.items() if said}
+    return found
 
 
-def _read(environment: dict) -> tuple[dict[Name, str], list[tuple[Path, Any]]]:
-    """Return what is constant in a case's environment as {(group, name): text}, and what changes as [(path, value)]."""
+def _alternatives(values: list[str]) -> str:
+    return " or ".join(values) if len(values) <= _MOST else f"{len(values)} values, by the case"
+
+
+def _facts(environment: Mapping[str, Any]) -> dict[Name, str]:
+    """Return what is constant in a case's environment, except variables that cannot change its speed."""
     facts: dict[Name, str] = {}
-    readings = []
-    for path, value, changes in _leaves(environment):
-        if changes:
-            readings.append((tuple(part for part in path if part not in ("before", "after")), value))
+    for path, value in _leaves(environment):
+        if _CHANGING.intersection(path) or (path[0] == "variables" and not changes_speed(path[-1])):
             continue
-        if path[0] == "variables" and not changes_speed(path[-1]):
-            continue
-        name, said = (path[0] if len(path) > 1 else "", _name(path[1:] or path)), _said(path[-1], value)
+        *groups, last = path[1:] or path
+        unit = next((unit for unit in _UNITS if last.endswith(unit)), "")
+        named = " ".join([*groups, last.removesuffix(unit)]).replace("_", " ")
+        name, said = (path[0] if len(path) > 1 else "", named), _said(value, unit)
         facts[name] = f"{facts[name]}, {said}" if name in facts else said
-    return facts, readings
+    return facts
 
 
-def _leaves(value: dict, path: Path = (), changing: bool = False) -> Iterator[tuple[Path, Any, bool]]:
-    """Yield (path, scalar, whether a `_CHANGING` key is in it); list elements share a path."""
+def _leaves(value: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield (keys of nested objects, scalar); list elements share their keys."""
     for name, inner in value.items():
-        here, changes = (*path, str(name)), changing or name in _CHANGING
+        here = (*path, str(name))
         if isinstance(inner, dict):
-            yield from _leaves(inner, here, changes)
+            yield from _leaves(inner, here)
         else:
-            items = inner if isinstance(inner, list) else [inner]
-            yield from ((here, str(item) if isinstance(item, dict | list) else item, changes) for item in items)
+            yield from ((here, item) for item in (inner if isinstance(inner, list) else [inner]))
 
 
-def _name(path: Path) -> str:
-    unit = next((unit for unit in _UNITS if path[-1].endswith(unit)), "")
-    return " ".join((*path[:-1], path[-1].removesuffix(unit))).replace("_", " ")
-
-
-def _said(name: str, value: Any) -> str:
+def _said(value: Any, unit: str) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if not isinstance(value, int | float):
         return "" if value is None else str(value)
-    symbol, scale = next((unit for suffix, unit in _UNITS.items() if name.endswith(suffix)), ("", 1))
+    symbol, scale = _UNITS.get(unit, ("", 1))
     number = value if scale == 1 else value / scale
     return f"{number:.4g} {symbol}".strip() if isinstance(number, float) else f"{number} {symbol}".strip()
-
-
-def _span(name: str, values: set) -> str:
-    numbers = sorted(value for value in values if isinstance(value, int | float) and not isinstance(value, bool))
-    words = sorted(_said(name, value) for value in values if isinstance(value, str | bool))
-    ends = [_said(name, number) for number in dict.fromkeys((numbers[0], numbers[-1]))] if numbers else []
-    return ", ".join(filter(None, [" to ".join(ends), *words]))

@@ -4,7 +4,7 @@ import shutil
 import struct
 import tempfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,7 @@ from typing import Any
 from harness.schema.record import RecordError
 
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CHROMIUM_ARGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-)
+CHROMIUM_ARGS = ("--no-sandbox", "--disable-gpu")
 # CSS that hides the page's controls and adds a margin.
 PICTURE_STYLE = ".more, details, .top { display: none !important } .suite { padding: 0 24px } figure { border: 0 }"
 RESIZE_MS = 500  # time for figures to follow a change of their width
@@ -30,13 +23,11 @@ _WIDTH = 1240  # CSS pixels of the page
 _INCH, _DOTS = 96, 300  # CSS pixels and printed dots per inch
 
 
-def write_picture(
-    run_folder: Path, out: Path, figures: str = "", systems: Sequence[str] = (), inches: float | None = None
-) -> None:
+def write_picture(run_folder: Path, out: Path, figures: str = "", inches: float | None = None) -> None:
     """Write a PNG or PDF of a suite's figures or of the whole page of a run to `out`.
 
     figures: the suite's name, "all" for the whole page, or "" for the page's first suite with figures.
-    systems: draw only these, each NAME or NAME/BACKEND. inches: draw figures for a paper at this width.
+    inches: draw figures for a paper at this width.
     Figures for a paper are on white, without title and caption; a PDF has one sheet for each figure.
     Raises RecordError if the run is unreadable, the browser is missing, `figures` is unknown, or `out` is no picture.
     """
@@ -48,7 +39,7 @@ def write_picture(
     refuse_overwriting(out, kind[1:].upper(), _STARTS[kind])
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
-        write_report(run_folder, page, systems=systems)
+        write_report(run_folder, page)
         with chromium() as browser:
             if inches is None:
                 picture = take(browser, page, figures)

@@ -8,14 +8,12 @@ from typing import TextIO
 from harness.schema.files import refusing, write_atomically
 from harness.schema.record import Record, RecordError
 from harness.schema.run import Run
-from reports.page.part import is_of, part_of
 
 
-def write_report(run_folder: Path, out: Path, systems: Sequence[str] = ()) -> list[str]:
+def write_report(run_folder: Path, out: Path) -> list[str]:
     """Write a run's page to `out`; return skipped backends and why (`words.left_out`).
 
-    An existing page stays if this fails. systems: show only these, each NAME or NAME/BACKEND.
-    Raises RecordError if the run is unreadable, a system has no records, or `out` is no page.
+    An existing page stays if this fails. Raises RecordError if the run is unreadable, or `out` is no page.
     """
     from reports.page.html import TITLE, render, run_title
     from reports.profiles.ceilings import common_ceilings
@@ -26,13 +24,10 @@ def write_report(run_folder: Path, out: Path, systems: Sequence[str] = ()) -> li
     run = Run.open(run_folder)
     refuse_what_is_no_page(out)
     records, profiles = _records(run), run.profiles().values()
-    kept, unrun = of_systems(records, systems), run.missing(records)
-    missing = [case for case in unrun if is_of(case, systems)]
-    part = part_of([*(record.case for record in records), *unrun], systems, run.catalogue)
-    table = frame(kept, run.catalogue, common_ceilings(records, profiles))
-    profiled = section(records, profiles, run.catalogue, systems)
+    table = frame(records, run.catalogue, common_ceilings(records, profiles))
+    profiled = section(records, profiles, run.catalogue)
     title = f"{TITLE}: {run_title(run.folder.resolve().name, table)}"
-    page = render(kept, run.catalogue, title, profiled, table=table, missing=missing, part=part)
+    page = render(records, run.catalogue, title, profiled, table=table, missing=run.missing(records))
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)
     return left_out(table, run.catalogue)
@@ -66,18 +61,25 @@ def _records(run: Run) -> list[Record]:
 
 
 def of_systems(records: Sequence[Record], systems: Sequence[str]) -> list[Record]:
-    """Return the records of `systems`, or all for (); RecordError if a system has none."""
+    """Return the records of `systems`, each NAME or NAME/BACKEND, or all for (); RecordError if a system has none."""
+    names = [{record.case.system, record.case.system_backend} for record in records]
     for system in systems:
-        if not any(is_of(record.case, [system]) for record in records):
+        if not any(system in own for own in names):
             there = ", ".join(dict.fromkeys(record.case.system_backend for record in records))
             raise RecordError(f"--systems {system}: no records; there are those of {there}")
-    return [record for record in records if is_of(record.case, systems)]
+    return [record for record, own in zip(records, names, strict=True) if not systems or own.intersection(systems)]
 
 
 def refuse_overwriting(out: Path, kind: str, starts: tuple[bytes, ...]) -> None:
-    """Raise RecordError if `out` is a folder, or exists and is no file of this kind. starts: of such a file."""
+    """Raise RecordError if `out` is a folder, lies among records, or exists and is no file of this kind.
+
+    starts: the first bytes of such a file.
+    """
     if out.is_dir():
         raise RecordError(f"{out}: is a folder; name a file")
+    folder = out.absolute().parent
+    if folder.name == "records" and Run.exists(folder.parent):
+        raise RecordError(f"{out}: is among the records of a run; name another file")
     if out.exists():
         with refusing(out, "read", RecordError), out.open("rb") as file:
             start = file.read(512).removeprefix(b"\xef\xbb\xbf").lstrip().lower()

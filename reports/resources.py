@@ -13,12 +13,15 @@ def source(package: str, name: str) -> str:
 def environment(package: str, tidy: bool = False) -> Environment:
     """Return a Jinja environment for the templates in the folder of a package.
 
-    It escapes HTML and raises UndefinedError for unknown names. tidy: statements leave no empty lines.
+    It escapes HTML and raises UndefinedError for unknown names, and ValueError for infinite numbers in JSON.
+    tidy: statements leave no empty lines.
     """
-    return Environment(
+    found = Environment(
         loader=PackageLoader(package, "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=tidy,
         lstrip_blocks=tidy,
     )
+    found.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":"), "allow_nan": False}
+    return found

@@ -1,7 +1,7 @@
 """How tables and pages write numbers, settings, commits and lists in words."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -9,7 +9,7 @@ import pandas as pd
 
 from harness.measure.environment import DIRTY
 from harness.schema.catalogue import AxisEntry, Catalogue
-from harness.schema.reason import format_number
+from harness.schema.reason import format_number, span
 
 BETWEEN = " · "  # between the parts of the name of a line or case
 
@@ -32,9 +32,10 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
-def with_sign(share: float, digits: int) -> str:
-    """Return a share as a signed percentage, such as `+1.2%` for 0.012. digits: of decimals."""
-    return f"{share:+.{digits}%}".replace("-", "−")
+def days(started: Iterable[str]) -> str:
+    """Return the first and last day of ISO 8601 times as text; "" without times."""
+    found = sorted({time[:10] for time in started if time})
+    return span(found[0], found[-1]) if found else ""
 
 
 def share_of(number: int, whole: int, thing: str) -> str:
@@ -54,12 +55,6 @@ def short_commit(commit: str, digits: int = 10) -> str:
     """Return a commit with its hash shortened to `digits` characters; `DIRTY` stays."""
     name, mark = commit.removesuffix(DIRTY), DIRTY if commit.endswith(DIRTY) else ""
     return (name[:digits] if re.fullmatch(r"[0-9a-f]{11,}", name) else name) + mark
-
-
-def commit_words(commit: str) -> str:
-    """Return the shortened commit for a sentence; "with uncommitted changes" for `DIRTY`."""
-    short = short_commit(commit)
-    return f"{short.removesuffix(DIRTY)} with uncommitted changes" if short.endswith(DIRTY) else short
 
 
 def left_out(rows: pd.DataFrame, catalogue: Catalogue) -> list[str]:

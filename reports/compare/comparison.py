@@ -154,7 +154,7 @@ def compared(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
     """
     both = [pair for key in a.cases if key in b.cases and (pair := Pair(a.cases[key], b.cases[key])).has_result]
     interleaved = bool(a.turns) and a.turns == b.turns and min(a.repeats, b.repeats) >= LEAST_ROUNDS
-    results = _round_results(both, fail_on) if interleaved else [_stored_result(pair, fail_on) for pair in both]
+    results = _round_results(both, fail_on) if interleaved else [_result(pair, fail_on) for pair in both]
     rows = [pair.row(result) for pair, result in zip(both, results, strict=True)]
     return Comparison(
         a.side,
@@ -187,7 +187,7 @@ class Pair:
 
     def row(self, result: CaseResult) -> Row:
         a, b = self.a, self.b
-        return Row(a.key, a.label, a.name, a.phase, a.ms, b.ms, result, tuple(self._notes()))
+        return Row(a.case.key, a.label, a.name, a.case.phase, a.ms, b.ms, result, tuple(self._notes()))
 
     def _notes(self) -> Iterator[str]:
         sides = {"A": self.a, "B": self.b}
@@ -240,19 +240,20 @@ class Pair:
 def _round_results(pairs: Sequence[Pair], fail_on: float) -> list[CaseResult]:
     enough = [len(pair.log_ratios) >= LEAST_ROUNDS and not pair.elsewhere for pair in pairs]
     results = iter(decide([pair.log_ratios for pair, has in zip(pairs, enough, strict=True) if has], fail_on))
-    return [next(results) if has else _undecided(pair) for pair, has in zip(pairs, enough, strict=True)]
+    return [
+        next(results) if has else _result(pair, fail_on, "undecided") for pair, has in zip(pairs, enough, strict=True)
+    ]
 
 
-def _undecided(pair: Pair) -> CaseResult:
-    middle, half = _stored_ratio(pair)
-    return _result(pair.elsewhere or "undecided", middle, half, rounds=len(pair.log_ratios))
-
-
-def _stored_result(pair: Pair, fail_on: float) -> CaseResult:
-    middle, half = _stored_ratio(pair)
-    outcome = pair.elsewhere or _stored_outcome(pair, middle, half)
+def _result(pair: Pair, fail_on: float, outcome: str = "") -> CaseResult:
+    """Return the result of a case in two stored runs. outcome: set where the rounds of an `ab` are too few."""
+    where = "cpu" if pair.on_cpu else "gpus" if pair.on_other_gpus else "gpu"
+    middle, half = pair.b.middle - pair.a.middle, math.hypot(pair.a.half, pair.b.half, BETWEEN_RUNS[where])
+    rounds = len(pair.log_ratios) if outcome else min(pair.a.rounds, pair.b.rounds)
+    outcome = pair.elsewhere or outcome or _stored_outcome(pair, middle, half)
     regressed = outcome == "slower" and middle > math.log1p(fail_on)
-    return _result(outcome, middle, half, rounds=min(pair.a.rounds, pair.b.rounds), regressed=regressed)
+    ratio, low, high = (math.exp(each) for each in (middle, middle - half, middle + half))
+    return CaseResult(outcome, ratio, low, high, rounds, regressed)
 
 
 def _stored_outcome(pair: Pair, middle: float, half: float) -> str:
@@ -263,17 +264,6 @@ def _stored_outcome(pair: Pair, middle: float, half: float) -> str:
     noise = math.log1p(max(STORED_BAR, BETWEEN_RUNS["cpu"] if pair.on_cpu else 0.0))
     own = math.hypot(pair.a.half, pair.b.half)
     return NOISE if max(abs(middle), own) <= noise else "unreliable"
-
-
-def _result(outcome: str, middle: float, half: float, rounds: int, regressed: bool = False) -> CaseResult:
-    ratio, low, high = (math.exp(each) for each in (middle, middle - half, middle + half))
-    return CaseResult(outcome, ratio, low, high, rounds, regressed)
-
-
-def _stored_ratio(pair: Pair) -> tuple[float, float]:
-    """Return log(B/A) and half of its 95% interval, with the usual spread between runs."""
-    where = "cpu" if pair.on_cpu else "gpus" if pair.on_other_gpus else "gpu"
-    return pair.b.middle - pair.a.middle, math.hypot(pair.a.half, pair.b.half, BETWEEN_RUNS[where])
 
 
 def _device_facts(side: CaseSide) -> dict[str, str]:

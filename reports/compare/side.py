@@ -8,16 +8,17 @@ from functools import cached_property
 from statistics import median, stdev
 from typing import Any
 
-from harness.measure.environment import changes_speed
+from harness.measure.environment import DIRTY, changes_speed
 from harness.measure.interval import FEWEST, median_interval
 from harness.measure.nvml import is_hot
 from harness.quality import DRIFT, by_case, ends_apart, timed
+from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
-from harness.schema.reason import counted, printable, span
+from harness.schema.reason import counted, printable
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.workers.machine_load import is_loaded
-from reports.words import BETWEEN, commit_name, commit_words
+from reports.words import BETWEEN, commit_name, days, short_commit
 
 GPU_UNIT = "GPU unit"
 VARIABLES = "environment variables"
@@ -43,7 +44,7 @@ class Side:
 class CaseSide:
     """One case as measured in one run, over all processes ("repeats" or "rounds") of the case.
 
-    system: its name in the catalogue. name: the labels of system and backend. label: the case in words.
+    name: the labels of system and backend. label: the case in words.
     medians: the median in ms by repeat; {} without a result, for which `why` gives the reason.
     tokens: the tokens per sample by repeat; an engine's number depends on how many sequences fit into memory.
     below, above: the distances from log(ms per token) to the ends of its 95% interval; infinite if unknown.
@@ -54,12 +55,9 @@ class CaseSide:
     facts: other properties of the processes, such as package versions. host_bound: CPU work limits an engine.
     """
 
-    key: str
+    case: Case
     label: str
-    system: str
     name: str
-    phase: str
-    batch: int
     medians: Mapping[int, float]
     tokens: Mapping[int, int]
     below: float
@@ -116,7 +114,6 @@ class RunCases:
     repeats: the planned processes per case. cases: by case key. unmeasured: the keys of planned cases without a record.
     """
 
-    mode: str
     turns: str
     repeats: int
     side: Side
@@ -129,7 +126,6 @@ class RunCases:
         records = run.records() if records is None else records
         asked = run.file.requests[0] if run.file.requests else None
         return cls(
-            run.mode,
             json.dumps([asked.at, *asked.arguments]) if asked and asked.arguments[:1] == ("ab",) else "",
             run.file.repeats,
             run_side(run, records),
@@ -150,7 +146,6 @@ def run_side(run: Run, records: Sequence[Record]) -> Side:
     """
     measured = timed(records)
     unfinished = _unfinished(run, records)
-    days = sorted({record.started_at[:10] for record in measured if record.started_at})
     places = [record.environment for record in measured] or [
         asked.machine | {"commit": asked.commit, "dirty": asked.dirty} for asked in run.file.requests[-1:]
     ]
@@ -158,7 +153,7 @@ def run_side(run: Run, records: Sequence[Record]) -> Side:
         name=printable(run.folder.resolve().name),
         commit=_joined(map(_commit, places)),
         device=_joined(_said(place.get("device")) for place in places),
-        measured=", ".join(filter(None, [span(days[0], days[-1]) if days else "", unfinished])),
+        measured=", ".join(filter(None, [days(record.started_at for record in measured), unfinished])),
     )
 
 
@@ -177,12 +172,9 @@ def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) ->
     tokens = {record.repeat: record.tokens or 1 for record in measured if record.repeat in medians}
     below, above = _interval(measured, {repeat: ms / tokens[repeat] for repeat, ms in medians.items()})
     return CaseSide(
-        key=case.key,
+        case=case,
         label=f"{name}{case.label.removeprefix(case.system_backend)}",
-        system=case.system,
         name=name,
-        phase=case.phase,
-        batch=case.batch,
         medians=medians,
         tokens=tokens,
         below=below,
@@ -266,7 +258,7 @@ def _said(value: Any) -> str:
 
 
 def _commit(environment: Mapping[str, Any]) -> str:
-    return printable(commit_words(commit_name(environment)))
+    return printable(short_commit(commit_name(environment)).replace(DIRTY, " with uncommitted changes"))
 
 
 def _joined(words: Iterable[str]) -> str:

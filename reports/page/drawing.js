@@ -2,7 +2,6 @@
 
 const PLOT_HEIGHT = 340;
 const MARGIN = { top: 18, bottom: 48, left: 60, right: 5 };
-const EARLY_NOTE = "┈ not measured";
 const LANE_HEIGHT = 0.045, LANES_HEIGHT = 0.25; // shares of the height: failed cases of a line, of all lines at most
 const LABEL_GAP = 14, LABEL_SIZE = 12, LABEL_SHIFT = 9, LABEL_SHARE = 0.42;
 const NOTE_HEIGHT = 15;
@@ -65,19 +64,13 @@ function folded(pieces, most, gap) {
   return rows;
 }
 
-function nameParts(line) {
-  return line.name.split(" · ");
-}
-
 /* One drawing of a figure. `lines`: [line, its points]. `view`: {xLog, yLog, ratio: the line that divides all lines,
    paper: {width, height} in pixels}. */
 class Drawing {
   constructor(points, lines, view) {
     Object.assign(this, { points, data: points.data, lines, view });
     this.broken = lines.filter(([, all]) => all.some((point) => point.failed));
-    const last = largest(this.xValues());
-    const endsEarly = lines.some(([line, all]) => !line.y && largest(all.map(({ x }) => x)) < last);
-    this.notes = [...points.footnotes(lines), ...(endsEarly ? [EARLY_NOTE] : [])];
+    this.notes = points.footnotes(lines);
     this.height = view.paper?.height ?? PLOT_HEIGHT;
     this.inner = this.height - MARGIN.top - MARGIN.bottom;
   }
@@ -94,7 +87,6 @@ class Drawing {
     return [
       ...this.lines.map(([line, all]) => this.lineTrace(line, all)),
       ...this.broken.map(([line, all], lane) => this.failedTrace(line, all, lane)),
-      ...this.lines.flatMap(([line, all]) => this.signTraces(line, all)),
     ];
   }
 
@@ -110,7 +102,7 @@ class Drawing {
     const colour = themed(tone(line));
     return {
       type: "scatter",
-      mode: "lines+markers",
+      mode: "lines+markers+text",
       name: neutral(line.name),
       x: drawn.map((point) => point.x),
       y: drawn.map((point) => point.y.value),
@@ -126,6 +118,9 @@ class Drawing {
       },
       line: { color: colour, width: 2, dash: line.dash },
       marker: this.marker(line, colour),
+      text: drawn.map((point) => this.points.signs(point)), // of flagged points
+      textposition: "top left",
+      textfont: { size: 14, color: colour },
       hovertext: drawn.map((point) => this.hover(line, point)),
       hoverinfo: "text",
       cliponaxis: false, // show whole markers at the axis ends
@@ -137,25 +132,6 @@ class Drawing {
     const edge = { color: colour, width: 1.5 };
     if (line.y) return { symbol: "line-ew", size: 10, line: edge };
     return { symbol: line.marker, size: line.marker.startsWith("triangle") ? 10 : 8, color: line.hollow ? themed("--paper") : colour, line: edge };
-  }
-
-  /* The signs next to flagged points. */
-  signTraces(line, points) {
-    const flagged = points.filter((point) => point.y && this.points.signs(point));
-    if (!flagged.length) return [];
-    return [{
-      type: "scatter",
-      mode: "markers+text",
-      x: flagged.map((point) => point.x),
-      y: flagged.map((point) => point.y.value),
-      text: flagged.map((point) => this.points.signs(point)),
-      textposition: "top left",
-      textfont: { size: 14, color: themed(tone(line)) },
-      marker: { size: 9, opacity: 0 }, // keeps the text off the point
-      hoverinfo: "skip",
-      cliponaxis: false,
-      showlegend: false,
-    }];
   }
 
   failedTrace(line, points, lane) {
@@ -192,7 +168,7 @@ class Drawing {
   /* The values of x of all lines, also hidden ones, in order. */
   xValues() {
     const rows = this.data.lines.flatMap((line) => line.rows);
-    return [...new Set(rows.map((row) => this.points.cell(row, this.data.x)))].sort((a, b) => a - b);
+    return [...new Set(rows.map((row) => cell(row, this.data.x)))].sort((a, b) => a - b);
   }
 
   xAxis(shared) {
@@ -233,41 +209,28 @@ class Drawing {
     return { ...shared, type: log ? "log" : "linear", range, tickformat: isLarge ? "~s" : "~g", ...ticks, domain: [strip, 1], showticklabels: this.lines.length > 0, title: { text: title.map(neutral).join("<br>"), standoff: 8 } };
   }
 
-  /* The parts that the names of all measured lines share. */
-  get shared() {
-    const measured = this.lines.filter(([line]) => !line.y);
-    const [[first], ...others] = measured.length > 1 ? measured : [[{ name: "" }]];
-    return nameParts(first).filter((part) => part && others.every(([line]) => nameParts(line).includes(part)));
-  }
-
-  /* Names of lines, at most `room` pixels wide. The first of these that fits: names without shared parts, only their
-     first two parts, names without shared words, truncated names. */
+  /* Names of lines, of as many parts as `room` pixels hold; names of measured lines omit the words that all share. */
   endTexts(lines, room) {
-    const all = lines.map((line) => nameParts(line).filter((part) => !this.shared.includes(part)));
-    const words = all.filter((_, at) => !lines[at].y).map((parts) => parts.join(" ").split(" "));
-    const isTelling = (word) => !words.every((own) => own.includes(word));
-    const bounds = all.filter((_, at) => lines[at].y);
-    const ofBound = (parts) => parts.filter((part, at) => !at || !bounds.every((own) => own.includes(part)));
-    const ofLine = (parts) => parts.map((part) => part.split(" ").filter(isTelling).join(" ")).filter(Boolean);
-    const short = all.map((parts, at) => (lines[at].y ? ofBound(parts) : ofLine(parts)));
-    const kinds = [all, all.map((parts) => parts.slice(0, 2)), short].map((kind) => kind.map((parts) => parts.join(" · ")));
-    const isFit = (texts) => new Set(texts).size === texts.length && texts.every((text) => text && textWidth(text, LABEL_SIZE) <= room);
-    return kinds.find(isFit) ?? kinds[2].map((text, at) => fitting(text || kinds[0][at], LABEL_SIZE, room));
+    const parts = (line) => line.name.split(" · ");
+    const measured = lines.filter((line) => !line.y).map((line) => parts(line).join(" ").split(" "));
+    const isTelling = (word) => measured.length < 2 || !measured.every((own) => own.includes(word));
+    const short = (line) => parts(line).map((part) => part.split(" ").filter(isTelling).join(" ")).filter(Boolean);
+    return lines.map((line) => {
+      const kept = line.y || !short(line).length ? parts(line) : short(line);
+      while (kept.length > 1 && textWidth(kept.join(" · "), LABEL_SIZE) > room) kept.pop();
+      return fitting(kept.join(" · "), LABEL_SIZE, room);
+    });
   }
 
   /* Write names next to the plot, at the heights where the lines end, and move names apart that would overlap. Returns
-     {names, leaders} for Plotly: names are at most `room` pixels wide; leaders are thin lines to names that were moved
-     or whose line ends early. `range`: of the y axis. `pixels`: its height. */
-  endLabels(range, xaxis, pixels, room) {
-    const xLog = xaxis.type === "log";
-    const values = this.xValues();
-    const last = values.length > 1 ? values.at(-1) : Infinity;
+     annotations of Plotly and the width of the longest in pixels. `range`: of the y axis. `pixels`: its height. */
+  endLabels(range, pixels, room) {
     const labels = this.lines.flatMap(([line, points]) => {
       const end = points.filter(({ y }) => y && (y.value > 0 || !this.view.yLog)).at(-1); // a log axis has no 0
       if (!end) return [];
-      const y = this.view.yLog ? Math.log10(end.y.value) : end.y.value;
+      const y = this.view.yLog ? Math.log10(end.y.value) : end.y.value; // where Plotly puts an annotation of a log axis
       const at = (pixels * (y - range[0])) / (range[1] - range[0]);
-      return [{ line, x: end.x, y, at, to: at }];
+      return [{ line, y, at, to: at }];
     });
     labels.sort((a, b) => a.at - b.at);
     const gap = Math.min(LABEL_GAP, this.inner / (labels.length - 1));
@@ -280,31 +243,21 @@ class Drawing {
       label.to = Math.min(label.to, most);
       most = label.to - gap;
     }
-    const texts = this.endTexts(labels.map(({ line }) => line), room);
-    // On a log axis Plotly positions annotations by the logarithm and shapes by the value.
-    const value = (log, at) => (log ? 10 ** at : at);
-    const names = [], leaders = [];
-    labels.forEach(({ x, y, at, to }, index) => {
-      // Plotly omits annotations beyond the axis: anchor the name within and shift it.
-      const within = Math.min(Math.max(to, 1), pixels - 1);
-      const anchor = y + ((within - at) * (range[1] - range[0])) / pixels;
-      const led = x < last || Math.abs(to - at) > LABEL_GAP;
-      names.push({
-        text: neutral(texts[index]),
-        xref: "paper",
-        x: 1,
-        xanchor: "left",
-        yanchor: "middle",
-        ...(led ? { y: anchor, yshift: to - within } : { y, yshift: to - at }),
-        showarrow: false,
-        font: { size: LABEL_SIZE, color: themed("--ink") },
-      });
-      if (!led) return;
-      const x1 = value(xLog, xaxis.range[1]);
-      const [y0, y1] = [y, anchor].map((place) => value(this.view.yLog, place));
-      leaders.push({ type: "line", layer: "below", x0: x, x1, y0, y1, line: { color: themed("--muted"), width: 1, dash: "dot" } });
-    });
-    return { names, leaders };
+    const sign = ({ line }) => (line.y ? DASH_SIGNS[line.dash] : MARKER_SIGNS[line.marker][Number(line.hollow)]);
+    const texts = this.endTexts(labels.map(({ line }) => line), room - LABEL_SIZE - LABEL_GAP);
+    const names = labels.map((label, index) => ({
+      text: `<span style="color: ${themed(tone(label.line))}">${sign(label)}</span> ${neutral(texts[index])}`,
+      xref: "paper",
+      x: 1,
+      xanchor: "left",
+      yanchor: "middle",
+      y: label.y,
+      yshift: label.to - label.at,
+      showarrow: false,
+      font: { size: LABEL_SIZE, color: themed("--ink") },
+    }));
+    const widths = labels.map((label, index) => textWidth(`${sign(label)} ${texts[index]}`, LABEL_SIZE));
+    return { names, width: Math.max(0, largest(widths)) };
   }
 
   /* Keep all tick texts, or every second, third, … if more would touch. `pixels`: the positions of the ticks. */
@@ -338,8 +291,8 @@ class Drawing {
     const rows = folded(this.notes, most, "   ").flatMap((row) => (row.length > most ? folded(row.split(" "), most, " ") : [row]));
     const xaxis = this.xAxis({ ...shared, showgrid: false, showline: true, ticks: "outside", ticklen: 4 });
     const gap = MARGIN.right + LABEL_SHIFT;
-    const { names, leaders } = this.endLabels(range, xaxis, pixels, LABEL_SHARE * width - gap);
-    const right = gap + Math.max(0, largest(names.map((name) => textWidth(name.text, LABEL_SIZE))));
+    const labels = this.endLabels(range, pixels, LABEL_SHARE * width - gap);
+    const right = gap + labels.width;
     const [place, at] = [xaxis.type === "log" ? Math.log10 : Number, xaxis.ticktext];
     const [from, to] = xaxis.range;
     const scale = (width - left - right) / (to - from);
@@ -356,8 +309,8 @@ class Drawing {
       hovermode: "closest",
       dragmode: matchMedia("(pointer: fine)").matches ? "zoom" : false,
       showlegend: false,
-      shapes: [...(this.isRatio ? [one] : []), ...leaders],
-      annotations: [...(this.lines.length ? names : [none]), ...(rows.length ? [{ ...note, text: rows.map(neutral).join("<br>") }] : [])],
+      shapes: this.isRatio ? [one] : [],
+      annotations: [...(this.lines.length ? labels.names : [none]), ...(rows.length ? [{ ...note, text: rows.map(neutral).join("<br>") }] : [])],
       xaxis,
       yaxis: this.yAxis(shared, strip, range, title),
       yaxis2: {

@@ -1,29 +1,16 @@
-"""Embed data and scripts in an HTML page whose CSP allows only its own scripts."""
+"""Embed scripts in an HTML page whose CSP allows only its own scripts."""
 
 import base64
 import gzip
 import hashlib
-import json
 import re
 from functools import cache
-from typing import Any
 
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 # The call in plotly.js that registers chart types in addition to scatter plots.
 _OTHER_CHARTS = re.compile(r"([\w$]+)\.register\(\[(?:[\w$]+\(\),?)+\]\);(?=[\w$]+\.exports=\1\b)")
-
-
-def embedded_json(value: Any) -> Markup:
-    """Return the value as JSON for a script element, which no text in it can end.
-
-    Raises ValueError if a number is not finite.
-    """
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)
 
 
 def packed(text: str) -> Markup:

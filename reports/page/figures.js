@@ -21,21 +21,14 @@ const NEAR = 300; // draw figures this many pixels beyond the screen
 const MANY_LINES = 8;
 
 class Figure {
-  /* `cell(row, column)`: a value of the table. `scales`: the divisor of each column. `stale`: the figure must be drawn
-     again once it is in view. */
-  constructor(host, data, cell, scales) {
-    Object.assign(this, { host, data, cell, points: new Points(data, cell, scales), stale: true });
+  /* `data`: a figure of figures.py. `stale`: the figure must be drawn again once it is in view. */
+  constructor(host, data) {
+    Object.assign(this, { host, data, points: new Points(data), stale: true });
     this.plot = host.querySelector(".plot");
     this.readout = host.querySelector(".readout");
     [this.xLog, this.yLog, this.relative, this.link, this.inches] = ["x-log", "y-log", "ratio", "link", "inches"].map((role) => host.querySelector(`[data-role=${role}]`));
     this.more = host.querySelector(".more");
-    this.lines = new Map(); // from a line to its points, not divided
-  }
-
-  /* Build the parts that a figure out of view does not need. */
-  prepare() {
-    if (this.measured) return;
-    this.measured = this.data.lines.filter((line) => this.points.hasResult(line));
+    this.measured = data.lines.filter((line) => this.points.hasResult(line));
     this.others = this.measured.filter((line) => !line.primary);
     this.reset();
     this.offerRatios();
@@ -109,15 +102,9 @@ class Figure {
     return this.hasMore || line.primary;
   }
 
-  pointsOf(line) {
-    if (!this.lines.has(line)) this.lines.set(line, this.points.of(line));
-    return this.ratio ? this.points.of(line, this.ratio) : this.lines.get(line);
-  }
-
   /* `paper`: {width, height} of a picture for a paper. */
   drawing(paper = null) {
-    this.prepare();
-    const lines = this.visibleLines().map((line) => [line, this.pointsOf(line)]);
+    const lines = this.visibleLines().map((line) => [line, this.points.of(line, this.ratio)]);
     return new Drawing(this.points, lines, { xLog: this.xLog.checked, yLog: this.yLog.checked, ratio: this.ratio, paper });
   }
 
@@ -129,7 +116,6 @@ class Figure {
   /* Draw the figure at the width of its element; many lines take the width of the page. */
   async draw() {
     this.stale = false;
-    this.prepare();
     this.drawLegend();
     this.link.href = this.address();
     this.host.classList.toggle("wide", this.visibleLines().length >= MANY_LINES);
@@ -163,7 +149,7 @@ class Figure {
   /* Redraw, and put the settings into the page's address. */
   changed() {
     this.draw();
-    if (page.started) history.replaceState(null, "", this.address());
+    history.replaceState(null, "", this.address());
   }
 
   /* The URL fragment for the figure with its current settings. */
@@ -182,7 +168,6 @@ class Figure {
 
   /* Apply the settings of an address; unknown names are ignored. */
   restore(parameters) {
-    this.prepare();
     const named = (name) => this.measured.filter((line) => (parameters.get(name) ?? "").split(",").includes(slug(line.name)));
     this.reset();
     if (parameters.has("lines")) {

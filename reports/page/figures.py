@@ -4,13 +4,10 @@ A figure refers to rows of `stats.frame` by number, so that figures, tables and 
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
-from datetime import datetime
-from typing import Any
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from harness.measure.interval import FEWEST
 from harness.schema.catalogue import Catalogue, FigureEntry, MetricEntry, PaperClaim
 from harness.schema.reason import span
 from reports.page.lines import FigurePanel, Line, Looks, forms_of, sortable
@@ -50,9 +47,6 @@ class Figure:
     headline: bool = False
     claims: tuple[PaperClaim, ...] = ()
     along: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def figures(table: pd.DataFrame, catalogue: Catalogue) -> list[Figure]:
@@ -203,9 +197,6 @@ class _Panel(FigurePanel):
         yield self._states()
         timed, throttled = {*measured.index}, {*measured.index[measured["throttled"] > 0]}
         complete = [point for point in points if timed.issuperset(point)]
-        mixed = sum(rows["device_id"][list(point)].nunique() > 1 for point in complete)
-        if mixed:
-            yield f"{share_of(mixed, len(complete), 'ratio')} {'divides' if mixed == 1 else 'divide'} times of two GPUs"
         slowed = sum(not throttled.isdisjoint(point) for point in complete)
         if slowed and self.entry.y not in AMOUNTS:
             yield f"the GPU was power-capped or thermally throttled at {share_of(slowed, len(complete), 'point')}"
@@ -239,19 +230,6 @@ def _spans_wide(rows: pd.DataFrame, lines: list[Line], y: str) -> bool:
     return len(values) > 0 and bool(values.max() > WIDE_RANGE * values.min())
 
 
-def days(started: Iterable[str]) -> str:
-    """Return the first and last day (UTC) of ISO 8601 times as text; "" without such times."""
-    found = sorted({day for text in started if (day := _day(text))})
-    return span(found[0], found[-1]) if found else ""
-
-
-def _day(text: str) -> str:
-    try:
-        return datetime.fromisoformat(text).date().isoformat()
-    except ValueError:
-        return ""
-
-
 def _x_title(entry: FigureEntry, catalogue: Catalogue) -> str:
     if (entry.x, entry.phase) == ("context", "request"):
         return "Prompt length (tokens)"
@@ -277,7 +255,6 @@ def _points_words(measured: pd.DataFrame, y: str, are_ratios: bool) -> str:
         return words
     words += ", with 95% intervals " + ("over processes" if repeated and is_speed else "within one process")
     words += ", divided worst case" if are_ratios else ""
-    words += f" (the range of the samples where there are fewer than {FEWEST})" if samples.min() < FEWEST else ""
     if repeated:
         words += f", from {ends(processes)} processes per point"
     spread = measured["process_spread"].dropna()

@@ -3,13 +3,9 @@
 const INCH = 125; // pixels per inch of a picture, which sets its text at 7 points
 
 const FILES = {
-  svg: async (figure) => save(`${fileName(figure)}.svg`, "image/svg+xml", await paperSvg(figure, Number(figure.inches.value))),
+  svg: async (figure) => save(`${slug(figure.data.id)}.svg`, "image/svg+xml", await paperSvg(figure, Number(figure.inches.value))),
   pdf: (figure) => printAlone([figure], Number(figure.inches.value)),
 };
-
-function fileName(figure) {
-  return slug(figure.data.id) || "figure";
-}
 
 function save(name, type, text) {
   const link = element("a", { download: name, href: URL.createObjectURL(new Blob([text], { type })) });

@@ -107,16 +107,12 @@ def _winners(view: View) -> str:
     if not found:
         return ""
     spans = [(who, [each.x for each in group]) for who, group in groupby(found, key=lambda each: _who(each, view))]
-    words = ", ".join(_span_words(who, xs, view) for who, xs in spans)
-    ahead = [standing for standing in found if len(standing.level) == 1]
-    always = [label for label in ahead[-1].level if all(label in each.level for each in found)] if ahead else []
-    if always and (len(spans) > 2 or found[-1] is not ahead[-1]):
-        tie = max((each.tie for each in found if len(each.level) > 1), key=[*TIES].index)
-        words = _span_words(f"{_who(ahead[-1], view)} or {tie}", [each.x for each in found], view)
-    elif len(words) > _MOST_LETTERS:
+    words = ", ".join(f"{who}{_where(xs, view)}" for who, xs in spans)
+    if len(words) > _MOST_LETTERS:
         most = {who: sum(len(xs) for other, xs in spans if other == who) for who, _ in spans}
         (who, count), *_ = sorted(most.items(), key=lambda each: -each[1])
         words = f"{who} at {count} of {len(found)} values of {view.axis}"
+    ahead = [standing for standing in found if len(standing.level) == 1]
     return f"{words}{_lead(ahead[-1], view) if ahead else ''}"
 
 
@@ -132,16 +128,11 @@ def _who(standing: Standing, view: View) -> str:
     return f"{BETWEEN.join([*shared, ''])}{listed(rests)} are {standing.tie}"
 
 
-def _span_words(who: str, xs: list[float], view: View) -> str:
-    """Return `who` and the xs in words, as in `at every batch`, `up to 8k` or `from 2k`."""
-    tried = view.tried
-    if xs == tried:
-        return f"{who} at every {view.axis}" if len(xs) > 1 else who
-    if len(xs) == 1 or not _are_neighbours(xs, tried):
-        return f"{who} at {listed([format_x(x) for x in xs])}"
-    if xs[0] == tried[0]:
-        return f"{who} up to {format_x(xs[-1])}"
-    return f"{who} from {format_x(xs[0])}" + ("" if xs[-1] == tried[-1] else f" to {format_x(xs[-1])}")
+def _where(xs: list[float], view: View) -> str:
+    """Return in words where on the axis `xs` are, such as ` at every batch`; "" if only one x was tried."""
+    if xs == view.tried:
+        return f" at every {view.axis}" if len(xs) > 1 else ""
+    return f" at {_among(xs, view.tried)}"
 
 
 def _lead(last: Standing, view: View) -> str:
@@ -210,8 +201,5 @@ def _out_of_memory(views: Iterable[View]) -> str:
 def _among(xs: Sequence[float], tried: Sequence[float]) -> str:
     """Return `xs` in words: a range if they are consecutive in `tried`, else a list."""
     words = [format_x(x) for x in xs]
-    return span(words[0], words[-1]) if _are_neighbours(xs, tried) else listed(words)
-
-
-def _are_neighbours(xs: Sequence[float], tried: Sequence[float]) -> bool:
-    return list(xs) == [x for x in tried if xs[0] <= x <= xs[-1]]
+    are_neighbours = list(xs) == [x for x in tried if xs[0] <= x <= xs[-1]]
+    return span(words[0], words[-1]) if are_neighbours else listed(words)

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -14,20 +13,19 @@ from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.reason import counted, printable
 from harness.schema.record import Record
-from reports.backend_settings import backend_settings
 from reports.fairness import fairness, unequal
 from reports.machines import machines
-from reports.page.data import constants, page_data, profiled_rows
-from reports.page.embedding import embedded_json, packed, packed_plotly, plotly_source, script_hash
-from reports.page.figures import Figure, days, ends, figures
+from reports.page.data import page_data
+from reports.page.embedding import packed, packed_plotly, plotly_source, script_hash
+from reports.page.figures import Figure, ends, figures
 from reports.page.findings import contended, finding, flags, headline, small_models, unfinished
 from reports.profiles.section import Section
 from reports.profiles.section import script as profile_script
 from reports.profiles.section import style as profile_style
 from reports.resources import environment, source
-from reports.stats import case_statuses, frame, suites_of_cases
+from reports.stats import case_statuses, frame, row_keys, suites_of_cases
 from reports.tables import csv_text
-from reports.words import short_commit
+from reports.words import days, short_commit
 
 TITLE = "Test-Time Training, measured"
 PACKAGE = "reports.page"
@@ -47,34 +45,20 @@ STATUS_MEANINGS = {
 UNTIMED = "No case was timed: the run only profiled or checked its cases. `ttt-bench run` measures them."
 
 
-@dataclass(frozen=True)
-class Around:
-    """Relative addresses of the site's other files for a page that is part of a site.
-
-    plotly: the address of plotly.js, which all pages of the site share. links: (words, address) for the top bar.
-    downloads: (words, address) of each file to download.
-    """
-
-    plotly: str
-    links: tuple[tuple[str, str], ...]
-    downloads: tuple[tuple[str, str], ...]
-
-
 def render(
     records: list[Record],
     catalogue: Catalogue,
     title: str | None = None,
     profiled: Section | None = None,
-    around: Around | None = None,
     table: pd.DataFrame | None = None,
     missing: Sequence[Case] = (),
-    part: str = "",
+    in_site: str = "",
 ) -> str:
     """Return the page of `records` as HTML, which loads nothing from outside.
 
     profiled: the section on the run's profiles. table: `stats.frame` of the records; computed if None.
-    around: set if the page is part of a site; then the page links to Plotly and downloads instead of embedding them.
-    missing: planned cases without a record. part: the notice of `part_of` that only some systems are shown, or "".
+    missing: planned cases without a record.
+    in_site: the run's id if the page is part of a site; then it links to Plotly and downloads, and embeds neither.
     """
     table = frame(records, catalogue) if table is None else table
     lost = failures(table, missing, catalogue)
@@ -82,16 +66,17 @@ def render(
     drawn = figures(table, catalogue) if timed else []
     sources = [source(PACKAGE, f"{name}.js") for name in PROGRAM]
     program = "\n".join(['"use strict";', *sources, *([profile_script()] if profiled else [])])
-    loader, plotly = source(PACKAGE, "load.js"), None if around else plotly_source()
-    models, environments = fairness(records, catalogue), machines(records)
+    loader, plotly = source(PACKAGE, "load.js"), None if in_site else plotly_source()
+    models, environments = fairness(records), machines(records)
     kinds = (str(record.environment.get("device_kind")) for record in records)
+    anchors = profiled.anchors if profiled else {}
+    rows_with_profile = {row: anchors[key] for row, key in enumerate(row_keys(records)) if key in anchors}
     counts = case_statuses(table) + Counter({MISSING: len(missing)})
     return _template().render(
         system_label=catalogue.system_label,
         backend_label=catalogue.backend_label,
         title=title or TITLE,
         notices=[
-            part,
             contended(table) if timed else UNTIMED,
             unfinished(table, len(missing)),
             small_models(table, kinds),
@@ -100,7 +85,6 @@ def render(
         sentences=[finding(table, catalogue, figure) for figure in drawn],
         facts=[fact for fact in _facts(table, counts, timed, environments.versions) if fact[1]],
         suites=_by_suite(drawn),
-        constants=constants(table, catalogue),
         lost=lost,
         statuses={
             each: STATUS_MEANINGS[each] for each in STATUS_MEANINGS if any(row["status"] == each for row in lost)
@@ -109,11 +93,10 @@ def render(
         catalogue=catalogue,
         fidelity=[*{each.case: each for each in records if "total_variation_mean" in each.metrics}.values()],
         machines=environments,
-        settings=backend_settings(records),
-        data=embedded_json(page_data(table, catalogue, drawn, profiled_rows(records, profiled))),
-        around=around,
-        records=None if around else packed("".join(f"{record.to_json()}\n" for record in records)),
-        table=None if around else packed(csv_text(table)),
+        data=page_data(table, catalogue, drawn, rows_with_profile),
+        in_site=in_site,
+        records=None if in_site else packed("".join(f"{record.to_json()}\n" for record in records)),
+        table=None if in_site else packed(csv_text(table)),
         profiles=profiled.html if profiled else None,
         style=Markup(source(PACKAGE, "style.css") + (profile_style() if profiled else "")),
         plotly=plotly and packed_plotly(),

@@ -268,19 +268,14 @@ def _grouped(rows: pd.DataFrame, columns: list[str]) -> dict[tuple[Any, ...], li
     return groups
 
 
-def _free(look: Look, taken: set[tuple[str, bool]]) -> Look:
-    """Return the look, with another dash or fill if its own (dash, hollow) is in `taken`."""
-    first = DASHES.index(look.dash)
-    dashes = [*DASHES[first:], *DASHES[:first]]
-    options = [(dash, hollow) for dash in dashes for hollow in (look.hollow, not look.hollow)]
-    dash, hollow = next((each for each in options if each not in taken), options[0])
-    return replace(look, dash=dash, hollow=hollow)
-
-
 def _set_apart(line: Line, others: Sequence[Line]) -> Line:
+    """Return the line, with another dash or fill if one of `others` has its look."""
     taken = {(other.dash, other.hollow) for other in others if (other.tone, other.marker) == (line.tone, line.marker)}
-    look = _free(Look(line.tone, line.marker, line.dash, line.hollow), taken)
-    return replace(line, dash=look.dash, hollow=look.hollow)
+    first = DASHES.index(line.dash)
+    dashes = [*DASHES[first:], *DASHES[:first]]
+    options = [(dash, hollow) for dash in dashes for hollow in (line.hollow, not line.hollow)]
+    dash, hollow = next((each for each in options if each not in taken), options[0])
+    return replace(line, dash=dash, hollow=hollow)
 
 
 def sortable(value: Any) -> tuple[int, float, str]:

@@ -9,7 +9,6 @@ const profileOf = (row) => page.profiles[row] ?? null;
 /* The GPU of a row, if the run has several. */
 const severalUnits = new Set((columns.get("device_id") ?? []).filter(Boolean)).size > 1;
 const unitOf = (row) => (severalUnits && cell(row, "device_id") ? `GPU ${cell(row, "device_id")}` : "");
-const rowSigns = (row) => signsOf(marksIn(cell(row, "marks"), "latency_ms"));
 const allRows = [...Array(page.count).keys()];
 
 /* The columns with these `names` as a Table takes them; in a column, `names` maps values to labels. */
@@ -19,7 +18,7 @@ function tableColumns(names) {
 
 function startResults() {
   const host = document.getElementById("results-table");
-  const table = new Table(host, { caption: "All cases", columns: tableColumns(page.short), rows: allRows, cell, signs: rowSigns });
+  const table = new Table(host, { caption: "All cases", columns: tableColumns(page.short), rows: allRows, cell, signs: (row) => signsOf([row], "latency_ms") });
   startChooser(table);
   const words = document.getElementById("filter-text");
   const haystacks = [];
@@ -33,22 +32,15 @@ function startResults() {
 
 /* Fill the menu of columns; the columns that the table shows at first are checked. */
 function startChooser(table) {
-  const boxes = page.shown.map((name) => {
+  const boxes = [...columns.keys()].map((name) => {
     const box = element("input", { type: "checkbox", value: name, checked: page.short.includes(name) });
     return element("label", {}, box, ` ${page.labels[name] ?? name}`);
   });
   const host = document.getElementById("columns");
   host.append(...boxes);
   host.onchange = () => {
-    const chosen = [...host.querySelectorAll("input:checked")].map((box) => box.value);
-    table.choose(tableColumns(page.shown.filter((name) => chosen.includes(name))));
+    table.choose(tableColumns([...host.querySelectorAll("input:checked")].map((box) => box.value)));
   };
-}
-
-function startFigures() {
-  return [...document.querySelectorAll("[data-figure]")].map((host) => {
-    return new Figure(host, page.figures[Number(host.dataset.figure)], cell, page.scales);
-  });
 }
 
 /* Go to an anchor; if the address has it, follow it again. */
@@ -104,24 +96,20 @@ function startDownloads() {
   document.getElementById("save-records").onclick = async () => save("records.jsonl", "application/jsonl", await unpacked("records"));
 }
 
-/* On a small screen, show the first figure before the findings. */
-function foldOpening() {
-  const findings = document.getElementById("findings");
-  if (findings && matchMedia("(max-width: 40rem)").matches) findings.open = false;
-}
-
 const figures = [];
 const plotlyIsThere = document.getElementById("plotly") && run("plotly"); // the pages of a site share a file
 
 async function start() {
-  foldOpening();
+  const findings = document.getElementById("findings");
+  if (findings && matchMedia("(max-width: 40rem)").matches) findings.open = false; // the first figure comes first
   await plotlyIsThere;
-  figures.push(...startFigures());
+  for (const host of document.querySelectorAll("[data-figure]")) {
+    figures.push(new Figure(host, page.figures[Number(host.dataset.figure)]));
+  }
   darkTheme.onchange = () => redraw(figures);
   await startDrawing(figures);
   startResults();
   startDownloads();
-  page.started = true;
   document.documentElement.dataset.ready = "yes";
 }
 

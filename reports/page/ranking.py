@@ -27,12 +27,12 @@ from reports.words import BETWEEN, format_setting
 
 LEVEL = 0.05  # values that differ by a smaller share are level: runs on different days differ by 2 to 3%
 EQUAL, INDISTINGUISHABLE, UNRANKED = f"equal within {LEVEL:.0%}", "indistinguishable", "not ranked"
-# Words for lines that share a rank, the weakest last, and the preposition before another line; on a contended CPU
+# Words for lines that share a rank, and the preposition before another line; on a contended CPU
 # lines are not ranked.
 TIES = {EQUAL: "to", INDISTINGUISHABLE: "from", UNRANKED: "against"}
 DOUBTFUL = 0.5  # flagged values need a larger share to be ranked: an unsteady step took 36% longer in a second run
 _UNSURE = {FEW_SAMPLES, LOADED, UNSTEADY, *UNSTEADY_TIMES.values()}  # flags that make a value doubtful
-# Columns with the ends of an error bar: the first pair that a row has counts, as in points.js.
+# Columns with the ends of an error bar: the first pair that a row has counts.
 _BARS = (REPEAT_COLUMNS, ("latency_ms_low", "latency_ms_high"))
 _CASE_SETTINGS = ("size", "batch", "context", "dtype", "l2")  # lines that differ in one of these are not compared
 
@@ -157,24 +157,14 @@ class View:
         return [format_setting(self.catalogue.axis(name), value) for name, value in values.items()]
 
     def labels(self, lines: Sequence[Line], omitted: Collection[str] = ()) -> dict[str, str]:
-        """Return {name of the line: its shortest label that is unique among `lines`}.
+        """Return {name of the line: its short name if that is unique among `lines`, else its name}.
 
         omitted: parts of names to leave out, because the page's sentence states them already.
-        A label of settings alone begins with the system.
         """
-        names = [line.name.split(BETWEEN) for line in lines]
-        shared = set(names[0]).intersection(*names[1:]) if len(names) > 1 else set()
-        dropped = {*omitted, *shared}
-        kept = [[name[0]] if {*name[:2]} <= dropped else [] for name in names]
-        rests = [
-            BETWEEN.join([*system, *(part for part in name if part not in dropped)])
-            for system, name in zip(kept, names, strict=True)
-        ]
         shorts = [line.short for line in lines]
-        return {
-            line.name: next((own for own, all_ in ((short, shorts), (rest, rests)) if all_.count(own) == 1), line.name)
-            for line, short, rest in zip(lines, shorts, rests, strict=True)
-        }
+        longs = [BETWEEN.join(part for part in line.name.split(BETWEEN) if part not in omitted) for line in lines]
+        pairs = zip(lines, longs, strict=True)
+        return {line.name: line.short if shorts.count(line.short) == 1 else long for line, long in pairs}
 
     @property
     def axis(self) -> str:
@@ -188,13 +178,11 @@ class View:
 
     def points(self, line: Line) -> list[Point]:
         """Return the measured points of a line; cases without a result are left out."""
-        if line.name not in self._points:
-            self._points[line.name] = list(self._read(line))
         return self._points[line.name]
 
     @cached_property
     def _points(self) -> dict[str, list[Point]]:
-        return {}
+        return {line.name: list(self._read(line)) for line in self.figure.lines}
 
     def _read(self, line: Line) -> Iterator[Point]:
         x, y, scale = self.figure.x, self.figure.y, self.metric.scale

@@ -15,7 +15,6 @@ from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.profile import Kernel, Profile, short_name
 from harness.schema.record import Record
-from reports.page.part import is_of
 from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.diff import Diff
 from reports.profiles.drawing import NAMED, drawing, rates, unplaced
@@ -102,30 +101,27 @@ class ShownProfile:
         return sum(known) / self.profile.units / 1e3 if len(known) == len(lower_bounds) else None
 
 
-def section(
-    records: Sequence[Record], profiles: Collection[Profile], catalogue: Catalogue, systems: Sequence[str] = ()
-) -> Section | None:
-    """Return the section on the profiles of `systems`, or of all for (); None if none has a time.
+def section(records: Sequence[Record], profiles: Collection[Profile], catalogue: Catalogue) -> Section | None:
+    """Return the section on the profiles; None if none has a time.
 
     records: the run's records, from which measured peaks and recorded latencies come.
     """
     with_work = [profile for profile in profiles if profile.status == "ok" and profile.region_us]
-    good = [profile for profile in with_common_ceilings(with_work, records) if is_of(profile.case, systems)]
+    good = with_common_ceilings(with_work, records)
     if not good:
         return None
-    latencies = recorded([record for record in records if is_of(record.case, systems)])
+    latencies = recorded(records)
     groups = [(title, _shown(catalogue, group, latencies)) for title, group in _groups(good, latencies).items()]
     jinja = environment(PACKAGE)
     functions = (device_id_of, sentences, unplaced)
     jinja.globals.update({function.__name__: function for function in functions})
-    jinja.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     html = jinja.get_template("section.html.j2").render(
         groups=groups,
         parts=[ProfilePart(name, 0.0, 0) for name in LABELS],
         failed=[
             (each.case.label, each.reason or "nothing ran")
             for each in profiles
-            if is_of(each.case, systems) and each.status != "skipped" and not (each.status == "ok" and each.region_us)
+            if each.status != "skipped" and not (each.status == "ok" and each.region_us)
         ],
         bar=_BAR,
         has_ceilings=any(value for profile in good for value in profile.ceilings.values()),

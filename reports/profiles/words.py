@@ -10,7 +10,6 @@ from harness.schema.profile import Kernel, Profile, Region
 from harness.schema.reason import format_number
 from harness.schema.record import Record
 from reports.profiles.parts import GAPS, ceilings_of, is_fp32, parts, within_sentence
-from reports.words import with_sign
 
 HIGH = 0.6  # share of a peak from which the unit with that peak is the bottleneck
 AGREES = 0.03  # share of a record's latency within which a profile agrees with it
@@ -60,7 +59,7 @@ def agreement(region: Region, recorded: Recorded | None) -> str:
         return f"{said}; the run has no recorded latency of this case"
     off = region.unit_ms / recorded.ms - 1
     beyond = "" if abs(off) <= AGREES else f": not within {AGREES:.0%}"
-    by = "0.0%" if round(off, 3) == 0 else with_sign(off, 1)
+    by = "0.0%" if round(off, 3) == 0 else f"{off:+.1%}".replace("-", "−")
     return f"{said}, recorded {format_number(recorded.ms, 4)} ms ({by}{beyond})"
 
 

@@ -40,25 +40,28 @@ class Compared:
 
 def comparisons(entries: Sequence[Entry]) -> list[Compared]:
     """Return the comparisons for a site's runs, those of the newest runs first. entries: the runs, the newest first."""
-    timed = [entry for entry in entries if entry.mode == "measure" and entry.held.measured]
+    timed = [entry for entry in entries if entry.run.mode == "measure" and entry.held.measured]
     pairs = {(a.id, b.id): (a, b) for a, b in _pairs(timed)}
     return [Compared(a, b, compared(a.held, b.held), _profiles(a, b)) for a, b in pairs.values()]
 
 
 def _pairs(entries: Sequence[Entry]) -> Iterator[tuple[Entry, Entry]]:
     """Yield pairs (older, newer) by the module's rules. entries: the runs, the newest first."""
+    by_model: dict[str, list[Entry]] = {}
+    for entry in entries:
+        by_model.setdefault(entry.held.side.device, []).append(entry)
     for at, entry in enumerate(entries):
-        alike = [each for each in entries if each.devices == entry.devices and _share(entry, each)]
+        older = entries[at + 1 :]
+        alike = [each for each in by_model[entry.held.side.device] if _share(entry, each)]
         for newest in alike[:1]:
             if newest is not entry:
                 yield entry, newest
-        for before in [each for each in alike if each in entries[at + 1 :]][:1]:
+        for before in [each for each in alike if each in older][:1]:
             yield before, entry
-        models = dict.fromkeys(each.devices for each in entries if each.devices != entry.devices)
-        for model in models if alike[:1] == [entry] else ():
-            others = [each for each in entries if each.devices == model and _share(entry, each)]
-            if others and others[0] in entries[at + 1 :]:
-                yield others[0], entry
+        for model, own in by_model.items() if alike[:1] == [entry] else ():
+            newest_other = [each for each in own if _share(entry, each)][:1]
+            if model != entry.held.side.device and newest_other and newest_other[0] in older:
+                yield newest_other[0], entry
 
 
 def _profiles(a: Entry, b: Entry) -> Markup:

@@ -4,26 +4,24 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from harness.schema.catalogue import Catalogue
-from harness.schema.reason import format_number, printable, span
+from harness.schema.reason import format_number, printable
 from harness.schema.record import Record
 from harness.schema.run import Run
 from reports.compare.side import RunCases
-from reports.page.html import Around, render, run_title
+from reports.page.html import render, run_title
 from reports.page.lines import system_looks
 from reports.profiles.ceilings import common_ceilings
-from reports.profiles.section import Section, section
+from reports.profiles.section import section
 from reports.stats import frame
 from reports.tables import csv_text
-from reports.words import commit_name, format_setting
+from reports.words import format_setting
 
 PLOTLY = "assets/plotly.js"
 _SLUG_LIMIT = 48
@@ -33,37 +31,27 @@ _SLUG_LIMIT = 48
 class Entry:
     """A run as the site's index shows it, with its cases for comparisons (`held`).
 
-    day: the day of the first record. updated: the start of the last record. Both are in UTC, and "" without records.
+    updated: the start of the last record in UTC; "" without records.
     systems: (name, label, tone, marker) of each. result: a sentence on the first figure.
-    measured, cases, missing: the numbers of cases with a result, planned cases, and planned cases without a record.
+    profiles, measured, cases: the numbers of profiles, cases with a result, and planned cases.
     page: the path of the run's page in the site; "" without records.
     """
 
     run: Run
     held: RunCases
     id: str
-    name: str
-    day: str
     updated: str
-    devices: tuple[str, ...]
-    commits: tuple[str, ...]
     systems: tuple[tuple[str, str, int, str], ...]
     result: str
     note: str
     profiles: int
-    mode: str
     measured: int
     cases: int
-    missing: int
     page: str
 
     @property
-    def last_day(self) -> str:
-        return self.updated.partition("T")[0]
-
-    @property
-    def days(self) -> str:
-        return span(self.day, self.last_day)
+    def name(self) -> str:
+        return self.held.side.name
 
 
 def slug(name: str) -> str:
@@ -102,9 +90,13 @@ def files_of(run: Run, found: str) -> tuple[Entry, dict[str, str]]:
     table = frame(records, run.catalogue, common_ceilings(records, profiles)) if records else None
     files: dict[str, str] = {}
     if table is not None:
-        files = _downloads(table, records, found)
-        profiled = section(records, profiles, run.catalogue)
-        files[f"runs/{found}.html"] = _page(run, found, records, table, profiled)
+        title, profiled = run_title(run.folder.resolve().name, table), section(records, profiles, run.catalogue)
+        page = render(records, run.catalogue, title, profiled, table, run.missing(records), found)
+        files = {
+            f"runs/{found}.html": page,
+            f"downloads/{found}.csv": csv_text(table),
+            f"downloads/{found}.jsonl": "".join(f"{record.to_json()}\n" for record in records),
+        }
     return _entry(run, found, records, table, len(profiles)), files
 
 
@@ -122,30 +114,20 @@ def _digest(parts: list[str]) -> str:
 
 
 def _entry(run: Run, found: str, records: list[Record], table: pd.DataFrame | None, profiles: int) -> Entry:
-    asked = run.file.requests[-1] if run.file.requests else None
-    moments = sorted(when for record in records if (when := moment(record.started_at)))
-    places = [record.environment for record in records] or (
-        [dict(asked.machine, commit=asked.commit, dirty=asked.dirty)] if asked else []
-    )
+    moments = [when for record in records if (when := moment(record.started_at))]
     looks = {} if table is None else system_looks(table, run.catalogue)
     named = [(name, run.catalogue.system_label(name)) for name in dict.fromkeys(each.case.system for each in records)]
     return Entry(
         run=run,
         held=RunCases.of(run, records),
         id=found,
-        name=printable(run.folder.resolve().name),
-        day=moments[0].date().isoformat() if moments else "",
-        updated=moments[-1].isoformat(timespec="seconds") if moments else "",
-        devices=_distinct(each.get("device") for each in places),
-        commits=_distinct(commit_name(each) for each in places),
+        updated=max(moments).isoformat(timespec="seconds") if moments else "",
         systems=tuple((name, label, looks[name].tone, looks[name].marker) for name, label in named),
         result="" if table is None else _result(table, run.catalogue),
         note=note_of(run.folder),
         profiles=profiles,
-        mode=run.mode,
         measured=len({record.case.key for record in records if record.status == "ok"}),
         cases=sum(len(job.cases) for job in run.jobs),
-        missing=len(run.missing(records)),
         page="" if table is None else f"runs/{found}.html",
     )
 
@@ -168,26 +150,3 @@ def _result(table: pd.DataFrame, catalogue: Catalogue) -> str:
             unit = f" in {metric.unit}" if metric.unit else ""
             return printable(f"{where}, {metric.label[:1].lower()}{metric.label[1:]}{unit}: {', '.join(said)}")
     return ""
-
-
-def _distinct(values: Iterable[Any]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(str(value) for value in values if value))
-
-
-def _page(run: Run, found: str, records: list[Record], table: pd.DataFrame, profiled: Section | None) -> str:
-    around = Around(
-        plotly=f"../{PLOTLY}",
-        links=(("All runs", "../index.html"), ("Comparisons", f"../index.html#{found}")),
-        downloads=(
-            ("Table (CSV)", f"../downloads/{found}.csv"),
-            ("Records (JSON lines)", f"../downloads/{found}.jsonl"),
-        ),
-    )
-    title = run_title(run.folder.resolve().name, table)
-    missing = run.missing(records)
-    return render(records, run.catalogue, title, profiled, around, table, missing)
-
-
-def _downloads(table: pd.DataFrame, records: Iterable[Record], found: str) -> dict[str, str]:
-    lines = "".join(f"{record.to_json()}\n" for record in records)
-    return {f"downloads/{found}.csv": csv_text(table), f"downloads/{found}.jsonl": lines}

@@ -45,7 +45,7 @@ def histories(entries: Sequence[Entry]) -> list[History]:
         for key, side in entry.held.cases.items():
             at = moment(side.started_at)
             if side.medians and at:
-                found.setdefault(side.system, {}).setdefault(key, []).append((at, entry.id, side))
+                found.setdefault(side.case.system, {}).setdefault(key, []).append((at, entry.id, side))
     return [
         History(
             name,
@@ -73,10 +73,10 @@ def _case(points: Sequence[Point]) -> dict[str, Any]:
     for point in sorted(points, key=lambda point: point[:2]):
         lines.setdefault(_machine(point[2]), []).append(point)
     return {
-        "key": side.key,
+        "key": side.case.key,
         "label": side.label,
-        "name": side.label.replace(f" {side.phase} B={side.batch}", "", 1),
-        "group": f"{side.phase}, batch {side.batch}",
+        "name": side.label.replace(f" {side.case.phase} B={side.case.batch}", "", 1),
+        "group": f"{side.case.phase}, batch {side.case.batch}",
         "unit": "ms per token" if is_by_token else "ms",
         "lines": [_line(machine, lines[machine], is_by_token) for machine in sorted(lines)],
     }

@@ -6,16 +6,13 @@ from typing import Any
 
 from jinja2 import Environment
 
-from harness.schema.reason import span
 from reports.compare import views
-from reports.page.embedding import embedded_json
 from reports.page.html import PACKAGE as PAGE
 from reports.profiles.section import style as profile_style
 from reports.resources import environment, source
 from reports.site.compared import Compared
 from reports.site.entry import PLOTLY, Entry
 from reports.site.history import History
-from reports.words import commit_words
 
 PACKAGE = "reports.site"
 
@@ -45,15 +42,11 @@ def _drawn(template: str, up: str = "", **values: Any) -> str:
 
 
 def _index(entries: Sequence[Entry], histories: Sequence[History], comparisons: Sequence[Compared]) -> str:
-    days = sorted(day for entry in entries for day in (entry.day, entry.last_day) if day)
     return _drawn(
         "index.html.j2",
         entries=entries,
         histories=histories,
         comparisons={entry.id: [each for each in comparisons if each.b is entry] for entry in entries},
-        span=span(days[0], days[-1]) if days else "",
-        devices=sorted({device for entry in entries for device in entry.devices}),
-        short=short,
     )
 
 
@@ -66,10 +59,4 @@ def _compared(each: Compared) -> str:
 def _over_time(history: History, entries: Sequence[Entry]) -> str:
     names = {entry.id: entry.name for entry in entries if entry.id in history.runs}
     data = {"tone": history.tone, "marker": history.marker, "cases": history.cases, "names": names}
-    return _drawn("history.html.j2", up="../", history=history, data=embedded_json(data))
-
-
-def short(entry: Entry) -> str:
-    """Return the run's commit in a few words, with the number of further commits."""
-    first = commit_words(entry.commits[0]) if entry.commits else "not recorded"
-    return f"commit {first} and {len(entry.commits) - 1} more" if len(entry.commits) > 1 else f"commit {first}"
+    return _drawn("history.html.j2", up="../", history=history, data=data)

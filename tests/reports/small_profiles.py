@@ -41,5 +41,5 @@ def run_with(folder: Path, *profiles: Profile) -> Run:
     return run
 
 
-def section_of(run: Run, *systems: str) -> Section | None:
-    return section(run.records(), run.profiles().values(), run.catalogue, systems)
+def section_of(run: Run) -> Section | None:
+    return section(run.records(), run.profiles().values(), run.catalogue)

@@ -57,12 +57,6 @@ def test_lower_bounds_are_explained_where_there_are_ceilings(
     assert ("on a GPU of this model" in found.html) is told
 
 
-def test_the_section_of_some_systems_has_their_profiles_alone(tmp_path: Path) -> None:
-    run = run_with(tmp_path, profile(case()), profile(case("mamba")))
-    assert section_of(run, "ttt").anchors == {case().key: f"profile-{case().key}"}
-    assert section_of(run, "none") is None
-
-
 def test_a_step_of_fewer_sequences_is_not_compared_with_those_of_all(tmp_path: Path) -> None:
     held = replace(case(batch=16), phase="generate")
     generated = [replace(profile(each), case=each) for each in (held, replace(held, system="mamba"))]

@@ -1,25 +1,17 @@
-"""Are equal environments shown once, with the range of readings?"""
+"""Are equal environments and settings shown once, and those that differ by machine or backend?"""
+
+import synthetic_records as synthetic
 
 from harness.schema.case import Case
 from harness.schema.record import Record
 from reports.machines import machines
+from reports.page.html import render
+
+CASE = Case("mamba", "torch", "125m", "generate", 1, 0)
 
 
-def record(system="mamba", **environment):
-    case = Case(system, "torch", "125m", "generate", 1, 0)
-    return Record(case, "skipped", "not here", environment=environment)
-
-
-def test_readings_span_all_records_of_a_machine():
-    hot = {"sm_clock_mhz": 1700, "throttle_reasons": ["heat"]}
-    warm = {"before": {"sm_clock_mhz": 1980, "throttle_reasons": []}, "after": hot}
-    cool = {"before": {"sm_clock_mhz": 1800, "throttle_reasons": []}, "after": {"sm_clock_mhz": None}}
-    [machine] = machines(
-        [record(gpu=warm, cpu={"others_share": 0.2}), record("ttt-mlp", gpu=cool, cpu={"others_share": 0.8})]
-    ).hardware
-    others = {"cpu others share": "0.2 to 0.8"}
-    assert machine.readings == others | {"gpu sm clock": "1700 MHz to 1980 MHz", "gpu throttle reasons": "heat"}
-    assert (machine.records, machine.systems) == (2, [("mamba", "torch"), ("ttt-mlp", "torch")])
+def record(settings=None, **environment):
+    return Record(CASE, "skipped", "not here", settings=settings or {}, environment=environment)
 
 
 def test_common_facts_stand_once_and_a_machine_names_only_what_differs():
@@ -30,15 +22,16 @@ def test_common_facts_stand_once_and_a_machine_names_only_what_differs():
         ]
     )
     assert found.common == {"gpu": {"name": "H100"}, "software": {"numpy": "2.3"}}
-    assert [(machine.facts, machine.records) for machine in found.hardware] == [
-        ({"device id": "a"}, 2),
-        ({"device id": "b"}, 1),
-    ]
-    assert [(machine.facts, machine.records) for machine in found.software] == [
-        ({"torch": "2.9"}, 1),
-        ({"torch": "2.10"}, 2),
-    ]
+    assert found.hardware == [({"device id": "a"}, 2), ({"device id": "b"}, 1)]
+    assert found.backends == {("mamba", "torch"): {"torch": "2.9 or 2.10"}}
     assert found.versions == {"torch": "2.9 · 2.10"}
+
+
+def test_a_reading_makes_no_machine():
+    hot, cool = ({"name": "H100", "before": {"sm_clock_mhz": clock}} for clock in (1700, 1980))
+    found = machines([record(gpu=hot, cpu={"others_share": 0.2}), record(gpu=cool, cpu={"others_share": 0.8})])
+    assert found.hardware == [({}, 2)]
+    assert found.common == {"gpu": {"name": "H100"}}
 
 
 def test_a_random_name_makes_no_machine():
@@ -47,14 +40,14 @@ def test_a_random_name_makes_no_machine():
         for at in "ab"
     ]
     found = machines(named)
-    assert [machine.records for machine in found.hardware] == [2]
+    assert found.hardware == [({}, 2)]
     assert found.common == {"variables": {"OMP NUM THREADS": "2"}}
 
 
 def test_a_package_that_some_records_lack_is_common_to_those_that_have_it():
     found = machines([record(software={"torch": "2.9", **each}) for each in ({"vllm": "0.22"}, {})])
     assert found.common["software"] == {"torch": "2.9", "vllm": "0.22"}
-    assert len(found.software) == 1
+    assert found.backends == {}
 
 
 def test_facts_carry_units_and_lists():
@@ -66,3 +59,16 @@ def test_facts_carry_units_and_lists():
 
 def test_records_without_environment_are_left_out():
     assert machines([record()]).hardware == []
+
+
+def test_a_backend_has_its_settings_once_and_many_values_are_counted():
+    records = [record({"split": str(at), "largest_graph": ("512", "8192")[at % 2], "checked": "64"}) for at in range(4)]
+    found = machines([*records, record()])
+    assert found.backends == {("mamba", "torch"): {"split": "4 values, by the case", "largest graph": "512 or 8192"}}
+
+
+def test_a_page_has_the_settings():
+    made = synthetic.of_suite("fig15-forward", synthetic.ok(CASE, 3.0, settings={"attention": "<b>fast</b>"}))
+    assert "attention <b>&lt;b&gt;fast&lt;/b&gt;</b>" in render(made.records, made.catalogue)
+    bare = synthetic.of_suite("fig15-forward", synthetic.ok(CASE, 3.0))
+    assert "Settings of each backend" not in render(bare.records, bare.catalogue)

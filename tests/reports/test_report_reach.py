@@ -52,7 +52,7 @@ def test_keyboard_and_tap_describe_points(paper):
     assert readout.inner_text().startswith(
         "TTT-Linear · ThunderKittens · Context length (tokens): 1k · Latency per token"
     )
-    assert "within one process · 30 samples" in readout.inner_text()
+    assert "] · 30 samples" in readout.inner_text()
     paper.locator("#figure-0 .hoverlayer", has_text="TTT-Linear").wait_for()  # Plotly draws it later
     for _ in range(6):
         paper.keyboard.press("ArrowRight")

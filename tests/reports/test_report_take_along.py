@@ -88,7 +88,7 @@ def test_a_picture_for_a_paper_is_white_without_title_and_caption(browser, saved
         page.get_by_label("width of downloads").select_option(inches)
         text = file_of(page, "SVG").decode()
         words = re.findall(r">([^<>]+)<", text)
-        assert {"TTT-Linear", "Latency per token (µs)"} <= {word.split(" · ")[0] for word in words}
+        assert {"TTT-Linear", "Latency per token (µs)"} <= {word.split(" · ")[0].strip() for word in words}
         assert not [word for word in words if "fastest" in word or "Batch 16" in word]
         assert f'width="{inches}in"' in text
         assert "background: rgb(255, 255, 255)" in text or "fill: rgb(255, 255, 255)" in text
