@@ -10,11 +10,10 @@ from bench.request import RunRequest
 from bench.terminal import note
 from harness.measure.environment import refusal_of_git
 from harness.quality import disturbed
-from harness.schema import claims
 from harness.schema.run import Run
 from harness.schema.run_file import PastRequest, RunFile
 from harness.workers.scheduler import Retry, not_ok
-from harness.workers.slurm import refuse_submitted
+from harness.workers.slurm import JOB, refuse_submitted
 
 
 def resumed(request: RunRequest, out: Path) -> Run | None:
@@ -70,7 +69,7 @@ def extended(work: Plan, out: Path) -> Run:
     """Add the plan to the run in `out` and return the run; RunError if it is in use."""
     with Run.open(out).held():
         current = Run.open(out)  # opened again: another process may have extended it before the lock
-        claims.forget(out, claims.SUBMISSION)
+        (out / JOB).unlink(missing_ok=True)
         current.extend(work.jobs, work.catalogue, request_of(work))
     return current
 

@@ -14,8 +14,6 @@ from bench.run_folder import open_run, resumed, retry_of
 from bench.terminal import note
 from harness.measure.environment import snapshot
 from harness.measure.nvml import visible_gpus
-from harness.schema import claims
-from harness.schema.claims import Holder
 from harness.schema.files import read_regular, refusing, write_atomically
 from harness.schema.reason import counted
 from harness.schema.run import Run
@@ -47,7 +45,8 @@ def submit(request: RunRequest, out: Path) -> None:
             array = slurm.submit(str(out / SCRIPT))
         except slurm.SlurmError as error:
             raise UserError(f"{error}; the run is planned; to submit it: {request.to_continue(out)}") from None
-        claims.note(out, claims.SUBMISSION, Holder.here(array))
+        with refusing(out, "written", RunError):
+            write_atomically(out / slurm.JOB, array)
     note(*work.notes)
     jobs = counted(len(work.jobs), "job")
     print(

@@ -3,7 +3,6 @@
 FOLDER/run.json                      planned cases, requests, catalogue
 FOLDER/records/SYSTEM-BACKEND.jsonl  records of one job; one process at a time appends to it
 FOLDER/profiles/KEY.json             profile of a case
-FOLDER/claims/                       locks of a run in progress
 """
 
 import fcntl
@@ -15,16 +14,15 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from harness.schema import claims
 from harness.schema.case import Case, Mode
 from harness.schema.catalogue import Catalogue
-from harness.schema.claims import Holder
 from harness.schema.files import listed, refusing
 from harness.schema.profile import Profile, profile_path, read_profile
 from harness.schema.record import Record, RecordFile
 from harness.schema.run_file import FILE, Job, PastRequest, RunError, RunFile, read_run_file, write_run_file
 
-_OURS = ("records", "profiles", "claims")  # allowed in a folder without a run.json
+_OURS = ("records", "profiles")  # allowed in a folder without a run.json
+_STATUS_S = 0.5  # how long a run waits for `ttt-bench status`, which locks it for a moment
 _SUBMIT_S = 60.0  # how long a Slurm task waits for the process that submits it to unlock the run
 
 
@@ -181,18 +179,22 @@ class Run:
         try:
             if shared:
                 self._lock(descriptor, fcntl.LOCK_SH, _SUBMIT_S)
-                yield
             else:
-                self._lock(descriptor, fcntl.LOCK_EX, 0)
-                claims.note(self.folder, claims.PROCESS, Holder.here())
-                try:
-                    yield
-                finally:
-                    claims.forget(self.folder, claims.PROCESS)
+                self._lock(descriptor, fcntl.LOCK_EX, _STATUS_S)
+            yield
         finally:
             with suppress(OSError):  # a file system without locks
                 fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child's copy of the descriptor would keep the lock
             os.close(descriptor)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a process works on the run; unknown, and False, on a file system without locks."""
+        try:
+            with self.held():
+                return False
+        except RunError:
+            return True
 
     def _lock(self, descriptor: int, kind: int, patience_s: float) -> None:
         deadline = time.monotonic() + patience_s
@@ -202,11 +204,8 @@ class Run:
                 return
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    names = (claims.PROCESS, claims.SUBMISSION)
-                    by = next(filter(None, (claims.noted(self.folder, name) for name in names)), None)
                     raise RunError(
-                        f"{self.folder}: another run is writing to it{f' ({by})' if by else ''}; "
-                        "wait for it or name another folder"
+                        f"{self.folder}: another run is writing to it; wait for it or name another folder"
                     ) from None
             except OSError:  # a file system without locks: better an unguarded run than none
                 return
