@@ -3,7 +3,6 @@
 `load` reads a folder in Hugging Face's layout; `load_weights` takes the configuration from its caller.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,7 +87,7 @@ def _entries(folder: Path) -> dict[str, _Entry]:
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
     try:
-        os.close(open_regular(file))
+        open_regular(file).close()
         with safe_open(file, framework="pt") as opened:
             yield opened
     except (SafetensorError, OSError, UnicodeError) as error:

@@ -82,7 +82,7 @@ def read_arrays(file: Path) -> Iterator[tuple[tuple[str, ...], Tensor]]:
     import msgpack
 
     try:
-        with refusing(file, "read", CheckpointError), os.fdopen(open_regular(file), "rb") as opened:
+        with refusing(file, "read", CheckpointError), open_regular(file) as opened:
             unpacker, end = msgpack.Unpacker(opened, max_buffer_size=0), 0
             for path, packed in unpacker:
                 end = unpacker.tell()

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, TypeA
 from pydantic.dataclasses import dataclass
 
 from harness.schema.case import Case, one_of
-from harness.schema.files import open_regular, read_regular, refusing
+from harness.schema.files import read_regular, refusing
 from harness.schema.reason import clipped, invalid, printable
 
 SCHEMA_VERSION = 4  # of records
@@ -149,34 +149,26 @@ class Record:
 _ADAPTER: TypeAdapter[Record] = TypeAdapter(Record)
 
 
+@dataclass(frozen=True)
 class RecordFile:
     """A file of records, a line of JSON each; only the process with the run's lock appends.
 
     An incomplete last line, left by a killed writer, is ignored by `read` and removed by `append`.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+    path: Path
 
     def append(self, record: Record) -> None:
         """Append a record as one line and wait until it is on disk, or raise RecordError."""
         with refusing(self.path, "written", RecordError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Not O_APPEND: a failed write is undone by truncating the file.
-            fd = open_regular(self.path, os.O_RDWR | os.O_CREAT)
-            try:
-                content = os.pread(fd, os.fstat(fd).st_size, 0)
-                complete = _complete(content)
-                os.ftruncate(fd, min(len(complete), len(content)))
-                end = os.lseek(fd, 0, os.SEEK_END)
-                try:
-                    _write_all(fd, complete[end:] + record.to_json().encode() + b"\n")
-                    os.fsync(fd)
-                except BaseException:
-                    os.ftruncate(fd, end)
-                    raise
-            finally:
-                os.close(fd)
+            content = read_regular(self.path) if self.path.exists() else b""
+            complete = _complete(content)
+            with self.path.open("ab") as file:
+                file.truncate(min(len(complete), len(content)))
+                file.write(complete[len(content) :] + record.to_json().encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
 
     def read(self) -> list[Record]:
         """Return all records in file order; [] if the file is missing.
@@ -210,8 +202,3 @@ def _parse(where: str, line: bytes) -> Record:
     except RecordError as error:
         advice = "; delete that line, and `run --resume` measures its case again" if "not JSON" in str(error) else ""
         raise RecordError(f"{where}: {error}{advice}") from None
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(fd, data) :]
