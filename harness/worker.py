@@ -46,7 +46,7 @@ def answer(system: SystemAdapter | None, request: dict[str, Any]) -> dict[str, A
         return _probe(system)
     if request["do"] == "case":
         return _case(system, request)
-    raise ValueError(f"request {request['do']!r}: must be probe, case or stop")
+    raise ValueError(f"request {request['do']!r}: must be probe or case")
 
 
 def _probe(system: SystemAdapter) -> dict[str, Any]:
@@ -68,15 +68,12 @@ def _case(system: SystemAdapter, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    """Answer requests until the request "stop" or the end of stdin."""
+    """Answer requests until the end of stdin."""
     this_process = os.getpid()
     requests, answers = _claim_pipes()
     system = load(arguments[0]) if arguments else None  # without one, requests name it
     for line in requests:
-        request = json.loads(line)
-        if request["do"] == "stop":
-            break
-        data = line_of(answer(system, request))
+        data = line_of(answer(system, json.loads(line)))
         if os.getpid() != this_process:
             os._exit(1)  # a child that the case forked; its parent answers
         answers.write(data)

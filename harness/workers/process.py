@@ -5,7 +5,6 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,7 @@ from harness.workers.protocol import Probe, WorkerLost, answer_in, line_of
 _STOP_S = 10.0  # until a stopping worker is killed; engines shut down slowly
 _KILL_S = 25.0
 _POLL_S = 0.1
-_TAIL_BYTES = 1 << 16
+_PIPE_BYTES = 1 << 16  # a pipe's capacity, and how much of the end of stderr is kept
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -99,7 +98,6 @@ class WorkerProcess:
     ) -> None:
         self.launch = launch
         self.found: Probe | None = None
-        self.error_line = ""  # last line of stderr of the last stopped worker
         self._start_s, self._stopped = start_s, stopped
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -167,26 +165,23 @@ class WorkerProcess:
         return answer
 
     def _start(self) -> subprocess.Popen[bytes]:
-        self._buffer, self._answered_at = bytearray(), 0
-        try:
-            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `kill`
-        except OSError as error:
-            raise WorkerLost("failed", f"no temporary file could be made: {error.strerror or error}") from None
+        self._buffer, self._errors = bytearray(), b""
         launch = self.launch
         command = [*launch.command, "-m", "harness.worker", *([launch.entry] if launch.entry else [])]
         # Two wardens: each kills the descendants if the other is killed.
         guard = [sys.executable, "-I", "-S", warden.__file__] * 2 if sys.platform == "linux" else []
         try:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [*guard, *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._stderr,
+                stderr=subprocess.PIPE,
                 env=_environment(launch),
                 start_new_session=True,
             )
+            self._open = [pipe for pipe in (process.stdout, process.stderr) if pipe]  # until the worker closes them
+            return process
         except (OSError, ValueError) as error:
-            self._stderr.close()
             why = getattr(error, "strerror", None) or error
             raise WorkerLost("failed", sentence(f"{launch.command[0]} could not be started: {why}")) from None
 
@@ -194,27 +189,24 @@ class WorkerProcess:
         process = self._process = self._process or self._start()
         deadline = time.monotonic() + limit_s
         self._send(process, request)
-        while True:
-            answer = answer_in(self._buffer)
-            if answer is not None:
-                self._answered_at = os.fstat(self._stderr.fileno()).st_size
-                return answer
+        while (answer := answer_in(self._buffer)) is None:
             if self._stopped():
                 raise Stopped
             if time.monotonic() >= deadline:
                 raise WorkerLost("timeout", self._with_error_line(f"no answer within {limit_s:g} s"))
-            self._receive(process, deadline)
+            if not self._read(process, max(0.0, min(_POLL_S, deadline - time.monotonic()))):
+                raise self._death(process)
+        self._read(process, 0.0)  # what the case wrote to stderr
+        self._errors = b""
+        return answer
 
     def stop(self, limit_s: float = _STOP_S) -> int | None:
-        """Request the worker to end; return its exit status, None if killed, 0 without a worker."""
+        """End the worker's input, so that it ends; return its exit status, None if killed, 0 without a worker."""
         if (process := self._process) is None:
             return 0
-        status = None
-        with suppress(WorkerLost):  # it has ended already
-            self._send(process, {"do": "stop"})
-        with suppress(subprocess.TimeoutExpired):
-            status = process.wait(limit_s)
-        self.error_line = self._error_line()
+        assert process.stdin is not None
+        process.stdin.close()
+        status = self._status(process, limit_s)
         self.kill()
         return status
 
@@ -229,10 +221,9 @@ class WorkerProcess:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         self._process = None
-        for pipe in (process.stdin, process.stdout, self._stderr):
-            with suppress(OSError):  # unwritten data for a dead worker
-                if pipe is not None:
-                    pipe.close()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
 
     def _send(self, process: subprocess.Popen[bytes], request: Mapping[str, Any]) -> None:
         assert process.stdin is not None
@@ -241,39 +232,49 @@ class WorkerProcess:
         except OSError:
             raise self._death(process) from None
 
-    def _receive(self, process: subprocess.Popen[bytes], deadline: float) -> None:
-        assert process.stdout is not None
-        pipe = process.stdout.fileno()
-        wait_s = max(0.0, min(_POLL_S, deadline - time.monotonic()))
-        readable, _, _ = select.select([pipe], [], [], wait_s)
-        data = os.read(pipe, 1 << 16) if readable else b""
-        self._buffer += data
-        # A child of a dead worker may hold the pipe open.
-        if not data and (readable or process.poll() is not None):
-            raise self._death(process)
+    def _read(self, process: subprocess.Popen[bytes], wait_s: float) -> bool:
+        """Read what the worker writes within `wait_s` seconds; return whether it can still answer."""
+        ended = process.poll() is not None  # a child of a dead worker may hold its pipes open
+        readable, _, _ = select.select(self._open, [], [], wait_s)
+        for pipe in readable:
+            data = os.read(pipe.fileno(), _PIPE_BYTES)
+            if not data:
+                self._open.remove(pipe)
+            elif pipe is process.stdout:
+                self._buffer += data
+            else:
+                self._errors = (self._errors + data)[-_PIPE_BYTES:]
+        return process.stdout in (readable if ended else self._open)
+
+    def _status(self, process: subprocess.Popen[bytes], limit_s: float) -> int | None:
+        """Return the exit status of a worker that ends within `limit_s` seconds, otherwise None."""
+        deadline = time.monotonic() + limit_s
+        while self._open and process.poll() is None and time.monotonic() < deadline:
+            self._read(process, _POLL_S)  # a full pipe would hold it up
+        self._read(process, 0.0)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+        return process.returncode
 
     def _death(self, process: subprocess.Popen[bytes]) -> WorkerLost:
-        try:
-            code = process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
+        code = self._status(process, _STOP_S)
+        if code is None:
             return WorkerLost("failed", self._with_error_line("the worker closed its output"))
         if code == warden.NOT_STARTED:
-            return WorkerLost("failed", self._error_line() or "the worker could not be started")
+            return WorkerLost("failed", self.error_line or "the worker could not be started")
         if name := signal_of(code):
             hint = " (by a user, or by the system for lack of memory)" if name == "SIGKILL" else ""
             return WorkerLost("killed", self._with_error_line(f"the worker was killed by {name}{hint}"))
         return WorkerLost("failed", self._with_error_line(f"the worker exited with status {code}"))
 
     def _with_error_line(self, what: str) -> str:
-        words = self._error_line()
+        words = self.error_line
         return sentence(f"{what}; its last error output: {words}" if words else what)
 
-    def _error_line(self) -> str:
-        """Return the line of stderr since the last answer that names an error."""
-        descriptor = self._stderr.fileno()
-        size = os.fstat(descriptor).st_size
-        start = max(self._answered_at, size - _TAIL_BYTES)
-        return error_line(os.pread(descriptor, size - start, start).decode(errors="replace"))
+    @property
+    def error_line(self) -> str:
+        """The last line of stderr since the last answer that names an error."""
+        return error_line(self._errors.decode(errors="replace"))
 
 
 def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[Probe]:

@@ -7,10 +7,9 @@
                       -> {"record": {...}, "healthy": bool, "profile": {}}, or {"fresh": true}
     the same with "mode": "profile" and "profiler": {"tool": ...}
                       -> "profile" has fields of a `Profile`
-    {"do": "stop"}    -> the process ends, as at the end of its input
 
-A request can name another adapter as "entry". "healthy" is false if the process must not run another case.
-"fresh" is true if the case needs a new process, and has not run.
+A worker ends at the end of its input. A request can name another adapter as "entry". "healthy" is false if the process
+must not run another case. "fresh" is true if the case needs a new process, and has not run.
 """
 
 import json

@@ -1,5 +1,6 @@
 """Adapters that behave as a case's option `do` requests, without torch."""
 
+import atexit
 import os
 import signal
 import sys
@@ -136,6 +137,11 @@ class DiesInRun(Fake):
         workload = super().build(case)
         workload.run = lambda: (_die_while_it_is_time(), spin())
         return workload
+
+
+class LoudAtItsEnd(Fake):
+    def __init__(self) -> None:
+        atexit.register(lambda: print("x\n" * (1 << 20) + "EngineError: the last line", file=sys.stderr))
 
 
 class NotesItsProcess(Fake):
