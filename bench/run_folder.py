@@ -1,7 +1,6 @@
 """Create the run folder of a command, or open the run that it continues."""
 
 import math
-from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.errors import UserError
@@ -10,6 +9,7 @@ from bench.request import RunRequest
 from bench.terminal import note
 from harness.measure.environment import refusal_of_git
 from harness.quality import disturbed
+from harness.schema.record import utc_now
 from harness.schema.run import Run
 from harness.schema.run_file import PastRequest, RunFile
 from harness.workers.scheduler import Retry, not_ok
@@ -60,9 +60,8 @@ def request_of(work: Plan) -> PastRequest:
     """Return the plan's request as run.json stores it, with time, commit and machine."""
     machine, published = work.machine, work.request.published()
     constant = {name: machine.get(name) for name in ("device", "device_kind", "gpu", "cpu", "software")}
-    at = datetime.now(UTC).isoformat(timespec="seconds")
     typed = published.model_dump(mode="json", exclude_defaults=True)
-    return PastRequest(at, tuple(published.words()), machine["commit"], machine["dirty"], constant, typed)
+    return PastRequest(utc_now(), tuple(published.words()), machine["commit"], machine["dirty"], constant, typed)
 
 
 def extended(work: Plan, out: Path) -> Run:

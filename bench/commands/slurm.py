@@ -22,7 +22,7 @@ from harness.workers import slurm
 from harness.workers.pool import slots_of
 from harness.workers.process import path_of_code
 from harness.workers.progress import Progress
-from harness.workers.scheduler import Options, Todo
+from harness.workers.scheduler import Options, unfinished
 
 SCRIPT, KEYS = "slurm.sbatch", "slurm.keys"
 
@@ -76,8 +76,8 @@ def _command(request: RunRequest, out: Path) -> list[str]:
 def _unfinished(run: Run, work: Plan, request: RunRequest) -> set[str]:
     """Return the keys of cases to run, so that tasks share only jobs with such cases."""
     retry, jobs = retry_of(run, request.retry), work.requested(run.jobs)
-    todo = [Todo.of(run, job, repeat, retry) for job in jobs for repeat in range(run.file.repeats)]
-    return {planned.case.key for each in todo for planned in each.pending}
+    todo = [unfinished(run, job, repeat, retry) for job in jobs for repeat in range(run.file.repeats)]
+    return {planned.case.key for cases in todo for planned in cases}
 
 
 def work(out: Path, keys: Path, checkpoint: Path | None) -> None:

@@ -6,7 +6,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
@@ -38,7 +37,7 @@ from harness.measure.timer import (
 from harness.schema.case import Case, Mode
 from harness.schema.policy import Policy
 from harness.schema.reason import of_exception, raised_at, sentence
-from harness.schema.record import Record
+from harness.schema.record import Record, utc_now
 
 NO_REFERENCE = "the system has no reference to be verified against"
 
@@ -72,7 +71,7 @@ class CaseRun:
 
     def record(self, system: SystemAdapter) -> Record:
         """Run the case and return its record; only NeedsFreshProcess is raised."""
-        started_at, start, before = datetime.now(UTC), time.monotonic(), snapshot()
+        started_at, start, before = utc_now(), time.monotonic(), snapshot()
         settings = process_settings()
         self._guarded(system)
         if not self._owns_process:
@@ -83,7 +82,7 @@ class CaseRun:
             **self._known,
             check=self._checks.to_dict() if self._checks else None,
             environment=environment | {"software": environment["software"] | versions_of(system.packages)},
-            started_at=started_at.isoformat(timespec="seconds"),
+            started_at=started_at,
             wall_s=time.monotonic() - start,
         )
 

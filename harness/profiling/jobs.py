@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 from harness.measure.environment import around, snapshot
@@ -16,7 +15,7 @@ from harness.profiling.tools.choice import Tools
 from harness.profiling.under_profiler import ToolLost, UnderProfiler
 from harness.schema.profile import Counters, Profile, ProfileError, profile_path, read_profile, write_profile
 from harness.schema.reason import sentence
-from harness.schema.record import Record
+from harness.schema.record import Record, utc_now
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Pair, Planned
 from harness.workers.pool import on_free_slots
@@ -125,7 +124,7 @@ class JobProfiler:
             self.profiler.on_profile(found[key])
 
     def _with_times(self, planned: Planned) -> Profile:
-        start, started_at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
+        start, started_at = time.monotonic(), utc_now()
         record = None
         if reason := self.profiler.skip(planned):
             profile = Profile(case=planned.case, status="skipped", reason=reason, started_at=started_at)

@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -23,6 +24,11 @@ MESSAGE_LIMIT = 5000  # characters; paths alone may have 4096
 STATUSES = ("ok", "incorrect", "failed", "killed", "unstarted", "timeout", "oom", "skipped")
 _LINE_START = b'{"schema":'
 T = TypeVar("T")
+
+
+def utc_now() -> str:
+    """Return the time in UTC as records store it: `2026-01-31T12:00:00+00:00`."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 class RecordError(ValueError):

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 
 from harness.schema.case import Case, Mode
@@ -108,7 +107,6 @@ class Run:
             catalogue=self.catalogue.merged(catalogue),
             requests=(*self.file.requests, request),
         )
-        self.__dict__.pop("_planned", None)
         self.save()
 
     def record_file(self, job: Job) -> RecordFile:
@@ -116,24 +114,15 @@ class Run:
         return RecordFile(self.folder / "records" / f"{job.name}.jsonl")
 
     def job_records(self, job: Job) -> list[Record]:
-        """Return a job's records in file order; RunError if one belongs to another job."""
+        """Return a job's records in file order; RunError if the run has not planned one of them."""
         file = self.record_file(job)
         records = file.read()
+        planned = {planned.case.key for each in self.jobs if each.pair == job.pair for planned in each.cases}
         for number, record in enumerate(records, start=1):
-            if why := self.foreign(record, job):
-                raise RunError(f"{file.path}, line {number}: {why}")
+            if record.case.key not in planned or record.repeat >= self.file.repeats:
+                what = f"repeat {record.repeat} of {record.case.label}"
+                raise RunError(f"{file.path}, line {number}: {what} is not one of the job {job.name}")
         return records
-
-    def foreign(self, record: Record, job: Job) -> str:
-        """Return why a record cannot belong to this job of this run; "" if it can."""
-        if record.case.key not in self._planned.get(job.name, set()):
-            return f"the case {record.case.label} is not one of the job {job.name}"
-        if record.repeat >= self.file.repeats:
-            return f"repeat {record.repeat} of a run of {self.file.repeats}"
-        timed = self.mode == "measure"
-        if record.status == "ok" and timed != bool(record.samples_ms):
-            return f"status 'ok' {'without' if timed else 'with'} samples in a run of mode {self.mode!r}"
-        return ""
 
     def records(self) -> list[Record]:
         """Return the last record of each case and repeat, in the order of the plan.
@@ -163,10 +152,6 @@ class Run:
             raise RunError(f"{folder / min(stray)}.json: belongs to no case of the run")
         paths = {key: profile_path(self.folder, key) for key in planned}
         return {key: read_profile(path) for key, path in paths.items() if path.exists()}
-
-    @cached_property
-    def _planned(self) -> dict[str, set[str]]:
-        return {job.name: {planned.case.key for planned in job.cases} for job in self.jobs}
 
     @contextmanager
     def held(self, shared: bool = False) -> Iterator[None]:

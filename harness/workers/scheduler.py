@@ -6,14 +6,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from math import ceil
 from typing import Any
 
 from harness.measure.environment import against_lock, around, commit_and_dirty, snapshot
 from harness.measure.nvml import VARIABLE as GPU_VARIABLE
 from harness.schema.reason import of_exception
-from harness.schema.record import Record
+from harness.schema.record import Record, utc_now
 from harness.schema.run import Run, latest
 from harness.schema.run_file import Job, Pair, Planned
 from harness.workers.pool import on_free_slots
@@ -28,10 +27,6 @@ SkipReason = Callable[[Planned, Sequence[Record]], str]
 def not_ok(record: Record) -> bool:
     """As `Options.retry`, measure cases again whose status is not "ok"."""
     return record.status != "ok"
-
-
-class Terminated(KeyboardInterrupt):
-    """Raised by SIGTERM or SIGHUP, to end a run as Ctrl-C does."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +79,7 @@ def run_jobs(
     shared: whether this process is a Slurm task, which shares the run; otherwise it locks the run.
     Raises RecordError for an unusable file, RunError if a GPU does not answer any more, ValueError for a job without
     a launch.
-    A KeyboardInterrupt (for SIGTERM, `Terminated`) passes through after the workers are killed.
+    A KeyboardInterrupt (also for SIGTERM and SIGHUP) passes through after the workers are killed.
     """
     jobs = run.jobs if options.jobs is None else options.jobs
     for job in jobs:
@@ -92,43 +87,29 @@ def run_jobs(
             known = ", ".join("/".join(pair) for pair in sorted(launches)) or "none"
             raise ValueError(f"system {'/'.join(job.pair)}: unknown; there are {known}")
     with signals_raise(), run.held(shared):
-        todo = {job.name: Todo.of(run, job, options.repeat, options.retry) for job in jobs}
+        todo = {job.name: unfinished(run, job, options.repeat, options.retry) for job in jobs}
         lock = threading.Lock()
 
         def emit(kind: str, **fields: Any) -> None:
             with lock:  # calls from several threads do not overlap
                 options.on_event(Event(kind, **fields))
 
-        total = sum(len(each.pending) for each in todo.values())
-        emit("plan", total=total, kept=sum(each.kept for each in todo.values()))
+        total = sum(map(len, todo.values()))
+        emit("plan", total=total, kept=sum(len(job.cases) for job in jobs) - total)
 
         def run_one(job: Job, slot: GpuSlot, stopped: Callable[[], bool]) -> None:
-            if pending := todo[job.name].pending:
+            if pending := todo[job.name]:
                 _JobRun(run, job, launches[job.pair], options, slot, emit, stopped).cases(pending)
 
         on_free_slots(jobs, slots, run_one)
         return run.records()
 
 
-@dataclass(frozen=True)
-class Todo:
-    """The unfinished part of a job in one repeat; kept: the number of its finished cases."""
-
-    pending: list[Planned]
-    kept: int
-
-    @classmethod
-    def of(cls, run: Run, job: Job, repeat: int, retry: Retry) -> "Todo":
-        """Return the unfinished part of a job according to its records; retry: as in `Options`."""
-        records = [record for record in run.job_records(job) if record.repeat == repeat]
-        last = {record.case.key: record for record in records}
-
-        def is_finished(planned: Planned) -> bool:
-            record = last.get(planned.case.key)
-            return record is not None and record.status not in UNFINISHED and not retry(record)
-
-        pending = [each for each in job.cases if not is_finished(each)]
-        return cls(pending, len(job.cases) - len(pending))
+def unfinished(run: Run, job: Job, repeat: int, retry: Retry) -> list[Planned]:
+    """Return the cases of a job that a run has yet to measure in one repeat; retry: as in `Options`."""
+    last = {record.case.key: record for record in run.job_records(job) if record.repeat == repeat}
+    finished = {key for key, record in last.items() if record.status not in UNFINISHED and not retry(record)}
+    return [planned for planned in job.cases if planned.case.key not in finished]
 
 
 @dataclass
@@ -157,7 +138,9 @@ class _JobRun:
                     record = self._unmeasured(worker, planned, "skipped", reason)
                 else:
                     record = self._record(worker, planned)
-                record = self._with_lock(record)
+                software = record.environment.get("software") or {}
+                if differences := against_lock(software, self.launch.locked):
+                    software |= {"versions": differences}
                 if record.status not in ("ok", "incorrect"):
                     self.slot.refuse_lost_gpu()
                 earlier = before.get(planned.case.key)
@@ -172,7 +155,7 @@ class _JobRun:
         found = worker.ready()
         if not found.available:
             return self._unmeasured(worker, planned, found.status, found.reason)
-        started_at, start = _now(), time.monotonic()
+        started_at, start = utc_now(), time.monotonic()
         policy = self.run.file.policy
         least = max(policy.min_samples, ceil(planned.min_samples / self.run.file.repeats))
         request = case_request(planned, replace(policy, min_samples=least), self.run.mode)
@@ -198,22 +181,16 @@ class _JobRun:
         claimed_s, took_s = sum(record.samples_ms) * record.calls / 1e3, answer["waited_s"]
         if claimed_s > took_s * 1.01 + 0.1:
             raise ValueError(f"the samples add up to {claimed_s:.3g} s, but the case took only {took_s:.3g} s")
-        if why := self.run.foreign(record, self.job):
-            raise ValueError(why)
         cpu = {**(environment.get("cpu") or {}), **answer["load"]}
         return replace(record, environment={**environment, "cpu": cpu})
-
-    def _with_lock(self, record: Record) -> Record:
-        software = record.environment.get("software") or {}
-        if not (said := against_lock(software, self.launch.locked)):
-            return record
-        return replace(record, environment=record.environment | {"software": software | {"versions": said}})
 
     def _unmeasured(self, worker: WorkerProcess, planned: Planned, status: str, reason: str) -> Record:
         found = worker.found
         environment = found.environment if found and found.environment else self._seen_from_here()
         paired = around(environment, environment)
-        return Record(planned.case, status, reason, environment=paired, started_at=_now(), repeat=self.options.repeat)
+        return Record(
+            planned.case, status, reason, environment=paired, started_at=utc_now(), repeat=self.options.repeat
+        )
 
     def _seen_from_here(self) -> dict[str, Any]:
         """Return the environment for a worker that never answered, without versions of packages."""
@@ -222,13 +199,9 @@ class _JobRun:
         return machine | {"software": {}, "commit": commit, "dirty": dirty}
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
 @contextmanager
 def signals_raise() -> Iterator[None]:
-    """Raise Terminated at SIGTERM and SIGHUP in the block, except for ignored signals.
+    """Raise KeyboardInterrupt at SIGTERM and SIGHUP in the block, except for ignored signals.
 
     Only the main thread can set handlers; in others nothing changes.
     """
@@ -237,7 +210,7 @@ def signals_raise() -> Iterator[None]:
         return
 
     def terminate(number: int, frame: object) -> None:
-        raise Terminated(signal.Signals(number).name)
+        raise KeyboardInterrupt(signal.Signals(number).name)
 
     wanted = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
     earlier = {number: signal.signal(number, terminate) for number in wanted}

@@ -13,7 +13,6 @@ WRONG = {
     "long-calls": UNUSABLE + "ValueError: the samples add up to 500 s, but the case took only ",
     "broken": "the worker's answer is not JSON",
     "no-record": UNUSABLE + "KeyError",
-    "unsampled": UNUSABLE + "ValueError: status 'ok' without samples",
 }
 
 

@@ -21,7 +21,6 @@ from harness.schema.profile import Profile, ProfileError, profile_path, write_pr
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned, RunError, RunFile
 from harness.workers.process import DEFAULT_SLOT, GpuSlot, Limits, Stopped
-from harness.workers.scheduler import Terminated
 
 KINETO = Tools("kineto")
 WITH_NCU = Tools("kineto", "ncu", {"ncu": "2025.3.0"})
@@ -228,7 +227,7 @@ def test_ctrl_c_during_reading_is_no_failure(
 def test_sigterm_ends_profiling_as_ctrl_c_does(tmp_path: Path, fake: Any) -> None:
     fake()
     run = run_of(tmp_path)
-    with pytest.raises(Terminated):
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
         Profiler(run, launches(), WITH_NCU, on_times=lambda _: os.kill(os.getpid(), signal.SIGTERM)).jobs(run.jobs)
     with run.held():  # nobody has it any more
         assert [each.status for each in run.profiles().values()] == ["ok"]
