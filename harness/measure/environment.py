@@ -73,11 +73,13 @@ def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any
     kind = device_kind or ("cpu" if gpu is None else "cuda")
     gpu_facts = None if gpu is None else gpu.constants() | gpu.readings()
     commit, dirty = commit_and_dirty()
+    count_threads = getattr(sys.modules.get("torch"), "get_num_threads", None)
+    threads = {"threads": count_threads()} if count_threads else {}
     return {
         "device": cpu_model() if kind == "cpu" else (gpu_facts or {}).get("name", ""),
         "device_kind": kind,
         "gpu": gpu_facts,
-        "cpu": {"model": cpu_model(), "cores": _cores(), **_threads(), "load_1m": os.getloadavg()[0]},
+        "cpu": {"model": cpu_model(), "cores": len(os.sched_getaffinity(0)), **threads, "load_1m": os.getloadavg()[0]},
         "software": software(),
         "variables": recorded_variables(),
         "commit": commit,
@@ -87,8 +89,7 @@ def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any
 
 def around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """Return `after` with the readings of gpu and cpu in both snapshots, "before" and "after"."""
-    parts = {part: _paired(before.get(part), after.get(part)) for part in ("gpu", "cpu")}
-    return after | parts
+    return after | {part: _paired(before.get(part) or {}, after.get(part)) for part in ("gpu", "cpu")}
 
 
 def device_id_of(environment: Mapping[str, Any]) -> str:
@@ -96,15 +97,15 @@ def device_id_of(environment: Mapping[str, Any]) -> str:
     return str((environment.get("gpu") or {}).get("device_id") or "")
 
 
-def _paired(before: dict[str, Any] | None, after: dict[str, Any] | None) -> dict[str, Any] | None:
+def _paired(before: dict[str, Any], after: dict[str, Any] | None) -> dict[str, Any] | None:
     if not after:
         return after
     constant = {name: value for name, value in after.items() if name in _CONSTANT}
-    return constant | {"before": _readings(before or {}), "after": _readings(after)}
-
-
-def _readings(part: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in part.items() if name not in _CONSTANT}
+    readings = {
+        when: {name: value for name, value in part.items() if name not in _CONSTANT}
+        for when, part in (("before", before), ("after", after))
+    }
+    return constant | readings
 
 
 def software() -> dict[str, str]:
@@ -140,21 +141,9 @@ def against_lock(versions: Mapping[str, Any], locked: Mapping[str, str]) -> str:
 @lru_cache(maxsize=1)
 def cpu_model() -> str:
     """Return the name of the CPU's model, as the vendor reports it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
+    lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name") and ":" in line]
     return models[0] if models else platform.processor() or platform.machine()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _threads() -> dict[str, int]:
-    threads = getattr(sys.modules.get("torch"), "get_num_threads", None)
-    return {"threads": threads()} if threads else {}
 
 
 @lru_cache(maxsize=8)

@@ -42,12 +42,9 @@ def peak_bytes(device: str) -> int:
         import torch
 
         return torch.cuda.max_memory_allocated()
-    try:
-        lines = (_PROCESS / "status").read_text().splitlines()
-    except OSError:
-        lines = []
-    marks = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
-    return 1024 * (marks[0] if marks else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    lines = (_PROCESS / "status").read_text().splitlines()
+    marks = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]  # some sandboxes lack it
+    return 1024 * (marks or [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss])[0]
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -70,8 +67,7 @@ def process_settings() -> dict[str, Any]:
         folder = os.getcwd()
     except OSError:
         folder = ""
-    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    settings: dict[str, Any] = {"folder": folder, "affinity": affinity}
+    settings: dict[str, Any] = {"folder": folder, "affinity": os.sched_getaffinity(0)}
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "get_default_dtype"):
         return settings

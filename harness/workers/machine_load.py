@@ -1,6 +1,7 @@
 """Measure the share of CPU time that other processes use during a measurement."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 from harness.workers.warden import descendants
@@ -17,13 +18,11 @@ class LoadMeter:
         self._start = _cpu_seconds(pid)
 
     def reading(self) -> dict[str, Any]:
-        """Return others_share and idle_share, in [0, 1], since the creation; {} if unknown.
+        """Return others_share and idle_share, in [0, 1], since the creation; {} within a clock tick.
 
         They are shares of this thread's cores that other processes and no process used.
         """
         now = _cpu_seconds(self._pid)
-        if now is None or self._start is None:
-            return {}
         busy, idle, own = (after - before for after, before in zip(now, self._start, strict=True))
         whole = busy + idle
         if whole <= 0:
@@ -46,23 +45,17 @@ def load_note(environment: dict[str, Any]) -> str:
     return f"contended: other programs used {share:.0%} of the CPU"
 
 
-def _cpu_seconds(pid: int) -> tuple[float, float, float] | None:
+def _cpu_seconds(pid: int) -> tuple[float, float, float]:
     """Return CPU seconds (busy, idle, own) of this thread's cores; own: `pid` and descendants."""
-    if not hasattr(os, "sched_getaffinity"):
-        return None
     cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     tick = os.sysconf("SC_CLK_TCK")
     busy = idle = 0.0
-    try:
-        with open(_STAT) as file:
-            for line in file:
-                name, *numbers = line.split()
-                if name in cores:
-                    values = [int(number) / tick for number in numbers[:8]]
-                    idle += values[3] + values[4]
-                    busy += sum(values) - values[3] - values[4]
-    except (OSError, ValueError, IndexError):
-        return None
+    for line in Path(_STAT).read_text().splitlines():
+        name, *numbers = line.split()
+        if name in cores:
+            values = [int(number) / tick for number in numbers[:8]]
+            idle += values[3] + values[4]
+            busy += sum(values) - values[3] - values[4]
     return busy, idle, sum(map(_seconds_of, [pid, *descendants(pid)]))
 
 

@@ -53,10 +53,9 @@ def on_free_slots(
                 return
             do(job, slot, stop.is_set)
 
-    def serve(slot: GpuSlot, cores: frozenset[int], ended: threading.Event) -> None:
+    def serve(slot: GpuSlot, cores: set[int], ended: threading.Event) -> None:
         try:
-            if cores:
-                os.sched_setaffinity(0, cores)  # of this thread and its workers
+            os.sched_setaffinity(0, cores)  # of this thread and its workers
             take_turns(slot)
         except BaseException as error:
             if not stop.is_set():
@@ -70,7 +69,7 @@ def on_free_slots(
         return
     under_way: list[threading.Event] = []  # one for each thread, set when it ends
     try:
-        for slot, cores in zip(slots, cores_by_share(len(slots)), strict=True):
+        for slot, cores in zip(slots, shares(len(slots)), strict=True):
             # A thread lives as long as its workers: the kernel kills a worker with the thread that started it.
             ended = threading.Event()
             threading.Thread(target=serve, args=(slot, cores, ended), daemon=True).start()
@@ -90,32 +89,16 @@ def _wait_for(under_way: Iterable[threading.Event]) -> None:
             pass
 
 
-def cores_by_share(count: int) -> list[frozenset[int]]:
-    """Return each worker's share of this thread's CPUs; empty sets without CPU affinity."""
-    return shares(_cores(), count)
+def shares(count: int) -> list[set[int]]:
+    """Return for each of `count` workers CPUs of adjacent cores, as many as for the others.
 
-
-def shares(cores: Sequence[tuple[int, ...]], count: int) -> list[frozenset[int]]:
-    """Return CPUs of adjacent cores for each of `count` workers, in equal numbers.
-
-    cores: the logical CPUs of each core. With fewer cores than workers, several workers share a core.
+    With fewer cores than workers, several workers share a core.
     """
-    if not cores:
-        return [frozenset()] * count
-    if len(cores) < count:
-        return [frozenset(cores[number % len(cores)]) for number in range(count)]
-    each = len(cores) // count
-    return [frozenset(cpu for core in cores[at * each : (at + 1) * each] for cpu in core) for at in range(count)]
-
-
-def _cores() -> list[tuple[int, ...]]:
-    """Return the logical CPUs of each usable core, by socket and core; [] without CPU affinity."""
-    if not hasattr(os, "sched_getaffinity"):
-        return []
-    by_core: dict[tuple[int, int], list[int]] = {}
-    for cpu in sorted(os.sched_getaffinity(0)):
-        by_core.setdefault(_core_of(cpu), []).append(cpu)
-    return [tuple(by_core[core]) for core in sorted(by_core)]
+    usable = os.sched_getaffinity(0)
+    cores = sorted({_core_of(cpu) for cpu in usable})
+    each = max(1, len(cores) // count)
+    own = [[cores[(at * each + number) % len(cores)] for number in range(each)] for at in range(count)]
+    return [{cpu for cpu in usable if _core_of(cpu) in mine} for mine in own]
 
 
 def _core_of(cpu: int) -> tuple[int, int]:

@@ -169,7 +169,7 @@ class WorkerProcess:
         launch = self.launch
         command = [*launch.command, "-m", "harness.worker", *([launch.entry] if launch.entry else [])]
         # Two wardens: each kills the descendants if the other is killed.
-        guard = [sys.executable, "-I", "-S", warden.__file__] * 2 if sys.platform == "linux" else []
+        guard = [sys.executable, "-I", "-S", warden.__file__] * 2
         try:
             process = subprocess.Popen(
                 [*guard, *command],

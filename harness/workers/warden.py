@@ -2,7 +2,7 @@
 
     python -I -S warden.py COMMAND [ARGUMENT ...]
 
-The command runs in its own session. PR_SET_CHILD_SUBREAPER (Linux) also finds descendants that left the session.
+The command runs in its own session. PR_SET_CHILD_SUBREAPER also finds descendants that left the session.
 The exit status is the command's, or 128 plus the number of its signal. Two nested wardens survive SIGKILL of one.
 Only standard-library imports let this start in ten milliseconds.
 """
@@ -90,9 +90,9 @@ def kill_descendants() -> None:
 
 
 def descendants(ancestor: int) -> list[int]:
-    """Return the PIDs of all descendants of `ancestor`, from /proc; [] without /proc."""
+    """Return the PIDs of all descendants of `ancestor`, from /proc."""
     children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
+    for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
                 with open(f"/proc/{entry}/stat", "rb") as file:

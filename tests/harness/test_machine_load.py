@@ -33,7 +33,7 @@ def test_is_loaded(found: dict[str, Any], expected: bool) -> None:
     assert is_loaded(found) is expected
 
 
-def readings(monkeypatch: pytest.MonkeyPatch, *times: tuple[float, float, float] | None) -> LoadMeter:
+def readings(monkeypatch: pytest.MonkeyPatch, *times: tuple[float, float, float]) -> LoadMeter:
     answers = iter(times)
     monkeypatch.setattr(machine_load, "_cpu_seconds", lambda pid: next(answers))
     return LoadMeter(1)
@@ -52,13 +52,8 @@ def test_shares_of_the_time_since_it_was_made(
     assert meter.reading() == pytest.approx({"others_share": others, "idle_share": idle})
 
 
-def test_an_unknown_load_has_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert readings(monkeypatch, None, (1.0, 1.0, 0.0)).reading() == {}
-    assert readings(monkeypatch, (1.0, 1.0, 0.0), None).reading() == {}
+def test_a_clock_tick_without_load_has_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     assert readings(monkeypatch, (1.0, 1.0, 0.0), (1.0, 1.0, 0.0)).reading() == {}
-    monkeypatch.undo()
-    monkeypatch.setattr(machine_load, "_STAT", "/nowhere/stat")
-    assert LoadMeter(os.getpid()).reading() == {}
 
 
 def test_own_time_is_that_of_a_process_and_its_descendants_dead_or_alive() -> None:
