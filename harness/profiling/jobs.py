@@ -101,8 +101,8 @@ class JobProfiler:
         self.profiler, self.job, self.slot, self.stopped = profiler, job, slot, stopped
         self.tools = profiler.tools
         launch = profiler.launches[job.pair]
-        self.launch = replace(launch, env={**launch.env, **slot.env})
-        self.under_profiler = UnderProfiler(profiler.run, slot, profiler.limits, stopped)
+        launch = replace(launch, env={**launch.env, **slot.env})
+        self.under_profiler = UnderProfiler(profiler.run, launch, slot, profiler.limits, stopped)
 
     def times(self, found: dict[str, Profile]) -> None:
         """Add a profile with times to `found`, by case key, for each pending case of the job."""
@@ -134,7 +134,7 @@ class JobProfiler:
                 environment = {name: answered.environment.get(name) for name in _ENVIRONMENT}
                 values = found | {"environment": environment, "started_at": started_at}
                 profile, record = Profile.from_values({"case": planned.case.to_dict(), **values}), answered
-            except (ToolLost, ProfileError) as error:
+            except ProfileError as error:
                 self._blame_the_case()
                 status, why = getattr(error, "status", "failed"), sentence(str(error))
                 profile = Profile(case=planned.case, status=status, reason=why, started_at=started_at)
@@ -162,21 +162,21 @@ class JobProfiler:
 
     def _times(self, planned: Planned) -> tuple[dict[str, Any], Record]:
         if self.tools.times == "kineto":
-            return self.under_profiler.by_kineto(self.launch, planned)
+            return self.under_profiler.by_kineto(planned)
         try:
-            found, record = self.under_profiler.by_nsys(self.launch, planned)
+            found, record = self.under_profiler.by_nsys(planned)
             return found | {"tools": {"nsys": self.tools.versions.get("nsys", "")}}, record
-        except (ToolLost, ProfileError) as error:
+        except ProfileError as error:
             self._blame_the_case()
             why = self._give_up("times", error)
-            found, record = self.under_profiler.by_kineto(self.launch, planned)
+            found, record = self.under_profiler.by_kineto(planned)
             return found | {"notes": [why, *found["notes"]]}, record
 
     def _with_ratios(self, profile: Profile) -> Profile:
         stand_in = self.profiler.stand_in(Planned(profile.case))
         try:
-            counters, command = self.under_profiler.by_ncu(self.launch, profile.case, stand_in)
-        except (ToolLost, ProfileError) as error:
+            counters, command = self.under_profiler.by_ncu(profile.case, stand_in)
+        except ProfileError as error:
             self._blame_the_case()
             why = f"{NOT_COUNTED}{self._give_up('ratios', error)}"
             return replace(profile, notes=(*profile.notes, why))
@@ -194,7 +194,8 @@ class JobProfiler:
 
     def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> str:
         """Report an error to the user; give up a profiler that would fail for other cases too."""
-        why = sentence(_advised(error))
+        advice = "" if isinstance(error, ToolLost) else "; try again (--resume), or say --with torch"
+        why = sentence(f"{error}{advice}")
         self.profiler.say(why)
         if isinstance(error, ToolLost) and error.lasting:
             self.tools = replace(self.tools, times="kineto") if part == "times" else replace(self.tools, ratios="")
@@ -214,7 +215,3 @@ def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:
     note = f"Nsight Compute counted no launch of kernels that take {missed / total:.0%} of the time" if total else ""
     notes = (*profile.notes, note) if missed > 0.05 * total else profile.notes
     return replace(profile, kernels=kernels, notes=notes)
-
-
-def _advised(error: Exception) -> str:
-    return str(error) if isinstance(error, ToolLost) else f"{error}; try again (--resume), or say --with torch"

@@ -26,7 +26,7 @@ _READ_S = 300.0  # to read a report
 _FOLDERS = re.compile(r"(?:/[^/\s:=,]+)+/")
 
 
-class ToolLost(Exception):
+class ToolLost(ProfileError):
     """Raised if a profiler gives no result for a case, with the reason in one sentence.
 
     status: of the case. lasting: whether the job's other cases would fail too. everywhere: whether all cases would.
@@ -39,30 +39,30 @@ class ToolLost(Exception):
 
 @dataclass(frozen=True)
 class UnderProfiler:
-    """Profiles single cases; public methods raise ToolLost or ProfileError without a result."""
+    """Profiles single cases of a system that `launch` starts; public methods raise ProfileError without a result."""
 
     run: Run
+    launch: Launch
     slot: GpuSlot
     limits: Limits
     stopped: Callable[[], bool]
 
-    def by_kineto(self, launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
+    def by_kineto(self, planned: Planned) -> tuple[dict[str, Any], Record]:
         """Profile a case with Kineto in a worker; return profile fields and the record."""
+        launch, command = self._under()
         with WorkerProcess(launch, self.limits.start_s, self.stopped) as worker:
             keep = str(self._raw(planned.case, ".trace.json.gz"))
             found, record = self._run_case(worker, planned, tool="kineto", keep=keep)
-        command = _without_folders([*launch.command, "-m", "harness.worker", launch.entry])
         version = str(record.environment.get("software", {}).get("torch", ""))
         return found | {"tools": {"torch.profiler": version}, "commands": [command]}, record
 
-    def by_nsys(self, launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
+    def by_nsys(self, planned: Planned) -> tuple[dict[str, Any], Record]:
         """Profile a case in a worker under Nsight Systems; return profile fields and the record."""
         report, database = self._raw(planned.case, ".nsys-rep"), self._raw(planned.case, ".sqlite")
-        wrapped = replace(launch, command=[*nsys.wrapping(report), *launch.command])
-        values, record = self._under(wrapped, planned, "nsys", report)
+        wrapped, command = self._under(*nsys.wrapping(report))
+        values, record = self._captured(wrapped, planned, "nsys", report)
         _read_by(nsys.exporting(report, database))
         timed, ranged = nsys.read(database)
-        command = _without_folders([*wrapped.command, "-m", "harness.worker", launch.entry])
         seen, apart = Runs(**values.pop("seen")), values.pop("apart")
         if apart and not timed:
             raise ProfileError("the report of Nsight Systems has no kernel in the range of the timed runs")
@@ -70,18 +70,23 @@ class UnderProfiler:
         found["notes"] = [*values["notes"], *found["notes"]]
         return found | {"commands": [command]}, record
 
-    def by_ncu(self, launch: Launch, case: Case, planned: Planned) -> tuple[dict[str, Counters], str]:
+    def by_ncu(self, case: Case, planned: Planned) -> tuple[dict[str, Counters], str]:
         """Count with a worker under Nsight Compute; return (counters by kernel name, command).
 
         planned: the case that runs, maybe a stand-in for `case`, whose key names the report.
         """
         report, log = self._raw(case, ".ncu-rep"), self._raw(case, ".log")
-        wrapped = replace(launch, command=[*ncu.wrapping(report, log, range_names(case.phase)), *launch.command])
-        self._under(wrapped, planned, "ncu", report, log)
-        counters = ncu.read(_read_by(ncu.importing(report)), ncu.profiled_launches(_text(log)))
-        return counters, _without_folders([*wrapped.command, "-m", "harness.worker", launch.entry])
+        wrapped, command = self._under(*ncu.wrapping(report, log, range_names(case.phase)))
+        self._captured(wrapped, planned, "ncu", report, log)
+        return ncu.read(_read_by(ncu.importing(report))), command
 
-    def _under(
+    def _under(self, *profiler: str) -> tuple[Launch, str]:
+        """Return the launch under a profiler, and its command line without folders."""
+        launch = replace(self.launch, command=[*profiler, *self.launch.command])
+        words = [*launch.command, "-m", "harness.worker", launch.entry]
+        return launch, shlex.join(_FOLDERS.sub("", word) for word in words)
+
+    def _captured(
         self, wrapped: Launch, planned: Planned, tool: Literal["nsys", "ncu"], report: Path, log: Path | None = None
     ) -> tuple[dict[str, Any], Record]:
         report.unlink(missing_ok=True)
@@ -169,7 +174,3 @@ def _text(path: Path | None) -> str:
         return path.read_text(errors="replace") if path else ""
     except OSError:
         return ""
-
-
-def _without_folders(command: Sequence[str]) -> str:
-    return shlex.join(_FOLDERS.sub("", word) for word in command)

@@ -1,6 +1,7 @@
 """Profiles of cases under fake profilers that work, die, hang, truncate their report or lack permission."""
 
 import os
+import re
 import signal
 import sqlite3
 from dataclasses import replace
@@ -169,36 +170,33 @@ def test_ncu_counts_a_smaller_stand_in(tmp_path: Path, fake: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("does", "of", "why", "lasting"),
+    ("does", "why", "lasting"),
     [
-        ("die", "4", "ncu failed: Failed to find metric regex:xyz; --with torch does without it", True),
-        ("kill late", "4", "ncu failed: it was killed by SIGKILL", False),
-        ("forbidden", "4", "NVreg_RestrictProfilingToAdminUsers=0", True),
-        ("no range", "4", "it saw no range of the case; --with torch does without it", True),
-        ("unreadable", "4", "ncu could not read its report", False),
-        ("", "9", "it has 4 of 9 launches; try again (--resume), or say --with torch", False),
-        ("hang", "4", "did not end within 1 s and was killed", True),
+        ("die", "ncu failed: Failed to find metric regex:xyz; --with torch does without it", True),
+        ("kill late", "ncu failed: it was killed by SIGKILL", False),
+        ("forbidden", "NVreg_RestrictProfilingToAdminUsers=0", True),
+        ("no range", "it saw no range of the case; --with torch does without it", True),
+        ("unreadable", "ncu could not read its report.*; try again .--resume., or say --with torch", False),
+        ("hang", "did not end within 1 s and was killed", True),
     ],
 )
 def test_a_failure_of_ncu_keeps_the_times_and_adds_a_note(
-    tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch, does: str, of: str, why: str, lasting: bool
+    tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch, does: str, why: str, lasting: bool
 ) -> None:
     fake(does)
-    monkeypatch.setenv("FAKE_LAUNCHES", of)
     if does == "hang":
         monkeypatch.setattr(under_profiler, "STOP_S", 1.0)
     cases = [case(), case(batch=3)]
     run = run_of(tmp_path, *cases)
     found, said = profile_all(run, WITH_NCU)
     assert [each.status for each in found] == ["ok", "ok"]
-    assert why in found[0].notes[-1]
+    assert re.search(why, found[0].notes[-1])
     assert found[0].kernels[0].counters is None
     assert len(said) == (1 if lasting else 2)
     assert ("given up" in found[1].notes[-1]) is lasting
     if does not in ("die", "unreadable"):
         return
     monkeypatch.setenv("FAKE_PROFILER", "")
-    monkeypatch.setenv("FAKE_LAUNCHES", "4")
     resumed = Profiler(run, launches(), WITH_NCU, Limits(60, 60), resume=True)
     assert [each.case for each in resumed.jobs(run.jobs)] == cases
     assert all(each.kernels[0].counters and not each.notes for each in run.profiles().values())

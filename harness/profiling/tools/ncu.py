@@ -59,7 +59,6 @@ METRICS = (
     *(_STALL.format(reason) for reason in STALLS),
 )
 _UNITS = {_TIME: ("ns", "nsecond"), _DRAM: ("byte",), _L2: ("byte",)}  # base units, by version
-_PROFILED = re.compile(r"^==PROF== Profiling ", re.MULTILINE)
 _ERROR = re.compile(r"^==ERROR==\s*(.+)$", re.MULTILINE)
 
 
@@ -101,23 +100,14 @@ def complaint(log: str) -> str:
     return found.group(1).strip() if found else ""
 
 
-def profiled_launches(log: str) -> int:
-    """Return the number of counted launches from a log of Nsight Compute."""
-    return len(_PROFILED.findall(log))
-
-
-def read(table: str, launches: int | None = None) -> dict[str, Counters]:
+def read(table: str) -> dict[str, Counters]:
     """Return counters by kernel name from the table that `importing` prints.
 
     Kernel names are written as torch.profiler writes them.
-    launches: number of launches in the log, to notice a truncated table; None if unknown.
-    Raises ProfileError if the table is truncated, empty or not Nsight Compute's.
+    Raises ProfileError if the table is empty or not Nsight Compute's.
     """
-    rows = _rows(table)
-    if launches is not None and len(rows) < launches:
-        raise ProfileError(f"the report of Nsight Compute is truncated: it has {len(rows)} of {launches} launches")
     groups: dict[str, list[Mapping[str, float]]] = defaultdict(list)
-    for name, values in rows:
+    for name, values in _rows(table):
         groups[short_name(demangled(name))].append(values)
     return {name: _counters(group) for name, group in groups.items()}
 
