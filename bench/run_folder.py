@@ -12,7 +12,7 @@ from harness.quality import disturbed
 from harness.schema.record import utc_now
 from harness.schema.run import Run
 from harness.schema.run_file import PastRequest, RunFile
-from harness.workers.scheduler import Retry, not_ok
+from harness.workers.scheduler import Retry
 from harness.workers.slurm import JOB, refuse_submitted
 
 
@@ -78,10 +78,8 @@ def retry_of(run: Run, retry: str) -> Retry:
 
     retry: "failed" repeats all but ok, "flagged" contended, throttled and unsteady cases, "lost" as `run_jobs` does.
     """
-    if retry != "flagged":
-        return not_ok if retry == "failed" else lambda record: False
-    keys = disturbed(run.records())
-    return lambda record: record.case.key in keys
+    flagged = disturbed(run.records()) if retry == "flagged" else set()
+    return lambda record: record.case.key in flagged or (retry == "failed" and record.status != "ok")
 
 
 def refuse_another_kind(current: Run, work: Plan) -> None:

@@ -26,7 +26,6 @@ from harness.measure.system import NeedsFreshProcess, Skip, SystemAdapter, Workl
 from harness.measure.timer import (
     LEAST_S,
     Clock,
-    CpuClock,
     Timing,
     never_throttled,
     take_engine_samples,
@@ -174,7 +173,7 @@ class CaseRun:
             take_engine_samples(workload.engine_samples(once), once)
             self._accepts(_check_engine(workload))
         else:
-            clock = CpuClock() if workload.device == "cpu" else CudaEventClock()
+            clock = Clock() if workload.device == "cpu" else CudaEventClock()
             checker = CallChecker(self.case, workload)
             clock.prepare(checker.run)
             self._accepts(checker.checked_call(clock))
@@ -261,4 +260,4 @@ def _check_engine(workload: Workload) -> Checks:
 
 def clock_for(case: Case, workload: Workload) -> Clock:
     """Return the clock for the case's timing and L2 state on the workload's device."""
-    return CudaEventClock(case.timing, case.l2) if workload.device == "cuda" else CpuClock()
+    return CudaEventClock(case.timing, case.l2) if workload.device == "cuda" else Clock()

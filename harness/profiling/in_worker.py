@@ -22,7 +22,7 @@ from harness.measure.ranges import (
 )
 from harness.measure.system import Workload
 from harness.measure.timer import (
-    CpuClock,
+    Clock,
     never_throttled,
     take_engine_samples,
     take_samples,
@@ -121,7 +121,7 @@ class _Work:
         engine_samples = self.workload.engine_samples
         if engine_samples is not None:
             batches = iter(engine_samples(ALONE))
-            warm_up_engine(batches, ALONE, CudaEventClock() if self.device == "cuda" else CpuClock(), self.throttled)
+            warm_up_engine(batches, ALONE, CudaEventClock() if self.device == "cuda" else Clock(), self.throttled)
             self.alone_us = median(take_engine_samples(batches, ALONE, self.throttled).samples_ms) * 1e3 * self.units
         elif self.device == "cuda":
             self.clock = CudaEventClock(self.case.timing)

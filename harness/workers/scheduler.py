@@ -24,11 +24,6 @@ Retry = Callable[[Record], bool]  # whether to measure a finished case with this
 SkipReason = Callable[[Planned, Sequence[Record]], str]
 
 
-def not_ok(record: Record) -> bool:
-    """As `Options.retry`, measure cases again whose status is not "ok"."""
-    return record.status != "ok"
-
-
 @dataclass(frozen=True)
 class Event:
     """Progress of a run, reported to `Options.on_event`.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.measure import cuda_clock
+from harness.measure import cuda_clock, timer
 from harness.measure.cuda_clock import CudaEventClock, input_sets, launches_for
 from harness.measure.process_state import is_out_of_memory
 from harness.measure.timer import measure, warm_up
@@ -86,7 +86,8 @@ class FakeGpu:
         for name, fake in fakes.items():
             monkeypatch.setattr(torch.cuda, name, fake)
         monkeypatch.setattr(cuda_clock, "side_stream", lambda: stream)
-        monkeypatch.setattr(cuda_clock, "time", SimpleNamespace(monotonic=lambda: self.now_ms / 1e3))
+        for module in (cuda_clock, timer):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now_ms / 1e3))
         monkeypatch.setattr(torch, "empty", allocate)
 
     def kernel(self, name: str, milliseconds: float) -> Callable[[], None]:

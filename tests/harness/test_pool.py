@@ -18,7 +18,7 @@ from harness.schema.run_file import PastRequest, RunError
 from harness.workers import pool, process
 from harness.workers.pool import shares, slots_of
 from harness.workers.process import Launch
-from harness.workers.scheduler import Event, not_ok, run_jobs
+from harness.workers.scheduler import Event, run_jobs
 from tests.two_gpus import TwoGpus
 
 
@@ -125,7 +125,7 @@ def test_a_record_of_the_cpu_is_refused_in_a_run_on_gpus(tmp_path: Path) -> None
     assert record.status == "failed"
     assert "it was measured on the CPU: the worker's packages see no GPU, but this run is for a GPU" in record.reason
     run.file = replace(run.file, requests=(PastRequest("", (), "", None, {"device_kind": "cpu"}),))
-    assert statuses(pooled(run, launches("a"), [slot("0")], retry=not_ok)) == ["ok"]
+    assert statuses(pooled(run, launches("a"), [slot("0")], retry=lambda record: record.status != "ok")) == ["ok"]
 
 
 def test_an_error_of_one_job_ends_all_and_is_raised(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from bench.systems.ttt.layer import (
 from harness.measure.correctness import Checks
 from harness.measure.cuda_clock import CudaEventClock
 from harness.measure.system import Input, Skip, Workload
-from harness.measure.timer import CpuClock, measure
+from harness.measure.timer import Clock, measure
 from harness.schema.case import Case
 from harness.schema.policy import Policy
 from harness.schema.reason import of_exception
@@ -113,7 +113,7 @@ def _fastest(inputs: dict[str, Any], mini_batch: int) -> tuple[Callable[..., Any
 
             try:
                 prepare(run)
-                clock = CudaEventClock() if device() == "cuda" else CpuClock()
+                clock = CudaEventClock() if device() == "cuda" else Clock()
                 took[form] = median(measure(run, clock, TRIAL).samples_ms)
                 words.append(f"{name} {took[form]:.4g} ms")
             except Exception as error:

@@ -221,7 +221,7 @@ def layer_package(monkeypatch):
     ops = ModuleType("fla.ops.ttt")
     ops.calls = []
 
-    class Clock(fla_layer.CpuClock):
+    class FakeClock(fla_layer.Clock):
         def sample(self):
             super().sample()
             return {"chunk_ttt_linear": 4.0, "fused_chunk_ttt_linear": 1.0}[ops.calls[-1][0]]
@@ -236,7 +236,7 @@ def layer_package(monkeypatch):
 
     of_ops("chunk_ttt_linear")
     of_ops("fused_chunk_ttt_linear")
-    monkeypatch.setattr(fla_layer, "CpuClock", Clock)
+    monkeypatch.setattr(fla_layer, "Clock", FakeClock)
     for name, module in {"fla": ModuleType("fla"), "fla.ops": ModuleType("fla.ops")}.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(sys.modules["fla.ops"], "ttt", ops, raising=False)
