@@ -187,17 +187,17 @@ def _text(value: Any) -> str:
 
 def is_hot(environment: Mapping[str, Any]) -> bool:
     """Whether the GPU was thermally throttled during the case of this environment."""
-    return bool(THERMAL.intersection(_reading(environment, "throttle_reasons") or ()))
+    return bool(THERMAL.intersection(_after(environment).get("throttle_reasons") or ()))
 
 
 def heat_note(environment: Mapping[str, Any]) -> str:
     """Return a note for a thermally throttled case: `thermally throttled, at 88 °C`."""
-    celsius = _reading(environment, "temperature_c")
+    celsius = _after(environment).get("temperature_c")
     return f"thermally throttled, at {celsius:.0f} °C" if celsius else "thermally throttled"
 
 
-def _reading(environment: Mapping[str, Any], name: str) -> Any:
-    return ((environment.get("gpu") or {}).get("after") or {}).get(name)
+def _after(environment: Mapping[str, Any]) -> Mapping[str, Any]:
+    return (environment.get("gpu") or {}).get("after") or {}
 
 
 LOOK_EVERY_S = 0.02

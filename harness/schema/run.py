@@ -6,6 +6,7 @@ FOLDER/profiles/KEY.json             profile of a case
 """
 
 import fcntl
+import json
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -15,10 +16,10 @@ from pathlib import Path
 
 from harness.schema.case import Case, Mode
 from harness.schema.catalogue import Catalogue
-from harness.schema.files import listed, refusing
+from harness.schema.files import listed, refusing, write_atomically
 from harness.schema.profile import Profile, profile_path, read_profile
 from harness.schema.record import Record, RecordFile
-from harness.schema.run_file import FILE, Job, PastRequest, RunError, RunFile, read_run_file, write_run_file
+from harness.schema.run_file import FILE, RUN_FILE, Job, PastRequest, RunError, RunFile, read_run_file
 
 _OURS = ("records", "profiles")  # allowed in a folder without a run.json
 _STATUS_S = 0.5  # how long a run waits for `ttt-bench status`, which locks it for a moment
@@ -82,11 +83,10 @@ class Run:
 
     def save(self) -> None:
         """Write run.json whole or not at all, or raise RunError."""
-        try:
+        with refusing(self.folder, "written", RunError):
             (self.folder / "records").mkdir(exist_ok=True)
-            write_run_file(self.folder, self.file)
-        except (OSError, ValueError) as error:  # also a number that JSON lacks
-            raise RunError(f"{self.folder}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
+            values = RUN_FILE.dump_python(self.file, mode="json")
+            write_atomically(self.folder / FILE, json.dumps(values, separators=(",", ":")) + "\n")
 
     def joined(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
         """Return the run's jobs with those of a later request; a case in both is planned once."""

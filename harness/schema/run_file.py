@@ -1,6 +1,5 @@
 """Contents of run.json: the planned cases, the requests, and the catalogue."""
 
-import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +9,7 @@ from pydantic import Field, TypeAdapter
 
 from harness.schema.case import Case, Device, Mode, Stored
 from harness.schema.catalogue import Catalogue
-from harness.schema.files import read_regular, refusing, write_atomically
+from harness.schema.files import read_regular, refusing
 from harness.schema.policy import Policy
 from harness.schema.reason import clipped
 from harness.schema.record import JsonObject, RecordError, parsed
@@ -103,7 +102,7 @@ class RunFile(Stored):
     requests: tuple[PastRequest, ...] = ()
 
 
-_ADAPTER: TypeAdapter[RunFile] = TypeAdapter(RunFile)
+RUN_FILE: TypeAdapter[RunFile] = TypeAdapter(RunFile)
 
 
 def read_run_file(folder: Path) -> RunFile:
@@ -117,12 +116,6 @@ def read_run_file(folder: Path) -> RunFile:
             raise RunError(f"{folder}: is not a run: it has no {FILE}")
         data = read_regular(path)
     try:
-        return parsed(_ADAPTER, data, RunError)
+        return parsed(RUN_FILE, data, RunError)
     except RunError as error:
         raise RunError(f"{path}: {clipped(str(error), _REASON_LIMIT)}") from None
-
-
-def write_run_file(folder: Path, file: RunFile) -> None:
-    """Write run.json whole or not at all. Raises OSError, and ValueError for NaN or infinity."""
-    text = json.dumps(_ADAPTER.dump_python(file, mode="json"), separators=(",", ":"), allow_nan=False) + "\n"
-    write_atomically(folder / FILE, text)

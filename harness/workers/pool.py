@@ -23,13 +23,12 @@ def slots_of(gpus: Sequence[str], device: str) -> list[GpuSlot]:
     """
     if device == "cuda" and not gpus and _device_id():
         return [replace(DEFAULT_SLOT, is_there=lambda: bool(_device_id()))]
-    return [_gpu_slot(gpu) for gpu in gpus] or [DEFAULT_SLOT]
 
+    def slot_of(gpu: str) -> GpuSlot:
+        device_id = _device_id(gpu)
+        return GpuSlot(f"GPU {gpu}", {VARIABLE: gpu, **DEVICE_ORDER}, device_id, lambda: _device_id(gpu) == device_id)
 
-def _gpu_slot(gpu: str) -> GpuSlot:
-    device_id = _device_id(gpu)
-    env = {VARIABLE: gpu, **DEVICE_ORDER}
-    return GpuSlot(f"GPU {gpu}", env, device_id, lambda: _device_id(gpu) == device_id)
+    return list(map(slot_of, gpus)) or [DEFAULT_SLOT]
 
 
 def _device_id(gpu: str | None = None) -> str:
