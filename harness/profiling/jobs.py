@@ -100,9 +100,7 @@ class JobProfiler:
     def __init__(self, profiler: Profiler, job: Job, slot: GpuSlot, stopped: Callable[[], bool]) -> None:
         self.profiler, self.job, self.slot, self.stopped = profiler, job, slot, stopped
         self.tools = profiler.tools
-        launch = profiler.launches[job.pair]
-        launch = replace(launch, env={**launch.env, **slot.env})
-        self.under_profiler = UnderProfiler(profiler.run, launch, slot, profiler.limits, stopped)
+        self.under_profiler = UnderProfiler(profiler.run, profiler.launches[job.pair], slot, profiler.limits, stopped)
 
     def times(self, found: dict[str, Profile]) -> None:
         """Add a profile with times to `found`, by case key, for each pending case of the job."""

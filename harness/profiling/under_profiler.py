@@ -19,7 +19,7 @@ from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Planned
 from harness.workers.process import GpuSlot, Launch, Limits, WorkerProcess, signal_of
-from harness.workers.protocol import WorkerLost, case_request, record_of
+from harness.workers.protocol import WorkerLost
 
 STOP_S = 180.0  # for a profiler to write its report
 _READ_S = 300.0  # to read a report
@@ -50,7 +50,7 @@ class UnderProfiler:
     def by_kineto(self, planned: Planned) -> tuple[dict[str, Any], Record]:
         """Profile a case with Kineto in a worker; return profile fields and the record."""
         launch, command = self._under()
-        with WorkerProcess(launch, self.limits.start_s, self.stopped) as worker:
+        with WorkerProcess(launch, self.slot, self.limits.start_s, self.stopped) as worker:
             keep = str(self._raw(planned.case, ".trace.json.gz"))
             found, record = self._run_case(worker, planned, tool="kineto", keep=keep)
         version = str(record.environment.get("software", {}).get("torch", ""))
@@ -92,7 +92,7 @@ class UnderProfiler:
         report.unlink(missing_ok=True)
         if log is not None:
             log.write_text("")
-        with WorkerProcess(wrapped, self.limits.start_s, self.stopped) as worker:
+        with WorkerProcess(wrapped, self.slot, self.limits.start_s, self.stopped) as worker:
             try:
                 found, record = self._run_case(worker, planned, last=True, tool=tool)
                 status = worker.stop(STOP_S)
@@ -112,18 +112,14 @@ class UnderProfiler:
 
         fields: `tool` and `keep` of `in_worker.profile`.
         """
-        request = case_request(planned, self.run.file.policy, "profile", fields)
+        policy, limit_s = self.run.file.policy, self.limits.case_s
         try:
-            answer = worker.ask(request, self.limits.case_s, last=last)
-            record = record_of(answer, planned)
-            self.slot.refuse_another_gpu(record.environment)
+            record, found = worker.ask(planned.case, policy, "profile", limit_s, profiler=fields, last=last)
         except WorkerLost as lost:
             raise ToolLost(lost.reason, status=lost.status) from None
-        except (KeyError, ValueError) as error:
-            raise ToolLost(f"the worker's answer is unusable: {of_exception(error)}") from None
         if record.status != "ok":
             raise ToolLost(record.reason, status=record.status)
-        return answer["profile"], record
+        return found, record
 
     def _raw(self, case: Case, suffix: str) -> Path:
         return (self.run.folder / "profiles" / f"{case.key}{suffix}").resolve()

@@ -9,12 +9,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from harness.measure.environment import COMMIT_VARIABLE, child_environment, commit_and_dirty, marked_commit
-from harness.schema.reason import error_line, sentence
+from harness.schema.case import Case, Mode
+from harness.schema.policy import Policy
+from harness.schema.reason import error_line, of_exception, sentence
+from harness.schema.record import Record
 from harness.schema.run_file import RunError
 from harness.workers import warden
 from harness.workers.machine_load import LoadMeter
@@ -90,13 +93,18 @@ class WorkerProcess:
 
     The first request starts the worker; the next one after a failure or an unhealthy answer starts a new one. When a
     worker ends, two nested wardens (`warden.py`) kill its descendants.
-    start_s: seconds for the start. stopped: returns whether the run should end. found: the last probe, or None.
+    slot: where the worker runs. start_s: seconds for the start. stopped: returns whether the run should end.
+    found: the last probe, or None.
     """
 
     def __init__(
-        self, launch: Launch, start_s: float = Limits.start_s, stopped: Callable[[], bool] = lambda: False
+        self,
+        launch: Launch,
+        slot: GpuSlot = DEFAULT_SLOT,
+        start_s: float = Limits.start_s,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.launch = launch
+        self.launch, self._slot = replace(launch, env={**launch.env, **slot.env}), slot
         self.found: Probe | None = None
         self._start_s, self._stopped = start_s, stopped
         self._process: subprocess.Popen[bytes] | None = None
@@ -136,13 +144,24 @@ class WorkerProcess:
         self.kill()
         return Probe(f"the system could not be started: {why}", status="unstarted")
 
-    def ask(self, request: Mapping[str, Any], limit_s: float, *, last: bool = False) -> dict[str, Any]:
-        """Send a request "case"; return the answer with "waited_s" (seconds) and "load" added.
+    def ask(
+        self,
+        case: Case,
+        policy: Policy,
+        mode: Mode,
+        limit_s: float,
+        *,
+        profiler: Mapping[str, Any] | None = None,
+        last: bool = False,
+    ) -> tuple[Record, dict[str, Any]]:
+        """Run a case; return its record, with the machine's load, and the fields of its profile.
 
-        load: `LoadMeter.reading`. If the case needs a new process, one is started and gets the request too.
+        profiler: `tool` and `keep` of `in_worker.profile`, for mode "profile".
+        If the case needs a new process, one is started and gets the request too.
         A worker that reports itself unhealthy is killed, except after the `last` request, to let it end by itself.
-        Raises WorkerLost if there is no answer within `limit_s` seconds, and Stopped if the run should end.
+        Raises WorkerLost without a usable answer within `limit_s` seconds, and Stopped if the run should end.
         """
+        request = {"do": "case", "case": case.to_dict(), "policy": asdict(policy), "mode": mode, "profiler": profiler}
         try:
             for _ in range(2):
                 found = self.ready()
@@ -156,13 +175,22 @@ class WorkerProcess:
                 self.stop()
             else:
                 raise WorkerLost("failed", "the case needs a fresh process, and a fresh worker refused it too")
+            took_s, measured_load = time.monotonic() - start, load.reading()
+            record = Record.from_dict(answer["record"])
+            self._slot.refuse_another_gpu(record.environment)
+            claimed_s = sum(record.samples_ms) * record.calls / 1e3
+            if claimed_s > took_s * 1.01 + 0.1:
+                raise ValueError(f"the samples add up to {claimed_s:.3g} s, but the case took only {took_s:.3g} s")
         except WorkerLost:
             self.kill()
             raise
-        answer |= {"waited_s": time.monotonic() - start, "load": load.reading()}
+        except (KeyError, ValueError) as error:
+            self.kill()
+            raise WorkerLost("failed", f"the worker's answer is unusable: {of_exception(error)}") from None
         if not answer.get("healthy") and not last:
             self.kill()
-        return answer
+        cpu = {**(record.environment.get("cpu") or {}), **measured_load}
+        return replace(record, environment=record.environment | {"cpu": cpu}), answer.get("profile", {})
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._buffer, self._errors = bytearray(), b""
@@ -289,7 +317,7 @@ def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[P
         groups.setdefault(key, []).append(number)
 
     def probe_together(group: list[int]) -> None:
-        with WorkerProcess(replace(launches[group[0]], entry=""), limit_s) as worker:
+        with WorkerProcess(replace(launches[group[0]], entry=""), start_s=limit_s) as worker:
             for number in group:
                 found[number] = worker.probe(launches[number].entry)
 

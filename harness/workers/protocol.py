@@ -17,11 +17,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from harness.schema.case import Mode
-from harness.schema.policy import Policy
-from harness.schema.record import Record
-from harness.schema.run_file import Planned
-
 
 class WorkerLost(Exception):
     """Raised if a worker gives no usable answer, with status and reason for the record."""
@@ -71,22 +66,3 @@ def answer_in(buffer: bytearray) -> dict[str, Any] | None:
             raise WorkerLost("failed", "the worker's answer is not JSON") from None
         return answer
     return None
-
-
-def case_request(
-    planned: Planned, policy: Policy, mode: Mode, profiler: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Return the request to run a case, as JSON values; profiler: `tool` and `keep` of `in_worker.profile`."""
-    request = {"do": "case", "case": planned.case.to_dict(), "policy": asdict(policy), "mode": mode}
-    return request | ({"profiler": dict(profiler)} if profiler else {})
-
-
-def record_of(answer: Mapping[str, Any], planned: Planned) -> Record:
-    """Return the record in a worker's answer.
-
-    Raises KeyError or ValueError if it is missing, invalid, or of another case than `planned`.
-    """
-    record = Record.from_dict(answer["record"])
-    if record.case != planned.case:
-        raise ValueError(f"it is of another case: {record.case.label}")
-    return record

@@ -11,13 +11,12 @@ from typing import Any
 
 from harness.measure.environment import against_lock, around, commit_and_dirty, snapshot
 from harness.measure.nvml import VARIABLE as GPU_VARIABLE
-from harness.schema.reason import of_exception
 from harness.schema.record import Record, utc_now
 from harness.schema.run import Run, latest
 from harness.schema.run_file import Job, Pair, Planned
 from harness.workers.pool import on_free_slots
 from harness.workers.process import DEFAULT_SLOT, GpuSlot, Launch, Limits, Stopped, WorkerProcess
-from harness.workers.protocol import WorkerLost, case_request, record_of
+from harness.workers.protocol import WorkerLost
 
 UNFINISHED = ("skipped", "killed", "unstarted")  # statuses of cases that a resumption always runs again
 Retry = Callable[[Record], bool]  # whether to measure a finished case with this record again
@@ -123,8 +122,7 @@ class _JobRun:
         whole = next(each for each in run.jobs if each.pair == self.job.pair)  # also the cases of other calls
         records = [each for each in latest(whole, run.job_records(whole)) if each.repeat == self.options.repeat]
         before = {record.case.key: record for record in records}
-        launch = replace(self.launch, env={**self.launch.env, **self.slot.env})
-        with WorkerProcess(launch, self.options.limits.start_s, self.stopped) as worker:
+        with WorkerProcess(self.launch, self.slot, self.options.limits.start_s, self.stopped) as worker:
             for planned in pending:
                 if self.stopped():
                     raise Stopped
@@ -153,31 +151,18 @@ class _JobRun:
         started_at, start = utc_now(), time.monotonic()
         policy = self.run.file.policy
         least = max(policy.min_samples, ceil(planned.min_samples / self.run.file.repeats))
-        request = case_request(planned, replace(policy, min_samples=least), self.run.mode)
-        try:
-            return self._checked(planned, worker.ask(request, self.options.limits.case_s))
-        except WorkerLost as lost:
-            record = self._unmeasured(worker, planned, lost.status, lost.reason)
-        except (KeyError, ValueError) as error:
-            worker.kill()
-            reason = f"the worker's answer is unusable: {of_exception(error)}"
-            record = self._unmeasured(worker, planned, "failed", reason)
-        return replace(record, started_at=started_at, wall_s=time.monotonic() - start)
-
-    def _checked(self, planned: Planned, answer: Mapping[str, Any]) -> Record:
-        """Return the record in an answer, with the load; ValueError if it cannot be true."""
-        record = replace(record_of(answer, planned), repeat=self.options.repeat)
-        environment = record.environment
-        self.slot.refuse_another_gpu(environment)
+        policy = replace(policy, min_samples=least)
         asked = self.run.file.requests[-1].machine if self.run.file.requests else {}
         of_gpu = bool(self.slot.device_id) or asked.get("device_kind") == "cuda"
-        if record.status == "ok" and of_gpu and environment.get("device_kind") != "cuda":
-            raise ValueError("it was measured on the CPU: the worker's packages see no GPU, but this run is for a GPU")
-        claimed_s, took_s = sum(record.samples_ms) * record.calls / 1e3, answer["waited_s"]
-        if claimed_s > took_s * 1.01 + 0.1:
-            raise ValueError(f"the samples add up to {claimed_s:.3g} s, but the case took only {took_s:.3g} s")
-        cpu = {**(environment.get("cpu") or {}), **answer["load"]}
-        return replace(record, environment={**environment, "cpu": cpu})
+        try:
+            record, _ = worker.ask(planned.case, policy, self.run.mode, self.options.limits.case_s)
+            if record.status == "ok" and of_gpu and record.environment.get("device_kind") != "cuda":
+                why = "it was measured on the CPU: the worker's packages see no GPU, but this run is for a GPU"
+                raise WorkerLost("failed", why)
+            return replace(record, repeat=self.options.repeat)
+        except WorkerLost as lost:
+            record = self._unmeasured(worker, planned, lost.status, lost.reason)
+        return replace(record, started_at=started_at, wall_s=time.monotonic() - start)
 
     def _unmeasured(self, worker: WorkerProcess, planned: Planned, status: str, reason: str) -> Record:
         found = worker.found
