@@ -8,7 +8,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -191,20 +191,21 @@ def uncommitted(root: Path) -> list[str] | None:
 def ask_git(root: Path, *arguments: str, timeout_s: float | None = 20) -> tuple[str, str]:
     """Run git in `root`; return (stdout, "") on success, otherwise ("", error message)."""
     # Without locks: a killed `git status` would leave the repository locked.
-    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
+    output, failure = output_of(["git", "--no-optional-locks", "-C", str(root), *arguments], timeout_s)
+    return output.rstrip(), " ".join(failure.split())
+
+
+def output_of(command: Sequence[str], timeout_s: float | None = 60, **env: str) -> tuple[str, str]:
+    """Run a program without input; return (stdout, "") on success, otherwise ("", what it printed or why it failed)."""
+    options: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "stdin": subprocess.DEVNULL}
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            stdin=subprocess.DEVNULL,
-            env=child_environment(),
-        )
+        done = subprocess.run(command, timeout=timeout_s, env=child_environment(env), **options)
     except FileNotFoundError:
-        return "", "git is not installed"
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return "", str(error)
+        return "", f"{command[0]} is not installed on this machine"
+    except subprocess.TimeoutExpired:
+        return "", f"{command[0]} gave no answer within {timeout_s:g} s"
+    except OSError as error:
+        return "", f"{command[0]} could not be started: {error.strerror}"
     if done.returncode:
-        return "", " ".join(done.stderr.split()) or f"git ended with status {done.returncode}"
-    return done.stdout.rstrip(), ""
+        return "", (done.stderr + done.stdout).strip() or f"{command[0]} ended with status {done.returncode}"
+    return done.stdout, ""

@@ -2,19 +2,17 @@
 
 import re
 import shlex
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from harness.measure.environment import child_environment
+from harness.measure.environment import output_of
 from harness.measure.ranges import range_names
 from harness.profiling.tools import ncu, nsys
 from harness.profiling.tools.trace import Runs, found_of
 from harness.schema.case import Case
 from harness.schema.profile import Counters, ProfileError
-from harness.schema.reason import of_exception
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Planned
@@ -154,15 +152,11 @@ def _ending(status: int, error_line: str) -> str:
 
 
 def _read_by(command: Sequence[str]) -> str:
-    env = child_environment({"LC_ALL": "C"})  # a comma separates thousands only
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_READ_S, env=env)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ProfileError(f"{command[0]} could not read its report: {of_exception(error)}") from None
-    if done.returncode:
-        words = ncu.complaint(done.stdout) or (done.stderr or done.stdout).strip().rpartition("\n")[2]
-        raise ProfileError(f"{command[0]} could not read its report: {words or f'status {done.returncode}'}")
-    return done.stdout
+    output, failure = output_of(command, _READ_S, LC_ALL="C")  # a comma separates thousands only
+    if failure:
+        words = ncu.complaint(failure) or failure.rpartition("\n")[2]
+        raise ProfileError(f"{command[0]} could not read its report: {words}")
+    return output
 
 
 def _text(path: Path | None) -> str:

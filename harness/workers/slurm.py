@@ -3,12 +3,11 @@
 import os
 import re
 import shlex
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.measure.environment import child_environment
+from harness.measure.environment import output_of
 from harness.schema.files import read_regular, write_atomically
 from harness.schema.record import RecordError
 from harness.schema.run import Run
@@ -16,7 +15,6 @@ from harness.schema.run_file import Pair, RunError
 from harness.workers.process import DEFAULT_SLOT, GpuSlot, Launch
 from harness.workers.scheduler import Options, run_jobs
 
-_PATIENCE_S = 60.0
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
 # The script sets these itself.
 _OURS = (
@@ -171,23 +169,8 @@ def refuse_submitted(folder: Path) -> None:
 
 
 def _ask(command: Sequence[str]) -> str:
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_PATIENCE_S,
-            stdin=subprocess.DEVNULL,
-            env=child_environment(),
-        )
-    except FileNotFoundError:
-        raise SlurmError(f"{command[0]}: is not on this machine; a node that submits to Slurm has it") from None
-    except subprocess.TimeoutExpired:
-        raise SlurmError(f"{command[0]}: gave no answer within {_PATIENCE_S:g} s") from None
-    except OSError as error:
-        raise SlurmError(f"{command[0]}: could not be started: {error.strerror}") from None
-    if done.returncode:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        raise SlurmError(f"{command[0]} failed: {'; '.join(lines[-2:]) or f'exit status {done.returncode}'}")
-    return done.stdout
+    output, failure = output_of(command)
+    if failure:
+        lines = [line.strip() for line in failure.splitlines() if line.strip()]
+        raise SlurmError(f"{command[0]} failed: {'; '.join(lines[-2:])}")
+    return output

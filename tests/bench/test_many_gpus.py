@@ -129,7 +129,7 @@ def test_status_of_a_copied_run_needs_no_slurm(tmp_path: Path, commands: Path) -
     ttt_bench("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2", "--out", "out", cwd=tmp_path, path=commands)
     done = ttt_bench("status", "out", cwd=tmp_path)
     assert done.returncode == 0
-    assert "squeue: is not on this machine" in done.stdout
+    assert "squeue is not installed on this machine" in done.stdout
 
 
 def test_what_slurm_refuses_is_said_and_the_plan_stays(tmp_path: Path, commands: Path) -> None:
@@ -140,7 +140,7 @@ def test_what_slurm_refuses_is_said_and_the_plan_stays(tmp_path: Path, commands:
     assert said.endswith("to submit it: ttt-bench run --slurm tasks=2,partition=gpuu --resume --out out")
     again = ttt_bench(*call, "--resume", cwd=tmp_path)  # where there is no command at all
     assert again.returncode == 2
-    assert "sbatch: is not on this machine" in again.stderr
+    assert "sbatch is not installed on this machine" in again.stderr
 
 
 def test_work_is_for_slurm(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_a_submission_without_slurm_is_not_over(folder: Path, monkeypatch: pytes
     monkeypatch.setenv("PATH", str(tmp_path))
     new_run(folder, [case()])
     (folder / JOB).write_text("55")
-    with pytest.raises(RunError, match=r"submitted as Slurm job 55, .*squeue: is not on this machine.*remove"):
+    with pytest.raises(RunError, match=r"submitted as Slurm job 55, .*squeue is not installed on this machine.*remove"):
         refuse_submitted(folder)
 
 
