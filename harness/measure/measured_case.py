@@ -97,27 +97,17 @@ class CaseRun:
         try:
             with self._stage("build"):
                 workload = system.build(self.case)
-                if not isinstance(workload, Workload):
-                    raise TypeError(f"{type(system).__name__}.build returned {workload!r:.60}, which is no Workload")
             self._owns_process = workload.engine_samples is not None
+            self._run(workload)
         except Skip as skip:
-            return self._end("skipped", sentence(str(skip)) or "the system gave no reason")
+            self._end("skipped", sentence(str(skip)) or "the system gave no reason")
         except NeedsFreshProcess:
             raise
         except (Exception, SystemExit) as error:
-            return self._fail(error)
-        try:
-            self._run(workload)
-        except (Exception, SystemExit) as error:
-            self._fail(error)
-        return None
-
-    def _fail(self, error: BaseException) -> None:
-        traceback.print_exception(error)
-        self.healthy = False
-        if is_out_of_memory(error):
-            return self._end("oom", of_exception(error))
-        return self._end("failed", of_exception(error) + raised_at(error))
+            traceback.print_exception(error)
+            self.healthy = False
+            is_oom = is_out_of_memory(error)
+            self._end("oom" if is_oom else "failed", of_exception(error) + ("" if is_oom else raised_at(error)))
 
     def _run(self, workload: Workload) -> None:
         self._claimed = dict(workload.metrics)

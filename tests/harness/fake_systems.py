@@ -59,7 +59,6 @@ RUNS: dict[str, Callable[[], object]] = {
     "oom": lambda: _raise(OutOfMemoryError("CUDA out of memory")),
     "oom-inside": _out_of_memory_deep_inside,
     "print": _print_garbage,
-    "skip-late": lambda: _raise(Skip("it was too late to say so")),
     "read": lambda: _raise(RuntimeError(f"stdin holds {sys.stdin.read()!r}")),
 }
 
