@@ -3,8 +3,10 @@
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,53 +41,27 @@ def _device_id(gpu: str | None = None) -> str:
 def on_free_slots(
     jobs: Iterable[T], slots: Sequence[GpuSlot], do: Callable[[T, GpuSlot, Callable[[], bool]], object]
 ) -> None:
-    """Run the jobs in order, each on the next free slot; several slots have a thread each.
+    """Run the jobs in order, each on the next free slot; each slot has a thread.
 
     do: called with job, slot, and a function that returns whether all jobs should end; `do` must then raise Stopped.
     If a job raises an exception, or at Ctrl-C, all jobs end. The first exception of a job is raised.
     """
-    stop, waiting, errors = threading.Event(), iter(list(jobs)), list[BaseException]()
+    stop, waiting = threading.Event(), iter(list(jobs))
 
-    def take_turns(slot: GpuSlot) -> None:
+    def serve(slot: GpuSlot, cores: set[int]) -> None:
+        os.sched_setaffinity(0, cores)  # of this thread and its workers
         for job in waiting:
             if stop.is_set():
                 return
             do(job, slot, stop.is_set)
 
-    def serve(slot: GpuSlot, cores: set[int], ended: threading.Event) -> None:
+    # A thread lives as long as its workers: the kernel kills a worker with the thread that started it.
+    with ThreadPoolExecutor(len(slots)) as threads:
         try:
-            os.sched_setaffinity(0, cores)  # of this thread and its workers
-            take_turns(slot)
-        except BaseException as error:
-            if not stop.is_set():
-                errors.append(error)
-            stop.set()
+            for served in as_completed(list(map(threads.submit, repeat(serve), slots, shares(len(slots))))):
+                served.result()
         finally:
-            ended.set()
-
-    if len(slots) == 1:
-        take_turns(slots[0])
-        return
-    under_way: list[threading.Event] = []  # one for each thread, set when it ends
-    try:
-        for slot, cores in zip(slots, shares(len(slots)), strict=True):
-            # A thread lives as long as its workers: the kernel kills a worker with the thread that started it.
-            ended = threading.Event()
-            threading.Thread(target=serve, args=(slot, cores, ended), daemon=True).start()
-            under_way.append(ended)
-        _wait_for(under_way)
-    finally:
-        stop.set()
-        _wait_for(under_way)
-    if errors:
-        raise errors[0]
-
-
-def _wait_for(under_way: Iterable[threading.Event]) -> None:
-    """Wait in short steps: before Python 3.13, a handler that raises breaks `Thread.join`."""
-    for ended in under_way:
-        while not ended.wait(0.2):
-            pass
+            stop.set()
 
 
 def shares(count: int) -> list[set[int]]:
