@@ -3,6 +3,7 @@
 The description is published, so it has no host names, user names or paths.
 """
 
+import json
 import os
 import platform
 import re
@@ -22,7 +23,6 @@ SOURCES = (".py", ".cu", ".cuh", ".h")
 _WITHOUT_RESULTS = ":(exclude)reports/results"
 COMMIT_VARIABLE = "TTT_BENCH_COMMIT"
 DIRTY = "-dirty"  # suffix of a commit with uncommitted changes, as in git describe
-UNKNOWN = "-unknown"  # suffix of a commit if git could not list changes
 
 _CONSTANT = {
     "name", "driver", "memory_bytes", "device_id", "power_limit_w", "max_sm_clock_mhz", "ecc", "compute_capability",
@@ -151,16 +151,15 @@ def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
     """Return (commit, dirty) of the checkout `root`, by default the one with this file.
 
     dirty: whether source files outside reports/results changed or are untracked, None if unknown.
-    Without a checkout, the variable TTT_BENCH_COMMIT gives both (see `marked_commit`); else the result is ("", None).
+    Without a checkout, the variable TTT_BENCH_COMMIT gives both, in JSON; else the result is ("", None).
     """
     root = root or _root()
     commit = ask_git(root, "rev-parse", "HEAD")[0] if (root / ".git").exists() else ""
     if commit:
         changed = uncommitted(root)
         return commit, None if changed is None else bool(changed)
-    variable = os.environ.get(COMMIT_VARIABLE, "")
-    named = variable.partition("-")[0]
-    return named, None if variable in ("", named + UNKNOWN) else variable == named + DIRTY
+    commit, dirty = json.loads(os.environ.get(COMMIT_VARIABLE, '["", null]'))
+    return commit, dirty
 
 
 def refusal_of_git(root: Path | None = None) -> str:
@@ -171,11 +170,6 @@ def refusal_of_git(root: Path | None = None) -> str:
 
 def _root() -> Path:
     return Path(__file__).resolve().parents[2]
-
-
-def marked_commit(commit: str, dirty: bool | None) -> str:
-    """Return a TTT_BENCH_COMMIT that `commit_and_dirty` reads, such as COMMIT-dirty."""
-    return commit and commit + {True: DIRTY, False: "", None: UNKNOWN}[dirty]
 
 
 def uncommitted(root: Path) -> list[str] | None:

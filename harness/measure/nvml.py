@@ -66,10 +66,8 @@ class Gpu:
 
     def throttle_reasons(self) -> list[str]:
         """Return the current reasons for throttling, such as sw_power_cap."""
-        bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
-        if bits is None:
-            bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")  # drivers before 535
-        return [name for bit, name in _THROTTLE.items() if (bits or 0) & bit]
+        bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons") or 0
+        return [name for bit, name in _THROTTLE.items() if bits & bit]
 
     def throttled(self) -> bool:
         """Whether the GPU is throttled; queries the driver once in `ASKED_EVERY_S` seconds.

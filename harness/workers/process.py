@@ -1,5 +1,6 @@
 """Start a system's worker process, send requests, and end it, even if it hangs."""
 
+import json
 import os
 import select
 import signal
@@ -13,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.measure.environment import COMMIT_VARIABLE, child_environment, commit_and_dirty, marked_commit
+from harness.measure.environment import COMMIT_VARIABLE, child_environment, commit_and_dirty, device_id_of
 from harness.schema.case import Case, Mode
 from harness.schema.policy import Policy
 from harness.schema.reason import error_line, of_exception, sentence
@@ -67,12 +68,6 @@ class GpuSlot:
     env: Mapping[str, str] = field(default_factory=dict)
     device_id: str = ""
     is_there: Callable[[], bool] = lambda: True
-
-    def refuse_another_gpu(self, environment: Mapping[str, Any]) -> None:
-        """Raise ValueError if a record's environment names another GPU than this slot's."""
-        found = (environment.get("gpu") or {}).get("device_id")
-        if self.device_id and found and found != self.device_id:
-            raise ValueError(f"it ran on the GPU {found}, not on {self.device_id}")
 
     def refuse_lost_gpu(self) -> None:
         """Raise RunError if the slot's GPU does not answer any more."""
@@ -177,7 +172,9 @@ class WorkerProcess:
                 raise WorkerLost("failed", "the case needs a fresh process, and a fresh worker refused it too")
             took_s, measured_load = time.monotonic() - start, load.reading()
             record = Record.from_dict(answer["record"])
-            self._slot.refuse_another_gpu(record.environment)
+            wanted, found_id = self._slot.device_id, device_id_of(record.environment)
+            if wanted and found_id and found_id != wanted:
+                raise ValueError(f"it ran on the GPU {found_id}, not on {wanted}")
             claimed_s = sum(record.samples_ms) * record.calls / 1e3
             if claimed_s > took_s * 1.01 + 0.1:
                 raise ValueError(f"the samples add up to {claimed_s:.3g} s, but the case took only {took_s:.3g} s")
@@ -335,7 +332,7 @@ def signal_of(status: int) -> str:
 
 def _environment(launch: Launch) -> dict[str, str]:
     """PYTHONSAFEPATH: modules in the current folder must not replace installed packages."""
-    commit = marked_commit(*commit_and_dirty(launch.root))
+    commit = json.dumps(commit_and_dirty(launch.root))
     env = child_environment({COMMIT_VARIABLE: commit, "PYTHONSAFEPATH": "1", **launch.env})
     return env | path_of_code(env, launch.root)
 

@@ -181,19 +181,10 @@ class _JobRun:
 
 @contextmanager
 def signals_raise() -> Iterator[None]:
-    """Raise KeyboardInterrupt at SIGTERM and SIGHUP in the block, except for ignored signals.
-
-    Only the main thread can set handlers; in others nothing changes.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def terminate(number: int, frame: object) -> None:
-        raise KeyboardInterrupt(signal.Signals(number).name)
-
+    """In the main thread, raise KeyboardInterrupt at SIGTERM and SIGHUP in the block, except for ignored signals."""
+    is_main = threading.current_thread() is threading.main_thread()  # others cannot set handlers
     wanted = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
-    earlier = {number: signal.signal(number, terminate) for number in wanted}
+    earlier = {number: signal.signal(number, signal.default_int_handler) for number in wanted if is_main}
     try:
         yield
     finally:

@@ -237,9 +237,8 @@ def test_git_explains_a_missing_commit(package_in: Path, monkeypatch: pytest.Mon
     ("value", "expected"),
     [
         (None, ("", None)),
-        ("abc", ("abc", False)),
-        ("abc-dirty", ("abc", True)),
-        ("abc-unknown", ("abc", None)),
+        ('["abc", true]', ("abc", True)),
+        ('["abc", null]', ("abc", None)),
     ],
 )
 def test_commit_without_a_checkout(
@@ -248,4 +247,3 @@ def test_commit_without_a_checkout(
     if value is not None:
         monkeypatch.setenv("TTT_BENCH_COMMIT", value)
     assert environment.commit_and_dirty() == expected
-    assert environment.marked_commit(*expected) == (value or "")

@@ -225,7 +225,7 @@ def test_ctrl_c_during_reading_is_no_failure(
 def test_sigterm_ends_profiling_as_ctrl_c_does(tmp_path: Path, fake: Any) -> None:
     fake()
     run = run_of(tmp_path)
-    with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+    with pytest.raises(KeyboardInterrupt):
         Profiler(run, launches(), WITH_NCU, on_times=lambda _: os.kill(os.getpid(), signal.SIGTERM)).jobs(run.jobs)
     with run.held():  # nobody has it any more
         assert [each.status for each in run.profiles().values()] == ["ok"]

@@ -190,7 +190,7 @@ def test_sigterm_handling_ends_with_the_run(folder: Path) -> None:
     def terminate(event: Event) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+    with pytest.raises(KeyboardInterrupt):
         measured(folder, [case()], on_event=terminate)
     assert signal.getsignal(signal.SIGTERM) is before
 
