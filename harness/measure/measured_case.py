@@ -170,14 +170,8 @@ class CaseRun:
         return None
 
     def _measure(self, workload: Workload, gpu: Gpu | None) -> None:
-        clock = clock_for(self.case, workload)
-        checker = CallChecker(self.case, workload)
-        metered = gpu if self.case.l2 == "warm" else None  # flushing the cache draws energy of its own
-        policy = self.policy
-        if metered and workload.engine_samples is None:  # the energy counter needs that long
-            policy = replace(policy, budget_s=max(policy.budget_s, LASTS_S))
-        energy = EnergyMeter(metered)
-        timing = self._timed(workload, clock, gpu, policy, energy, checker)
+        clock, checker = clock_for(self.case, workload), CallChecker(self.case, workload)
+        timing, energy = self._timed(workload, gpu, clock, checker)
         self._after = _machine_after(workload, gpu)  # before the GPU is idle or checks the outputs
         calls = clock.launches * workload.units
         self._known |= vars(timing) | {"calls": calls, "settings": workload.settings}
@@ -190,34 +184,32 @@ class CaseRun:
             self._accepts(self._checked(workload, clock, checker, timing))
 
     def _timed(
-        self,
-        workload: Workload,
-        clock: Clock,
-        gpu: Gpu | None,
-        policy: Policy,
-        energy: EnergyMeter,
-        checker: CallChecker,
-    ) -> Timing:
+        self, workload: Workload, gpu: Gpu | None, clock: Clock, checker: CallChecker
+    ) -> tuple[Timing, EnergyMeter]:
         throttled = gpu.throttled if gpu else never_throttled
-        forget = gpu.forget if gpu else lambda: None  # a record's throttle reasons are those of its samples
+        metered = gpu if self.case.l2 == "warm" else None  # flushing the cache draws energy of its own
+        policy, batches = self.policy, None
+        if workload.engine_samples is not None:
+            batches = iter(workload.engine_samples(policy))
+        elif metered:  # the energy counter needs that long
+            policy = replace(policy, budget_s=max(policy.budget_s, LASTS_S))
         with nvtx_range(self.case.phase):
-            if workload.engine_samples is not None:
-                batches = iter(workload.engine_samples(policy))
-                with self._stage("warm_up"):
-                    warm_up_engine(batches, policy, clock, throttled)
-                forget()
-                with self._stage("sample"), energy:
-                    return take_engine_samples(batches, policy, throttled)
             with self._stage("warm_up"):
-                clock.prepare(checker.run)
-                checker.before_sample()  # the first time takes tens of milliseconds, in which a GPU rests
-                warm_up(clock, policy, throttled)
-            forget()
-            with self._stage("sample"), energy:
-                least_s = LASTS_S if gpu and self.case.l2 == "warm" else LEAST_S
+                if batches:
+                    warm_up_engine(batches, policy, clock, throttled)
+                else:
+                    clock.prepare(checker.run)
+                    checker.before_sample()  # the first time takes tens of milliseconds, in which a GPU rests
+                    warm_up(clock, policy, throttled)
+            if gpu:
+                gpu.forget()  # a record's throttle reasons are those of its samples
+            with self._stage("sample"), EnergyMeter(metered) as energy:
+                if batches:
+                    return take_engine_samples(batches, policy, throttled), energy
+                least_s = LASTS_S if metered else LEAST_S
                 timing = take_samples(clock, policy, throttled, checker.before_sample, least_s)
         timing.samples_ms = [sample / workload.units for sample in timing.samples_ms]
-        return timing
+        return timing, energy
 
     def _checked(self, workload: Workload, clock: Clock, checker: CallChecker, timing: Timing) -> Checks:
         bound = lower_bound_check(workload, timing.samples_ms)
