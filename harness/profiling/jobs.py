@@ -13,6 +13,7 @@ from harness.measure.environment import around, snapshot
 from harness.measure.nvml import VARIABLE as GPU_VARIABLE
 from harness.profiling.tools.choice import Tools
 from harness.profiling.under_profiler import ToolLost, UnderProfiler
+from harness.schema.case import Case
 from harness.schema.profile import Counters, Profile, ProfileError, profile_path, read_profile, write_profile
 from harness.schema.reason import sentence
 from harness.schema.record import Record, utc_now
@@ -46,7 +47,7 @@ class Profiler:
     tools: Tools
     limits: Limits = field(default_factory=Limits)
     skip: Callable[[Planned], str] = lambda planned: ""
-    stand_in: Callable[[Planned], Planned] = lambda planned: planned
+    stand_in: Callable[[Case], Case] = lambda case: case
     say: Callable[[str], object] = lambda text: None
     on_times: Callable[[Profile], object] = lambda profile: None
     on_profile: Callable[[Profile], object] = lambda profile: None
@@ -160,26 +161,26 @@ class JobProfiler:
 
     def _times(self, planned: Planned) -> tuple[dict[str, Any], Record]:
         if self.tools.times == "kineto":
-            return self.under_profiler.by_kineto(planned)
+            return self.under_profiler.by_kineto(planned.case)
         try:
-            found, record = self.under_profiler.by_nsys(planned)
+            found, record = self.under_profiler.by_nsys(planned.case)
             return found | {"tools": {"nsys": self.tools.versions.get("nsys", "")}}, record
         except ProfileError as error:
             self._blame_the_case()
             why = self._give_up("times", error)
-            found, record = self.under_profiler.by_kineto(planned)
+            found, record = self.under_profiler.by_kineto(planned.case)
             return found | {"notes": [why, *found["notes"]]}, record
 
     def _with_ratios(self, profile: Profile) -> Profile:
-        stand_in = self.profiler.stand_in(Planned(profile.case))
+        stand_in = self.profiler.stand_in(profile.case)
         try:
             counters, command = self.under_profiler.by_ncu(profile.case, stand_in)
         except ProfileError as error:
             self._blame_the_case()
             why = f"{NOT_COUNTED}{self._give_up('ratios', error)}"
             return replace(profile, notes=(*profile.notes, why))
-        if stand_in.case != profile.case:
-            counted = f"Nsight Compute counted {stand_in.case.label}, the same kernels in a model of fewer layers"
+        if stand_in != profile.case:
+            counted = f"Nsight Compute counted {stand_in.label}, the same kernels in a model of fewer layers"
             profile = replace(profile, notes=(*profile.notes, counted))
         tools = {**profile.tools, "ncu": self.tools.versions.get("ncu", "")}
         return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command))

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from harness.measure.environment import output_of
 from harness.measure.ranges import range_names
@@ -15,7 +15,6 @@ from harness.schema.case import Case
 from harness.schema.profile import Counters, ProfileError
 from harness.schema.record import Record
 from harness.schema.run import Run
-from harness.schema.run_file import Planned
 from harness.workers.process import GpuSlot, Launch, Limits, WorkerProcess, signal_of
 from harness.workers.protocol import WorkerLost
 
@@ -45,20 +44,20 @@ class UnderProfiler:
     limits: Limits
     stopped: Callable[[], bool]
 
-    def by_kineto(self, planned: Planned) -> tuple[dict[str, Any], Record]:
+    def by_kineto(self, case: Case) -> tuple[dict[str, Any], Record]:
         """Profile a case with Kineto in a worker; return profile fields and the record."""
         launch, command = self._under()
         with WorkerProcess(launch, self.slot, self.limits.start_s, self.stopped) as worker:
-            keep = str(self._raw(planned.case, ".trace.json.gz"))
-            found, record = self._run_case(worker, planned, tool="kineto", keep=keep)
+            keep = str(self._raw(case, ".trace.json.gz"))
+            found, record = self._run_case(worker, case, tool="kineto", keep=keep)
         version = str(record.environment.get("software", {}).get("torch", ""))
         return found | {"tools": {"torch.profiler": version}, "commands": [command]}, record
 
-    def by_nsys(self, planned: Planned) -> tuple[dict[str, Any], Record]:
+    def by_nsys(self, case: Case) -> tuple[dict[str, Any], Record]:
         """Profile a case in a worker under Nsight Systems; return profile fields and the record."""
-        report, database = self._raw(planned.case, ".nsys-rep"), self._raw(planned.case, ".sqlite")
+        report, database = self._raw(case, ".nsys-rep"), self._raw(case, ".sqlite")
         wrapped, command = self._under(*nsys.wrapping(report))
-        values, record = self._captured(wrapped, planned, "nsys", report)
+        values, record = self._captured(wrapped, case, report)
         _read_by(nsys.exporting(report, database))
         timed, ranged = nsys.read(database)
         seen, apart = Runs(**values.pop("seen")), values.pop("apart")
@@ -68,14 +67,14 @@ class UnderProfiler:
         found["notes"] = [*values["notes"], *found["notes"]]
         return found | {"commands": [command]}, record
 
-    def by_ncu(self, case: Case, planned: Planned) -> tuple[dict[str, Counters], str]:
+    def by_ncu(self, case: Case, stand_in: Case) -> tuple[dict[str, Counters], str]:
         """Count with a worker under Nsight Compute; return (counters by kernel name, command).
 
-        planned: the case that runs, maybe a stand-in for `case`, whose key names the report.
+        stand_in: the case that runs; the key of `case` names the report.
         """
-        report, log = self._raw(case, ".ncu-rep"), self._raw(case, ".log")
-        wrapped, command = self._under(*ncu.wrapping(report, log, range_names(case.phase)))
-        self._captured(wrapped, planned, "ncu", report, log)
+        report = self._raw(case, ".ncu-rep")
+        wrapped, command = self._under(*ncu.wrapping(report, range_names(case.phase)))
+        self._captured(wrapped, stand_in, report)
         return ncu.read(_read_by(ncu.importing(report))), command
 
     def _under(self, *profiler: str) -> tuple[Launch, str]:
@@ -84,15 +83,13 @@ class UnderProfiler:
         words = [*launch.command, "-m", "harness.worker", launch.entry]
         return launch, shlex.join(_FOLDERS.sub("", word) for word in words)
 
-    def _captured(
-        self, wrapped: Launch, planned: Planned, tool: Literal["nsys", "ncu"], report: Path, log: Path | None = None
-    ) -> tuple[dict[str, Any], Record]:
-        report.unlink(missing_ok=True)
-        if log is not None:
-            log.write_text("")
+    def _captured(self, wrapped: Launch, case: Case, report: Path) -> tuple[dict[str, Any], Record]:
+        tool, log = wrapped.command[0], report.with_suffix(".log")
+        for path in (report, log):
+            path.unlink(missing_ok=True)
         with WorkerProcess(wrapped, self.slot, self.limits.start_s, self.stopped) as worker:
             try:
-                found, record = self._run_case(worker, planned, last=True, tool=tool)
+                found, record = self._run_case(worker, case, last=True, tool=tool)
                 status = worker.stop(STOP_S)
             except ToolLost as lost:
                 raise _why(tool, _text(log), str(lost), lost.status) from None
@@ -104,7 +101,7 @@ class UnderProfiler:
         return found, record
 
     def _run_case(
-        self, worker: WorkerProcess, planned: Planned, *, last: bool = False, **fields: Any
+        self, worker: WorkerProcess, case: Case, *, last: bool = False, **fields: Any
     ) -> tuple[dict[str, Any], Record]:
         """Return profile fields and record of a worker's answer; ToolLost unless it is usable and "ok".
 
@@ -112,7 +109,7 @@ class UnderProfiler:
         """
         policy, limit_s = self.run.file.policy, self.limits.case_s
         try:
-            record, found = worker.ask(planned.case, policy, "profile", limit_s, profiler=fields, last=last)
+            record, found = worker.ask(case, policy, "profile", limit_s, profiler=fields, last=last)
         except WorkerLost as lost:
             raise ToolLost(lost.reason, status=lost.status) from None
         if record.status != "ok":
@@ -159,8 +156,5 @@ def _read_by(command: Sequence[str]) -> str:
     return output
 
 
-def _text(path: Path | None) -> str:
-    try:
-        return path.read_text(errors="replace") if path else ""
-    except OSError:
-        return ""
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""

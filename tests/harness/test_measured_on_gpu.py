@@ -88,8 +88,9 @@ class FakeMeter:
     def __init__(self, device: FakeDevice | None) -> None:
         self.device = device
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> "FakeMeter":
         self.before = self.device.energy_j() if self.device else 0.0
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.joules = self.device.energy_j() - self.before if self.device else 0.0

@@ -160,7 +160,7 @@ def test_ncu_adds_counters_to_the_times_of_kineto(tmp_path: Path, fake: Any) -> 
 def test_ncu_counts_a_smaller_stand_in(tmp_path: Path, fake: Any) -> None:
     fake()
     run = run_of(tmp_path, mode="measure")
-    (found,), said = profile_all(run, WITH_NCU, stand_in=lambda each: replace(each, case=case(size="small")))
+    (found,), said = profile_all(run, WITH_NCU, stand_in=lambda each: case(size="small"))
     assert found.case == case()
     assert all(kernel.counters for kernel in found.kernels)
     assert profile_path(run.folder, case().key).with_suffix(".ncu-rep").exists()

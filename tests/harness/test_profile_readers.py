@@ -387,9 +387,9 @@ def test_the_longest_idle_time_of_an_engine_is_bounded() -> None:
 
 
 def test_the_ncu_command_has_every_metric_and_one_layer() -> None:
-    words = ncu.wrapping(Path("/a/b.ncu-rep"), Path("/a/b.log"), range_names("forward"))
+    words = ncu.wrapping(Path("/a/b.ncu-rep"), range_names("forward"))
     assert words[0] == "ncu"
-    request = ncu.wrapping(Path("/a/b.ncu-rep"), Path("/a/b.log"), range_names("request"))
+    request = ncu.wrapping(Path("/a/b.ncu-rep"), range_names("request"))
     assert [word for word in request if word not in words] == [
         "--nvtx-include=request]",
         "--nvtx-include=generate]",

@@ -62,11 +62,11 @@ _UNITS = {_TIME: ("ns", "nsecond"), _DRAM: ("byte",), _L2: ("byte",)}  # base un
 _ERROR = re.compile(r"^==ERROR==\s*(.+)$", re.MULTILINE)
 
 
-def wrapping(report: Path, log: Path, phase_ranges: Sequence[str]) -> list[str]:
+def wrapping(report: Path, phase_ranges: Sequence[str]) -> list[str]:
     """Return the start of a command that runs a worker under Nsight Compute.
 
     Inside `profiler_range`, Nsight Compute counts the kernels of `COUNTED_LAYER` and those outside all layers.
-    report, log: files that it writes. phase_ranges: names of the ranges that contain the layers.
+    report: a file that it writes; the log has the suffix .log. phase_ranges: names of the ranges around the layers.
     It replays each kernel with warm caches and free clocks, so its times differ from a run's.
     """
     return [
@@ -82,7 +82,7 @@ def wrapping(report: Path, log: Path, phase_ranges: Sequence[str]) -> list[str]:
         "--clock-control=none",
         "--graph-profiling=node",
         f"--metrics={','.join(METRICS)}",
-        f"--log-file={log}",
+        f"--log-file={report.with_suffix('.log')}",
         "--force-overwrite",
         f"--export={report}",
     ]
