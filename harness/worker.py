@@ -36,27 +36,17 @@ def load(entry: str) -> Any:
 def answer(system: SystemAdapter | None, request: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to a request "probe" or "case", for `line_of`.
 
-    system: the worker's adapter; None if every request names one as "entry". Raises ValueError for another request.
+    system: the worker's adapter; None if every request names one as "entry".
     """
     if "entry" in request:
         system = load(request["entry"])
     if system is None:
         raise ValueError("no system was named")
     if request["do"] == "probe":
-        return _probe(system)
-    if request["do"] == "case":
-        return _case(system, request)
-    raise ValueError(f"request {request['do']!r}: must be probe or case")
-
-
-def _probe(system: SystemAdapter) -> dict[str, Any]:
-    reason = sentence(system.unavailable())  # first: it may import torch, which a snapshot describes
-    environment, versions = snapshot(), versions_of(system.packages)
-    environment["software"] = environment["software"] | versions
-    return {"reason": reason, "versions": versions, "environment": environment}
-
-
-def _case(system: SystemAdapter, request: dict[str, Any]) -> dict[str, Any]:
+        reason = sentence(system.unavailable())  # first: it may import torch, which a snapshot describes
+        environment, versions = snapshot(), versions_of(system.packages)
+        environment["software"] = environment["software"] | versions
+        return {"reason": reason, "versions": versions, "environment": environment}
     case, policy, mode = Case.from_dict(request["case"]), Policy(**request["policy"]), request["mode"]
     profiler = (lambda *work: profile(*work, **request["profiler"])) if mode == "profile" else None
     run = CaseRun(case, policy, mode, profiler)

@@ -75,21 +75,20 @@ class Profiler:
         return [profile for profiles in found for profile in profiles.values()]
 
     def pending(self, job: Job) -> tuple[Planned, ...]:
-        """Return a job's cases to profile: all, or with `resume` the unfinished ones."""
-        kept = {planned: self.kept(planned) for planned in job.cases}
-        return tuple(planned for planned, found in kept.items() if found is None or self.lacks_counters(found))
+        """Return a job's cases to profile: all, or with `resume` those without times, or without requested counters."""
+
+        def is_done(found: Profile | None) -> bool:
+            return bool(found and (not self.tools.ratios or any(kernel.counters for kernel in found.kernels)))
+
+        return tuple(planned for planned in job.cases if not is_done(self.kept(planned)))
 
     def kept(self, planned: Planned) -> Profile | None:
         """Return the case's profile of an earlier call, which has times; None without one or without `resume`."""
         path = profile_path(self.run.folder, planned.case.key)
         with suppress(ProfileError):
-            found = read_profile(path) if self.resume and path.exists() else None
-            return found if found and found.status == "ok" else None
+            if self.resume and path.exists() and (found := read_profile(path)).status == "ok":
+                return found
         return None
-
-    def lacks_counters(self, found: Profile) -> bool:
-        """Whether a profile with times should have counters and has none."""
-        return bool(self.tools.ratios) and not any(kernel.counters for kernel in found.kernels)
 
 
 class JobProfiler:

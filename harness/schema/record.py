@@ -19,6 +19,7 @@ from harness.schema.reason import clipped, invalid, printable
 SCHEMA_VERSION = 4  # of records
 _OLDEST = 2  # version of records that can be read
 _OLDER_SETTINGS = {"gated": "checked", "gate_limits": "check_limits"}  # of schemas 2 and 3, with today's names
+NO_JSON = "is not JSON, so it is damaged or another file"
 MESSAGE_LIMIT = 5000  # characters; paths alone may have 4096
 
 STATUSES = ("ok", "incorrect", "failed", "killed", "unstarted", "timeout", "oom", "skipped")
@@ -44,7 +45,7 @@ def parsed(adapter: TypeAdapter[T], text: bytes | str, refusal: type[RecordError
         return adapter.validate_json(text)
     except ValidationError as error:
         broken = error.errors()[0]["type"] == "json_invalid"
-        raise refusal("is not JSON, so it is damaged or another file" if broken else invalid(error)) from None
+        raise refusal(NO_JSON if broken else invalid(error)) from None
 
 
 def json_values(value: Any) -> Any:
@@ -186,7 +187,16 @@ class RecordFile:
                 lines = _complete(read_regular(self.path)).split(b"\n")[:-1]
             except FileNotFoundError:
                 return []
-        return [_parse(f"{self.path}, line {number}", line) for number, line in enumerate(lines, start=1)]
+        records = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                records.append(Record.from_json(line))
+            except RecordError as error:
+                again = (
+                    "; delete that line, and `run --resume` measures its case again" if NO_JSON in str(error) else ""
+                )
+                raise RecordError(f"{self.path}, line {number}: {error}{again}") from None
+        return records
 
 
 def _complete(content: bytes) -> bytes:
@@ -200,11 +210,3 @@ def _complete(content: bytes) -> bytes:
         except ValueError:
             return content[: -len(last)]
     return content + b"\n"
-
-
-def _parse(where: str, line: bytes) -> Record:
-    try:
-        return Record.from_json(line)
-    except RecordError as error:
-        advice = "; delete that line, and `run --resume` measures its case again" if "not JSON" in str(error) else ""
-        raise RecordError(f"{where}: {error}{advice}") from None

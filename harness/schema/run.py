@@ -16,12 +16,14 @@ from pathlib import Path
 
 from harness.schema.case import Case, Mode
 from harness.schema.catalogue import Catalogue
-from harness.schema.files import listed, refusing, write_atomically
+from harness.schema.files import listed, read_regular, refusing, write_atomically
 from harness.schema.profile import Profile, profile_path, read_profile
-from harness.schema.record import Record, RecordFile
-from harness.schema.run_file import FILE, RUN_FILE, Job, PastRequest, RunError, RunFile, read_run_file
+from harness.schema.reason import clipped
+from harness.schema.record import Record, RecordFile, parsed
+from harness.schema.run_file import FILE, RUN_FILE, Job, PastRequest, RunError, RunFile
 
 _OURS = ("records", "profiles")  # allowed in a folder without a run.json
+_REASON_LIMIT = 400  # characters of a sentence about run.json
 _STATUS_S = 0.5  # how long a run waits for `ttt-bench status`, which locks it for a moment
 _SUBMIT_S = 60.0  # how long a Slurm task waits for the process that submits it to unlock the run
 
@@ -61,8 +63,19 @@ class Run:
 
     @classmethod
     def open(cls, folder: Path) -> "Run":
-        """Open the run in `folder` and check its run.json."""
-        return cls(folder, read_run_file(folder))
+        """Open the run in `folder`; RunError if its run.json is missing or invalid."""
+        path = folder / FILE
+        with refusing(path, "read", RunError):
+            if not folder.is_dir():
+                why = "is not a folder" if folder.exists() else "no such folder"
+                raise RunError(f"{folder}: {why}; name a run's folder")
+            if not path.exists():
+                raise RunError(f"{folder}: is not a run: it has no {FILE}")
+            data = read_regular(path)
+        try:
+            return cls(folder, parsed(RUN_FILE, data, RunError))
+        except RunError as error:
+            raise RunError(f"{path}: {clipped(str(error), _REASON_LIMIT)}") from None
 
     @staticmethod
     def exists(folder: Path) -> bool:

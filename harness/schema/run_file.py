@@ -2,20 +2,17 @@
 
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
 from harness.schema.case import Case, Device, Mode, Stored
 from harness.schema.catalogue import Catalogue
-from harness.schema.files import read_regular, refusing
 from harness.schema.policy import Policy
 from harness.schema.reason import clipped
-from harness.schema.record import JsonObject, RecordError, parsed
+from harness.schema.record import JsonObject, RecordError
 
 FILE = "run.json"
-_REASON_LIMIT = 400  # characters
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")  # part of a file's name
 
 Pair = tuple[str, str]  # (system, backend)
@@ -103,19 +100,3 @@ class RunFile(Stored):
 
 
 RUN_FILE: TypeAdapter[RunFile] = TypeAdapter(RunFile)
-
-
-def read_run_file(folder: Path) -> RunFile:
-    """Return the checked content of run.json; RunError if it is missing or invalid."""
-    path = folder / FILE
-    with refusing(path, "read", RunError):
-        if not folder.is_dir():
-            why = "is not a folder" if folder.exists() else "no such folder"
-            raise RunError(f"{folder}: {why}; name a run's folder")
-        if not path.exists():
-            raise RunError(f"{folder}: is not a run: it has no {FILE}")
-        data = read_regular(path)
-    try:
-        return parsed(RUN_FILE, data, RunError)
-    except RunError as error:
-        raise RunError(f"{path}: {clipped(str(error), _REASON_LIMIT)}") from None

@@ -84,7 +84,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class WorkerProcess:
-    """A system's worker process, which ends with the `with` block, and the requests to it.
+    """Runs a system's worker process and sends it requests; the process ends with the `with` block.
 
     The first request starts the worker; the next one after a failure or an unhealthy answer starts a new one. When a
     worker ends, two nested wardens (`warden.py`) kill its descendants.
@@ -193,6 +193,9 @@ class WorkerProcess:
         self._buffer, self._errors = bytearray(), b""
         launch = self.launch
         command = [*launch.command, "-m", "harness.worker", *([launch.entry] if launch.entry else [])]
+        commit = json.dumps(commit_and_dirty(launch.root))
+        # PYTHONSAFEPATH: modules in the current folder must not replace installed packages.
+        env = child_environment({COMMIT_VARIABLE: commit, "PYTHONSAFEPATH": "1", **launch.env})
         # Two wardens: each kills the descendants if the other is killed.
         guard = [sys.executable, "-I", "-S", warden.__file__] * 2
         try:
@@ -201,7 +204,7 @@ class WorkerProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=_environment(launch),
+                env=env | path_of_code(env, launch.root),
                 start_new_session=True,
             )
             self._open = [pipe for pipe in (process.stdout, process.stderr) if pipe]  # until the worker closes them
@@ -328,13 +331,6 @@ def signal_of(status: int) -> str:
     # The warden, shells and container clients report a signal as 128 + its number.
     number = -status if status < 0 else status - 128
     return signal.Signals(number).name if number in {each.value for each in signal.Signals} else ""
-
-
-def _environment(launch: Launch) -> dict[str, str]:
-    """PYTHONSAFEPATH: modules in the current folder must not replace installed packages."""
-    commit = json.dumps(commit_and_dirty(launch.root))
-    env = child_environment({COMMIT_VARIABLE: commit, "PYTHONSAFEPATH": "1", **launch.env})
-    return env | path_of_code(env, launch.root)
 
 
 def path_of_code(env: Mapping[str, str], root: Path | None = None) -> dict[str, str]:
