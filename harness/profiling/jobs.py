@@ -60,18 +60,12 @@ class Profiler:
         Raises RunError if a GPU does not answer any more.
         """
         found: list[dict[str, Profile]] = [{} for _ in jobs]  # by case key
-
-        def times(number: int, slot: GpuSlot, stopped: Callable[[], bool]) -> None:
-            JobProfiler(self, jobs[number], slot, stopped).times(found[number])
-
-        def ratios(number: int, slot: GpuSlot, stopped: Callable[[], bool]) -> None:
-            JobProfiler(self, jobs[number], slot, stopped).ratios(found[number])
-
+        tasks = list(zip(jobs, found, strict=True))
         with signals_raise(), self.run.held():
             (self.run.folder / "profiles").mkdir(exist_ok=True)
-            on_free_slots(range(len(jobs)), slots, times)
+            on_free_slots(tasks, slots, lambda task, *where: JobProfiler(self, task[0], *where).times(task[1]))
             if self.tools.ratios:  # on one GPU: Nsight Compute locks a file of the machine
-                on_free_slots(range(len(jobs)), slots[:1], ratios)
+                on_free_slots(tasks, slots[:1], lambda task, *where: JobProfiler(self, task[0], *where).ratios(task[1]))
         return [profile for profiles in found for profile in profiles.values()]
 
     def pending(self, job: Job) -> tuple[Planned, ...]:

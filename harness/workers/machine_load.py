@@ -10,27 +10,22 @@ _STAT = "/proc/stat"
 BUSY_SHARE, IDLE_SHARE = 0.1, 0.1
 
 
-class LoadMeter:
-    """Measures the CPU time of processes other than `pid` and its descendants."""
+CpuSeconds = tuple[float, float, float]
 
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._start = _cpu_seconds(pid)
 
-    def reading(self) -> dict[str, Any]:
-        """Return others_share and idle_share, in [0, 1], since the creation; {} within a clock tick.
+def load_between(start: CpuSeconds, end: CpuSeconds) -> dict[str, Any]:
+    """Return others_share and idle_share, in [0, 1], between two results of `cpu_seconds`; {} within a clock tick.
 
-        They are shares of this thread's cores that other processes and no process used.
-        """
-        now = _cpu_seconds(self._pid)
-        busy, idle, own = (after - before for after, before in zip(now, self._start, strict=True))
-        whole = busy + idle
-        if whole <= 0:
-            return {}
-        return {
-            "others_share": round(min(1.0, max(0.0, (busy - own) / whole)), 4),
-            "idle_share": round(min(1.0, max(0.0, idle / whole)), 4),
-        }
+    They are shares of this thread's cores that other processes and no process used.
+    """
+    busy, idle, own = (after - before for after, before in zip(end, start, strict=True))
+    whole = busy + idle
+    if whole <= 0:
+        return {}
+    return {
+        "others_share": round(min(1.0, max(0.0, (busy - own) / whole)), 4),
+        "idle_share": round(min(1.0, max(0.0, idle / whole)), 4),
+    }
 
 
 def is_loaded(environment: dict[str, Any]) -> bool:
@@ -45,7 +40,7 @@ def load_note(environment: dict[str, Any]) -> str:
     return f"contended: other programs used {share:.0%} of the CPU"
 
 
-def _cpu_seconds(pid: int) -> tuple[float, float, float]:
+def cpu_seconds(pid: int) -> CpuSeconds:
     """Return CPU seconds (busy, idle, own) of this thread's cores; own: `pid` and descendants."""
     cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     tick = os.sysconf("SC_CLK_TCK")

@@ -21,7 +21,7 @@ from harness.schema.reason import error_line, of_exception, sentence
 from harness.schema.record import Record
 from harness.schema.run_file import RunError
 from harness.workers import warden
-from harness.workers.machine_load import LoadMeter
+from harness.workers.machine_load import cpu_seconds, load_between
 from harness.workers.protocol import Probe, WorkerLost, answer_in, line_of
 
 _STOP_S = 10.0  # until a stopping worker is killed; engines shut down slowly
@@ -163,14 +163,15 @@ class WorkerProcess:
                 if not found.available:
                     raise WorkerLost(found.status, found.reason)
                 assert self._process is not None
-                start, load = time.monotonic(), LoadMeter(self._process.pid)
+                pid, start = self._process.pid, time.monotonic()
+                cpu_start = cpu_seconds(pid)
                 answer = self._answer(request, limit_s)
                 if not answer.get("fresh"):
                     break
                 self.stop()
             else:
                 raise WorkerLost("failed", "the case needs a fresh process, and a fresh worker refused it too")
-            took_s, measured_load = time.monotonic() - start, load.reading()
+            took_s, load = time.monotonic() - start, load_between(cpu_start, cpu_seconds(pid))
             record = Record.from_dict(answer["record"])
             wanted, found_id = self._slot.device_id, device_id_of(record.environment)
             if wanted and found_id and found_id != wanted:
@@ -186,7 +187,7 @@ class WorkerProcess:
             raise WorkerLost("failed", f"the worker's answer is unusable: {of_exception(error)}") from None
         if not answer.get("healthy") and not last:
             self.kill()
-        cpu = {**(record.environment.get("cpu") or {}), **measured_load}
+        cpu = {**(record.environment.get("cpu") or {}), **load}
         return replace(record, environment=record.environment | {"cpu": cpu}), answer.get("profile", {})
 
     def _start(self) -> subprocess.Popen[bytes]:
