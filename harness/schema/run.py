@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.schema.case import Case, Mode
@@ -22,17 +22,17 @@ from harness.schema.reason import clipped
 from harness.schema.record import Record, RecordFile, parsed
 from harness.schema.run_file import FILE, RUN_FILE, Job, PastRequest, RunError, RunFile
 
-_OURS = ("records", "profiles")  # allowed in a folder without a run.json
 _REASON_LIMIT = 400  # characters of a sentence about run.json
 _STATUS_S = 0.5  # how long a run waits for `ttt-bench status`, which locks it for a moment
 _SUBMIT_S = 60.0  # how long a Slurm task waits for the process that submits it to unlock the run
 
 
+@dataclass(eq=False)
 class Run:
     """A run's folder and its run.json; `create` and `open` raise RunError if they fail."""
 
-    def __init__(self, folder: Path, file: RunFile) -> None:
-        self.folder, self.file = folder, file
+    folder: Path
+    file: RunFile
 
     @classmethod
     def create(cls, folder: Path, file: RunFile) -> "Run":
@@ -50,16 +50,13 @@ class Run:
     def refuse_held(folder: Path) -> None:
         """Raise RunError if `folder` is a file, or already has a run or other files."""
         with refusing(folder, "read", RunError):
-            held, recorded = os.path.lexists(folder / FILE), listed(folder / "records")
-            others = [path.name for path in listed(folder) if path.name not in _OURS]
+            held, others = os.path.lexists(folder / FILE), listed(folder)
         if held:
             raise RunError(f"{folder}: holds a run already; resume it (--resume) or name another folder")
-        if recorded:
-            raise RunError(f"{folder}: has records but no {FILE}; restore {FILE} or name another folder")
         if folder.exists() and not folder.is_dir():
             raise RunError(f"{folder}: is not a folder; name another for the run")
         if others:
-            raise RunError(f"{folder}: holds no run, but {others[0]}; name another folder")
+            raise RunError(f"{folder}: holds no {FILE}, but {others[0].name}; name another folder")
 
     @classmethod
     def open(cls, folder: Path) -> "Run":
@@ -97,9 +94,9 @@ class Run:
     def save(self) -> None:
         """Write run.json whole or not at all, or raise RunError."""
         with refusing(self.folder, "written", RunError):
-            (self.folder / "records").mkdir(exist_ok=True)
             values = RUN_FILE.dump_python(self.file, mode="json")
             write_atomically(self.folder / FILE, json.dumps(values, separators=(",", ":")) + "\n")
+            (self.folder / "records").mkdir(exist_ok=True)
 
     def joined(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
         """Return the run's jobs with those of a later request; a case in both is planned once."""

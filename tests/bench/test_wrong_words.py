@@ -76,4 +76,4 @@ def test_records_without_a_run_json_cannot_be_resumed(tmp_path, call):
     (tmp_path / "out" / "records").mkdir(parents=True)
     (tmp_path / "out" / "records" / "transformer-torch.jsonl").touch()
     done = called(*call, "quick", "--systems", "transformer", "--device", "cpu", "--out", "out", cwd=tmp_path)
-    assert_one_sentence(done, "out: has records but no run.json; restore run.json or name another folder")
+    assert_one_sentence(done, "out: holds no run.json, but records; name another folder")

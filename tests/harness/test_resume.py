@@ -37,7 +37,7 @@ def test_never_overwrites(folder: Path) -> None:
     with pytest.raises(RunError, match=r"holds a run already; resume it \(--resume\) or name another folder"):
         new_run(folder, [case(batch=9)])
     (folder / "run.json").unlink()
-    with pytest.raises(RunError, match=r"has records but no run\.json; restore run\.json"):
+    with pytest.raises(RunError, match=r"holds no run\.json, but records"):
         new_run(folder, [case(batch=9)])
     assert all(path.read_bytes() == held for path, held in before.items() if path.name != "run.json")
 
