@@ -286,9 +286,7 @@ class WorkerProcess:
         return process.returncode
 
     def _death(self, process: subprocess.Popen[bytes]) -> WorkerLost:
-        code = self._status(process, _STOP_S)
-        if code is None:
-            return WorkerLost("failed", self._with_error_line("the worker closed its output"))
+        code = self._status(process, _STOP_S) or 0  # its wardens hold its output open, so it has ended
         if code == warden.NOT_STARTED:
             return WorkerLost("failed", self.error_line or "the worker could not be started")
         if name := signal_of(code):

@@ -33,8 +33,11 @@ def main(command: list[str]) -> int:
     child = os.fork()
     if child == 0:
         _become(command, prctl, warden)
-    _release_streams()
-    return _wait_for(child)
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == child:
+            kill_descendants()
+            return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def _become(command: list[str], prctl: "ctypes._NamedFuncPointer", warden: int) -> None:
@@ -49,22 +52,6 @@ def _become(command: list[str], prctl: "ctypes._NamedFuncPointer", warden: int) 
     except OSError as error:
         os.write(2, f"{os.path.basename(command[0])} could not be started: {error.strerror}\n".encode())
         os._exit(NOT_STARTED)
-
-
-def _release_streams() -> None:
-    """Close stdin and stdout here, so that the caller sees when the command closes its own."""
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
-    os.close(null)
-
-
-def _wait_for(child: int) -> int:
-    while True:
-        pid, status = os.waitpid(-1, 0)
-        if pid == child:
-            kill_descendants()
-            return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def _end(number: int, frame: object) -> None:
