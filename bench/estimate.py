@@ -8,7 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from harness.schema.record import RecordError
+from harness.quality import by_case
+from harness.schema.record import Record, RecordError
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned
 
@@ -26,36 +27,29 @@ def past_durations(machine: Mapping[str, Any] | None, out: Path) -> Durations:
     kind = machine["device_kind"] if machine else "cuda"
     out = out.resolve()
     own = {out, *_runs_in(out.parent), *_runs_in(out)}
-    return _medians(map(_published, _runs_in(RESULTS) - own), kind) | _medians(map(_timed, own), kind)
+    return _medians(map(_published, _runs_in(RESULTS) - own), kind) | _medians(map(_tried, own), kind)
 
 
 def _runs_in(folder: Path) -> set[Path]:
     return {path.parent for path in folder.glob("*/run.json")} if folder.is_dir() else set()
 
 
-def _timed(folder: Path) -> list[tuple[str | None, str, float]]:
-    """Return (kind of device, case key, seconds) for each case that ran."""
+def _tried(folder: Path) -> list[Record]:
+    """Return the records of cases that ran, if the folder has a run that can be read."""
     try:
-        run = Run.open(folder) if Run.exists(folder) else None
-        records = run.records() if run and run.mode == "measure" else []
+        run = Run.open(folder)
+        records = run.records() if run.mode == "measure" else []
     except RecordError:
         return []
-    return [
-        (record.environment.get("device_kind"), record.case.key, record.wall_s)
-        for record in records
-        if record.wall_s and record.status in ("ok", "incorrect", "oom", "timeout")
-    ]
+    return [each for each in records if each.wall_s and each.status in ("ok", "incorrect", "oom", "timeout")]
 
 
-_published = cache(_timed)  # published runs do not change, and take a second to read
+_published = cache(_tried)  # published runs do not change, and take a second to read
 
 
-def _medians(runs: Iterable[list[tuple[str | None, str, float]]], kind: str) -> dict[str, float]:
-    found: dict[str, list[float]] = {}
-    for device_kind, key, seconds in chain(*runs):
-        if device_kind == kind:
-            found.setdefault(key, []).append(seconds)
-    return {key: median(seconds) for key, seconds in found.items()}
+def _medians(runs: Iterable[list[Record]], kind: str) -> dict[str, float]:
+    cases = by_case(record for record in chain(*runs) if record.environment.get("device_kind") == kind)
+    return {key: median(record.wall_s for record in records) for key, records in cases.items()}
 
 
 def job_seconds(cases: Iterable[Planned], past: Durations) -> float:
