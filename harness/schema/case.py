@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -57,12 +56,9 @@ _Value = Annotated[Scalar, PlainValidator(_scalar)]
 
 def _sorted_options(options: Any) -> Any:
     try:
-        ordered = tuple(sorted(options.items() if isinstance(options, Mapping) else map(tuple, options)))
+        return tuple(sorted(dict(options).items()))
     except TypeError:
         raise ValueError("must be an object or pairs of name and value") from None
-    if len(dict(ordered)) < len(ordered):
-        raise ValueError("an option is named twice")
-    return ordered
 
 
 @dataclass(frozen=True, config=STORED)

@@ -1,6 +1,5 @@
 """Contents of run.json: the planned cases, the requests, and the catalogue."""
 
-import re
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -9,11 +8,9 @@ from pydantic import Field, TypeAdapter
 from harness.schema.case import Case, Device, Mode, Stored
 from harness.schema.catalogue import Catalogue
 from harness.schema.policy import Policy
-from harness.schema.reason import clipped
 from harness.schema.record import JsonObject, RecordError
 
 FILE = "run.json"
-_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")  # part of a file's name
 
 Pair = tuple[str, str]  # (system, backend)
 
@@ -46,14 +43,6 @@ class Job(Stored):
     system: str
     backend: str
     cases: tuple[Planned, ...]
-
-    def __post_init__(self) -> None:
-        for part in self.pair:
-            if not _SAFE_NAME.fullmatch(part):
-                raise ValueError(f"job {clipped(repr(part), 60)}: not allowed in a file's name")
-        for planned in self.cases:
-            if (planned.case.system, planned.case.backend) != self.pair:
-                raise ValueError(f"job {self.name}: has a case of {planned.case.system_backend}")
 
     @property
     def name(self) -> str:

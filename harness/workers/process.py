@@ -108,9 +108,7 @@ class WorkerProcess:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.stop()
-        self.kill()
+        self.kill() if kind else self.stop()
 
     def ready(self) -> Probe:
         """Start and probe a worker unless one is running; return the last probe."""
@@ -131,13 +129,10 @@ class WorkerProcess:
         """
         try:
             answer = self._answer({"do": "probe"} | ({"entry": entry} if entry else {}), self._start_s)
-            return Probe(*(answer[name] for name in ("reason", "versions", "environment")))
+            return Probe(answer["reason"], answer["versions"], answer["environment"])
         except WorkerLost as lost:
-            why = lost.reason
-        except KeyError as error:
-            why = f"its answer has no {error}"
-        self.kill()
-        return Probe(f"the system could not be started: {why}", status="unstarted")
+            self.kill()
+            return Probe(f"the system could not be started: {lost.reason}", status="unstarted")
 
     def ask(
         self,

@@ -82,7 +82,6 @@ def test_neither_a_default_nor_a_suite_is_in_the_key() -> None:
         ({"options": {"a": 1 << 63}}, "options"),
         ({"options": {"a": [1]}}, "options"),
         ({"options": {"a": float("nan")}}, "options"),
-        ({"options": (("a", 1), ("a", 2))}, "options"),
         ({"colour": "red"}, "colour"),
     ],
 )
