@@ -71,15 +71,10 @@ def run_jobs(
     A case with a record runs again if its status is in `UNFINISHED`, or if `options.retry` returns True.
     launches: the worker command of each (system, backend). slots: GPU slots.
     shared: whether this process is a Slurm task, which shares the run; otherwise it locks the run.
-    Raises RecordError for an unusable file, RunError if a GPU does not answer any more, ValueError for a job without
-    a launch.
+    Raises RecordError for an unusable file, and RunError if a GPU does not answer any more.
     A KeyboardInterrupt (also for SIGTERM and SIGHUP) passes through after the workers are killed.
     """
     jobs = run.jobs if options.jobs is None else options.jobs
-    for job in jobs:
-        if job.pair not in launches:
-            known = ", ".join("/".join(pair) for pair in sorted(launches)) or "none"
-            raise ValueError(f"system {'/'.join(job.pair)}: unknown; there are {known}")
     with signals_raise(), run.held(shared):
         todo = {job.name: unfinished(run, job, options.repeat, options.retry) for job in jobs}
         lock = threading.Lock()
