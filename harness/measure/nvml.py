@@ -42,10 +42,10 @@ class Gpu:
         """
         capability = self._ask("nvmlDeviceGetCudaComputeCapability")
         ecc = self._ask("nvmlDeviceGetEccMode")
-        uuid = _text(self._ask("nvmlDeviceGetUUID"))
+        uuid = self._ask("nvmlDeviceGetUUID") or ""
         return {
-            "name": _text(self._ask("nvmlDeviceGetName")),
-            "driver": _text(_quietly(self._nvml.nvmlSystemGetDriverVersion)),
+            "name": self._ask("nvmlDeviceGetName") or "",
+            "driver": _quietly(self._nvml.nvmlSystemGetDriverVersion) or "",
             "memory_bytes": getattr(self._ask("nvmlDeviceGetMemoryInfo"), "total", None),
             "device_id": hashlib.sha256(uuid.encode()).hexdigest()[:8] if uuid else "",
             "power_limit_w": self._thousandth("nvmlDeviceGetEnforcedPowerLimit"),
@@ -117,11 +117,8 @@ def open_gpu(visible: str | None = None) -> Gpu | None:
 
 def visible_gpus() -> list[str]:
     """Return the GPUs that this process can use, as in CUDA_VISIBLE_DEVICES: indices or UUIDs."""
-    pynvml = _initialised()
-    if pynvml is None:
-        return []
     visible = os.environ.get(VARIABLE)
-    count = _quietly(pynvml.nvmlDeviceGetCount) or 0
+    count = _quietly(lambda: _initialised().nvmlDeviceGetCount()) or 0
     names = [str(number) for number in range(count)] if visible is None else visible.split(",")
     return [name.strip() for name in names if name.strip() and open_gpu(name)]
 
@@ -160,7 +157,7 @@ def _by_uuid(pynvml: Any, name: str) -> Any:
     if found := _quietly(lambda: pynvml.nvmlDeviceGetHandleByUUID(name)):
         return found
     devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-    named = [device for device in devices if _text(pynvml.nvmlDeviceGetUUID(device)).startswith(name)]
+    named = [device for device in devices if pynvml.nvmlDeviceGetUUID(device).startswith(name)]
     return named[0] if len(named) == 1 else None
 
 
@@ -177,10 +174,6 @@ def _quietly(ask: Callable[[], Any]) -> Any:
         return ask()
     except Exception:  # NVML raises one class per error code, such as "not supported"
         return None
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else value or ""
 
 
 def is_hot(environment: Mapping[str, Any]) -> bool:

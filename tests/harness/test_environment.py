@@ -22,7 +22,7 @@ class FakeNvml(ModuleType):
         self.opened: list[Any] = []
         answers = {
             "nvmlInit": lambda: None,
-            "nvmlSystemGetDriverVersion": lambda: b"580.1",
+            "nvmlSystemGetDriverVersion": lambda: "580.1",
             "nvmlDeviceGetName": lambda h: "NVIDIA H100",
             "nvmlDeviceGetUUID": lambda h: f"GPU-{uuid}" if uuid else None,
             "nvmlDeviceGetMemoryInfo": lambda h: SimpleNamespace(total=80 << 30),
