@@ -214,7 +214,6 @@ def latest(job: Job, records: Iterable[Record]) -> list[Record]:
         before = last.get((record.case.key, record.repeat))
         record.earlier = [*before.earlier, before] if before else []
         last[record.case.key, record.repeat] = record
-    by_case: dict[str, list[Record]] = {}
-    for key, repeat in sorted(last, key=lambda each: each[1]):
-        by_case.setdefault(key, []).append(last[key, repeat])
-    return [record for planned in job.cases for record in by_case.get(planned.case.key, [])]
+    place = {planned.case.key: number for number, planned in enumerate(job.cases)}
+    of_job = [record for record in last.values() if record.case.key in place]
+    return sorted(of_job, key=lambda record: (place[record.case.key], record.repeat))

@@ -8,15 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from harness.measure.ranges import is_layer
-from harness.schema.profile import (
-    TIMELINE_LIMIT,
-    Kernel,
-    ProfileError,
-    Range,
-    RangeKernel,
-    Timeline,
-    short_name,
-)
+from harness.schema.profile import TIMELINE_LIMIT, Kernel, ProfileError, Range, RangeKernel, Timeline, short_name
 
 HELD_UP = 0.03  # a longer delay by the profiler gets a note; clocks of a power-capped GPU explain less
 
