@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from itertools import pairwise
 from threading import Event, Thread
 from typing import Any
 
@@ -208,9 +209,7 @@ class EnergyMeter:
     def __init__(self, gpu: Gpu | None) -> None:
         self._gpu = gpu
         self._over = Event()
-        self._seen: float | None = None
-        self._looks: tuple[float, float] | None = None  # times of the first and the last read
-        self._refreshes: list[tuple[float, float]] = []
+        self._reads: list[tuple[float, float]] = []  # time, joules
 
     def __enter__(self) -> "EnergyMeter":
         if self._gpu:
@@ -228,23 +227,22 @@ class EnergyMeter:
 
         tokens, seconds: of all samples together, which must fill nine tenths of the block's time.
         """
-        if len(self._refreshes) < 2 or not tokens or self._looks is None:
+        refreshes = [
+            read
+            for (before_s, before_j), read in pairwise(self._reads)
+            if read[1] != before_j and read[0] - before_s <= LATE_S
+        ]
+        if len(refreshes) < 2 or not tokens:
             return {}
-        began, ended = self._looks
-        (first_s, first_j), (last_s, last_j) = self._refreshes[0], self._refreshes[-1]
-        if seconds < FILLS * (ended - began) or last_s - first_s < NEEDS_S:
+        (first_s, first_j), (last_s, last_j) = refreshes[0], refreshes[-1]
+        if seconds < FILLS * (self._reads[-1][0] - self._reads[0][0]) or last_s - first_s < NEEDS_S:
             return {}
         return {"energy_j_per_token": (last_j - first_j) / (last_s - first_s) * seconds / tokens}
 
     def look(self, now: float, joules: float | None) -> None:
-        """Note the energy counter's value at `now`; a refresh that a late read finds is not counted."""
-        first, before = self._looks or (now, now)
-        self._looks = (first, now)
-        if joules is None or joules == self._seen:
-            return
-        if self._seen is not None and now - before <= LATE_S:
-            self._refreshes.append((now, joules))
-        self._seen = joules
+        """Note the energy counter's value at `now`."""
+        if joules is not None:
+            self._reads.append((now, joules))
 
     def _watch(self, gpu: Gpu) -> None:
         while not self._over.wait(LOOK_EVERY_S):

@@ -3,7 +3,6 @@
 import os
 import resource
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -81,9 +80,3 @@ def process_settings() -> dict[str, Any]:
         "default_device": str(torch.get_default_device()),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
     }
-
-
-def is_unchanged(before: Mapping[str, Any]) -> bool:
-    """Whether earlier `process_settings` still hold; a torch imported since is not compared."""
-    now = process_settings()
-    return all(now[name] == value for name, value in before.items())

@@ -20,7 +20,7 @@ from harness.schema.record import Record, utc_now
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Pair, Planned
 from harness.workers.pool import on_free_slots
-from harness.workers.process import DEFAULT_SLOT, GpuSlot, Launch, Limits, Stopped
+from harness.workers.process import DEFAULT_SLOT, GpuSlot, Launch, Limits
 from harness.workers.scheduler import signals_raise
 
 TIMES, RATIOS = "times", "ratios"  # stages of a profile
@@ -179,9 +179,9 @@ class JobProfiler:
         return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command))
 
     def _blame_the_case(self) -> None:
-        """After a profiler failed, raise Stopped on Ctrl-C and RunError on a lost GPU, else return."""
+        """After a profiler failed, raise KeyboardInterrupt if the run should end, and RunError on a lost GPU."""
         if self.stopped():
-            raise Stopped
+            raise KeyboardInterrupt
         self.slot.refuse_lost_gpu()
 
     def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> str:

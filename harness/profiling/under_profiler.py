@@ -19,6 +19,8 @@ from harness.workers.process import GpuSlot, Launch, Limits, WorkerProcess, sign
 from harness.workers.protocol import WorkerLost
 
 STOP_S = 180.0  # for a profiler to write its report
+_WITHOUT = "--with torch does without it"
+_MORE_TIME = f"give it more --time-limit, or {_WITHOUT}"
 _READ_S = 300.0  # to read a report
 _FOLDERS = re.compile(r"(?:/[^/\s:=,]+)+/")
 
@@ -111,7 +113,7 @@ class UnderProfiler:
         try:
             record, found = worker.ask(case, policy, "profile", limit_s, profiler=fields, last=last)
         except WorkerLost as lost:
-            raise ToolLost(lost.reason, status=lost.status) from None
+            raise ToolLost(str(lost), status=lost.status) from None
         if record.status != "ok":
             raise ToolLost(record.reason, status=record.status)
         return found, record
@@ -128,17 +130,12 @@ def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
             lasting=True,
             everywhere=True,
         )
-    complaint = ncu.complaint(log)
     if ncu.NOTHING in log:
-        return ToolLost("ncu profiled no kernel: it saw no range of the case; --with torch does without it", True)
-    if status == "timeout":
-        return ToolLost(f"{tool} gave nothing in time: {otherwise}; give it more --time-limit", True, status)
-    if status == "unstarted":
-        advice = "" if complaint else "give it more --time-limit, or "
-        return ToolLost(f"{tool} failed: {complaint or otherwise}; {advice}--with torch does without it", True, status)
-    if status == "oom":
-        return ToolLost(f"the case did not fit next to {tool}: {otherwise}; try a smaller batch", status=status)
-    return ToolLost(f"{tool} failed: {complaint or otherwise}; --with torch does without it", status=status)
+        return ToolLost(f"ncu profiled no kernel: it saw no range of the case; {_WITHOUT}", lasting=True)
+    complaint = ncu.complaint(log)
+    advice = {"timeout": _MORE_TIME, "unstarted": _MORE_TIME, "oom": "try a smaller batch"}.get(status, _WITHOUT)
+    reason = f"{tool} failed: {complaint or otherwise}; {_WITHOUT if complaint else advice}"
+    return ToolLost(reason, lasting=status in ("timeout", "unstarted"), status=status)
 
 
 def _ending(status: int, error_line: str) -> str:

@@ -43,7 +43,8 @@ def on_free_slots(
 ) -> None:
     """Run the jobs in order, each on the next free slot; each slot has a thread.
 
-    do: called with job, slot, and a function that returns whether all jobs should end; `do` must then raise Stopped.
+    do: called with job, slot, and a function that returns whether all jobs should end; `do` must then raise
+        KeyboardInterrupt, because Ctrl-C reaches no thread but the main one.
     If a job raises an exception, or at Ctrl-C, all jobs end. The first exception of a job is raised.
     """
     stop, waiting = threading.Event(), iter(list(jobs))

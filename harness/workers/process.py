@@ -79,10 +79,6 @@ class GpuSlot:
 DEFAULT_SLOT = GpuSlot()
 
 
-class Stopped(KeyboardInterrupt):
-    """Raised to stop a run, in threads that wait for a worker: Ctrl-C does not reach them."""
-
-
 class WorkerProcess:
     """Runs a system's worker process and sends it requests; the process ends with the `with` block.
 
@@ -132,7 +128,7 @@ class WorkerProcess:
             return Probe(answer["reason"], answer["versions"], answer["environment"])
         except WorkerLost as lost:
             self.kill()
-            return Probe(f"the system could not be started: {lost.reason}", status="unstarted")
+            return Probe(f"the system could not be started: {lost}", status="unstarted")
 
     def ask(
         self,
@@ -149,7 +145,7 @@ class WorkerProcess:
         profiler: `tool` and `keep` of `in_worker.profile`, for mode "profile".
         If the case needs a new process, one is started and gets the request too.
         A worker that reports itself unhealthy is killed, except after the `last` request, to let it end by itself.
-        Raises WorkerLost without a usable answer within `limit_s` seconds, and Stopped if the run should end.
+        Raises WorkerLost without a usable answer within `limit_s` seconds, and KeyboardInterrupt if the run should end.
         """
         request = {"do": "case", "case": case.to_dict(), "policy": asdict(policy), "mode": mode, "profiler": profiler}
         try:
@@ -215,7 +211,7 @@ class WorkerProcess:
         self._send(process, request)
         while (answer := answer_in(self._buffer)) is None:
             if self._stopped():
-                raise Stopped
+                raise KeyboardInterrupt
             if time.monotonic() >= deadline:
                 raise WorkerLost("timeout", self._with_error_line(f"no answer within {limit_s:g} s"))
             if not self._read(process, max(0.0, min(_POLL_S, deadline - time.monotonic()))):

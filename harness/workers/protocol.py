@@ -24,7 +24,6 @@ class WorkerLost(Exception):
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
         self.status = status
-        self.reason = reason
 
 
 @dataclass(frozen=True)

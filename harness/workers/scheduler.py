@@ -15,7 +15,7 @@ from harness.schema.record import Record, utc_now
 from harness.schema.run import Run, latest
 from harness.schema.run_file import Job, Pair, Planned
 from harness.workers.pool import on_free_slots
-from harness.workers.process import DEFAULT_SLOT, GpuSlot, Launch, Limits, Stopped, WorkerProcess
+from harness.workers.process import DEFAULT_SLOT, GpuSlot, Launch, Limits, WorkerProcess
 from harness.workers.protocol import WorkerLost
 
 UNFINISHED = ("skipped", "killed", "unstarted")  # statuses of cases that a resumption always runs again
@@ -120,7 +120,7 @@ class _JobRun:
         with WorkerProcess(self.launch, self.slot, self.options.limits.start_s, self.stopped) as worker:
             for planned in pending:
                 if self.stopped():
-                    raise Stopped
+                    raise KeyboardInterrupt
                 self.emit("start", planned=planned, slot=name)
                 if reason := self.options.skip(planned, records):
                     record = self._unmeasured(worker, planned, "skipped", reason)
@@ -156,7 +156,7 @@ class _JobRun:
                 raise WorkerLost("failed", why)
             return replace(record, repeat=self.options.repeat)
         except WorkerLost as lost:
-            record = self._unmeasured(worker, planned, lost.status, lost.reason)
+            record = self._unmeasured(worker, planned, lost.status, str(lost))
         return replace(record, started_at=started_at, wall_s=time.monotonic() - start)
 
     def _unmeasured(self, worker: WorkerProcess, planned: Planned, status: str, reason: str) -> Record:

@@ -21,7 +21,7 @@ from harness.schema.policy import Policy
 from harness.schema.profile import Profile, ProfileError, profile_path, write_profile
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned, RunError, RunFile
-from harness.workers.process import DEFAULT_SLOT, GpuSlot, Limits, Stopped
+from harness.workers.process import DEFAULT_SLOT, GpuSlot, Limits
 
 KINETO = Tools("kineto")
 WITH_NCU = Tools("kineto", "ncu", {"ncu": "2025.3.0"})
@@ -215,7 +215,7 @@ def test_ctrl_c_during_reading_is_no_failure(
     found: dict[str, Profile] = {}
     if tools.ratios:
         stopped.times(found)
-    with pytest.raises(Stopped):
+    with pytest.raises(KeyboardInterrupt):
         (stopped.ratios if tools.ratios else stopped.times)(found)
     monkeypatch.setenv("FAKE_PROFILER", "")
     (again,) = Profiler(run, launches(), tools, Limits(60, 60), resume=True).jobs(run.jobs)
@@ -309,7 +309,7 @@ def test_a_profiler_that_never_starts_is_given_up(tmp_path: Path, fake: Any) -> 
 @pytest.mark.parametrize(
     ("does", "why"),
     [
-        ("oom", "the case did not fit next to ncu: MemoryError: 80 GiB; try a smaller batch"),
+        ("oom", "ncu failed: MemoryError: 80 GiB; try a smaller batch"),
         ("killed", "ncu failed: the worker was killed by SIGKILL (by a user, or by the system for lack of memory)"),
     ],
 )
