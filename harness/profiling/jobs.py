@@ -131,26 +131,20 @@ class JobProfiler:
                 status, why = getattr(error, "status", "failed"), sentence(str(error))
                 profile = Profile(case=planned.case, status=status, reason=why, started_at=started_at)
         profile = _with_duration(profile, TIMES, start)
-        self._keep(profile, record)
+        run = self.profiler.run
+        write_profile(run.folder, profile)
+        if run.mode == "profile":  # a run that measures keeps its own records
+            machine, reason = snapshot(visible=self.slot.env.get(GPU_VARIABLE)), profile.reason
+            environment = around(machine, machine)
+            record = record or Record(
+                planned.case, profile.status, reason, environment=environment, started_at=started_at
+            )
+            run.record_file(self.job).append(record)
         if profile.status == "ok" and self.tools.ratios:
             self.profiler.on_times(profile)
         else:
             self.profiler.on_profile(profile)
         return profile
-
-    def _keep(self, profile: Profile, record: Record | None) -> None:
-        run = self.profiler.run
-        write_profile(run.folder, profile)
-        if run.mode == "profile":  # a run that measures keeps its own records
-            environment = snapshot(visible=self.slot.env.get(GPU_VARIABLE))
-            record = record or Record(
-                profile.case,
-                profile.status,
-                profile.reason,
-                environment=around(environment, environment),
-                started_at=profile.started_at,
-            )
-            run.record_file(self.job).append(record)
 
     def _times(self, planned: Planned) -> tuple[dict[str, Any], Record]:
         if self.tools.times == "kineto":

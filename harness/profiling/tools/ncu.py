@@ -30,10 +30,7 @@ _USE = {
 }
 # (counts per cycle, cycles per second) of a peak
 _L2_PEAK = ("lts__t_bytes.sum.peak_sustained", "lts__cycles_elapsed.avg.per_second")
-_FFMA_PEAK = (
-    "sm__sass_thread_inst_executed_op_ffma_pred_on.sum.peak_sustained",
-    "sm__cycles_elapsed.avg.per_second",
-)
+_FFMA_PEAK = ("sm__sass_thread_inst_executed_op_ffma_pred_on.sum.peak_sustained", "sm__cycles_elapsed.avg.per_second")
 # FLOPs of one count: tensor cores count operations, the others instructions of a thread.
 _OPERATIONS = {
     "sm__ops_path_tensor_src_bf16_dst_fp32.sum": 1,

@@ -191,11 +191,7 @@ def ranges_of(launched: Iterable[Launched], kernels: Sequence[Kernel]) -> list[R
 
 
 def timeline_of(
-    timed: Sequence[Launched],
-    ranged: Sequence[Launched],
-    runs: int,
-    kernels: Sequence[Kernel],
-    ranges: Sequence[Range],
+    timed: Sequence[Launched], ranged: Sequence[Launched], runs: int, kernels: Sequence[Kernel], ranges: Sequence[Range]
 ) -> Timeline:
     """Return the timeline of the first of `runs` runs; if ranges show steps, of its first step.
 
