@@ -14,6 +14,7 @@ must not run another case. "fresh" is true if the case needs a new process, and 
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -52,16 +53,13 @@ def line_of(message: Mapping[str, Any]) -> bytes:
 def answer_in(buffer: bytearray) -> dict[str, Any] | None:
     """Remove the first complete answer from `buffer` and return it; None if none is there.
 
-    Other output, such as messages of a container program, is dropped. Raises WorkerLost if the answer is not JSON.
+    Other output, of a container client or an interpreter's start, is dropped.
     """
     while (end := buffer.find(b"\n")) >= 0:
         line = bytes(buffer[:end])
         del buffer[: end + 1]
-        if not line.lstrip().startswith(b"{"):
-            continue  # output of a container client, or of an interpreter's start
-        try:
-            answer: dict[str, Any] = json.loads(line)
-        except ValueError:
-            raise WorkerLost("failed", "the worker's answer is not JSON") from None
-        return answer
+        with suppress(ValueError):
+            answer = json.loads(line)
+            if isinstance(answer, dict):
+                return answer
     return None

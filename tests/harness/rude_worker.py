@@ -12,8 +12,7 @@ CHANGES = {"long-calls": {"calls": 1_000_000}}
 def answer_to(case: dict[str, Any]) -> str:
     do = case["options"]["do"]
     record = {"schema": 2, "case": case, "status": "ok", "environment": ENVIRONMENT} | SAMPLED | CHANGES.get(do, {})
-    answer = json.dumps({"record": record, "healthy": True} if do != "no-record" else {})
-    return answer[:40] if do == "broken" else answer
+    return json.dumps({"record": record, "healthy": True} if do != "no-record" else {})
 
 
 def main() -> None:

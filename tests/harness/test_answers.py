@@ -10,7 +10,6 @@ from harness_helpers import HERE, case, launch, lines_of, measured, statuses
 UNUSABLE = "the worker's answer is unusable: "
 WRONG = {
     "long-calls": UNUSABLE + "ValueError: the samples add up to 500 s, but the case took only ",
-    "broken": "the worker's answer is not JSON",
     "no-record": UNUSABLE + "KeyError",
 }
 
