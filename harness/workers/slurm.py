@@ -145,7 +145,7 @@ def run_task(
 def submitted_job(folder: Path) -> str:
     """Return the id of the Slurm job that a run was last submitted as; "" for none."""
     try:
-        return read_regular(folder / JOB).decode()
+        return read_regular(folder / JOB).decode().strip()
     except OSError:
         return ""
 
