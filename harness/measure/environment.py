@@ -24,10 +24,7 @@ _WITHOUT_RESULTS = ":(exclude)reports/results"
 COMMIT_VARIABLE = "TTT_BENCH_COMMIT"
 DIRTY = "-dirty"  # suffix of a commit with uncommitted changes, as in git describe
 
-_CONSTANT = {
-    "name", "driver", "memory_bytes", "device_id", "power_limit_w", "max_sm_clock_mhz", "ecc", "compute_capability",
-    "model", "cores", "threads",
-}  # fmt: skip
+_READINGS = ("sm_clock_mhz", "memory_clock_mhz", "temperature_c", "power_w", "throttle_reasons", "load_1m")
 
 # Child processes do not inherit variables that redirect git and Slurm commands or override a batch script.
 # They do inherit GIT_CONFIG_*, which holds a container's `safe.directory`.
@@ -100,9 +97,9 @@ def device_id_of(environment: Mapping[str, Any]) -> str:
 def _paired(before: dict[str, Any], after: dict[str, Any] | None) -> dict[str, Any] | None:
     if not after:
         return after
-    constant = {name: value for name, value in after.items() if name in _CONSTANT}
+    constant = {name: value for name, value in after.items() if name not in _READINGS}
     readings = {
-        when: {name: value for name, value in part.items() if name not in _CONSTANT}
+        when: {name: part[name] for name in _READINGS if name in part}
         for when, part in (("before", before), ("after", after))
     }
     return constant | readings

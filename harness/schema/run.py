@@ -172,10 +172,7 @@ class Run:
         with refusing(self.folder, "read", RunError):
             descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            if shared:
-                self._lock(descriptor, fcntl.LOCK_SH, _SUBMIT_S)
-            else:
-                self._lock(descriptor, fcntl.LOCK_EX, _STATUS_S)
+            self._lock(descriptor, *((fcntl.LOCK_SH, _SUBMIT_S) if shared else (fcntl.LOCK_EX, _STATUS_S)))
             yield
         finally:
             with suppress(OSError):  # a file system without locks
