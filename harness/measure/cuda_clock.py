@@ -59,7 +59,7 @@ class CudaEventClock(Clock):
         self._events: list[tuple[Any, Any]] = []
 
     def prepare(self, run: Call, took_s: float | None = None) -> None:
-        """took_s: seconds of one call of `run` once compiled; None to measure them."""
+        """As in `Clock`; took_s: seconds of one call of `run` once compiled, None to measure them."""
         import torch
 
         self._events = _new_events(1)

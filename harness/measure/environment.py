@@ -85,7 +85,7 @@ def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any
 
 
 def around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Return `after` with the readings of gpu and cpu in both snapshots, "before" and "after"."""
+    """Return the snapshot `after`, with gpu and cpu readings of both as "before" and "after"."""
     return after | {part: _paired(before.get(part) or {}, after.get(part)) for part in ("gpu", "cpu")}
 
 
@@ -187,7 +187,10 @@ def ask_git(root: Path, *arguments: str, timeout_s: float | None = 20) -> tuple[
 
 
 def output_of(command: Sequence[str], timeout_s: float | None = 60, **env: str) -> tuple[str, str]:
-    """Run a program without input; return (stdout, "") on success, otherwise ("", what it printed or why it failed)."""
+    """Run a program without input; return (stdout, ""), or ("", why) if it fails.
+
+    why: what the program printed, or why it did not start or end.
+    """
     options: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "stdin": subprocess.DEVNULL}
     try:
         done = subprocess.run(command, timeout=timeout_s, env=child_environment(env), **options)

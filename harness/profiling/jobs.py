@@ -69,7 +69,7 @@ class Profiler:
         return [profile for profiles in found for profile in profiles.values()]
 
     def pending(self, job: Job) -> tuple[Planned, ...]:
-        """Return a job's cases to profile: all, or with `resume` those without times, or without requested counters."""
+        """Return a job's cases to profile: all, or with `resume` those that lack times or counters."""
 
         def is_done(found: Profile | None) -> bool:
             return bool(found and (not self.tools.ratios or any(kernel.counters for kernel in found.kernels)))

@@ -124,7 +124,7 @@ class Run:
         return RecordFile(self.folder / "records" / f"{job.name}.jsonl")
 
     def job_records(self, job: Job) -> list[Record]:
-        """Return a job's records in file order; RunError if the run has not planned one of them."""
+        """Return a job's records in file order; RunError if one is not of a planned case."""
         file = self.record_file(job)
         records = file.read()
         planned = {planned.case.key for each in self.jobs if each.pair == job.pair for planned in each.cases}

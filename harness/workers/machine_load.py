@@ -14,9 +14,9 @@ CpuSeconds = tuple[float, float, float]
 
 
 def load_between(start: CpuSeconds, end: CpuSeconds) -> dict[str, Any]:
-    """Return others_share and idle_share, in [0, 1], between two results of `cpu_seconds`; {} within a clock tick.
+    """Return others_share and idle_share between two results of `cpu_seconds`.
 
-    They are shares of this thread's cores that other processes and no process used.
+    They are shares, in [0, 1], of this thread's cores that other processes and no process used; {} within a clock tick.
     """
     busy, idle, own = (after - before for after, before in zip(end, start, strict=True))
     whole = busy + idle

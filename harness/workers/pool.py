@@ -66,7 +66,7 @@ def on_free_slots(
 
 
 def shares(count: int) -> list[set[int]]:
-    """Return for each of `count` workers CPUs of adjacent cores, as many as for the others.
+    """Divide this thread's CPUs among `count` workers: whole, adjacent cores, in equal numbers.
 
     With fewer cores than workers, several workers share a core.
     """

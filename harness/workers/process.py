@@ -118,7 +118,7 @@ class WorkerProcess:
         return self.found
 
     def probe(self, entry: str = "") -> Probe:
-        """Start the worker if needed, and return its answer whether the system can run.
+        """Start the worker if needed, and ask it whether the system can run.
 
         entry: adapter of the system to probe, as in `Launch`; "" for the worker's own system.
         Without a usable answer, kill the worker; the status is "unstarted".
@@ -221,7 +221,10 @@ class WorkerProcess:
         return answer
 
     def stop(self, limit_s: float = _STOP_S) -> int | None:
-        """End the worker's input, so that it ends; return its exit status, None if killed, 0 without a worker."""
+        """Close the worker's input and wait for its end; return its exit status.
+
+        The result is None if the worker was killed after `limit_s` seconds, and 0 without a worker.
+        """
         if (process := self._process) is None:
             return 0
         assert process.stdin is not None
@@ -253,7 +256,7 @@ class WorkerProcess:
             raise self._death(process) from None
 
     def _read(self, process: subprocess.Popen[bytes], wait_s: float) -> bool:
-        """Read what the worker writes within `wait_s` seconds; return whether it can still answer."""
+        """Wait up to `wait_s` seconds for output, and read it; return whether the worker can still answer."""
         ended = process.poll() is not None  # a child of a dead worker may hold its pipes open
         readable, _, _ = select.select(self._open, [], [], wait_s)
         for pipe in readable:

@@ -95,7 +95,7 @@ def run_jobs(
 
 
 def unfinished(run: Run, job: Job, repeat: int, retry: Retry) -> list[Planned]:
-    """Return the cases of a job that a run has yet to measure in one repeat; retry: as in `Options`."""
+    """Return the cases of a job that are still to run in one repeat; retry: as in `Options`."""
     last = {record.case.key: record for record in run.job_records(job) if record.repeat == repeat}
     finished = {key for key, record in last.items() if record.status not in UNFINISHED and not retry(record)}
     return [planned for planned in job.cases if planned.case.key not in finished]
@@ -176,8 +176,11 @@ class _JobRun:
 
 @contextmanager
 def signals_raise() -> Iterator[None]:
-    """In the main thread, raise KeyboardInterrupt at SIGTERM and SIGHUP in the block, except for ignored signals."""
-    is_main = threading.current_thread() is threading.main_thread()  # others cannot set handlers
+    """Raise KeyboardInterrupt at SIGTERM and SIGHUP in the block, except for ignored signals.
+
+    Only the main thread can set handlers; in others nothing changes.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
     wanted = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
     earlier = {number: signal.signal(number, signal.default_int_handler) for number in wanted if is_main}
     try:
