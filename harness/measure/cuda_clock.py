@@ -27,8 +27,6 @@ def launches_for(run_ms: float) -> int:
 
 def input_sets(set_bytes: int, l2_bytes: int) -> int:
     """Return how many copies of the inputs, used in turn, keep them out of the L2 cache."""
-    if set_bytes < 1:
-        raise ValueError(f"set_bytes {set_bytes}: must be at least 1")
     # The other copies fill the cache twice, because an L2 does not replace exactly by LRU.
     return math.ceil(2 * l2_bytes / set_bytes) + 1
 

@@ -26,7 +26,6 @@ from harness.workers.scheduler import signals_raise
 TIMES, RATIOS = "times", "ratios"  # stages of a profile
 NOT_COUNTED = "not counted: "  # start of a note with the reason
 GIVEN_UP = f"{NOT_COUNTED}Nsight Compute was given up after an earlier case"
-_ENVIRONMENT = ("device", "device_kind", "gpu", "software", "commit", "dirty")
 
 
 @dataclass
@@ -123,8 +122,7 @@ class JobProfiler:
         else:
             try:
                 found, answered = self._times(planned)
-                environment = {name: answered.environment.get(name) for name in _ENVIRONMENT}
-                values = found | {"environment": environment, "started_at": started_at}
+                values = found | {"environment": answered.environment, "started_at": started_at}
                 profile, record = Profile.from_values({"case": planned.case.to_dict(), **values}), answered
             except ProfileError as error:
                 self._blame_the_case()
