@@ -219,8 +219,7 @@ class Profile(Region):
 
     def to_json(self) -> str:
         """Return the profile as a line of JSON without newline."""
-        values = {"tool": self.tool, "schema": self.schema, **_ADAPTER.dump_python(self, mode="json")}
-        return json.dumps(values, separators=(",", ":"), allow_nan=False)
+        return _ADAPTER.dump_json(self).decode()
 
 
 def profile_path(folder: Path, key: str) -> Path:

@@ -237,11 +237,10 @@ class WorkerProcess:
         """Kill the worker and its descendants, and wait until their memory is free."""
         if (process := self._process) is None:
             return
-        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-            process.terminate()  # the warden kills the descendants
+        process.terminate()  # the warden kills the descendants
+        with suppress(subprocess.TimeoutExpired):
             process.wait(_KILL_S)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait()
         self._process = None
         for pipe in (process.stdin, process.stdout, process.stderr):
