@@ -113,8 +113,6 @@ class WorkerProcess:
         if self._process is None and (self.found is None or self.found.available):
             self.found = self.probe()
         assert self.found is not None
-        if not self.found.available:
-            self.kill()
         return self.found
 
     def probe(self, entry: str = "") -> Probe:

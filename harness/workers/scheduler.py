@@ -140,9 +140,6 @@ class _JobRun:
                 self.emit("record", planned=planned, record=record, slot=name)
 
     def _record(self, worker: WorkerProcess, planned: Planned) -> Record:
-        found = worker.ready()
-        if not found.available:
-            return self._unmeasured(worker, planned, found.status, found.reason)
         started_at, start = utc_now(), time.monotonic()
         policy = self.run.file.policy
         least = max(policy.min_samples, ceil(planned.min_samples / self.run.file.repeats))
@@ -160,18 +157,15 @@ class _JobRun:
         return replace(record, started_at=started_at, wall_s=time.monotonic() - start)
 
     def _unmeasured(self, worker: WorkerProcess, planned: Planned, status: str, reason: str) -> Record:
-        found = worker.found
-        environment = found.environment if found and found.environment else self._seen_from_here()
+        environment = worker.found.environment if worker.found else {}
+        if not environment:  # the worker never answered, so versions of packages are unknown
+            machine = snapshot(visible=self.slot.env.get(GPU_VARIABLE))
+            commit, dirty = commit_and_dirty(self.launch.root)
+            environment = machine | {"software": {}, "commit": commit, "dirty": dirty}
         paired = around(environment, environment)
         return Record(
             planned.case, status, reason, environment=paired, started_at=utc_now(), repeat=self.options.repeat
         )
-
-    def _seen_from_here(self) -> dict[str, Any]:
-        """Return the environment for a worker that never answered, without versions of packages."""
-        machine = snapshot(visible=self.slot.env.get(GPU_VARIABLE))
-        commit, dirty = commit_and_dirty(self.launch.root)
-        return machine | {"software": {}, "commit": commit, "dirty": dirty}
 
 
 @contextmanager
