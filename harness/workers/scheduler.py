@@ -119,8 +119,6 @@ class _JobRun:
         before = {record.case.key: record for record in records}
         with WorkerProcess(self.launch, self.slot, self.options.limits.start_s, self.stopped) as worker:
             for planned in pending:
-                if self.stopped():
-                    raise KeyboardInterrupt
                 self.emit("start", planned=planned, slot=name)
                 if reason := self.options.skip(planned, records):
                     record = self._unmeasured(worker, planned, "skipped", reason)

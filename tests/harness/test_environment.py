@@ -158,6 +158,20 @@ def test_the_visible_gpu_is_opened(
     assert fake.opened == opened
 
 
+@pytest.mark.parametrize(
+    ("script", "answer"),
+    [
+        ("echo out; echo err >&2", ("out\n", "")),
+        ("echo out; echo err >&2; exit 3", ("", "err\nout")),
+        ("exit 3", ("", "sh ended with status 3")),
+        ("sleep 60", ("", "sh gave no answer within 0.5 s")),
+    ],
+)
+def test_a_program_answers_or_says_why_not(script: str, answer: tuple[str, str]) -> None:
+    assert environment.output_of(["sh", "-c", script], 0.5 if "sleep" in script else 60) == answer
+    assert environment.output_of(["no-such-program"]) == ("", "no-such-program is not installed on this machine")
+
+
 def test_around_keeps_both_readings(install: Any) -> None:
     install(FakeNvml())
     before = snapshot()
