@@ -38,10 +38,8 @@ def answer(system: SystemAdapter | None, request: dict[str, Any]) -> dict[str, A
 
     system: the worker's adapter; None if every request names one as "entry".
     """
-    if "entry" in request:
-        system = load(request["entry"])
-    if system is None:
-        raise ValueError("no system was named")
+    system = load(request["entry"]) if "entry" in request else system
+    assert system is not None, "no system was named"
     if request["do"] == "probe":
         reason = sentence(system.unavailable())  # first: it may import torch, which a snapshot describes
         environment, versions = snapshot(), versions_of(system.packages)

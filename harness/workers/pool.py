@@ -2,12 +2,12 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import replace
-from itertools import repeat
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TypeVar
 
 from harness.measure.environment import DEVICE_ORDER
@@ -48,21 +48,34 @@ def on_free_slots(
     If a job raises an exception, or at Ctrl-C, all jobs end. The first exception of a job is raised.
     """
     stop, waiting = threading.Event(), iter(list(jobs))
+    results, ended = SimpleQueue[BaseException | None](), list[threading.Thread]()
 
     def serve(slot: GpuSlot, cores: set[int]) -> None:
-        os.sched_setaffinity(0, cores)  # of this thread and its workers
-        for job in waiting:
-            if stop.is_set():
-                return
-            do(job, slot, stop.is_set)
+        error = None
+        try:
+            os.sched_setaffinity(0, cores)  # of this thread and its workers
+            for job in waiting:
+                if stop.is_set():
+                    break
+                do(job, slot, stop.is_set)
+        except BaseException as raised:
+            error = raised
+        ended.append(threading.current_thread())
+        results.put(error)
 
     # A thread lives as long as its workers: the kernel kills a worker with the thread that started it.
-    with ThreadPoolExecutor(len(slots)) as threads:
-        try:
-            for served in as_completed(list(map(threads.submit, repeat(serve), slots, shares(len(slots))))):
-                served.result()
-        finally:
-            stop.set()
+    places = zip(slots, shares(len(slots)), strict=True)
+    threads = [threading.Thread(target=serve, args=place, daemon=True) for place in places]
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            if error := results.get():
+                raise error
+    finally:
+        stop.set()
+        while any(thread.ident and thread not in ended for thread in threads):
+            time.sleep(0.01)  # not `join`, which a handler that raises breaks before Python 3.13
 
 
 def shares(count: int) -> list[set[int]]:

@@ -227,9 +227,10 @@ class WorkerProcess:
             return 0
         assert process.stdin is not None
         process.stdin.close()
-        status = self._status(process, limit_s)
-        self.kill()
-        return status
+        try:
+            return self._status(process, limit_s)
+        finally:
+            self.kill()
 
     def kill(self) -> None:
         """Kill the worker and its descendants, and wait until their memory is free."""
@@ -267,9 +268,14 @@ class WorkerProcess:
         return process.stdout in (readable if ended else self._open)
 
     def _status(self, process: subprocess.Popen[bytes], limit_s: float) -> int | None:
-        """Return the exit status of a worker that ends within `limit_s` seconds, otherwise None."""
+        """Return the exit status of a worker that ends within `limit_s` seconds, otherwise None.
+
+        Raises KeyboardInterrupt if the run should end.
+        """
         deadline = time.monotonic() + limit_s
         while self._open and process.poll() is None and time.monotonic() < deadline:
+            if self._stopped():
+                raise KeyboardInterrupt
             self._read(process, _POLL_S)  # a full pipe would hold it up
         self._read(process, 0.0)
         with suppress(subprocess.TimeoutExpired):
