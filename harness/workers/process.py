@@ -27,7 +27,8 @@ from harness.workers.protocol import Probe, WorkerLost, answer_in, line_of
 _STOP_S = 10.0  # until a stopping worker is killed; engines shut down slowly
 _KILL_S = 25.0
 _POLL_S = 0.1
-_PIPE_BYTES = 1 << 16  # a pipe's capacity, and how much of the end of stderr is kept
+_PIPE_BYTES = 1 << 20  # at least what a pipe holds: 64 kB, or 1 MB on systems with large pages
+_TAIL_BYTES = 1 << 16  # of stderr that are kept
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -264,7 +265,7 @@ class WorkerProcess:
             elif pipe is process.stdout:
                 self._buffer += data
             else:
-                self._errors = (self._errors + data)[-_PIPE_BYTES:]
+                self._errors = (self._errors + data)[-_TAIL_BYTES:]
         return process.stdout in (readable if ended else self._open)
 
     def _status(self, process: subprocess.Popen[bytes], limit_s: float) -> int | None:
