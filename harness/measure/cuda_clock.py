@@ -75,7 +75,7 @@ class CudaEventClock(Clock):
         self._events = _new_events(self.launches if self._cold else 1)
         batch = [run] * (1 if self._cold else self.launches)
         if not self.replays:
-            self.launch = lambda: [call() for call in batch]
+            self.launch = lambda: _each(batch)
         elif len(batch) > 1:
             self.launch = lambda: None  # frees the first graph's memory for the second
             self.launch = _captured(batch)
@@ -106,6 +106,11 @@ def _new_events(pairs: int) -> list[tuple[Any, Any]]:
     import torch
 
     return [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(pairs)]
+
+
+def _each(batch: Sequence[Call]) -> None:
+    for run in batch:
+        run()  # its outputs are freed before the next call
 
 
 @cache
@@ -146,8 +151,7 @@ def _captured(batch: Sequence[Call]) -> Call:
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
-            for run in batch:
-                run()
+            _each(batch)
     except Exception as error:  # the end of the capture raises another error on top
         why = of_exception(error.__context__ if isinstance(error.__context__, Exception) else error)
         raise RuntimeError(f"the work cannot be captured in a CUDA graph: {why}") from error
