@@ -3,6 +3,7 @@ from contextlib import contextmanager
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 
@@ -122,6 +123,22 @@ def test_the_shortest_estimate_counts(gpu: FakeGpu) -> None:
     clock = CudaEventClock()
     clock.prepare(lambda: gpu.kernel("a", next(took))())
     assert clock.launches == 8
+
+
+def test_a_batch_of_eager_calls_keeps_no_outputs(gpu: FakeGpu) -> None:
+    kernel, alive, most = gpu.kernel("a", 0.125), WeakSet[Any](), 0
+
+    def run() -> Any:
+        nonlocal most
+        kernel()
+        most = max(most, len(alive))
+        alive.add(output := torch.zeros(1))
+        return output
+
+    clock = CudaEventClock()
+    clock.prepare(run)
+    clock.sample()
+    assert (clock.launches, most) == (8, 0)
 
 
 def test_first_runs_share_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
