@@ -58,14 +58,13 @@ class Profiler:
         All cases are timed first, because Nsight Compute delays launches on the machine's other GPUs.
         Raises RunError if a GPU does not answer any more.
         """
-        found: list[dict[str, Profile]] = [{} for _ in jobs]  # by case key
-        tasks = list(zip(jobs, found, strict=True))
         with signals_raise(), self.run.held():
             (self.run.folder / "profiles").mkdir(exist_ok=True)
-            on_free_slots(tasks, slots, lambda task, *where: JobProfiler(self, task[0], *where).times(task[1]))
+            left = [replace(job, cases=self.pending(job)) for job in jobs]
+            on_free_slots(left, slots, lambda job, *where: JobProfiler(self, job, *where).times())
             if self.tools.ratios:  # on one GPU: Nsight Compute locks a file of the machine
-                on_free_slots(tasks, slots[:1], lambda task, *where: JobProfiler(self, task[0], *where).ratios(task[1]))
-        return [profile for profiles in found for profile in profiles.values()]
+                on_free_slots(left, slots[:1], lambda job, *where: JobProfiler(self, job, *where).ratios())
+        return [self.stored(planned) for job in left for planned in job.cases]
 
     def pending(self, job: Job) -> tuple[Planned, ...]:
         """Return a job's cases to profile: all, or with `resume` those that lack times or counters."""
@@ -77,11 +76,14 @@ class Profiler:
 
     def kept(self, planned: Planned) -> Profile | None:
         """Return the case's profile of an earlier call, which has times; None without one or without `resume`."""
-        path = profile_path(self.run.folder, planned.case.key)
         with suppress(ProfileError):
-            if self.resume and path.exists() and (found := read_profile(path)).status == "ok":
+            if self.resume and (found := self.stored(planned)).status == "ok":
                 return found
         return None
+
+    def stored(self, planned: Planned) -> Profile:
+        """Return the case's stored profile, or raise ProfileError."""
+        return read_profile(profile_path(self.run.folder, planned.case.key))
 
 
 class JobProfiler:
@@ -95,26 +97,27 @@ class JobProfiler:
         self.tools = profiler.tools
         self.under_profiler = UnderProfiler(profiler.run, profiler.launches[job.pair], slot, profiler.limits, stopped)
 
-    def times(self, found: dict[str, Profile]) -> None:
-        """Add a profile with times to `found`, by case key, for each pending case of the job."""
-        for planned in self.profiler.pending(self.job):
-            found[planned.case.key] = self.profiler.kept(planned) or self._with_times(planned)
+    def times(self) -> None:
+        """Profile the times of the job's cases, except for cases with a `Profiler.kept` profile."""
+        for planned in self.job.cases:
+            if not self.profiler.kept(planned):
+                self._with_times(planned)
 
-    def ratios(self, found: dict[str, Profile]) -> None:
-        """Add counters to the profiles in `found`; each case runs in its own worker."""
-        for key, profile in found.items():
+    def ratios(self) -> None:
+        """Add counters to the job's profiles; each case runs in its own worker."""
+        for profile in map(self.profiler.stored, self.job.cases):
             if profile.status != "ok":
                 continue
             profile = replace(profile, notes=tuple(note for note in profile.notes if not note.startswith(NOT_COUNTED)))
             if self.tools.ratios:
                 start = time.monotonic()
-                found[key] = _with_duration(self._with_ratios(profile), RATIOS, start)
+                found = _with_duration(self._with_ratios(profile), RATIOS, start)
             else:
-                found[key] = replace(profile, notes=(*profile.notes, GIVEN_UP))
-            write_profile(self.profiler.run.folder, found[key])
-            self.profiler.on_profile(found[key])
+                found = replace(profile, notes=(*profile.notes, GIVEN_UP))
+            write_profile(self.profiler.run.folder, found)
+            self.profiler.on_profile(found)
 
-    def _with_times(self, planned: Planned) -> Profile:
+    def _with_times(self, planned: Planned) -> None:
         start, started_at = time.monotonic(), utc_now()
         record = None
         if reason := self.profiler.skip(planned):
@@ -142,7 +145,6 @@ class JobProfiler:
             self.profiler.on_times(profile)
         else:
             self.profiler.on_profile(profile)
-        return profile
 
     def _times(self, planned: Planned) -> tuple[dict[str, Any], Record]:
         if self.tools.times == "kineto":

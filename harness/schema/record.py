@@ -192,9 +192,7 @@ class RecordFile:
             try:
                 records.append(Record.from_json(line))
             except RecordError as error:
-                again = (
-                    "; delete that line, and `run --resume` measures its case again" if NO_JSON in str(error) else ""
-                )
+                again = "; delete that line, then continue with --resume" if NO_JSON in str(error) else ""
                 raise RecordError(f"{self.path}, line {number}: {error}{again}") from None
         return records
 

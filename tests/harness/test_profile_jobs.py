@@ -212,11 +212,10 @@ def test_ctrl_c_during_reading_is_no_failure(
     report = profile_path(run.folder, case().key).with_suffix(suffix)
     stopped = JobProfiler(Profiler(run, launches(), tools, Limits(60, 60)), run.jobs[0], DEFAULT_SLOT, report.exists)
     report.parent.mkdir()
-    found: dict[str, Profile] = {}
     if tools.ratios:
-        stopped.times(found)
+        stopped.times()
     with pytest.raises(KeyboardInterrupt):
-        (stopped.ratios if tools.ratios else stopped.times)(found)
+        (stopped.ratios if tools.ratios else stopped.times)()
     monkeypatch.setenv("FAKE_PROFILER", "")
     (again,) = Profiler(run, launches(), tools, Limits(60, 60), resume=True).jobs(run.jobs)
     assert (again.status, again.notes, again.kernels[0].counters is None) == ("ok", (), tools.times == "nsys")
