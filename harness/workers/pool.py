@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from harness.measure.environment import DEVICE_ORDER
@@ -69,9 +69,13 @@ def on_free_slots(
     try:
         for thread in threads:
             thread.start()
-        for _ in threads:
-            if error := results.get():
-                raise error
+        left = len(threads)
+        while left:
+            with suppress(Empty):  # a wait without limit can miss a signal that comes just before it
+                error = results.get(timeout=0.2)
+                left -= 1
+                if error:
+                    raise error
     finally:
         stop.set()
         while any(thread.ident and thread not in ended for thread in threads):
