@@ -151,7 +151,7 @@ def _folder(request: RunRequest) -> Path:
 
 @app.command()
 def status(run: RunFolder) -> None:
-    """Show a run's progress and the process that works on it."""
+    """Show a run's progress, and whether a process works on it."""
     from bench.commands.status import status
 
     status(run)

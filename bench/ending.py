@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from bench.errors import INTERRUPTED, UserError
+from bench.request import LISTS
 from harness.schema.reason import printable
 from harness.schema.record import RecordError
 
@@ -25,7 +26,8 @@ def refuse_arguments(words: Sequence[str], group: Any) -> None:
         if getattr(option, "multiple", True) or getattr(option, "is_flag", False):
             continue
         if sum(given.count(name) for name in option.opts) > 1:
-            raise UserError(f"{max(option.opts, key=len)} is given twice")
+            hint = "; separate its values by commas" if option.name in LISTS else ""
+            raise UserError(f"{max(option.opts, key=len)} is given twice{hint}")
     for word, after in zip(words, [*words[1:], None], strict=False):
         option, equals, value = word.partition("=")
         if option in _PATHS and (value if equals else after) == "":

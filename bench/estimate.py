@@ -3,10 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from heapq import heapreplace
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from harness.quality import by_case
 from harness.schema.record import Record, RecordError
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned
@@ -25,36 +27,29 @@ def past_durations(machine: Mapping[str, Any] | None, out: Path) -> Durations:
     kind = machine["device_kind"] if machine else "cuda"
     out = out.resolve()
     own = {out, *_runs_in(out.parent), *_runs_in(out)}
-    return _published(RESULTS, kind) | _medians(own, kind)
-
-
-@cache  # reading published runs takes a second
-def _published(folder: Path, kind: str) -> dict[str, float]:
-    return _medians(_runs_in(folder), kind)
+    return _medians(map(_published, _runs_in(RESULTS) - own), kind) | _medians(map(_tried, own), kind)
 
 
 def _runs_in(folder: Path) -> set[Path]:
     return {path.parent for path in folder.glob("*/run.json")} if folder.is_dir() else set()
 
 
-def _medians(folders: Iterable[Path], kind: str) -> dict[str, float]:
-    """Return the median seconds of the cases that ran in these folders, by key."""
-    found: dict[str, list[float]] = {}
-    for folder in folders:
-        for record in _records(folder):
-            ran = record.status in ("ok", "incorrect", "oom", "timeout")
-            if ran and record.wall_s and record.environment.get("device_kind") == kind:
-                found.setdefault(record.case.key, []).append(record.wall_s)
-    return {key: median(seconds) for key, seconds in found.items()}
-
-
-def _records(folder: Path) -> list[Record]:
-    """Return the records of a measured run; [] for another folder."""
+def _tried(folder: Path) -> list[Record]:
+    """Return the records of cases that ran, if the folder has a run that can be read."""
     try:
-        run = Run.open(folder) if Run.exists(folder) else None
-        return run.records() if run and run.mode == "measure" else []
+        run = Run.open(folder)
+        records = run.records() if run.mode == "measure" else []
     except RecordError:
         return []
+    return [each for each in records if each.wall_s and each.status in ("ok", "incorrect", "oom", "timeout")]
+
+
+_published = cache(_tried)  # published runs do not change, and take a second to read
+
+
+def _medians(runs: Iterable[list[Record]], kind: str) -> dict[str, float]:
+    cases = by_case(record for record in chain(*runs) if record.environment.get("device_kind") == kind)
+    return {key: median(record.wall_s for record in records) for key, records in cases.items()}
 
 
 def job_seconds(cases: Iterable[Planned], past: Durations) -> float:

@@ -17,7 +17,7 @@ LONGEST_BUDGET_S = 86_400.0
 LEAST_START_S = 300.0  # a worker may take this long to start, even if the time limit per case is shorter
 # Slurm options that identify a person or a host.
 _PRIVATE = re.compile(r"\b(account|comment|exclude|mail-user|nodefile|nodelist|reservation|wckey)=[^,]*")
-_LISTS = ("suites", "systems", "batch", "context", "phase")
+LISTS = ("suites", "systems", "batch", "context", "phase")
 _OPTIONS = {"way": "--with", "budget_s": "--budget", "time_limit_s": "--time-limit"}  # other options: the field's name
 
 Count = Annotated[int, Field(ge=1, le=MOST)]
@@ -57,7 +57,7 @@ class RunRequest(BaseModel):
         given = {name: value for name, value in values.items() if value is not None}
         if "retry" in given:
             given["resume"] = True
-        for name in _LISTS:
+        for name in LISTS:
             if isinstance(given.get(name), str):
                 given[name] = words(option_of(name), given[name])
         try:
@@ -79,7 +79,7 @@ class RunRequest(BaseModel):
 
     @property
     def names_no_cases(self) -> bool:
-        return not any(getattr(self, name) for name in _LISTS)
+        return not any(getattr(self, name) for name in LISTS)
 
     def words(self) -> list[str]:
         """Return the request as a command line: command, arguments and non-default options."""
@@ -104,7 +104,7 @@ class RunRequest(BaseModel):
         """Return the shell command that continues the run in `out` with the option `retry`."""
         again: dict[str, Any] = {"out": out, "resume": retry == "lost", "retry": retry}
         if self.command == "run":  # run.json has the cases, device and budget
-            again |= dict.fromkeys(_LISTS, ()) | {"device": "auto", "budget_s": None}
+            again |= dict.fromkeys(LISTS, ()) | {"device": "auto", "budget_s": None}
         return shlex.join(["ttt-bench", *self.model_copy(update=again).words()])
 
 

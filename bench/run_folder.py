@@ -1,7 +1,6 @@
 """Create the run folder of a command, or open the run that it continues."""
 
 import math
-from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.errors import UserError
@@ -10,11 +9,11 @@ from bench.request import RunRequest
 from bench.terminal import note
 from harness.measure.environment import refusal_of_git
 from harness.quality import disturbed
-from harness.schema import claims
+from harness.schema.record import utc_now
 from harness.schema.run import Run
 from harness.schema.run_file import PastRequest, RunFile
-from harness.workers.scheduler import Retry, not_ok
-from harness.workers.slurm import refuse_submitted
+from harness.workers.scheduler import Retry
+from harness.workers.slurm import JOB, refuse_submitted
 
 
 def resumed(request: RunRequest, out: Path) -> Run | None:
@@ -61,16 +60,15 @@ def request_of(work: Plan) -> PastRequest:
     """Return the plan's request as run.json stores it, with time, commit and machine."""
     machine, published = work.machine, work.request.published()
     constant = {name: machine.get(name) for name in ("device", "device_kind", "gpu", "cpu", "software")}
-    at = datetime.now(UTC).isoformat(timespec="seconds")
     typed = published.model_dump(mode="json", exclude_defaults=True)
-    return PastRequest(at, tuple(published.words()), machine["commit"], machine["dirty"], constant, typed)
+    return PastRequest(utc_now(), tuple(published.words()), machine["commit"], machine["dirty"], constant, typed)
 
 
 def extended(work: Plan, out: Path) -> Run:
     """Add the plan to the run in `out` and return the run; RunError if it is in use."""
     with Run.open(out).held():
         current = Run.open(out)  # opened again: another process may have extended it before the lock
-        claims.forget(out, claims.SUBMISSION)
+        (out / JOB).unlink(missing_ok=True)
         current.extend(work.jobs, work.catalogue, request_of(work))
     return current
 
@@ -80,10 +78,8 @@ def retry_of(run: Run, retry: str) -> Retry:
 
     retry: "failed" repeats all but ok, "flagged" contended, throttled and unsteady cases, "lost" as `run_jobs` does.
     """
-    if retry != "flagged":
-        return not_ok if retry == "failed" else lambda record: False
-    keys = disturbed(run.records())
-    return lambda record: record.case.key in keys
+    flagged = disturbed(run.records()) if retry == "flagged" else set()
+    return lambda record: record.case.key in flagged or (retry == "failed" and record.status != "ok")
 
 
 def refuse_another_kind(current: Run, work: Plan) -> None:

@@ -36,27 +36,15 @@ def load(entry: str) -> Any:
 def answer(system: SystemAdapter | None, request: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to a request "probe" or "case", for `line_of`.
 
-    system: the worker's adapter; None if every request names one as "entry". Raises ValueError for another request.
+    system: the worker's adapter; None if every request names one as "entry".
     """
-    if "entry" in request:
-        system = load(request["entry"])
-    if system is None:
-        raise ValueError("no system was named")
+    system = load(request["entry"]) if "entry" in request else system
+    assert system is not None, "no system was named"
     if request["do"] == "probe":
-        return _probe(system)
-    if request["do"] == "case":
-        return _case(system, request)
-    raise ValueError(f"request {request['do']!r}: must be probe, case or stop")
-
-
-def _probe(system: SystemAdapter) -> dict[str, Any]:
-    reason = sentence(system.unavailable())  # first: it may import torch, which a snapshot describes
-    environment, versions = snapshot(), versions_of(system.packages)
-    environment["software"] = environment["software"] | versions
-    return {"reason": reason, "versions": versions, "environment": environment}
-
-
-def _case(system: SystemAdapter, request: dict[str, Any]) -> dict[str, Any]:
+        reason = sentence(system.unavailable())  # first: it may import torch, which a snapshot describes
+        environment, versions = snapshot(), versions_of(system.packages)
+        environment["software"] = environment["software"] | versions
+        return {"reason": reason, "versions": versions, "environment": environment}
     case, policy, mode = Case.from_dict(request["case"]), Policy(**request["policy"]), request["mode"]
     profiler = (lambda *work: profile(*work, **request["profiler"])) if mode == "profile" else None
     run = CaseRun(case, policy, mode, profiler)
@@ -68,15 +56,12 @@ def _case(system: SystemAdapter, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    """Answer requests until the request "stop" or the end of stdin."""
+    """Answer requests until the end of stdin."""
     this_process = os.getpid()
     requests, answers = _claim_pipes()
     system = load(arguments[0]) if arguments else None  # without one, requests name it
     for line in requests:
-        request = json.loads(line)
-        if request["do"] == "stop":
-            break
-        data = line_of(answer(system, request))
+        data = line_of(answer(system, json.loads(line)))
         if os.getpid() != this_process:
             os._exit(1)  # a child that the case forked; its parent answers
         answers.write(data)

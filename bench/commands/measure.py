@@ -19,7 +19,7 @@ from harness.schema.record import Record
 from harness.workers.machine_load import is_loaded
 from harness.workers.pool import slots_of
 from harness.workers.progress import Progress
-from harness.workers.scheduler import Options, Todo, run_jobs
+from harness.workers.scheduler import Options, run_jobs, unfinished
 
 
 def run(request: RunRequest, out: Path) -> None:
@@ -74,8 +74,8 @@ def dry_run(request: RunRequest, out: Path) -> None:
     for job in work.requested(earlier.joined(work.jobs) if earlier else work.jobs):
         left = list(job.cases)
         if earlier:
-            todo = Todo.of(earlier, job, 0, retry_of(earlier, request.retry))
-            left, kept = todo.pending, kept + todo.kept
+            left = unfinished(earlier, job, 0, retry_of(earlier, request.retry))
+            kept += len(job.cases) - len(left)
         if not left:
             continue
         for planned in left:

@@ -17,10 +17,10 @@ from bench.terminal import note
 from harness.measure.ranges import COUNTED
 from harness.profiling.jobs import Profiler
 from harness.profiling.tools.choice import choose
+from harness.schema.case import Case
 from harness.schema.profile import Profile
 from harness.schema.reason import counted
 from harness.schema.run import Run
-from harness.schema.run_file import Planned
 from harness.workers.pool import slots_of
 from harness.workers.slurm import refuse_submitted
 from reports.profiles.ceilings import with_common_ceilings
@@ -85,17 +85,16 @@ def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
     return extended(work, out)
 
 
-def of_few_layers(planned: Planned) -> Planned:
+def of_few_layers(case: Case) -> Case:
     """Return the case with fewer layers, whose memory Nsight Compute can save and restore.
 
     Cases of one layer, of checkpoints and of small models stay: few small layers would fit in the L2 cache.
     """
-    case = planned.case
     if case.option("scope", "model") != "model" or case.option("checkpoint", ""):
-        return planned
+        return case
     if case.size not in SIZES or SIZES[case.size].layers <= COUNTED_LAYERS or SIZES[case.size].width < LEAST_WIDTH:
-        return planned
-    return replace(planned, case=replace(case, size=cut(case.size, COUNTED_LAYERS)))
+        return case
+    return replace(case, size=cut(case.size, COUNTED_LAYERS))
 
 
 def _lines(counter: str, profile: Profile, latencies: Mapping[str, Recorded]) -> list[str]:

@@ -14,8 +14,6 @@ from bench.run_folder import open_run, resumed, retry_of
 from bench.terminal import note
 from harness.measure.environment import snapshot
 from harness.measure.nvml import visible_gpus
-from harness.schema import claims
-from harness.schema.claims import Holder
 from harness.schema.files import read_regular, refusing, write_atomically
 from harness.schema.reason import counted
 from harness.schema.run import Run
@@ -24,7 +22,7 @@ from harness.workers import slurm
 from harness.workers.pool import slots_of
 from harness.workers.process import path_of_code
 from harness.workers.progress import Progress
-from harness.workers.scheduler import Options, Todo
+from harness.workers.scheduler import Options, unfinished
 
 SCRIPT, KEYS = "slurm.sbatch", "slurm.keys"
 
@@ -47,7 +45,8 @@ def submit(request: RunRequest, out: Path) -> None:
             array = slurm.submit(str(out / SCRIPT))
         except slurm.SlurmError as error:
             raise UserError(f"{error}; the run is planned; to submit it: {request.to_continue(out)}") from None
-        claims.note(out, claims.SUBMISSION, Holder.here(array))
+        with refusing(out, "written", RunError):
+            write_atomically(out / slurm.JOB, array)
     note(*work.notes)
     jobs = counted(len(work.jobs), "job")
     print(
@@ -77,8 +76,8 @@ def _command(request: RunRequest, out: Path) -> list[str]:
 def _unfinished(run: Run, work: Plan, request: RunRequest) -> set[str]:
     """Return the keys of cases to run, so that tasks share only jobs with such cases."""
     retry, jobs = retry_of(run, request.retry), work.requested(run.jobs)
-    todo = [Todo.of(run, job, repeat, retry) for job in jobs for repeat in range(run.file.repeats)]
-    return {planned.case.key for each in todo for planned in each.pending}
+    todo = [unfinished(run, job, repeat, retry) for job in jobs for repeat in range(run.file.repeats)]
+    return {planned.case.key for cases in todo for planned in cases}
 
 
 def work(out: Path, keys: Path, checkpoint: Path | None) -> None:

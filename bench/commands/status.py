@@ -1,4 +1,4 @@
-"""`ttt-bench status`: show the progress of a run and the processes that work on it."""
+"""`ttt-bench status`: show the progress of a run, and whether a process works on it."""
 
 from collections import Counter
 from pathlib import Path
@@ -6,19 +6,16 @@ from pathlib import Path
 from bench.commands.measure import summary
 from bench.request import RunRequest
 from bench.terminal import print_rows
-from harness.schema import claims
-from harness.schema.claims import Holder
 from harness.schema.run import Run, latest
 from harness.workers import slurm
 
 
 def status(out: Path) -> None:
-    """Print unfinished jobs and their processes, or how to continue an idle run."""
+    """Print unfinished jobs, whether a process works on them, or how to continue an idle run."""
     run = Run.open(out)
-    submitted = claims.noted(out, claims.SUBMISSION)
+    submitted = slurm.submitted_job(out)
     states, unknown = _states(submitted)
-    alone = claims.noted(out, claims.PROCESS)
-    holder = alone or (submitted if states is None or states else None)
+    holder = f"Slurm job {submitted}" if states or unknown else "a process" if run.is_held else ""
     rows, records = [], []
     for job in run.jobs:
         found = latest(job, run.job_records(job))
@@ -33,13 +30,11 @@ def status(out: Path) -> None:
     of = f"{len(records)} of {sum(len(job.cases) for job in run.jobs) * run.file.repeats} cases"
     print(f"{of}: {summary(records)}" if records else of)
     if submitted:
-        counts = ", ".join(f"{count} {state.lower()}" for state, count in Counter((states or {}).values()).items())
-        print(f"{submitted}: {unknown or counts or 'ended'}")
-    elsewhere = alone is not None and not alone.is_here and bool(rows)
-    if not states and not unknown and (elsewhere or any(row[2] == "left" for row in rows)):
-        note = f"{alone} may have ended" if elsewhere else "no process works on this run"
+        counts = ", ".join(f"{count} {state.lower()}" for state, count in Counter(states.values()).items())
+        print(f"Slurm job {submitted}: {unknown or counts or 'ended'}")
+    if rows and not holder:
         command = _to_continue(run, out)
-        print(f"{note}; to continue:\n  {command}" if command else note)
+        print("no process works on this run" + (f"; to continue:\n  {command}" if command else ""))
 
 
 def _to_continue(run: Run, out: Path) -> str:
@@ -48,11 +43,9 @@ def _to_continue(run: Run, out: Path) -> str:
     return RunRequest.stored(last).to_continue(out) if last and last.get("command") != "ab" else ""
 
 
-def _states(submitted: Holder | None) -> tuple[dict[str, str] | None, str]:
-    """Return (state of unfinished Slurm tasks by index, ""), or (None, why there is none)."""
-    if submitted is None:
-        return {}, ""
+def _states(job: str) -> tuple[dict[str, str], str]:
+    """Return (state of a Slurm job's unfinished tasks by index, ""), or ({}, why it is unknown)."""
     try:
-        return slurm.task_states(submitted.array), ""
+        return slurm.task_states(job) if job else {}, ""
     except slurm.SlurmError as error:
-        return None, str(error)
+        return {}, str(error)

@@ -48,7 +48,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     digest = hashlib.sha256()
     for file in (folder / CONFIG_FILE, *listed(folder, "*.safetensors")):
         digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
-        with refusing(file, "read", CheckpointError), os.fdopen(open_regular(file), "rb") as opened:
+        with refusing(file, "read", CheckpointError), open_regular(file) as opened:
             digest.update(hashlib.file_digest(opened, "sha256").digest())
     name = printable(folder.resolve().name)[:100]
     return Checkpoint(f"{name}@{digest.hexdigest()[:DIGITS]}", folder.resolve(), config)

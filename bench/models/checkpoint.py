@@ -3,7 +3,6 @@
 `load` reads a folder in Hugging Face's layout; `load_weights` takes the configuration from its caller.
 """
 
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -92,7 +91,7 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
         raise CheckpointError("holds no .safetensors file; other formats are not read")
     for file in files:
         try:
-            os.close(open_regular(file))
+            open_regular(file).close()
             with safe_open(file, framework="pt") as opened:
                 for key in opened.keys():  # noqa: SIM118 - cannot be iterated itself
                     yield key, opened.get_tensor(key)

@@ -81,7 +81,7 @@ def read_arrays(file: Path) -> Iterator[tuple[tuple[str, ...], Tensor]]:
     import msgpack
 
     path: tuple[str, ...] = ()
-    with refusing(file, "read", CheckpointError), os.fdopen(open_regular(file), "rb") as opened:
+    with refusing(file, "read", CheckpointError), open_regular(file) as opened:
         unpacker, end = msgpack.Unpacker(opened, max_buffer_size=0), 0
         try:
             for path, packed in unpacker:

@@ -21,7 +21,7 @@ from bench.systems.ttt.layer import LAYER_CHECK_TOKENS, Results, check_results, 
 from harness.measure.correctness import Checks
 from harness.measure.cuda_clock import CudaEventClock
 from harness.measure.system import Input, Skip, Workload
-from harness.measure.timer import CpuClock, measure
+from harness.measure.timer import Clock, measure
 from harness.schema.case import Case
 from harness.schema.policy import Policy
 from harness.schema.work import SCAN, Work
@@ -160,7 +160,7 @@ def _fastest(
     with chosen_anew():  # once: a second context would discard the first kernel's choice
         for kernel in kernels:
             prepare(partial(run, kernel))
-            clock = CudaEventClock() if device() == "cuda" else CpuClock()
+            clock = CudaEventClock() if device() == "cuda" else Clock()
             took[kernel] = median(measure(partial(run, kernel), clock, TRIAL).samples_ms)
     trials = "; ".join(f"{kernel.__name__} {ms:.4g} ms" for kernel, ms in took.items())
     return min(took, key=lambda kernel: took[kernel]), {"form_trials": trials}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+from harness.measure.timer import Clock
 from harness.schema.reason import of_exception
 
 SPAN_MS = 1.0  # length of a sample: events and the first launch after idle take microseconds, below 1% of it
@@ -26,8 +27,6 @@ def launches_for(run_ms: float) -> int:
 
 def input_sets(set_bytes: int, l2_bytes: int) -> int:
     """Return how many copies of the inputs, used in turn, keep them out of the L2 cache."""
-    if set_bytes < 1:
-        raise ValueError(f"set_bytes {set_bytes}: must be at least 1")
     # The other copies fill the cache twice, because an L2 does not replace exactly by LRU.
     return math.ceil(2 * l2_bytes / set_bytes) + 1
 
@@ -39,8 +38,8 @@ def l2_bytes() -> int:
     return torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
 
 
-class CudaEventClock:
-    """`Clock` for one callable on the current CUDA device, with CUDA events, in milliseconds.
+class CudaEventClock(Clock):
+    """Times one callable on the current CUDA device with CUDA events.
 
     timing: "eager" calls the callable and includes idle time of the GPU. "graph" replays it as a CUDA graph.
     l2: "cold" flushes the L2 cache before each launch, untimed. Each launch then has its own events, which cost
@@ -51,17 +50,16 @@ class CudaEventClock:
     wakes_s = WAKES_S
 
     def __init__(self, timing: str = "eager", l2: str = "warm") -> None:
-        self.own_bytes = 0
-        self.launches = 1
-        self.loaded_s = 0.0
         self.replays = timing == "graph"
-        self.launch: Call = _nothing  # the work between two events, without a cache flush
+        self.launch: Call = lambda: None  # the work between two events, without a cache flush
         self._cold = l2 == "cold"
         self._flush_buffer: Any = None
         self._events: list[tuple[Any, Any]] = []
 
     def prepare(self, run: Call, took_s: float | None = None) -> None:
-        """took_s: seconds of one call of `run` once compiled; None to measure them."""
+        """As in `Clock`; took_s: seconds of one call of `run` once compiled, None to measure them."""
+        import torch
+
         self._events = _new_events(1)
         self.launch = run
         if took_s is None or self.replays:
@@ -72,20 +70,18 @@ class CudaEventClock:
         self.loaded_s = took_s if is_long else 0.0
         self.launches = 1 if is_long else launches_for(min(self._elapsed_ms() for _ in range(_ESTIMATES)))
         if self._cold:
-            self._flush_buffer = self._new_flush_buffer()
+            self.own_bytes = 2 * l2_bytes()
+            self._flush_buffer = torch.empty(self.own_bytes, dtype=torch.uint8, device="cuda")
         self._events = _new_events(self.launches if self._cold else 1)
         batch = [run] * (1 if self._cold else self.launches)
         if not self.replays:
             self.launch = lambda: _each(batch)
         elif len(batch) > 1:
-            self.launch = _nothing  # frees the first graph's memory for the second
+            self.launch = lambda: None  # frees the first graph's memory for the second
             self.launch = _captured(batch)
 
     def sample(self) -> float:
         return self._elapsed_ms() / self.launches
-
-    def now(self) -> float:
-        return time.monotonic()
 
     def _elapsed_ms(self) -> float:
         for start, end in self._events:
@@ -96,12 +92,6 @@ class CudaEventClock:
             end.record()
         self._events[-1][1].synchronize()
         return sum(start.elapsed_time(end) for start, end in self._events)
-
-    def _new_flush_buffer(self) -> Any:
-        import torch
-
-        self.own_bytes = 2 * l2_bytes()
-        return torch.empty(self.own_bytes, dtype=torch.uint8, device="cuda")
 
 
 def wait_for(device: str) -> None:
@@ -118,13 +108,9 @@ def _new_events(pairs: int) -> list[tuple[Any, Any]]:
     return [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(pairs)]
 
 
-def _nothing() -> None:
-    pass
-
-
 def _each(batch: Sequence[Call]) -> None:
     for run in batch:
-        run()
+        run()  # its outputs are freed before the next call
 
 
 @cache

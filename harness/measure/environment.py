@@ -3,12 +3,13 @@
 The description is published, so it has no host names, user names or paths.
 """
 
+import json
 import os
 import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -22,12 +23,8 @@ SOURCES = (".py", ".cu", ".cuh", ".h")
 _WITHOUT_RESULTS = ":(exclude)reports/results"
 COMMIT_VARIABLE = "TTT_BENCH_COMMIT"
 DIRTY = "-dirty"  # suffix of a commit with uncommitted changes, as in git describe
-UNKNOWN = "-unknown"  # suffix of a commit if git could not list changes
 
-_CONSTANT = {
-    "name", "driver", "memory_bytes", "device_id", "power_limit_w", "max_sm_clock_mhz", "ecc", "compute_capability",
-    "model", "cores", "threads",
-}  # fmt: skip
+_READINGS = ("sm_clock_mhz", "memory_clock_mhz", "temperature_c", "power_w", "throttle_reasons", "load_1m")
 
 # Child processes do not inherit variables that redirect git and Slurm commands or override a batch script.
 # They do inherit GIT_CONFIG_*, which holds a container's `safe.directory`.
@@ -73,11 +70,13 @@ def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any
     kind = device_kind or ("cpu" if gpu is None else "cuda")
     gpu_facts = None if gpu is None else gpu.constants() | gpu.readings()
     commit, dirty = commit_and_dirty()
+    count_threads = getattr(sys.modules.get("torch"), "get_num_threads", None)
+    threads = {"threads": count_threads()} if count_threads else {}
     return {
         "device": cpu_model() if kind == "cpu" else (gpu_facts or {}).get("name", ""),
         "device_kind": kind,
         "gpu": gpu_facts,
-        "cpu": {"model": cpu_model(), "cores": _cores(), **_threads(), "load_1m": os.getloadavg()[0]},
+        "cpu": {"model": cpu_model(), "cores": len(os.sched_getaffinity(0)), **threads, "load_1m": os.getloadavg()[0]},
         "software": software(),
         "variables": recorded_variables(),
         "commit": commit,
@@ -86,9 +85,8 @@ def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any
 
 
 def around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Return `after` with the readings of gpu and cpu in both snapshots, "before" and "after"."""
-    parts = {part: _paired(before.get(part), after.get(part)) for part in ("gpu", "cpu")}
-    return after | parts
+    """Return the snapshot `after`, with gpu and cpu readings of both as "before" and "after"."""
+    return after | {part: _paired(before.get(part) or {}, after.get(part)) for part in ("gpu", "cpu")}
 
 
 def device_id_of(environment: Mapping[str, Any]) -> str:
@@ -96,15 +94,15 @@ def device_id_of(environment: Mapping[str, Any]) -> str:
     return str((environment.get("gpu") or {}).get("device_id") or "")
 
 
-def _paired(before: dict[str, Any] | None, after: dict[str, Any] | None) -> dict[str, Any] | None:
+def _paired(before: dict[str, Any], after: dict[str, Any] | None) -> dict[str, Any] | None:
     if not after:
         return after
-    constant = {name: value for name, value in after.items() if name in _CONSTANT}
-    return constant | {"before": _readings(before or {}), "after": _readings(after)}
-
-
-def _readings(part: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in part.items() if name not in _CONSTANT}
+    constant = {name: value for name, value in after.items() if name not in _READINGS}
+    readings = {
+        when: {name: part[name] for name in _READINGS if name in part}
+        for when, part in (("before", before), ("after", after))
+    }
+    return constant | readings
 
 
 def software() -> dict[str, str]:
@@ -140,21 +138,9 @@ def against_lock(versions: Mapping[str, Any], locked: Mapping[str, str]) -> str:
 @lru_cache(maxsize=1)
 def cpu_model() -> str:
     """Return the name of the CPU's model, as the vendor reports it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
+    lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name") and ":" in line]
     return models[0] if models else platform.processor() or platform.machine()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _threads() -> dict[str, int]:
-    threads = getattr(sys.modules.get("torch"), "get_num_threads", None)
-    return {"threads": threads()} if threads else {}
 
 
 @lru_cache(maxsize=8)
@@ -162,16 +148,15 @@ def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
     """Return (commit, dirty) of the checkout `root`, by default the one with this file.
 
     dirty: whether source files outside reports/results changed or are untracked, None if unknown.
-    Without a checkout, the variable TTT_BENCH_COMMIT gives both (see `marked_commit`); else the result is ("", None).
+    Without a checkout, the variable TTT_BENCH_COMMIT gives both, in JSON; else the result is ("", None).
     """
     root = root or _root()
     commit = ask_git(root, "rev-parse", "HEAD")[0] if (root / ".git").exists() else ""
     if commit:
         changed = uncommitted(root)
         return commit, None if changed is None else bool(changed)
-    variable = os.environ.get(COMMIT_VARIABLE, "")
-    named = variable.partition("-")[0]
-    return named, None if variable in ("", named + UNKNOWN) else variable == named + DIRTY
+    commit, dirty = json.loads(os.environ.get(COMMIT_VARIABLE, '["", null]'))
+    return commit, dirty
 
 
 def refusal_of_git(root: Path | None = None) -> str:
@@ -182,11 +167,6 @@ def refusal_of_git(root: Path | None = None) -> str:
 
 def _root() -> Path:
     return Path(__file__).resolve().parents[2]
-
-
-def marked_commit(commit: str, dirty: bool | None) -> str:
-    """Return a TTT_BENCH_COMMIT that `commit_and_dirty` reads, such as COMMIT-dirty."""
-    return commit and commit + {True: DIRTY, False: "", None: UNKNOWN}[dirty]
 
 
 def uncommitted(root: Path) -> list[str] | None:
@@ -202,20 +182,24 @@ def uncommitted(root: Path) -> list[str] | None:
 def ask_git(root: Path, *arguments: str, timeout_s: float | None = 20) -> tuple[str, str]:
     """Run git in `root`; return (stdout, "") on success, otherwise ("", error message)."""
     # Without locks: a killed `git status` would leave the repository locked.
-    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
+    output, failure = output_of(["git", "--no-optional-locks", "-C", str(root), *arguments], timeout_s)
+    return output.rstrip(), " ".join(failure.split())
+
+
+def output_of(command: Sequence[str], timeout_s: float | None = 60, **env: str) -> tuple[str, str]:
+    """Run a program without input; return (stdout, ""), or ("", why) if it fails.
+
+    why: what the program printed, or why it did not start or end.
+    """
+    options: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "stdin": subprocess.DEVNULL}
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            stdin=subprocess.DEVNULL,
-            env=child_environment(),
-        )
+        done = subprocess.run(command, timeout=timeout_s, env=child_environment(env), **options)
     except FileNotFoundError:
-        return "", "git is not installed"
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return "", str(error)
+        return "", f"{command[0]} is not installed on this machine"
+    except subprocess.TimeoutExpired:
+        return "", f"{command[0]} gave no answer within {timeout_s:g} s"
+    except OSError as error:
+        return "", f"{command[0]} could not be started: {error.strerror}"
     if done.returncode:
-        return "", " ".join(done.stderr.split()) or f"git ended with status {done.returncode}"
-    return done.stdout.rstrip(), ""
+        return "", (done.stderr + done.stdout).strip() or f"{command[0]} ended with status {done.returncode}"
+    return done.stdout, ""

@@ -24,8 +24,6 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
     Fewer than `FEWEST` samples give their range. If many samples have a smaller n, the interval is the range of the
     medians of blocks, which ignores single outliers. Raises ValueError if there are no samples.
     """
-    if not samples:
-        raise ValueError("median of no samples")
     ordered = sorted(samples)
     count, worth = len(samples), independent_samples(samples)
     if worth < FEWEST and count >= FEWEST * TOGETHER:
@@ -100,8 +98,6 @@ def repeats_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float
     The interval is Student's for the mean logarithm of the medians, widened to contain each process's own interval. It
     does not predict a further process. For a single process, the result is its `median_interval`.
     """
-    if not processes:
-        raise ValueError("median of no processes")
     within = [median_interval(samples) for samples in processes]
     medians = [middle for middle, _, _ in within]
     low, high = min(low for _, low, _ in within), max(high for _, _, high in within)

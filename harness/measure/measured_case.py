@@ -6,7 +6,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
@@ -15,19 +14,12 @@ from harness.measure.cuda_clock import CudaEventClock
 from harness.measure.environment import around, snapshot, versions_of
 from harness.measure.inspection import CallChecker, claim_checks, lower_bound_check, unless_out_of_memory
 from harness.measure.nvml import LASTS_S, EnergyMeter, Gpu, open_gpu
-from harness.measure.process_state import (
-    forget_peak,
-    is_out_of_memory,
-    is_unchanged,
-    peak_bytes,
-    process_settings,
-)
+from harness.measure.process_state import forget_peak, is_out_of_memory, peak_bytes, process_settings
 from harness.measure.ranges import nvtx_range
 from harness.measure.system import NeedsFreshProcess, Skip, SystemAdapter, Workload
 from harness.measure.timer import (
     LEAST_S,
     Clock,
-    CpuClock,
     Timing,
     never_throttled,
     take_engine_samples,
@@ -38,7 +30,7 @@ from harness.measure.timer import (
 from harness.schema.case import Case, Mode
 from harness.schema.policy import Policy
 from harness.schema.reason import of_exception, raised_at, sentence
-from harness.schema.record import Record
+from harness.schema.record import Record, utc_now
 
 NO_REFERENCE = "the system has no reference to be verified against"
 
@@ -72,18 +64,19 @@ class CaseRun:
 
     def record(self, system: SystemAdapter) -> Record:
         """Run the case and return its record; only NeedsFreshProcess is raised."""
-        started_at, start, before = datetime.now(UTC), time.monotonic(), snapshot()
+        started_at, start, before = utc_now(), time.monotonic(), snapshot()
         settings = process_settings()
         self._guarded(system)
         if not self._owns_process:
-            self.healthy = self.healthy and is_unchanged(settings)
+            now = process_settings()  # those of a torch that the case imported are not compared
+            self.healthy = self.healthy and all(now[name] == value for name, value in settings.items())
         environment = around(before, self._after or snapshot())
         return Record(
             self.case,
             **self._known,
             check=self._checks.to_dict() if self._checks else None,
             environment=environment | {"software": environment["software"] | versions_of(system.packages)},
-            started_at=started_at.isoformat(timespec="seconds"),
+            started_at=started_at,
             wall_s=time.monotonic() - start,
         )
 
@@ -99,27 +92,17 @@ class CaseRun:
         try:
             with self._stage("build"):
                 workload = system.build(self.case)
-                if not isinstance(workload, Workload):
-                    raise TypeError(f"{type(system).__name__}.build returned {workload!r:.60}, which is no Workload")
             self._owns_process = workload.engine_samples is not None
+            self._run(workload)
         except Skip as skip:
-            return self._end("skipped", sentence(str(skip)) or "the system gave no reason")
+            self._end("skipped", sentence(str(skip)) or "the system gave no reason")
         except NeedsFreshProcess:
             raise
         except (Exception, SystemExit) as error:
-            return self._fail(error)
-        try:
-            self._run(workload)
-        except (Exception, SystemExit) as error:
-            self._fail(error)
-        return None
-
-    def _fail(self, error: BaseException) -> None:
-        traceback.print_exception(error)
-        self.healthy = False
-        if is_out_of_memory(error):
-            return self._end("oom", of_exception(error))
-        return self._end("failed", of_exception(error) + raised_at(error))
+            traceback.print_exception(error)
+            self.healthy = False
+            is_oom = is_out_of_memory(error)
+            self._end("oom" if is_oom else "failed", of_exception(error) + ("" if is_oom else raised_at(error)))
 
     def _run(self, workload: Workload) -> None:
         self._claimed = dict(workload.metrics)
@@ -175,21 +158,15 @@ class CaseRun:
             take_engine_samples(workload.engine_samples(once), once)
             self._accepts(_check_engine(workload))
         else:
-            clock = CpuClock() if workload.device == "cpu" else CudaEventClock()
+            clock = Clock() if workload.device == "cpu" else CudaEventClock()
             checker = CallChecker(self.case, workload)
             clock.prepare(checker.run)
             self._accepts(checker.checked_call(clock))
         return None
 
     def _measure(self, workload: Workload, gpu: Gpu | None) -> None:
-        clock = clock_for(self.case, workload)
-        checker = CallChecker(self.case, workload)
-        metered = gpu if self.case.l2 == "warm" else None  # flushing the cache draws energy of its own
-        policy = self.policy
-        if metered and workload.engine_samples is None:  # the energy counter needs that long
-            policy = replace(policy, budget_s=max(policy.budget_s, LASTS_S))
-        energy = EnergyMeter(metered)
-        timing = self._timed(workload, clock, gpu, policy, energy, checker)
+        clock, checker = clock_for(self.case, workload), CallChecker(self.case, workload)
+        timing, energy = self._timed(workload, gpu, clock, checker)
         self._after = _machine_after(workload, gpu)  # before the GPU is idle or checks the outputs
         calls = clock.launches * workload.units
         self._known |= vars(timing) | {"calls": calls, "settings": workload.settings}
@@ -202,34 +179,32 @@ class CaseRun:
             self._accepts(self._checked(workload, clock, checker, timing))
 
     def _timed(
-        self,
-        workload: Workload,
-        clock: Clock,
-        gpu: Gpu | None,
-        policy: Policy,
-        energy: EnergyMeter,
-        checker: CallChecker,
-    ) -> Timing:
+        self, workload: Workload, gpu: Gpu | None, clock: Clock, checker: CallChecker
+    ) -> tuple[Timing, EnergyMeter]:
         throttled = gpu.throttled if gpu else never_throttled
-        forget = gpu.forget if gpu else lambda: None  # a record's throttle reasons are those of its samples
+        metered = gpu if self.case.l2 == "warm" else None  # flushing the cache draws energy of its own
+        policy, batches = self.policy, None
+        if workload.engine_samples is not None:
+            batches = iter(workload.engine_samples(policy))
+        elif metered:  # the energy counter needs that long
+            policy = replace(policy, budget_s=max(policy.budget_s, LASTS_S))
         with nvtx_range(self.case.phase):
-            if workload.engine_samples is not None:
-                batches = iter(workload.engine_samples(policy))
-                with self._stage("warm_up"):
-                    warm_up_engine(batches, policy, clock, throttled)
-                forget()
-                with self._stage("sample"), energy:
-                    return take_engine_samples(batches, policy, throttled)
             with self._stage("warm_up"):
-                clock.prepare(checker.run)
-                checker.before_sample()  # the first time takes tens of milliseconds, in which a GPU rests
-                warm_up(clock, policy, throttled)
-            forget()
-            with self._stage("sample"), energy:
-                least_s = LASTS_S if gpu and self.case.l2 == "warm" else LEAST_S
+                if batches:
+                    warm_up_engine(batches, policy, clock, throttled)
+                else:
+                    clock.prepare(checker.run)
+                    checker.before_sample()  # the first time takes tens of milliseconds, in which a GPU rests
+                    warm_up(clock, policy, throttled)
+            if gpu:
+                gpu.forget()  # a record's throttle reasons are those of its samples
+            with self._stage("sample"), EnergyMeter(metered) as energy:
+                if batches:
+                    return take_engine_samples(batches, policy, throttled), energy
+                least_s = LASTS_S if metered else LEAST_S
                 timing = take_samples(clock, policy, throttled, checker.before_sample, least_s)
         timing.samples_ms = [sample / workload.units for sample in timing.samples_ms]
-        return timing
+        return timing, energy
 
     def _checked(self, workload: Workload, clock: Clock, checker: CallChecker, timing: Timing) -> Checks:
         bound = lower_bound_check(workload, timing.samples_ms)
@@ -262,4 +237,4 @@ def _check_engine(workload: Workload) -> Checks:
 
 def clock_for(case: Case, workload: Workload) -> Clock:
     """Return the clock for the case's timing and L2 state on the workload's device."""
-    return CudaEventClock(case.timing, case.l2) if workload.device == "cuda" else CpuClock()
+    return CudaEventClock(case.timing, case.l2) if workload.device == "cuda" else Clock()

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from itertools import pairwise
 from threading import Event, Thread
 from typing import Any
 
@@ -42,10 +43,10 @@ class Gpu:
         """
         capability = self._ask("nvmlDeviceGetCudaComputeCapability")
         ecc = self._ask("nvmlDeviceGetEccMode")
-        uuid = _text(self._ask("nvmlDeviceGetUUID"))
+        uuid = self._ask("nvmlDeviceGetUUID") or ""
         return {
-            "name": _text(self._ask("nvmlDeviceGetName")),
-            "driver": _text(_quietly(self._nvml.nvmlSystemGetDriverVersion)),
+            "name": self._ask("nvmlDeviceGetName") or "",
+            "driver": _quietly(self._nvml.nvmlSystemGetDriverVersion) or "",
             "memory_bytes": getattr(self._ask("nvmlDeviceGetMemoryInfo"), "total", None),
             "device_id": hashlib.sha256(uuid.encode()).hexdigest()[:8] if uuid else "",
             "power_limit_w": self._thousandth("nvmlDeviceGetEnforcedPowerLimit"),
@@ -66,10 +67,8 @@ class Gpu:
 
     def throttle_reasons(self) -> list[str]:
         """Return the current reasons for throttling, such as sw_power_cap."""
-        bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
-        if bits is None:
-            bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")  # drivers before 535
-        return [name for bit, name in _THROTTLE.items() if (bits or 0) & bit]
+        bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons") or 0
+        return [name for bit, name in _THROTTLE.items() if bits & bit]
 
     def throttled(self) -> bool:
         """Whether the GPU is throttled; queries the driver once in `ASKED_EVERY_S` seconds.
@@ -119,11 +118,8 @@ def open_gpu(visible: str | None = None) -> Gpu | None:
 
 def visible_gpus() -> list[str]:
     """Return the GPUs that this process can use, as in CUDA_VISIBLE_DEVICES: indices or UUIDs."""
-    pynvml = _initialised()
-    if pynvml is None:
-        return []
     visible = os.environ.get(VARIABLE)
-    count = _quietly(pynvml.nvmlDeviceGetCount) or 0
+    count = _quietly(lambda: _initialised().nvmlDeviceGetCount()) or 0
     names = [str(number) for number in range(count)] if visible is None else visible.split(",")
     return [name.strip() for name in names if name.strip() and open_gpu(name)]
 
@@ -162,7 +158,7 @@ def _by_uuid(pynvml: Any, name: str) -> Any:
     if found := _quietly(lambda: pynvml.nvmlDeviceGetHandleByUUID(name)):
         return found
     devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-    named = [device for device in devices if _text(pynvml.nvmlDeviceGetUUID(device)).startswith(name)]
+    named = [device for device in devices if pynvml.nvmlDeviceGetUUID(device).startswith(name)]
     return named[0] if len(named) == 1 else None
 
 
@@ -181,23 +177,19 @@ def _quietly(ask: Callable[[], Any]) -> Any:
         return None
 
 
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else value or ""
-
-
 def is_hot(environment: Mapping[str, Any]) -> bool:
     """Whether the GPU was thermally throttled during the case of this environment."""
-    return bool(THERMAL.intersection(_reading(environment, "throttle_reasons") or ()))
+    return bool(THERMAL.intersection(_after(environment).get("throttle_reasons") or ()))
 
 
 def heat_note(environment: Mapping[str, Any]) -> str:
     """Return a note for a thermally throttled case: `thermally throttled, at 88 °C`."""
-    celsius = _reading(environment, "temperature_c")
+    celsius = _after(environment).get("temperature_c")
     return f"thermally throttled, at {celsius:.0f} °C" if celsius else "thermally throttled"
 
 
-def _reading(environment: Mapping[str, Any], name: str) -> Any:
-    return ((environment.get("gpu") or {}).get("after") or {}).get(name)
+def _after(environment: Mapping[str, Any]) -> Mapping[str, Any]:
+    return (environment.get("gpu") or {}).get("after") or {}
 
 
 LOOK_EVERY_S = 0.02
@@ -217,9 +209,7 @@ class EnergyMeter:
     def __init__(self, gpu: Gpu | None) -> None:
         self._gpu = gpu
         self._over = Event()
-        self._seen: float | None = None
-        self._looks: tuple[float, float] | None = None  # times of the first and the last read
-        self._refreshes: list[tuple[float, float]] = []
+        self._reads: list[tuple[float, float]] = []  # time, joules
 
     def __enter__(self) -> "EnergyMeter":
         if self._gpu:
@@ -237,23 +227,22 @@ class EnergyMeter:
 
         tokens, seconds: of all samples together, which must fill nine tenths of the block's time.
         """
-        if len(self._refreshes) < 2 or not tokens or self._looks is None:
+        refreshes = [
+            read
+            for (before_s, before_j), read in pairwise(self._reads)
+            if read[1] != before_j and read[0] - before_s <= LATE_S
+        ]
+        if len(refreshes) < 2 or not tokens:
             return {}
-        began, ended = self._looks
-        (first_s, first_j), (last_s, last_j) = self._refreshes[0], self._refreshes[-1]
-        if seconds < FILLS * (ended - began) or last_s - first_s < NEEDS_S:
+        (first_s, first_j), (last_s, last_j) = refreshes[0], refreshes[-1]
+        if seconds < FILLS * (self._reads[-1][0] - self._reads[0][0]) or last_s - first_s < NEEDS_S:
             return {}
         return {"energy_j_per_token": (last_j - first_j) / (last_s - first_s) * seconds / tokens}
 
     def look(self, now: float, joules: float | None) -> None:
-        """Note the energy counter's value at `now`; a refresh that a late read finds is not counted."""
-        first, before = self._looks or (now, now)
-        self._looks = (first, now)
-        if joules is None or joules == self._seen:
-            return
-        if self._seen is not None and now - before <= LATE_S:
-            self._refreshes.append((now, joules))
-        self._seen = joules
+        """Note the energy counter's value at `now`."""
+        if joules is not None:
+            self._reads.append((now, joules))
 
     def _watch(self, gpu: Gpu) -> None:
         while not self._over.wait(LOOK_EVERY_S):

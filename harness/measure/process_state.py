@@ -3,7 +3,6 @@
 import os
 import resource
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -42,12 +41,9 @@ def peak_bytes(device: str) -> int:
         import torch
 
         return torch.cuda.max_memory_allocated()
-    try:
-        lines = (_PROCESS / "status").read_text().splitlines()
-    except OSError:
-        lines = []
-    marks = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
-    return 1024 * (marks[0] if marks else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    lines = (_PROCESS / "status").read_text().splitlines()
+    marks = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]  # some sandboxes lack it
+    return 1024 * (marks or [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss])[0]
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -70,8 +66,7 @@ def process_settings() -> dict[str, Any]:
         folder = os.getcwd()
     except OSError:
         folder = ""
-    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    settings: dict[str, Any] = {"folder": folder, "affinity": affinity}
+    settings: dict[str, Any] = {"folder": folder, "affinity": os.sched_getaffinity(0)}
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "get_default_dtype"):
         return settings
@@ -85,9 +80,3 @@ def process_settings() -> dict[str, Any]:
         "default_device": str(torch.get_default_device()),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
     }
-
-
-def is_unchanged(before: Mapping[str, Any]) -> bool:
-    """Whether earlier `process_settings` still hold; a torch imported since is not compared."""
-    now = process_settings()
-    return all(now[name] == value for name, value in before.items())

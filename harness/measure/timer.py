@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Protocol
 
 from harness.measure.interval import median_interval
 from harness.schema.policy import Policy
@@ -39,8 +38,8 @@ class Timing:
     stop: str
 
 
-class Clock(Protocol):
-    """Times one callable: `prepare` gets the callable, `sample` times it.
+class Clock:
+    """Times one callable on a CPU, by the host's performance counter; `CudaEventClock` times one on a GPU.
 
     own_bytes: device memory that the clock itself allocates. launches: calls per sample.
     wakes_s, settles_s: seconds of load until an idle or a throttled device runs at a steady speed.
@@ -48,41 +47,24 @@ class Clock(Protocol):
     replays: whether each call replays a CUDA graph and so overwrites the same outputs.
     """
 
-    own_bytes: int
-    launches: int
-    wakes_s: float
-    settles_s: float
-    loaded_s: float
-    replays: bool
-
-    def prepare(self, run: Callable[[], object]) -> None:
-        """Compile `run` and choose the calls per sample; a clock that replays captures them."""
-
-    def sample(self) -> float:
-        """Take one sample; return milliseconds per call, the mean over `launches` calls."""
-
-    def now(self) -> float:
-        """Return the seconds of the clock that limits warm-up and sampling."""
-
-
-class CpuClock:
-    """`Clock` that times each call with the host's performance counter, for work on a CPU."""
-
     own_bytes = 0
     launches = 1
     wakes_s = settles_s = loaded_s = 0.0
     replays = False
 
     def prepare(self, run: Callable[[], object]) -> None:
+        """Compile `run` and choose the calls per sample; a clock that replays captures them."""
         self._run = run
         run()
 
     def sample(self) -> float:
+        """Take one sample; return milliseconds per call, the mean over `launches` calls."""
         start = time.perf_counter_ns()
         self._run()
         return (time.perf_counter_ns() - start) / 1e6
 
     def now(self) -> float:
+        """Return the seconds of the clock that limits warm-up and sampling."""
         return time.monotonic()
 
 

@@ -11,24 +11,9 @@ from statistics import median
 from typing import Any, Literal, TypeVar
 
 from harness.measure.cuda_clock import SETTLES_S, WAKES_S, CudaEventClock, wait_for
-from harness.measure.ranges import (
-    COUNTED_LAYER,
-    LEAD,
-    TIMED,
-    nvtx_range,
-    on_range,
-    profiler_range,
-    recorded,
-)
+from harness.measure.ranges import COUNTED_LAYER, LEAD, TIMED, nvtx_range, on_range, profiler_range, recorded
 from harness.measure.system import Workload
-from harness.measure.timer import (
-    CpuClock,
-    never_throttled,
-    take_engine_samples,
-    take_samples,
-    warm_up,
-    warm_up_engine,
-)
+from harness.measure.timer import Clock, never_throttled, take_engine_samples, take_samples, warm_up, warm_up_engine
 from harness.profiling.tools import kineto
 from harness.profiling.tools.trace import Runs, found_in, found_of, last_runs
 from harness.schema.case import Case
@@ -69,13 +54,10 @@ def profile(
     work.warm()
     if tool != "ncu":
         work.time_alone()
-    found: dict[str, Any] = {}
     if tool == "kineto":
         found = _by_kineto(work, Path(keep) if keep else None)
-    elif tool == "nsys":
-        found = _captured(work)
     else:
-        _counted(work)
+        found = _captured(work) if tool == "nsys" else _counted(work)
     notes = ["profiled with a warm L2 cache, not cold"] if case.l2 == "cold" else []
     peaks = {name: workload.metrics[name] for name in PEAKS if name in workload.metrics}
     return found | {"notes": [*notes, *found.get("notes", ())], "work": dict(workload.work), "ceilings": peaks}
@@ -121,7 +103,7 @@ class _Work:
         engine_samples = self.workload.engine_samples
         if engine_samples is not None:
             batches = iter(engine_samples(ALONE))
-            warm_up_engine(batches, ALONE, CudaEventClock() if self.device == "cuda" else CpuClock(), self.throttled)
+            warm_up_engine(batches, ALONE, CudaEventClock() if self.device == "cuda" else Clock(), self.throttled)
             self.alone_us = median(take_engine_samples(batches, ALONE, self.throttled).samples_ms) * 1e3 * self.units
         elif self.device == "cuda":
             self.clock = CudaEventClock(self.case.timing)
@@ -216,7 +198,7 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
     return found_of(launched, ranged, work.seen(runs))
 
 
-def _counted(work: _Work) -> None:
+def _counted(work: _Work) -> dict[str, Any]:
     """Run a call; count only the last `COUNTED_STEPS` passes through `COUNTED_LAYER`, else all."""
     first, passes = max(0, work.passes - COUNTED_STEPS), 0
     with ExitStack() as region:
@@ -230,6 +212,7 @@ def _counted(work: _Work) -> None:
 
         with on_range(entered):
             work.ranged(nullcontext() if work.passes else profiler_range(work.device))
+    return {}
 
 
 def _captured(work: _Work) -> dict[str, Any]:

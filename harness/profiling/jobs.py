@@ -7,26 +7,25 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 from harness.measure.environment import around, snapshot
 from harness.measure.nvml import VARIABLE as GPU_VARIABLE
 from harness.profiling.tools.choice import Tools
 from harness.profiling.under_profiler import ToolLost, UnderProfiler
+from harness.schema.case import Case
 from harness.schema.profile import Counters, Profile, ProfileError, profile_path, read_profile, write_profile
 from harness.schema.reason import sentence
-from harness.schema.record import Record
+from harness.schema.record import Record, utc_now
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Pair, Planned
 from harness.workers.pool import on_free_slots
-from harness.workers.process import DEFAULT_SLOT, GpuSlot, Launch, Limits, Stopped
+from harness.workers.process import DEFAULT_SLOT, GpuSlot, Launch, Limits
 from harness.workers.scheduler import signals_raise
 
 TIMES, RATIOS = "times", "ratios"  # stages of a profile
 NOT_COUNTED = "not counted: "  # start of a note with the reason
 GIVEN_UP = f"{NOT_COUNTED}Nsight Compute was given up after an earlier case"
-_ENVIRONMENT = ("device", "device_kind", "gpu", "software", "commit", "dirty")
 
 
 @dataclass
@@ -47,7 +46,7 @@ class Profiler:
     tools: Tools
     limits: Limits = field(default_factory=Limits)
     skip: Callable[[Planned], str] = lambda planned: ""
-    stand_in: Callable[[Planned], Planned] = lambda planned: planned
+    stand_in: Callable[[Case], Case] = lambda case: case
     say: Callable[[str], object] = lambda text: None
     on_times: Callable[[Profile], object] = lambda profile: None
     on_profile: Callable[[Profile], object] = lambda profile: None
@@ -59,37 +58,32 @@ class Profiler:
         All cases are timed first, because Nsight Compute delays launches on the machine's other GPUs.
         Raises RunError if a GPU does not answer any more.
         """
-        found: list[dict[str, Profile]] = [{} for _ in jobs]  # by case key
-
-        def times(number: int, slot: GpuSlot, stopped: Callable[[], bool]) -> None:
-            JobProfiler(self, jobs[number], slot, stopped).times(found[number])
-
-        def ratios(number: int, slot: GpuSlot, stopped: Callable[[], bool]) -> None:
-            JobProfiler(self, jobs[number], slot, stopped).ratios(found[number])
-
         with signals_raise(), self.run.held():
             (self.run.folder / "profiles").mkdir(exist_ok=True)
-            on_free_slots(range(len(jobs)), slots, times)
+            left = [replace(job, cases=self.pending(job)) for job in jobs]
+            on_free_slots(left, slots, lambda job, *where: JobProfiler(self, job, *where).times())
             if self.tools.ratios:  # on one GPU: Nsight Compute locks a file of the machine
-                on_free_slots(range(len(jobs)), slots[:1], ratios)
-        return [profile for profiles in found for profile in profiles.values()]
+                on_free_slots(left, slots[:1], lambda job, *where: JobProfiler(self, job, *where).ratios())
+        return [self.stored(planned) for job in left for planned in job.cases]
 
     def pending(self, job: Job) -> tuple[Planned, ...]:
-        """Return a job's cases to profile: all, or with `resume` the unfinished ones."""
-        kept = {planned: self.kept(planned) for planned in job.cases}
-        return tuple(planned for planned, found in kept.items() if found is None or self.lacks_counters(found))
+        """Return a job's cases to profile: all, or with `resume` those that lack times or counters."""
+
+        def is_done(found: Profile | None) -> bool:
+            return bool(found and (not self.tools.ratios or any(kernel.counters for kernel in found.kernels)))
+
+        return tuple(planned for planned in job.cases if not is_done(self.kept(planned)))
 
     def kept(self, planned: Planned) -> Profile | None:
         """Return the case's profile of an earlier call, which has times; None without one or without `resume`."""
-        path = profile_path(self.run.folder, planned.case.key)
         with suppress(ProfileError):
-            found = read_profile(path) if self.resume and path.exists() else None
-            return found if found and found.status == "ok" else None
+            if self.resume and (found := self.stored(planned)).status == "ok":
+                return found
         return None
 
-    def lacks_counters(self, found: Profile) -> bool:
-        """Whether a profile with times should have counters and has none."""
-        return bool(self.tools.ratios) and not any(kernel.counters for kernel in found.kernels)
+    def stored(self, planned: Planned) -> Profile:
+        """Return the case's stored profile, or raise ProfileError."""
+        return read_profile(profile_path(self.run.folder, planned.case.key))
 
 
 class JobProfiler:
@@ -101,101 +95,93 @@ class JobProfiler:
     def __init__(self, profiler: Profiler, job: Job, slot: GpuSlot, stopped: Callable[[], bool]) -> None:
         self.profiler, self.job, self.slot, self.stopped = profiler, job, slot, stopped
         self.tools = profiler.tools
-        launch = profiler.launches[job.pair]
-        self.launch = replace(launch, env={**launch.env, **slot.env})
-        self.under_profiler = UnderProfiler(profiler.run, slot, profiler.limits, stopped)
+        self.under_profiler = UnderProfiler(profiler.run, profiler.launches[job.pair], slot, profiler.limits, stopped)
 
-    def times(self, found: dict[str, Profile]) -> None:
-        """Add a profile with times to `found`, by case key, for each pending case of the job."""
-        for planned in self.profiler.pending(self.job):
-            found[planned.case.key] = self.profiler.kept(planned) or self._with_times(planned)
+    def times(self) -> None:
+        """Profile the times of the job's cases, except for cases with a `Profiler.kept` profile."""
+        for planned in self.job.cases:
+            if not self.profiler.kept(planned):
+                self._with_times(planned)
 
-    def ratios(self, found: dict[str, Profile]) -> None:
-        """Add counters to the profiles in `found`; each case runs in its own worker."""
-        for key, profile in found.items():
+    def ratios(self) -> None:
+        """Add counters to the job's profiles; each case runs in its own worker."""
+        for profile in map(self.profiler.stored, self.job.cases):
             if profile.status != "ok":
                 continue
             profile = replace(profile, notes=tuple(note for note in profile.notes if not note.startswith(NOT_COUNTED)))
             if self.tools.ratios:
                 start = time.monotonic()
-                found[key] = _with_duration(self._with_ratios(profile), RATIOS, start)
+                found = _with_duration(self._with_ratios(profile), RATIOS, start)
             else:
-                found[key] = replace(profile, notes=(*profile.notes, GIVEN_UP))
-            write_profile(self.profiler.run.folder, found[key])
-            self.profiler.on_profile(found[key])
+                found = replace(profile, notes=(*profile.notes, GIVEN_UP))
+            write_profile(self.profiler.run.folder, found)
+            self.profiler.on_profile(found)
 
-    def _with_times(self, planned: Planned) -> Profile:
-        start, started_at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
+    def _with_times(self, planned: Planned) -> None:
+        start, started_at = time.monotonic(), utc_now()
         record = None
         if reason := self.profiler.skip(planned):
             profile = Profile(case=planned.case, status="skipped", reason=reason, started_at=started_at)
         else:
             try:
                 found, answered = self._times(planned)
-                environment = {name: answered.environment.get(name) for name in _ENVIRONMENT}
-                values = found | {"environment": environment, "started_at": started_at}
+                values = found | {"environment": answered.environment, "started_at": started_at}
                 profile, record = Profile.from_values({"case": planned.case.to_dict(), **values}), answered
-            except (ToolLost, ProfileError) as error:
+            except ProfileError as error:
                 self._blame_the_case()
                 status, why = getattr(error, "status", "failed"), sentence(str(error))
                 profile = Profile(case=planned.case, status=status, reason=why, started_at=started_at)
         profile = _with_duration(profile, TIMES, start)
-        self._keep(profile, record)
+        run = self.profiler.run
+        write_profile(run.folder, profile)
+        if run.mode == "profile":  # a run that measures keeps its own records
+            machine, reason = snapshot(visible=self.slot.env.get(GPU_VARIABLE)), profile.reason
+            environment = around(machine, machine)
+            record = record or Record(
+                planned.case, profile.status, reason, environment=environment, started_at=started_at
+            )
+            run.record_file(self.job).append(record)
         if profile.status == "ok" and self.tools.ratios:
             self.profiler.on_times(profile)
         else:
             self.profiler.on_profile(profile)
-        return profile
-
-    def _keep(self, profile: Profile, record: Record | None) -> None:
-        run = self.profiler.run
-        write_profile(run.folder, profile)
-        if run.mode == "profile":  # a run that measures keeps its own records
-            environment = snapshot(visible=self.slot.env.get(GPU_VARIABLE))
-            record = record or Record(
-                profile.case,
-                profile.status,
-                profile.reason,
-                environment=around(environment, environment),
-                started_at=profile.started_at,
-            )
-            run.record_file(self.job).append(record)
 
     def _times(self, planned: Planned) -> tuple[dict[str, Any], Record]:
         if self.tools.times == "kineto":
-            return self.under_profiler.by_kineto(self.launch, planned)
+            return self.under_profiler.by_kineto(planned.case)
         try:
-            found, record = self.under_profiler.by_nsys(self.launch, planned)
+            found, record = self.under_profiler.by_nsys(planned.case)
             return found | {"tools": {"nsys": self.tools.versions.get("nsys", "")}}, record
-        except (ToolLost, ProfileError) as error:
+        except ProfileError as error:
             self._blame_the_case()
             why = self._give_up("times", error)
-            found, record = self.under_profiler.by_kineto(self.launch, planned)
+            found, record = self.under_profiler.by_kineto(planned.case)
             return found | {"notes": [why, *found["notes"]]}, record
 
     def _with_ratios(self, profile: Profile) -> Profile:
-        stand_in = self.profiler.stand_in(Planned(profile.case))
+        stand_in = self.profiler.stand_in(profile.case)
         try:
-            counters, command = self.under_profiler.by_ncu(self.launch, profile.case, stand_in)
-        except (ToolLost, ProfileError) as error:
+            counters, command = self.under_profiler.by_ncu(profile.case, stand_in)
+        except ProfileError as error:
             self._blame_the_case()
             why = f"{NOT_COUNTED}{self._give_up('ratios', error)}"
             return replace(profile, notes=(*profile.notes, why))
-        if stand_in.case != profile.case:
-            counted = f"Nsight Compute counted {stand_in.case.label}, the same kernels in a model of fewer layers"
+        if stand_in != profile.case:
+            counted = f"Nsight Compute counted {stand_in.label}, the same kernels in a model of fewer layers"
             profile = replace(profile, notes=(*profile.notes, counted))
         tools = {**profile.tools, "ncu": self.tools.versions.get("ncu", "")}
         return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command))
 
     def _blame_the_case(self) -> None:
-        """After a profiler failed, raise Stopped on Ctrl-C and RunError on a lost GPU, else return."""
+        """After a profiler failed, raise KeyboardInterrupt if the run should end, and RunError on a lost GPU."""
         if self.stopped():
-            raise Stopped
+            raise KeyboardInterrupt
         self.slot.refuse_lost_gpu()
 
     def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> str:
         """Report an error to the user; give up a profiler that would fail for other cases too."""
-        why = sentence(_advised(error))
+        advice = "" if isinstance(error, ToolLost) else "; try again (--resume), or say --with torch"
+        why = sentence(f"{error}{advice}")
         self.profiler.say(why)
         if isinstance(error, ToolLost) and error.lasting:
             self.tools = replace(self.tools, times="kineto") if part == "times" else replace(self.tools, ratios="")
@@ -215,7 +201,3 @@ def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:
     note = f"Nsight Compute counted no launch of kernels that take {missed / total:.0%} of the time" if total else ""
     notes = (*profile.notes, note) if missed > 0.05 * total else profile.notes
     return replace(profile, kernels=kernels, notes=notes)
-
-
-def _advised(error: Exception) -> str:
-    return str(error) if isinstance(error, ToolLost) else f"{error}; try again (--resume), or say --with torch"

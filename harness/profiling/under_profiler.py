@@ -2,31 +2,30 @@
 
 import re
 import shlex
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from harness.measure.environment import child_environment
+from harness.measure.environment import output_of
 from harness.measure.ranges import range_names
 from harness.profiling.tools import ncu, nsys
 from harness.profiling.tools.trace import Runs, found_of
 from harness.schema.case import Case
 from harness.schema.profile import Counters, ProfileError
-from harness.schema.reason import of_exception
 from harness.schema.record import Record
 from harness.schema.run import Run
-from harness.schema.run_file import Planned
 from harness.workers.process import GpuSlot, Launch, Limits, WorkerProcess, signal_of
-from harness.workers.protocol import WorkerLost, case_request, record_of
+from harness.workers.protocol import WorkerLost
 
 STOP_S = 180.0  # for a profiler to write its report
+_WITHOUT = "--with torch does without it"
+_MORE_TIME = f"give it more --time-limit, or {_WITHOUT}"
 _READ_S = 300.0  # to read a report
 _FOLDERS = re.compile(r"(?:/[^/\s:=,]+)+/")
 
 
-class ToolLost(Exception):
+class ToolLost(ProfileError):
     """Raised if a profiler gives no result for a case, with the reason in one sentence.
 
     status: of the case. lasting: whether the job's other cases would fail too. everywhere: whether all cases would.
@@ -39,30 +38,30 @@ class ToolLost(Exception):
 
 @dataclass(frozen=True)
 class UnderProfiler:
-    """Profiles single cases; public methods raise ToolLost or ProfileError without a result."""
+    """Profiles single cases of a system that `launch` starts; public methods raise ProfileError without a result."""
 
     run: Run
+    launch: Launch
     slot: GpuSlot
     limits: Limits
     stopped: Callable[[], bool]
 
-    def by_kineto(self, launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
+    def by_kineto(self, case: Case) -> tuple[dict[str, Any], Record]:
         """Profile a case with Kineto in a worker; return profile fields and the record."""
-        with WorkerProcess(launch, self.limits.start_s, self.stopped) as worker:
-            keep = str(self._raw(planned.case, ".trace.json.gz"))
-            found, record = self._run_case(worker, planned, tool="kineto", keep=keep)
-        command = _without_folders([*launch.command, "-m", "harness.worker", launch.entry])
+        launch, command = self._under()
+        with WorkerProcess(launch, self.slot, self.limits.start_s, self.stopped) as worker:
+            keep = str(self._raw(case, ".trace.json.gz"))
+            found, record = self._run_case(worker, case, tool="kineto", keep=keep)
         version = str(record.environment.get("software", {}).get("torch", ""))
         return found | {"tools": {"torch.profiler": version}, "commands": [command]}, record
 
-    def by_nsys(self, launch: Launch, planned: Planned) -> tuple[dict[str, Any], Record]:
+    def by_nsys(self, case: Case) -> tuple[dict[str, Any], Record]:
         """Profile a case in a worker under Nsight Systems; return profile fields and the record."""
-        report, database = self._raw(planned.case, ".nsys-rep"), self._raw(planned.case, ".sqlite")
-        wrapped = replace(launch, command=[*nsys.wrapping(report), *launch.command])
-        values, record = self._under(wrapped, planned, "nsys", report)
+        report, database = self._raw(case, ".nsys-rep"), self._raw(case, ".sqlite")
+        wrapped, command = self._under(*nsys.wrapping(report))
+        values, record = self._captured(wrapped, case, report)
         _read_by(nsys.exporting(report, database))
         timed, ranged = nsys.read(database)
-        command = _without_folders([*wrapped.command, "-m", "harness.worker", launch.entry])
         seen, apart = Runs(**values.pop("seen")), values.pop("apart")
         if apart and not timed:
             raise ProfileError("the report of Nsight Systems has no kernel in the range of the timed runs")
@@ -70,26 +69,29 @@ class UnderProfiler:
         found["notes"] = [*values["notes"], *found["notes"]]
         return found | {"commands": [command]}, record
 
-    def by_ncu(self, launch: Launch, case: Case, planned: Planned) -> tuple[dict[str, Counters], str]:
+    def by_ncu(self, case: Case, stand_in: Case) -> tuple[dict[str, Counters], str]:
         """Count with a worker under Nsight Compute; return (counters by kernel name, command).
 
-        planned: the case that runs, maybe a stand-in for `case`, whose key names the report.
+        stand_in: the case that runs; the key of `case` names the report.
         """
-        report, log = self._raw(case, ".ncu-rep"), self._raw(case, ".log")
-        wrapped = replace(launch, command=[*ncu.wrapping(report, log, range_names(case.phase)), *launch.command])
-        self._under(wrapped, planned, "ncu", report, log)
-        counters = ncu.read(_read_by(ncu.importing(report)), ncu.profiled_launches(_text(log)))
-        return counters, _without_folders([*wrapped.command, "-m", "harness.worker", launch.entry])
+        report = self._raw(case, ".ncu-rep")
+        wrapped, command = self._under(*ncu.wrapping(report, range_names(case.phase)))
+        self._captured(wrapped, stand_in, report)
+        return ncu.read(_read_by(ncu.importing(report))), command
 
-    def _under(
-        self, wrapped: Launch, planned: Planned, tool: Literal["nsys", "ncu"], report: Path, log: Path | None = None
-    ) -> tuple[dict[str, Any], Record]:
-        report.unlink(missing_ok=True)
-        if log is not None:
-            log.write_text("")
-        with WorkerProcess(wrapped, self.limits.start_s, self.stopped) as worker:
+    def _under(self, *profiler: str) -> tuple[Launch, str]:
+        """Return the launch under a profiler, and its command line without folders."""
+        launch = replace(self.launch, command=[*profiler, *self.launch.command])
+        words = [*launch.command, "-m", "harness.worker", launch.entry]
+        return launch, shlex.join(_FOLDERS.sub("", word) for word in words)
+
+    def _captured(self, wrapped: Launch, case: Case, report: Path) -> tuple[dict[str, Any], Record]:
+        tool, log = wrapped.command[0], report.with_suffix(".log")
+        for path in (report, log):
+            path.unlink(missing_ok=True)
+        with WorkerProcess(wrapped, self.slot, self.limits.start_s, self.stopped) as worker:
             try:
-                found, record = self._run_case(worker, planned, last=True, tool=tool)
+                found, record = self._run_case(worker, case, last=True, tool=tool)
                 status = worker.stop(STOP_S)
             except ToolLost as lost:
                 raise _why(tool, _text(log), str(lost), lost.status) from None
@@ -101,24 +103,20 @@ class UnderProfiler:
         return found, record
 
     def _run_case(
-        self, worker: WorkerProcess, planned: Planned, *, last: bool = False, **fields: Any
+        self, worker: WorkerProcess, case: Case, *, last: bool = False, **fields: Any
     ) -> tuple[dict[str, Any], Record]:
         """Return profile fields and record of a worker's answer; ToolLost unless it is usable and "ok".
 
         fields: `tool` and `keep` of `in_worker.profile`.
         """
-        request = case_request(planned, self.run.file.policy, "profile", fields)
+        policy, limit_s = self.run.file.policy, self.limits.case_s
         try:
-            answer = worker.ask(request, self.limits.case_s, last=last)
-            record = record_of(answer, planned)
-            self.slot.refuse_another_gpu(record.environment)
+            record, found = worker.ask(case, policy, "profile", limit_s, profiler=fields, last=last)
         except WorkerLost as lost:
-            raise ToolLost(lost.reason, status=lost.status) from None
-        except (KeyError, ValueError) as error:
-            raise ToolLost(f"the worker's answer is unusable: {of_exception(error)}") from None
+            raise ToolLost(str(lost), status=lost.status) from None
         if record.status != "ok":
             raise ToolLost(record.reason, status=record.status)
-        return answer["profile"], record
+        return found, record
 
     def _raw(self, case: Case, suffix: str) -> Path:
         return (self.run.folder / "profiles" / f"{case.key}{suffix}").resolve()
@@ -132,17 +130,12 @@ def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
             lasting=True,
             everywhere=True,
         )
-    complaint = ncu.complaint(log)
     if ncu.NOTHING in log:
-        return ToolLost("ncu profiled no kernel: it saw no range of the case; --with torch does without it", True)
-    if status == "timeout":
-        return ToolLost(f"{tool} gave nothing in time: {otherwise}; give it more --time-limit", True, status)
-    if status == "unstarted":
-        advice = "" if complaint else "give it more --time-limit, or "
-        return ToolLost(f"{tool} failed: {complaint or otherwise}; {advice}--with torch does without it", True, status)
-    if status == "oom":
-        return ToolLost(f"the case did not fit next to {tool}: {otherwise}; try a smaller batch", status=status)
-    return ToolLost(f"{tool} failed: {complaint or otherwise}; --with torch does without it", status=status)
+        return ToolLost(f"ncu profiled no kernel: it saw no range of the case; {_WITHOUT}", lasting=True)
+    complaint = ncu.complaint(log)
+    advice = {"timeout": _MORE_TIME, "unstarted": _MORE_TIME, "oom": "try a smaller batch"}.get(status, _WITHOUT)
+    reason = f"{tool} failed: {complaint or otherwise}; {_WITHOUT if complaint else advice}"
+    return ToolLost(reason, lasting=status in ("timeout", "unstarted"), status=status)
 
 
 def _ending(status: int, error_line: str) -> str:
@@ -153,23 +146,12 @@ def _ending(status: int, error_line: str) -> str:
 
 
 def _read_by(command: Sequence[str]) -> str:
-    env = child_environment({"LC_ALL": "C"})  # a comma separates thousands only
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_READ_S, env=env)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ProfileError(f"{command[0]} could not read its report: {of_exception(error)}") from None
-    if done.returncode:
-        words = ncu.complaint(done.stdout) or (done.stderr or done.stdout).strip().rpartition("\n")[2]
-        raise ProfileError(f"{command[0]} could not read its report: {words or f'status {done.returncode}'}")
-    return done.stdout
+    output, failure = output_of(command, _READ_S, LC_ALL="C")  # a comma separates thousands only
+    if failure:
+        words = ncu.complaint(failure) or failure.rpartition("\n")[2]
+        raise ProfileError(f"{command[0]} could not read its report: {words}")
+    return output
 
 
-def _text(path: Path | None) -> str:
-    try:
-        return path.read_text(errors="replace") if path else ""
-    except OSError:
-        return ""
-
-
-def _without_folders(command: Sequence[str]) -> str:
-    return shlex.join(_FOLDERS.sub("", word) for word in command)
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AliasChoices, Field
 
-from harness.schema.case import Scalar, Stored, Text, one_of
+from harness.schema.case import Scalar, Stored, one_of
 
 # Styles that pages can draw.
 TONES = 8  # colours, numbered from 0
@@ -20,9 +20,9 @@ class SystemEntry(Stored):
     family: kind of the system, such as "TTT". tone: index of its colour, below `TONES`. marker: one of `MARKERS`.
     """
 
-    name: Text
-    label: Text
-    family: Text
+    name: str
+    label: str
+    family: str
     tone: Annotated[int, Field(ge=0, lt=TONES)]
     marker: Annotated[str, one_of(*MARKERS)]
 
@@ -31,13 +31,13 @@ class SystemEntry(Stored):
 class BackendEntry(Stored):
     """Label and dash pattern of a backend in reports; `dash` is one of `DASHES`."""
 
-    name: Text
-    label: Text
+    name: str
+    label: str
     dash: Annotated[str, one_of(*DASHES)]
 
 
 _OLDER_METRICS = {"floor_ms": "lower_bound_ms", "floor_share": "lower_bound_share"}  # in older runs, with today's names
-_Metric = Annotated[Text, AfterValidator(lambda name: _OLDER_METRICS.get(name, name))]
+_Metric = Annotated[str, AfterValidator(lambda name: _OLDER_METRICS.get(name, name))]
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class MetricEntry(Stored):
     """
 
     name: _Metric
-    label: Text
-    unit: Text = ""
+    label: str
+    unit: str = ""
     better: Literal["lower", "higher", ""] = ""
     scale: Annotated[float, Field(gt=0)] = 1.0
     text: bool = False
@@ -63,9 +63,9 @@ class AxisEntry(Stored):
     default: value of an option that a case does not list; None if some systems lack the option.
     """
 
-    name: Text
-    label: Text
-    phrase: Text
+    name: str
+    label: str
+    phrase: str
     default: Scalar | None = None
 
 
@@ -77,9 +77,9 @@ class PaperClaim(Stored):
     margin: share by which `system` may be worse and still satisfy the claim.
     """
 
-    text: Text
-    system: Text
-    other: Text
+    text: str
+    system: str
+    other: str
     at_least: float = 0.0
     margin: float = 0.0
 
@@ -98,18 +98,18 @@ class FigureEntry(Stored):
     claims: claims of the paper, checked on the primary lines.
     """
 
-    phase: Text
-    title: Text
-    x: Text = "context"
+    phase: str
+    title: str
+    x: str = "context"
     y: _Metric = "us_per_token"
-    source: Text = ""
+    source: str = ""
     y_log: bool = False
     best: bool = False
-    along: Text = ""
-    split: tuple[Text, ...] = ()
+    along: str = ""
+    split: tuple[str, ...] = ()
     forms: bool = False
     lower_bound: Annotated[bool, Field(validation_alias=AliasChoices("lower_bound", "floor"))] = False  # older name
-    primary: tuple[Text, ...] = ()
+    primary: tuple[str, ...] = ()
     claims: tuple[PaperClaim, ...] = ()
 
 
@@ -117,10 +117,10 @@ class FigureEntry(Stored):
 class SuiteEntry(Stored):
     """A suite: the question that it answers, its figures, and its cases' keys (`Case.key`)."""
 
-    name: Text
-    question: Text
+    name: str
+    question: str
     figures: tuple[FigureEntry, ...] = ()
-    cases: tuple[Text, ...] = ()
+    cases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Catalogue(Stored):
     backends: tuple[BackendEntry, ...] = ()
     metrics: tuple[MetricEntry, ...] = ()
     axes: tuple[AxisEntry, ...] = ()
-    phases: tuple[tuple[Text, Text], ...] = ()  # (name, label)
+    phases: tuple[tuple[str, str], ...] = ()  # (name, label)
     suites: tuple[SuiteEntry, ...] = ()
 
     def __post_init__(self) -> None:

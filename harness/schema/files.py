@@ -3,31 +3,28 @@
 import errno
 import os
 import secrets
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
-def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file; OSError for a Git LFS pointer, a folder, a pipe or a device."""
-    # O_NONBLOCK: opening a FIFO waits for its writer.
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "Not a regular file")
-    if os.pread(descriptor, len(_POINTER), 0) == _POINTER:
-        os.close(descriptor)
+def open_regular(path: Path) -> BufferedReader:
+    """Open a regular file to read; OSError for a Git LFS pointer, a folder, a pipe or a device."""
+    if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe waits for its writer
+        raise OSError(errno.EINVAL, "Not a regular file")
+    file = path.open("rb")
+    if file.peek(len(_POINTER)).startswith(_POINTER):
+        file.close()
         raise OSError(errno.EINVAL, "Is a Git LFS pointer; run `git lfs pull`")
-    return descriptor
+    return file
 
 
 def read_regular(path: Path) -> bytes:
     """Return a regular file's content; OSError as for `open_regular`."""
-    with os.fdopen(open_regular(path), "rb") as file:
+    with open_regular(path) as file:
         return file.read()
 
 

@@ -186,7 +186,7 @@ class Profile(Region):
 
     status, reason: as in a record; every status except "ok" has a reason and no kernels.
     tools: versions of the profilers. commands: their command lines without folders. notes: what is missing.
-    environment: device, device_kind, gpu, software, commit and dirty, as in a record.
+    environment: as in a record.
     stages_s: seconds of "times" and "ratios" (counters) with model builds and worker starts; "build" in version 0.1.
     """
 
@@ -219,8 +219,7 @@ class Profile(Region):
 
     def to_json(self) -> str:
         """Return the profile as a line of JSON without newline."""
-        values = {"tool": self.tool, "schema": self.schema, **_ADAPTER.dump_python(self, mode="json")}
-        return json.dumps(values, separators=(",", ":"), allow_nan=False)
+        return _ADAPTER.dump_json(self).decode()
 
 
 def profile_path(folder: Path, key: str) -> Path:

@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -12,17 +13,23 @@ from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, TypeA
 from pydantic.dataclasses import dataclass
 
 from harness.schema.case import Case, one_of
-from harness.schema.files import open_regular, read_regular, refusing
+from harness.schema.files import read_regular, refusing
 from harness.schema.reason import clipped, invalid, printable
 
 SCHEMA_VERSION = 4  # of records
 _OLDEST = 2  # version of records that can be read
 _OLDER_SETTINGS = {"gated": "checked", "gate_limits": "check_limits"}  # of schemas 2 and 3, with today's names
+NO_JSON = "is not JSON, so it is damaged or another file"
 MESSAGE_LIMIT = 5000  # characters; paths alone may have 4096
 
 STATUSES = ("ok", "incorrect", "failed", "killed", "unstarted", "timeout", "oom", "skipped")
 _LINE_START = b'{"schema":'
 T = TypeVar("T")
+
+
+def utc_now() -> str:
+    """Return the time in UTC as records store it: `2026-01-31T12:00:00+00:00`."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 class RecordError(ValueError):
@@ -38,7 +45,7 @@ def parsed(adapter: TypeAdapter[T], text: bytes | str, refusal: type[RecordError
         return adapter.validate_json(text)
     except ValidationError as error:
         broken = error.errors()[0]["type"] == "json_invalid"
-        raise refusal("is not JSON, so it is damaged or another file" if broken else invalid(error)) from None
+        raise refusal(NO_JSON if broken else invalid(error)) from None
 
 
 def json_values(value: Any) -> Any:
@@ -149,34 +156,26 @@ class Record:
 _ADAPTER: TypeAdapter[Record] = TypeAdapter(Record)
 
 
+@dataclass(frozen=True)
 class RecordFile:
     """A file of records, a line of JSON each; only the process with the run's lock appends.
 
     An incomplete last line, left by a killed writer, is ignored by `read` and removed by `append`.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+    path: Path
 
     def append(self, record: Record) -> None:
         """Append a record as one line and wait until it is on disk, or raise RecordError."""
         with refusing(self.path, "written", RecordError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Not O_APPEND: a failed write is undone by truncating the file.
-            fd = open_regular(self.path, os.O_RDWR | os.O_CREAT)
-            try:
-                content = os.pread(fd, os.fstat(fd).st_size, 0)
-                complete = _complete(content)
-                os.ftruncate(fd, min(len(complete), len(content)))
-                end = os.lseek(fd, 0, os.SEEK_END)
-                try:
-                    _write_all(fd, complete[end:] + record.to_json().encode() + b"\n")
-                    os.fsync(fd)
-                except BaseException:
-                    os.ftruncate(fd, end)
-                    raise
-            finally:
-                os.close(fd)
+            content = read_regular(self.path) if self.path.exists() else b""
+            complete = _complete(content)
+            with self.path.open("ab") as file:
+                file.truncate(min(len(complete), len(content)))
+                file.write(complete[len(content) :] + record.to_json().encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
 
     def read(self) -> list[Record]:
         """Return all records in file order; [] if the file is missing.
@@ -188,7 +187,14 @@ class RecordFile:
                 lines = _complete(read_regular(self.path)).split(b"\n")[:-1]
             except FileNotFoundError:
                 return []
-        return [_parse(f"{self.path}, line {number}", line) for number, line in enumerate(lines, start=1)]
+        records = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                records.append(Record.from_json(line))
+            except RecordError as error:
+                again = "; delete that line, then continue with --resume" if NO_JSON in str(error) else ""
+                raise RecordError(f"{self.path}, line {number}: {error}{again}") from None
+        return records
 
 
 def _complete(content: bytes) -> bytes:
@@ -202,16 +208,3 @@ def _complete(content: bytes) -> bytes:
         except ValueError:
             return content[: -len(last)]
     return content + b"\n"
-
-
-def _parse(where: str, line: bytes) -> Record:
-    try:
-        return Record.from_json(line)
-    except RecordError as error:
-        advice = "; delete that line, and `run --resume` measures its case again" if "not JSON" in str(error) else ""
-        raise RecordError(f"{where}: {error}{advice}") from None
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(fd, data) :]

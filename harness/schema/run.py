@@ -3,36 +3,36 @@
 FOLDER/run.json                      planned cases, requests, catalogue
 FOLDER/records/SYSTEM-BACKEND.jsonl  records of one job; one process at a time appends to it
 FOLDER/profiles/KEY.json             profile of a case
-FOLDER/claims/                       locks of a run in progress
 """
 
 import fcntl
+import json
 import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.schema import claims
 from harness.schema.case import Case, Mode
 from harness.schema.catalogue import Catalogue
-from harness.schema.claims import Holder
-from harness.schema.files import listed, refusing
+from harness.schema.files import listed, read_regular, refusing, write_atomically
 from harness.schema.profile import Profile, profile_path, read_profile
-from harness.schema.record import Record, RecordFile
-from harness.schema.run_file import FILE, Job, PastRequest, RunError, RunFile, read_run_file, write_run_file
+from harness.schema.reason import clipped
+from harness.schema.record import Record, RecordFile, parsed
+from harness.schema.run_file import FILE, RUN_FILE, Job, PastRequest, RunError, RunFile
 
-_OURS = ("records", "profiles", "claims")  # allowed in a folder without a run.json
+_REASON_LIMIT = 400  # characters of a sentence about run.json
+_STATUS_S = 0.5  # how long a run waits for `ttt-bench status`, which locks it for a moment
 _SUBMIT_S = 60.0  # how long a Slurm task waits for the process that submits it to unlock the run
 
 
+@dataclass(eq=False)
 class Run:
     """A run's folder and its run.json; `create` and `open` raise RunError if they fail."""
 
-    def __init__(self, folder: Path, file: RunFile) -> None:
-        self.folder, self.file = folder, file
+    folder: Path
+    file: RunFile
 
     @classmethod
     def create(cls, folder: Path, file: RunFile) -> "Run":
@@ -50,21 +50,29 @@ class Run:
     def refuse_held(folder: Path) -> None:
         """Raise RunError if `folder` is a file, or already has a run or other files."""
         with refusing(folder, "read", RunError):
-            held, recorded = os.path.lexists(folder / FILE), listed(folder / "records")
-            others = [path.name for path in listed(folder) if path.name not in _OURS]
+            held, others = os.path.lexists(folder / FILE), listed(folder)
         if held:
             raise RunError(f"{folder}: holds a run already; resume it (--resume) or name another folder")
-        if recorded:
-            raise RunError(f"{folder}: has records but no {FILE}; restore {FILE} or name another folder")
         if folder.exists() and not folder.is_dir():
             raise RunError(f"{folder}: is not a folder; name another for the run")
         if others:
-            raise RunError(f"{folder}: holds no run, but {others[0]}; name another folder")
+            raise RunError(f"{folder}: holds no {FILE}, but {others[0].name}; name another folder")
 
     @classmethod
     def open(cls, folder: Path) -> "Run":
-        """Open the run in `folder` and check its run.json."""
-        return cls(folder, read_run_file(folder))
+        """Open the run in `folder`; RunError if its run.json is missing or invalid."""
+        path = folder / FILE
+        with refusing(path, "read", RunError):
+            if not folder.is_dir():
+                why = "is not a folder" if folder.exists() else "no such folder"
+                raise RunError(f"{folder}: {why}; name a run's folder")
+            if not path.exists():
+                raise RunError(f"{folder}: is not a run: it has no {FILE}")
+            data = read_regular(path)
+        try:
+            return cls(folder, parsed(RUN_FILE, data, RunError))
+        except RunError as error:
+            raise RunError(f"{path}: {clipped(str(error), _REASON_LIMIT)}") from None
 
     @staticmethod
     def exists(folder: Path) -> bool:
@@ -85,11 +93,10 @@ class Run:
 
     def save(self) -> None:
         """Write run.json whole or not at all, or raise RunError."""
-        try:
+        with refusing(self.folder, "written", RunError):
+            values = RUN_FILE.dump_python(self.file, mode="json")
+            write_atomically(self.folder / FILE, json.dumps(values, separators=(",", ":")) + "\n")
             (self.folder / "records").mkdir(exist_ok=True)
-            write_run_file(self.folder, self.file)
-        except (OSError, ValueError) as error:  # also a number that JSON lacks
-            raise RunError(f"{self.folder}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
     def joined(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
         """Return the run's jobs with those of a later request; a case in both is planned once."""
@@ -110,7 +117,6 @@ class Run:
             catalogue=self.catalogue.merged(catalogue),
             requests=(*self.file.requests, request),
         )
-        self.__dict__.pop("_planned", None)
         self.save()
 
     def record_file(self, job: Job) -> RecordFile:
@@ -118,24 +124,15 @@ class Run:
         return RecordFile(self.folder / "records" / f"{job.name}.jsonl")
 
     def job_records(self, job: Job) -> list[Record]:
-        """Return a job's records in file order; RunError if one belongs to another job."""
+        """Return a job's records in file order; RunError if one is not of a planned case."""
         file = self.record_file(job)
         records = file.read()
+        planned = {planned.case.key for each in self.jobs if each.pair == job.pair for planned in each.cases}
         for number, record in enumerate(records, start=1):
-            if why := self.foreign(record, job):
-                raise RunError(f"{file.path}, line {number}: {why}")
+            if record.case.key not in planned or record.repeat >= self.file.repeats:
+                what = f"repeat {record.repeat} of {record.case.label}"
+                raise RunError(f"{file.path}, line {number}: {what} is not one of the job {job.name}")
         return records
-
-    def foreign(self, record: Record, job: Job) -> str:
-        """Return why a record cannot belong to this job of this run; "" if it can."""
-        if record.case.key not in self._planned.get(job.name, set()):
-            return f"the case {record.case.label} is not one of the job {job.name}"
-        if record.repeat >= self.file.repeats:
-            return f"repeat {record.repeat} of a run of {self.file.repeats}"
-        timed = self.mode == "measure"
-        if record.status == "ok" and timed != bool(record.samples_ms):
-            return f"status 'ok' {'without' if timed else 'with'} samples in a run of mode {self.mode!r}"
-        return ""
 
     def records(self) -> list[Record]:
         """Return the last record of each case and repeat, in the order of the plan.
@@ -166,10 +163,6 @@ class Run:
         paths = {key: profile_path(self.folder, key) for key in planned}
         return {key: read_profile(path) for key, path in paths.items() if path.exists()}
 
-    @cached_property
-    def _planned(self) -> dict[str, set[str]]:
-        return {job.name: {planned.case.key for planned in job.cases} for job in self.jobs}
-
     @contextmanager
     def held(self, shared: bool = False) -> Iterator[None]:
         """Lock the run's folder in the block, or raise RunError if another process has locked it.
@@ -179,20 +172,21 @@ class Run:
         with refusing(self.folder, "read", RunError):
             descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            if shared:
-                self._lock(descriptor, fcntl.LOCK_SH, _SUBMIT_S)
-                yield
-            else:
-                self._lock(descriptor, fcntl.LOCK_EX, 0)
-                claims.note(self.folder, claims.PROCESS, Holder.here())
-                try:
-                    yield
-                finally:
-                    claims.forget(self.folder, claims.PROCESS)
+            self._lock(descriptor, *((fcntl.LOCK_SH, _SUBMIT_S) if shared else (fcntl.LOCK_EX, _STATUS_S)))
+            yield
         finally:
             with suppress(OSError):  # a file system without locks
                 fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child's copy of the descriptor would keep the lock
             os.close(descriptor)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a process works on the run; unknown, and False, on a file system without locks."""
+        try:
+            with self.held():
+                return False
+        except RunError:
+            return True
 
     def _lock(self, descriptor: int, kind: int, patience_s: float) -> None:
         deadline = time.monotonic() + patience_s
@@ -202,11 +196,8 @@ class Run:
                 return
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    names = (claims.PROCESS, claims.SUBMISSION)
-                    by = next(filter(None, (claims.noted(self.folder, name) for name in names)), None)
                     raise RunError(
-                        f"{self.folder}: another run is writing to it{f' ({by})' if by else ''}; "
-                        "wait for it or name another folder"
+                        f"{self.folder}: another run is writing to it; wait for it or name another folder"
                     ) from None
             except OSError:  # a file system without locks: better an unguarded run than none
                 return
@@ -220,7 +211,6 @@ def latest(job: Job, records: Iterable[Record]) -> list[Record]:
         before = last.get((record.case.key, record.repeat))
         record.earlier = [*before.earlier, before] if before else []
         last[record.case.key, record.repeat] = record
-    by_case: dict[str, list[Record]] = {}
-    for key, repeat in sorted(last, key=lambda each: each[1]):
-        by_case.setdefault(key, []).append(last[key, repeat])
-    return [record for planned in job.cases for record in by_case.get(planned.case.key, [])]
+    place = {planned.case.key: number for number, planned in enumerate(job.cases)}
+    of_job = [record for record in last.values() if record.case.key in place]
+    return sorted(of_job, key=lambda record: (place[record.case.key], record.repeat))

@@ -1,23 +1,16 @@
 """Contents of run.json: the planned cases, the requests, and the catalogue."""
 
-import json
-import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
 from harness.schema.case import Case, Device, Mode, Stored
 from harness.schema.catalogue import Catalogue
-from harness.schema.files import read_regular, refusing, write_atomically
 from harness.schema.policy import Policy
-from harness.schema.reason import clipped
-from harness.schema.record import JsonObject, RecordError, parsed
+from harness.schema.record import JsonObject, RecordError
 
 FILE = "run.json"
-_REASON_LIMIT = 400  # characters
-_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")  # part of a file's name
 
 Pair = tuple[str, str]  # (system, backend)
 
@@ -50,14 +43,6 @@ class Job(Stored):
     system: str
     backend: str
     cases: tuple[Planned, ...]
-
-    def __post_init__(self) -> None:
-        for part in self.pair:
-            if not _SAFE_NAME.fullmatch(part):
-                raise ValueError(f"job {clipped(repr(part), 60)}: not allowed in a file's name")
-        for planned in self.cases:
-            if (planned.case.system, planned.case.backend) != self.pair:
-                raise ValueError(f"job {self.name}: has a case of {planned.case.system_backend}")
 
     @property
     def name(self) -> str:
@@ -103,26 +88,4 @@ class RunFile(Stored):
     requests: tuple[PastRequest, ...] = ()
 
 
-_ADAPTER: TypeAdapter[RunFile] = TypeAdapter(RunFile)
-
-
-def read_run_file(folder: Path) -> RunFile:
-    """Return the checked content of run.json; RunError if it is missing or invalid."""
-    path = folder / FILE
-    with refusing(path, "read", RunError):
-        if not folder.is_dir():
-            why = "is not a folder" if folder.exists() else "no such folder"
-            raise RunError(f"{folder}: {why}; name a run's folder")
-        if not path.exists():
-            raise RunError(f"{folder}: is not a run: it has no {FILE}")
-        data = read_regular(path)
-    try:
-        return parsed(_ADAPTER, data, RunError)
-    except RunError as error:
-        raise RunError(f"{path}: {clipped(str(error), _REASON_LIMIT)}") from None
-
-
-def write_run_file(folder: Path, file: RunFile) -> None:
-    """Write run.json whole or not at all. Raises OSError, and ValueError for NaN or infinity."""
-    text = json.dumps(_ADAPTER.dump_python(file, mode="json"), separators=(",", ":"), allow_nan=False) + "\n"
-    write_atomically(folder / FILE, text)
+RUN_FILE: TypeAdapter[RunFile] = TypeAdapter(RunFile)

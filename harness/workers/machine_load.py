@@ -1,6 +1,7 @@
 """Measure the share of CPU time that other processes use during a measurement."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 from harness.workers.warden import descendants
@@ -9,29 +10,22 @@ _STAT = "/proc/stat"
 BUSY_SHARE, IDLE_SHARE = 0.1, 0.1
 
 
-class LoadMeter:
-    """Measures the CPU time of processes other than `pid` and its descendants."""
+CpuSeconds = tuple[float, float, float]
 
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._start = _cpu_seconds(pid)
 
-    def reading(self) -> dict[str, Any]:
-        """Return others_share and idle_share, in [0, 1], since the creation; {} if unknown.
+def load_between(start: CpuSeconds, end: CpuSeconds) -> dict[str, Any]:
+    """Return others_share and idle_share between two results of `cpu_seconds`.
 
-        They are shares of this thread's cores that other processes and no process used.
-        """
-        now = _cpu_seconds(self._pid)
-        if now is None or self._start is None:
-            return {}
-        busy, idle, own = (after - before for after, before in zip(now, self._start, strict=True))
-        whole = busy + idle
-        if whole <= 0:
-            return {}
-        return {
-            "others_share": round(min(1.0, max(0.0, (busy - own) / whole)), 4),
-            "idle_share": round(min(1.0, max(0.0, idle / whole)), 4),
-        }
+    They are shares, in [0, 1], of this thread's cores that other processes and no process used; {} within a clock tick.
+    """
+    busy, idle, own = (after - before for after, before in zip(end, start, strict=True))
+    whole = busy + idle
+    if whole <= 0:
+        return {}
+    return {
+        "others_share": round(min(1.0, max(0.0, (busy - own) / whole)), 4),
+        "idle_share": round(min(1.0, max(0.0, idle / whole)), 4),
+    }
 
 
 def is_loaded(environment: dict[str, Any]) -> bool:
@@ -46,23 +40,17 @@ def load_note(environment: dict[str, Any]) -> str:
     return f"contended: other programs used {share:.0%} of the CPU"
 
 
-def _cpu_seconds(pid: int) -> tuple[float, float, float] | None:
+def cpu_seconds(pid: int) -> CpuSeconds:
     """Return CPU seconds (busy, idle, own) of this thread's cores; own: `pid` and descendants."""
-    if not hasattr(os, "sched_getaffinity"):
-        return None
     cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     tick = os.sysconf("SC_CLK_TCK")
     busy = idle = 0.0
-    try:
-        with open(_STAT) as file:
-            for line in file:
-                name, *numbers = line.split()
-                if name in cores:
-                    values = [int(number) / tick for number in numbers[:8]]
-                    idle += values[3] + values[4]
-                    busy += sum(values) - values[3] - values[4]
-    except (OSError, ValueError, IndexError):
-        return None
+    for line in Path(_STAT).read_text().splitlines():
+        name, *numbers = line.split()
+        if name in cores:
+            values = [int(number) / tick for number in numbers[:8]]
+            idle += values[3] + values[4]
+            busy += sum(values) - values[3] - values[4]
     return busy, idle, sum(map(_seconds_of, [pid, *descendants(pid)]))
 
 

@@ -2,10 +2,12 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from harness.measure.environment import DEVICE_ORDER
@@ -23,13 +25,12 @@ def slots_of(gpus: Sequence[str], device: str) -> list[GpuSlot]:
     """
     if device == "cuda" and not gpus and _device_id():
         return [replace(DEFAULT_SLOT, is_there=lambda: bool(_device_id()))]
-    return [_gpu_slot(gpu) for gpu in gpus] or [DEFAULT_SLOT]
 
+    def slot_of(gpu: str) -> GpuSlot:
+        device_id = _device_id(gpu)
+        return GpuSlot(f"GPU {gpu}", {VARIABLE: gpu, **DEVICE_ORDER}, device_id, lambda: _device_id(gpu) == device_id)
 
-def _gpu_slot(gpu: str) -> GpuSlot:
-    device_id = _device_id(gpu)
-    env = {VARIABLE: gpu, **DEVICE_ORDER}
-    return GpuSlot(f"GPU {gpu}", env, device_id, lambda: _device_id(gpu) == device_id)
+    return list(map(slot_of, gpus)) or [DEFAULT_SLOT]
 
 
 def _device_id(gpu: str | None = None) -> str:
@@ -40,82 +41,57 @@ def _device_id(gpu: str | None = None) -> str:
 def on_free_slots(
     jobs: Iterable[T], slots: Sequence[GpuSlot], do: Callable[[T, GpuSlot, Callable[[], bool]], object]
 ) -> None:
-    """Run the jobs in order, each on the next free slot; several slots have a thread each.
+    """Run the jobs in order, each on the next free slot; each slot has a thread.
 
-    do: called with job, slot, and a function that returns whether all jobs should end; `do` must then raise Stopped.
+    do: called with job, slot, and a function that returns whether all jobs should end; `do` must then raise
+        KeyboardInterrupt, because Ctrl-C reaches no thread but the main one.
     If a job raises an exception, or at Ctrl-C, all jobs end. The first exception of a job is raised.
     """
-    stop, waiting, errors = threading.Event(), iter(list(jobs)), list[BaseException]()
+    stop, waiting = threading.Event(), iter(list(jobs))
+    results, ended = SimpleQueue[BaseException | None](), list[threading.Thread]()
 
-    def take_turns(slot: GpuSlot) -> None:
-        for job in waiting:
-            if stop.is_set():
-                return
-            do(job, slot, stop.is_set)
-
-    def serve(slot: GpuSlot, cores: frozenset[int], ended: threading.Event) -> None:
+    def serve(slot: GpuSlot, cores: set[int]) -> None:
+        error = None
         try:
-            if cores:
-                os.sched_setaffinity(0, cores)  # of this thread and its workers
-            take_turns(slot)
-        except BaseException as error:
-            if not stop.is_set():
-                errors.append(error)
-            stop.set()
-        finally:
-            ended.set()
+            os.sched_setaffinity(0, cores)  # of this thread and its workers
+            for job in waiting:
+                if stop.is_set():
+                    break
+                do(job, slot, stop.is_set)
+        except BaseException as raised:
+            error = raised
+        ended.append(threading.current_thread())
+        results.put(error)
 
-    if len(slots) == 1:
-        take_turns(slots[0])
-        return
-    under_way: list[threading.Event] = []  # one for each thread, set when it ends
+    # A thread lives as long as its workers: the kernel kills a worker with the thread that started it.
+    places = zip(slots, shares(len(slots)), strict=True)
+    threads = [threading.Thread(target=serve, args=place, daemon=True) for place in places]
     try:
-        for slot, cores in zip(slots, cores_by_share(len(slots)), strict=True):
-            # A thread lives as long as its workers: the kernel kills a worker with the thread that started it.
-            ended = threading.Event()
-            threading.Thread(target=serve, args=(slot, cores, ended), daemon=True).start()
-            under_way.append(ended)
-        _wait_for(under_way)
+        for thread in threads:
+            thread.start()
+        left = len(threads)
+        while left:
+            with suppress(Empty):  # a wait without limit can miss a signal that comes just before it
+                error = results.get(timeout=0.2)
+                left -= 1
+                if error:
+                    raise error
     finally:
         stop.set()
-        _wait_for(under_way)
-    if errors:
-        raise errors[0]
+        while any(thread.ident and thread not in ended for thread in threads):
+            time.sleep(0.01)  # not `join`, which a handler that raises breaks before Python 3.13
 
 
-def _wait_for(under_way: Iterable[threading.Event]) -> None:
-    """Wait in short steps: before Python 3.13, a handler that raises breaks `Thread.join`."""
-    for ended in under_way:
-        while not ended.wait(0.2):
-            pass
+def shares(count: int) -> list[set[int]]:
+    """Divide this thread's CPUs among `count` workers: whole, adjacent cores, in equal numbers.
 
-
-def cores_by_share(count: int) -> list[frozenset[int]]:
-    """Return each worker's share of this thread's CPUs; empty sets without CPU affinity."""
-    return shares(_cores(), count)
-
-
-def shares(cores: Sequence[tuple[int, ...]], count: int) -> list[frozenset[int]]:
-    """Return CPUs of adjacent cores for each of `count` workers, in equal numbers.
-
-    cores: the logical CPUs of each core. With fewer cores than workers, several workers share a core.
+    With fewer cores than workers, several workers share a core.
     """
-    if not cores:
-        return [frozenset()] * count
-    if len(cores) < count:
-        return [frozenset(cores[number % len(cores)]) for number in range(count)]
-    each = len(cores) // count
-    return [frozenset(cpu for core in cores[at * each : (at + 1) * each] for cpu in core) for at in range(count)]
-
-
-def _cores() -> list[tuple[int, ...]]:
-    """Return the logical CPUs of each usable core, by socket and core; [] without CPU affinity."""
-    if not hasattr(os, "sched_getaffinity"):
-        return []
-    by_core: dict[tuple[int, int], list[int]] = {}
-    for cpu in sorted(os.sched_getaffinity(0)):
-        by_core.setdefault(_core_of(cpu), []).append(cpu)
-    return [tuple(by_core[core]) for core in sorted(by_core)]
+    usable = os.sched_getaffinity(0)
+    cores = sorted({_core_of(cpu) for cpu in usable})
+    each = max(1, len(cores) // count)
+    own = [[cores[(at * each + number) % len(cores)] for number in range(each)] for at in range(count)]
+    return [{cpu for cpu in usable if _core_of(cpu) in mine} for mine in own]
 
 
 def _core_of(cpu: int) -> tuple[int, int]:

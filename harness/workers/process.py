@@ -1,30 +1,34 @@
 """Start a system's worker process, send requests, and end it, even if it hangs."""
 
+import json
 import os
 import select
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.measure.environment import COMMIT_VARIABLE, child_environment, commit_and_dirty, marked_commit
-from harness.schema.reason import error_line, sentence
+from harness.measure.environment import COMMIT_VARIABLE, child_environment, commit_and_dirty, device_id_of
+from harness.schema.case import Case, Mode
+from harness.schema.policy import Policy
+from harness.schema.reason import error_line, of_exception, sentence
+from harness.schema.record import Record
 from harness.schema.run_file import RunError
 from harness.workers import warden
-from harness.workers.machine_load import LoadMeter
+from harness.workers.machine_load import cpu_seconds, load_between
 from harness.workers.protocol import Probe, WorkerLost, answer_in, line_of
 
 _STOP_S = 10.0  # until a stopping worker is killed; engines shut down slowly
 _KILL_S = 25.0
 _POLL_S = 0.1
-_TAIL_BYTES = 1 << 16
+_PIPE_BYTES = 1 << 20  # at least what a pipe holds: 64 kB, or 1 MB on systems with large pages
+_TAIL_BYTES = 1 << 16  # of stderr that are kept
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -66,12 +70,6 @@ class GpuSlot:
     device_id: str = ""
     is_there: Callable[[], bool] = lambda: True
 
-    def refuse_another_gpu(self, environment: Mapping[str, Any]) -> None:
-        """Raise ValueError if a record's environment names another GPU than this slot's."""
-        found = (environment.get("gpu") or {}).get("device_id")
-        if self.device_id and found and found != self.device_id:
-            raise ValueError(f"it ran on the GPU {found}, not on {self.device_id}")
-
     def refuse_lost_gpu(self) -> None:
         """Raise RunError if the slot's GPU does not answer any more."""
         if not self.is_there():
@@ -82,24 +80,24 @@ class GpuSlot:
 DEFAULT_SLOT = GpuSlot()
 
 
-class Stopped(KeyboardInterrupt):
-    """Raised to stop a run, in threads that wait for a worker: Ctrl-C does not reach them."""
-
-
 class WorkerProcess:
-    """A system's worker process, which ends with the `with` block, and the requests to it.
+    """Runs a system's worker process and sends it requests; the process ends with the `with` block.
 
     The first request starts the worker; the next one after a failure or an unhealthy answer starts a new one. When a
     worker ends, two nested wardens (`warden.py`) kill its descendants.
-    start_s: seconds for the start. stopped: returns whether the run should end. found: the last probe, or None.
+    slot: where the worker runs. start_s: seconds for the start. stopped: returns whether the run should end.
+    found: the last probe, or None.
     """
 
     def __init__(
-        self, launch: Launch, start_s: float = Limits.start_s, stopped: Callable[[], bool] = lambda: False
+        self,
+        launch: Launch,
+        slot: GpuSlot = DEFAULT_SLOT,
+        start_s: float = Limits.start_s,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.launch = launch
+        self.launch, self._slot = replace(launch, env={**launch.env, **slot.env}), slot
         self.found: Probe | None = None
-        self.error_line = ""  # last line of stderr of the last stopped worker
         self._start_s, self._stopped = start_s, stopped
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -107,9 +105,7 @@ class WorkerProcess:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.stop()
-        self.kill()
+        self.kill() if kind else self.stop()
 
     def ready(self) -> Probe:
         """Start and probe a worker unless one is running; return the last probe."""
@@ -118,75 +114,93 @@ class WorkerProcess:
         if self._process is None and (self.found is None or self.found.available):
             self.found = self.probe()
         assert self.found is not None
-        if not self.found.available:
-            self.kill()
         return self.found
 
     def probe(self, entry: str = "") -> Probe:
-        """Start the worker if needed, and return its answer whether the system can run.
+        """Start the worker if needed, and ask it whether the system can run.
 
         entry: adapter of the system to probe, as in `Launch`; "" for the worker's own system.
         Without a usable answer, kill the worker; the status is "unstarted".
         """
         try:
             answer = self._answer({"do": "probe"} | ({"entry": entry} if entry else {}), self._start_s)
-            return Probe(*(answer[name] for name in ("reason", "versions", "environment")))
+            return Probe(answer["reason"], answer["versions"], answer["environment"])
         except WorkerLost as lost:
-            why = lost.reason
-        except KeyError as error:
-            why = f"its answer has no {error}"
-        self.kill()
-        return Probe(f"the system could not be started: {why}", status="unstarted")
+            self.kill()
+            return Probe(f"the system could not be started: {lost}", status="unstarted")
 
-    def ask(self, request: Mapping[str, Any], limit_s: float, *, last: bool = False) -> dict[str, Any]:
-        """Send a request "case"; return the answer with "waited_s" (seconds) and "load" added.
+    def ask(
+        self,
+        case: Case,
+        policy: Policy,
+        mode: Mode,
+        limit_s: float,
+        *,
+        profiler: Mapping[str, Any] | None = None,
+        last: bool = False,
+    ) -> tuple[Record, dict[str, Any]]:
+        """Run a case; return its record, with the machine's load, and the fields of its profile.
 
-        load: `LoadMeter.reading`. If the case needs a new process, one is started and gets the request too.
+        profiler: `tool` and `keep` of `in_worker.profile`, for mode "profile".
+        If the case needs a new process, one is started and gets the request too.
         A worker that reports itself unhealthy is killed, except after the `last` request, to let it end by itself.
-        Raises WorkerLost if there is no answer within `limit_s` seconds, and Stopped if the run should end.
+        Raises WorkerLost without a usable answer within `limit_s` seconds, and KeyboardInterrupt if the run should end.
         """
+        request = {"do": "case", "case": case.to_dict(), "policy": asdict(policy), "mode": mode, "profiler": profiler}
         try:
             for _ in range(2):
                 found = self.ready()
                 if not found.available:
                     raise WorkerLost(found.status, found.reason)
                 assert self._process is not None
-                start, load = time.monotonic(), LoadMeter(self._process.pid)
+                pid, start = self._process.pid, time.monotonic()
+                cpu_start = cpu_seconds(pid)
                 answer = self._answer(request, limit_s)
                 if not answer.get("fresh"):
                     break
                 self.stop()
             else:
                 raise WorkerLost("failed", "the case needs a fresh process, and a fresh worker refused it too")
+            took_s, load = time.monotonic() - start, load_between(cpu_start, cpu_seconds(pid))
+            record = Record.from_dict(answer["record"])
+            wanted, found_id = self._slot.device_id, device_id_of(record.environment)
+            if wanted and found_id and found_id != wanted:
+                raise ValueError(f"it ran on the GPU {found_id}, not on {wanted}")
+            claimed_s = sum(record.samples_ms) * record.calls / 1e3
+            if claimed_s > took_s * 1.01 + 0.1:
+                raise ValueError(f"the samples add up to {claimed_s:.3g} s, but the case took only {took_s:.3g} s")
         except WorkerLost:
             self.kill()
             raise
-        answer |= {"waited_s": time.monotonic() - start, "load": load.reading()}
+        except (KeyError, ValueError) as error:
+            self.kill()
+            raise WorkerLost("failed", f"the worker's answer is unusable: {of_exception(error)}") from None
         if not answer.get("healthy") and not last:
             self.kill()
-        return answer
+        cpu = {**(record.environment.get("cpu") or {}), **load}
+        return replace(record, environment=record.environment | {"cpu": cpu}), answer.get("profile", {})
 
     def _start(self) -> subprocess.Popen[bytes]:
-        self._buffer, self._answered_at = bytearray(), 0
-        try:
-            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `kill`
-        except OSError as error:
-            raise WorkerLost("failed", f"no temporary file could be made: {error.strerror or error}") from None
+        self._buffer, self._errors = bytearray(), b""
         launch = self.launch
         command = [*launch.command, "-m", "harness.worker", *([launch.entry] if launch.entry else [])]
+        commit = json.dumps(commit_and_dirty(launch.root))
+        # PYTHONSAFEPATH: modules in the current folder must not replace installed packages.
+        env = child_environment({COMMIT_VARIABLE: commit, "PYTHONSAFEPATH": "1", **launch.env})
         # Two wardens: each kills the descendants if the other is killed.
-        guard = [sys.executable, "-I", "-S", warden.__file__] * 2 if sys.platform == "linux" else []
+        guard = [sys.executable, "-I", "-S", warden.__file__] * 2
         try:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [*guard, *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._stderr,
-                env=_environment(launch),
+                stderr=subprocess.PIPE,
+                env=env | path_of_code(env, launch.root),
                 start_new_session=True,
             )
+            self._open = [pipe for pipe in (process.stdout, process.stderr) if pipe]  # until the worker closes them
+            return process
         except (OSError, ValueError) as error:
-            self._stderr.close()
             why = getattr(error, "strerror", None) or error
             raise WorkerLost("failed", sentence(f"{launch.command[0]} could not be started: {why}")) from None
 
@@ -194,45 +208,44 @@ class WorkerProcess:
         process = self._process = self._process or self._start()
         deadline = time.monotonic() + limit_s
         self._send(process, request)
-        while True:
-            answer = answer_in(self._buffer)
-            if answer is not None:
-                self._answered_at = os.fstat(self._stderr.fileno()).st_size
-                return answer
+        while (answer := answer_in(self._buffer)) is None:
             if self._stopped():
-                raise Stopped
+                raise KeyboardInterrupt
             if time.monotonic() >= deadline:
                 raise WorkerLost("timeout", self._with_error_line(f"no answer within {limit_s:g} s"))
-            self._receive(process, deadline)
+            if not self._read(process, max(0.0, min(_POLL_S, deadline - time.monotonic()))):
+                raise self._death(process)
+        self._read(process, 0.0)  # what the case wrote to stderr
+        self._errors = b""
+        return answer
 
     def stop(self, limit_s: float = _STOP_S) -> int | None:
-        """Request the worker to end; return its exit status, None if killed, 0 without a worker."""
+        """Close the worker's input and wait for its end; return its exit status.
+
+        The result is None if the worker was killed after `limit_s` seconds, and 0 without a worker.
+        """
         if (process := self._process) is None:
             return 0
-        status = None
-        with suppress(WorkerLost):  # it has ended already
-            self._send(process, {"do": "stop"})
-        with suppress(subprocess.TimeoutExpired):
-            status = process.wait(limit_s)
-        self.error_line = self._error_line()
-        self.kill()
-        return status
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            return self._status(process, limit_s)
+        finally:
+            self.kill()
 
     def kill(self) -> None:
         """Kill the worker and its descendants, and wait until their memory is free."""
         if (process := self._process) is None:
             return
-        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-            process.terminate()  # the warden kills the descendants
+        process.terminate()  # the warden kills the descendants
+        with suppress(subprocess.TimeoutExpired):
             process.wait(_KILL_S)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait()
         self._process = None
-        for pipe in (process.stdin, process.stdout, self._stderr):
-            with suppress(OSError):  # unwritten data for a dead worker
-                if pipe is not None:
-                    pipe.close()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
 
     def _send(self, process: subprocess.Popen[bytes], request: Mapping[str, Any]) -> None:
         assert process.stdin is not None
@@ -241,39 +254,52 @@ class WorkerProcess:
         except OSError:
             raise self._death(process) from None
 
-    def _receive(self, process: subprocess.Popen[bytes], deadline: float) -> None:
-        assert process.stdout is not None
-        pipe = process.stdout.fileno()
-        wait_s = max(0.0, min(_POLL_S, deadline - time.monotonic()))
-        readable, _, _ = select.select([pipe], [], [], wait_s)
-        data = os.read(pipe, 1 << 16) if readable else b""
-        self._buffer += data
-        # A child of a dead worker may hold the pipe open.
-        if not data and (readable or process.poll() is not None):
-            raise self._death(process)
+    def _read(self, process: subprocess.Popen[bytes], wait_s: float) -> bool:
+        """Wait up to `wait_s` seconds for output, and read it; return whether the worker can still answer."""
+        ended = process.poll() is not None  # a child of a dead worker may hold its pipes open
+        readable, _, _ = select.select(self._open, [], [], wait_s)
+        for pipe in readable:
+            data = os.read(pipe.fileno(), _PIPE_BYTES)
+            if not data:
+                self._open.remove(pipe)
+            elif pipe is process.stdout:
+                self._buffer += data
+            else:
+                self._errors = (self._errors + data)[-_TAIL_BYTES:]
+        return process.stdout in (readable if ended else self._open)
+
+    def _status(self, process: subprocess.Popen[bytes], limit_s: float) -> int | None:
+        """Return the exit status of a worker that ends within `limit_s` seconds, otherwise None.
+
+        Raises KeyboardInterrupt if the run should end.
+        """
+        deadline = time.monotonic() + limit_s
+        while self._open and process.poll() is None and time.monotonic() < deadline:
+            if self._stopped():
+                raise KeyboardInterrupt
+            self._read(process, _POLL_S)  # a full pipe would hold it up
+        self._read(process, 0.0)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+        return process.returncode
 
     def _death(self, process: subprocess.Popen[bytes]) -> WorkerLost:
-        try:
-            code = process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            return WorkerLost("failed", self._with_error_line("the worker closed its output"))
+        code = self._status(process, _STOP_S) or 0  # its wardens hold its output open, so it has ended
         if code == warden.NOT_STARTED:
-            return WorkerLost("failed", self._error_line() or "the worker could not be started")
+            return WorkerLost("failed", self.error_line or "the worker could not be started")
         if name := signal_of(code):
             hint = " (by a user, or by the system for lack of memory)" if name == "SIGKILL" else ""
             return WorkerLost("killed", self._with_error_line(f"the worker was killed by {name}{hint}"))
         return WorkerLost("failed", self._with_error_line(f"the worker exited with status {code}"))
 
     def _with_error_line(self, what: str) -> str:
-        words = self._error_line()
+        words = self.error_line
         return sentence(f"{what}; its last error output: {words}" if words else what)
 
-    def _error_line(self) -> str:
-        """Return the line of stderr since the last answer that names an error."""
-        descriptor = self._stderr.fileno()
-        size = os.fstat(descriptor).st_size
-        start = max(self._answered_at, size - _TAIL_BYTES)
-        return error_line(os.pread(descriptor, size - start, start).decode(errors="replace"))
+    @property
+    def error_line(self) -> str:
+        """The last line of stderr since the last answer that names an error."""
+        return error_line(self._errors.decode(errors="replace"))
 
 
 def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[Probe]:
@@ -288,7 +314,7 @@ def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[P
         groups.setdefault(key, []).append(number)
 
     def probe_together(group: list[int]) -> None:
-        with WorkerProcess(replace(launches[group[0]], entry=""), limit_s) as worker:
+        with WorkerProcess(replace(launches[group[0]], entry=""), start_s=limit_s) as worker:
             for number in group:
                 found[number] = worker.probe(launches[number].entry)
 
@@ -302,13 +328,6 @@ def signal_of(status: int) -> str:
     # The warden, shells and container clients report a signal as 128 + its number.
     number = -status if status < 0 else status - 128
     return signal.Signals(number).name if number in {each.value for each in signal.Signals} else ""
-
-
-def _environment(launch: Launch) -> dict[str, str]:
-    """PYTHONSAFEPATH: modules in the current folder must not replace installed packages."""
-    commit = marked_commit(*commit_and_dirty(launch.root))
-    env = child_environment({COMMIT_VARIABLE: commit, "PYTHONSAFEPATH": "1", **launch.env})
-    return env | path_of_code(env, launch.root)
 
 
 def path_of_code(env: Mapping[str, str], root: Path | None = None) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """Show a run's progress: each finished case's result, and a bar on a terminal."""
 
 import sys
-from collections import Counter
 from statistics import median
 from typing import Any, TextIO
 
@@ -33,12 +32,10 @@ class Progress:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[counts]}", markup=False),
             console=Console(file=stream, highlight=False),
             disable=not stream.isatty(),
         )
-        self._task = self._rich.add_task(title, total=None, counts="")
-        self._counts: Counter[str] = Counter()
+        self._task = self._rich.add_task(title, total=None)
 
     def __enter__(self) -> "Progress":
         self._rich.__enter__()
@@ -49,21 +46,18 @@ class Progress:
 
     def __call__(self, event: Event) -> None:
         changes: dict[str, Any] = {}
+        slot = f"{event.slot}: " if event.slot else ""
         if event.kind == "plan":
             self.total = event.total
             kept = f", {event.kept} kept from before" if event.kept else ""
             self._print(f"{self._title + ': ' if self._title else ''}{counted(event.total, 'case')} to run{kept}")
         elif event.kind == "start" and event.planned is not None:
             room = max(12, self._rich.console.width - _BAR_WIDTH - _NUMBERS_WIDTH)
-            label = clipped(_with_slot(event, event.planned.case.label), room)
-            changes["description"] = label
+            changes["description"] = clipped(slot + event.planned.case.label, room)
         elif event.record is not None:
             self._done += 1
             counter = f"[{self._done:>{len(str(self.total))}}/{self.total}]"
-            self._print(f"{counter} {_with_slot(event, outcome(event.record))}")
-            self._counts[event.record.status] += 1
-            lost = sum(count for status, count in self._counts.items() if status != "ok")
-            changes["counts"] = f"{lost} without result" if lost else ""
+            self._print(f"{counter} {slot}{outcome(event.record)}")
         self._rich.update(self._task, total=self.total or None, completed=self._done, **changes)
 
     def _print(self, line: str) -> None:
@@ -74,17 +68,11 @@ def outcome(record: Record) -> str:
     """Return a case's result on one line: status, label, median time or failure reason."""
     result = record.reason
     if record.samples_ms:
-        result = f"{_milliseconds(median(record.samples_ms))} median of {len(record.samples_ms)}"
+        latency_ms = median(record.samples_ms)
+        result = f"{latency_ms * 1e3:.4g} µs" if latency_ms < 1 else f"{latency_ms:.4g} ms"
+        result += f" median of {len(record.samples_ms)}"
         result += ", throttled" if any(record.throttled) else ""
         result += f", {heat_note(record.environment)}" if is_hot(record.environment) else ""
     if result and record.status != "skipped" and is_loaded(record.environment):
         result += f", {load_note(record.environment)}"
     return f"{record.status:<7} {record.case.label}{': ' + result if result else ''}"
-
-
-def _with_slot(event: Event, text: str) -> str:
-    return f"{event.slot}: {text}" if event.slot else text
-
-
-def _milliseconds(value: float) -> str:
-    return f"{value * 1e3:.4g} µs" if value < 1 else f"{value:.4g} ms"

@@ -7,21 +7,16 @@
                       -> {"record": {...}, "healthy": bool, "profile": {}}, or {"fresh": true}
     the same with "mode": "profile" and "profiler": {"tool": ...}
                       -> "profile" has fields of a `Profile`
-    {"do": "stop"}    -> the process ends, as at the end of its input
 
-A request can name another adapter as "entry". "healthy" is false if the process must not run another case.
-"fresh" is true if the case needs a new process, and has not run.
+A worker ends at the end of its input. A request can name another adapter as "entry". "healthy" is false if the process
+must not run another case. "fresh" is true if the case needs a new process, and has not run.
 """
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
-
-from harness.schema.case import Mode
-from harness.schema.policy import Policy
-from harness.schema.record import Record
-from harness.schema.run_file import Planned
 
 
 class WorkerLost(Exception):
@@ -30,7 +25,6 @@ class WorkerLost(Exception):
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
         self.status = status
-        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -59,35 +53,13 @@ def line_of(message: Mapping[str, Any]) -> bytes:
 def answer_in(buffer: bytearray) -> dict[str, Any] | None:
     """Remove the first complete answer from `buffer` and return it; None if none is there.
 
-    Other output, such as messages of a container program, is dropped. Raises WorkerLost if the answer is not JSON.
+    Other output, of a container client or an interpreter's start, is dropped.
     """
     while (end := buffer.find(b"\n")) >= 0:
         line = bytes(buffer[:end])
         del buffer[: end + 1]
-        if not line.lstrip().startswith(b"{"):
-            continue  # output of a container client, or of an interpreter's start
-        try:
-            answer: dict[str, Any] = json.loads(line)
-        except ValueError:
-            raise WorkerLost("failed", "the worker's answer is not JSON") from None
-        return answer
+        with suppress(ValueError):
+            answer = json.loads(line)
+            if isinstance(answer, dict):
+                return answer
     return None
-
-
-def case_request(
-    planned: Planned, policy: Policy, mode: Mode, profiler: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Return the request to run a case, as JSON values; profiler: `tool` and `keep` of `in_worker.profile`."""
-    request = {"do": "case", "case": planned.case.to_dict(), "policy": asdict(policy), "mode": mode}
-    return request | ({"profiler": dict(profiler)} if profiler else {})
-
-
-def record_of(answer: Mapping[str, Any], planned: Planned) -> Record:
-    """Return the record in a worker's answer.
-
-    Raises KeyError or ValueError if it is missing, invalid, or of another case than `planned`.
-    """
-    record = Record.from_dict(answer["record"])
-    if record.case != planned.case:
-        raise ValueError(f"it is of another case: {record.case.label}")
-    return record

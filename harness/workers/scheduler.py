@@ -6,32 +6,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from math import ceil
 from typing import Any
 
 from harness.measure.environment import against_lock, around, commit_and_dirty, snapshot
 from harness.measure.nvml import VARIABLE as GPU_VARIABLE
-from harness.schema.reason import of_exception
-from harness.schema.record import Record
+from harness.schema.record import Record, utc_now
 from harness.schema.run import Run, latest
 from harness.schema.run_file import Job, Pair, Planned
 from harness.workers.pool import on_free_slots
-from harness.workers.process import DEFAULT_SLOT, GpuSlot, Launch, Limits, Stopped, WorkerProcess
-from harness.workers.protocol import WorkerLost, case_request, record_of
+from harness.workers.process import DEFAULT_SLOT, GpuSlot, Launch, Limits, WorkerProcess
+from harness.workers.protocol import WorkerLost
 
 UNFINISHED = ("skipped", "killed", "unstarted")  # statuses of cases that a resumption always runs again
 Retry = Callable[[Record], bool]  # whether to measure a finished case with this record again
 SkipReason = Callable[[Planned, Sequence[Record]], str]
-
-
-def not_ok(record: Record) -> bool:
-    """As `Options.retry`, measure cases again whose status is not "ok"."""
-    return record.status != "ok"
-
-
-class Terminated(KeyboardInterrupt):
-    """Raised by SIGTERM or SIGHUP, to end a run as Ctrl-C does."""
 
 
 @dataclass(frozen=True)
@@ -82,53 +71,34 @@ def run_jobs(
     A case with a record runs again if its status is in `UNFINISHED`, or if `options.retry` returns True.
     launches: the worker command of each (system, backend). slots: GPU slots.
     shared: whether this process is a Slurm task, which shares the run; otherwise it locks the run.
-    Raises RecordError for an unusable file, RunError if a GPU does not answer any more, ValueError for a job without
-    a launch.
-    A KeyboardInterrupt (for SIGTERM, `Terminated`) passes through after the workers are killed.
+    Raises RecordError for an unusable file, and RunError if a GPU does not answer any more.
+    A KeyboardInterrupt (also for SIGTERM and SIGHUP) passes through after the workers are killed.
     """
     jobs = run.jobs if options.jobs is None else options.jobs
-    for job in jobs:
-        if job.pair not in launches:
-            known = ", ".join("/".join(pair) for pair in sorted(launches)) or "none"
-            raise ValueError(f"system {'/'.join(job.pair)}: unknown; there are {known}")
     with signals_raise(), run.held(shared):
-        todo = {job.name: Todo.of(run, job, options.repeat, options.retry) for job in jobs}
+        todo = {job.name: unfinished(run, job, options.repeat, options.retry) for job in jobs}
         lock = threading.Lock()
 
         def emit(kind: str, **fields: Any) -> None:
             with lock:  # calls from several threads do not overlap
                 options.on_event(Event(kind, **fields))
 
-        total = sum(len(each.pending) for each in todo.values())
-        emit("plan", total=total, kept=sum(each.kept for each in todo.values()))
+        total = sum(map(len, todo.values()))
+        emit("plan", total=total, kept=sum(len(job.cases) for job in jobs) - total)
 
         def run_one(job: Job, slot: GpuSlot, stopped: Callable[[], bool]) -> None:
-            if pending := todo[job.name].pending:
+            if pending := todo[job.name]:
                 _JobRun(run, job, launches[job.pair], options, slot, emit, stopped).cases(pending)
 
         on_free_slots(jobs, slots, run_one)
         return run.records()
 
 
-@dataclass(frozen=True)
-class Todo:
-    """The unfinished part of a job in one repeat; kept: the number of its finished cases."""
-
-    pending: list[Planned]
-    kept: int
-
-    @classmethod
-    def of(cls, run: Run, job: Job, repeat: int, retry: Retry) -> "Todo":
-        """Return the unfinished part of a job according to its records; retry: as in `Options`."""
-        records = [record for record in run.job_records(job) if record.repeat == repeat]
-        last = {record.case.key: record for record in records}
-
-        def is_finished(planned: Planned) -> bool:
-            record = last.get(planned.case.key)
-            return record is not None and record.status not in UNFINISHED and not retry(record)
-
-        pending = [each for each in job.cases if not is_finished(each)]
-        return cls(pending, len(job.cases) - len(pending))
+def unfinished(run: Run, job: Job, repeat: int, retry: Retry) -> list[Planned]:
+    """Return the cases of a job that are still to run in one repeat; retry: as in `Options`."""
+    last = {record.case.key: record for record in run.job_records(job) if record.repeat == repeat}
+    finished = {key for key, record in last.items() if record.status not in UNFINISHED and not retry(record)}
+    return [planned for planned in job.cases if planned.case.key not in finished]
 
 
 @dataclass
@@ -147,17 +117,16 @@ class _JobRun:
         whole = next(each for each in run.jobs if each.pair == self.job.pair)  # also the cases of other calls
         records = [each for each in latest(whole, run.job_records(whole)) if each.repeat == self.options.repeat]
         before = {record.case.key: record for record in records}
-        launch = replace(self.launch, env={**self.launch.env, **self.slot.env})
-        with WorkerProcess(launch, self.options.limits.start_s, self.stopped) as worker:
+        with WorkerProcess(self.launch, self.slot, self.options.limits.start_s, self.stopped) as worker:
             for planned in pending:
-                if self.stopped():
-                    raise Stopped
                 self.emit("start", planned=planned, slot=name)
                 if reason := self.options.skip(planned, records):
                     record = self._unmeasured(worker, planned, "skipped", reason)
                 else:
                     record = self._record(worker, planned)
-                record = self._with_lock(record)
+                software = record.environment.get("software") or {}
+                if differences := against_lock(software, self.launch.locked):
+                    software |= {"versions": differences}
                 if record.status not in ("ok", "incorrect"):
                     self.slot.refuse_lost_gpu()
                 earlier = before.get(planned.case.key)
@@ -169,78 +138,43 @@ class _JobRun:
                 self.emit("record", planned=planned, record=record, slot=name)
 
     def _record(self, worker: WorkerProcess, planned: Planned) -> Record:
-        found = worker.ready()
-        if not found.available:
-            return self._unmeasured(worker, planned, found.status, found.reason)
-        started_at, start = _now(), time.monotonic()
+        started_at, start = utc_now(), time.monotonic()
         policy = self.run.file.policy
         least = max(policy.min_samples, ceil(planned.min_samples / self.run.file.repeats))
-        request = case_request(planned, replace(policy, min_samples=least), self.run.mode)
-        try:
-            return self._checked(planned, worker.ask(request, self.options.limits.case_s))
-        except WorkerLost as lost:
-            record = self._unmeasured(worker, planned, lost.status, lost.reason)
-        except (KeyError, ValueError) as error:
-            worker.kill()
-            reason = f"the worker's answer is unusable: {of_exception(error)}"
-            record = self._unmeasured(worker, planned, "failed", reason)
-        return replace(record, started_at=started_at, wall_s=time.monotonic() - start)
-
-    def _checked(self, planned: Planned, answer: Mapping[str, Any]) -> Record:
-        """Return the record in an answer, with the load; ValueError if it cannot be true."""
-        record = replace(record_of(answer, planned), repeat=self.options.repeat)
-        environment = record.environment
-        self.slot.refuse_another_gpu(environment)
+        policy = replace(policy, min_samples=least)
         asked = self.run.file.requests[-1].machine if self.run.file.requests else {}
         of_gpu = bool(self.slot.device_id) or asked.get("device_kind") == "cuda"
-        if record.status == "ok" and of_gpu and environment.get("device_kind") != "cuda":
-            raise ValueError("it was measured on the CPU: the worker's packages see no GPU, but this run is for a GPU")
-        claimed_s, took_s = sum(record.samples_ms) * record.calls / 1e3, answer["waited_s"]
-        if claimed_s > took_s * 1.01 + 0.1:
-            raise ValueError(f"the samples add up to {claimed_s:.3g} s, but the case took only {took_s:.3g} s")
-        if why := self.run.foreign(record, self.job):
-            raise ValueError(why)
-        cpu = {**(environment.get("cpu") or {}), **answer["load"]}
-        return replace(record, environment={**environment, "cpu": cpu})
-
-    def _with_lock(self, record: Record) -> Record:
-        software = record.environment.get("software") or {}
-        if not (said := against_lock(software, self.launch.locked)):
-            return record
-        return replace(record, environment=record.environment | {"software": software | {"versions": said}})
+        try:
+            record, _ = worker.ask(planned.case, policy, self.run.mode, self.options.limits.case_s)
+            if record.status == "ok" and of_gpu and record.environment.get("device_kind") != "cuda":
+                why = "it was measured on the CPU: the worker's packages see no GPU, but this run is for a GPU"
+                raise WorkerLost("failed", why)
+            return replace(record, repeat=self.options.repeat)
+        except WorkerLost as lost:
+            record = self._unmeasured(worker, planned, lost.status, str(lost))
+        return replace(record, started_at=started_at, wall_s=time.monotonic() - start)
 
     def _unmeasured(self, worker: WorkerProcess, planned: Planned, status: str, reason: str) -> Record:
-        found = worker.found
-        environment = found.environment if found and found.environment else self._seen_from_here()
+        environment = worker.found.environment if worker.found else {}
+        if not environment:  # the worker never answered, so versions of packages are unknown
+            machine = snapshot(visible=self.slot.env.get(GPU_VARIABLE))
+            commit, dirty = commit_and_dirty(self.launch.root)
+            environment = machine | {"software": {}, "commit": commit, "dirty": dirty}
         paired = around(environment, environment)
-        return Record(planned.case, status, reason, environment=paired, started_at=_now(), repeat=self.options.repeat)
-
-    def _seen_from_here(self) -> dict[str, Any]:
-        """Return the environment for a worker that never answered, without versions of packages."""
-        machine = snapshot(visible=self.slot.env.get(GPU_VARIABLE))
-        commit, dirty = commit_and_dirty(self.launch.root)
-        return machine | {"software": {}, "commit": commit, "dirty": dirty}
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+        return Record(
+            planned.case, status, reason, environment=paired, started_at=utc_now(), repeat=self.options.repeat
+        )
 
 
 @contextmanager
 def signals_raise() -> Iterator[None]:
-    """Raise Terminated at SIGTERM and SIGHUP in the block, except for ignored signals.
+    """Raise KeyboardInterrupt at SIGTERM and SIGHUP in the block, except for ignored signals.
 
     Only the main thread can set handlers; in others nothing changes.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def terminate(number: int, frame: object) -> None:
-        raise Terminated(signal.Signals(number).name)
-
+    is_main = threading.current_thread() is threading.main_thread()
     wanted = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
-    earlier = {number: signal.signal(number, terminate) for number in wanted}
+    earlier = {number: signal.signal(number, signal.default_int_handler) for number in wanted if is_main}
     try:
         yield
     finally:

@@ -3,21 +3,18 @@
 import os
 import re
 import shlex
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.measure.environment import child_environment
-from harness.schema import claims
-from harness.schema.claims import Holder
+from harness.measure.environment import output_of
+from harness.schema.files import read_regular, write_atomically
 from harness.schema.record import RecordError
 from harness.schema.run import Run
 from harness.schema.run_file import Pair, RunError
 from harness.workers.process import DEFAULT_SLOT, GpuSlot, Launch
 from harness.workers.scheduler import Options, run_jobs
 
-_PATIENCE_S = 60.0
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
 # The script sets these itself.
 _OURS = (
@@ -25,6 +22,7 @@ _OURS = (
     "gpus-per-task",
 )  # fmt: skip
 
+JOB = "slurm.job"  # file of a run with the id of the Slurm job whose tasks share it
 REQUEUES = 3  # times that the script requeues a killed task; Slurm itself requeues tasks of a lost node
 
 
@@ -137,51 +135,42 @@ def run_task(
     """
     jobs = (run.jobs if options.jobs is None else options.jobs)[task.number :: task.count]
     with run.held(shared=True):
-        submitted = claims.noted(run.folder, claims.SUBMISSION)
-        if submitted is None or submitted.array != task.array:  # the user submitted the script
+        if submitted_job(run.folder) != task.array:  # the user submitted the script
             refuse_submitted(run.folder)
-            claims.note(run.folder, claims.SUBMISSION, Holder.here(task.array))
+            write_atomically(run.folder / JOB, task.array)
         run_jobs(run, launches, replace(options, jobs=jobs), [slot], shared=True)
     return [job.name for job in jobs]
 
 
+def submitted_job(folder: Path) -> str:
+    """Return the id of the Slurm job that a run was last submitted as; "" for none."""
+    try:
+        return read_regular(folder / JOB).decode().strip()
+    except OSError:
+        return ""
+
+
 def refuse_submitted(folder: Path) -> None:
     """Raise RunError if the run was submitted to Slurm and may still be running there."""
-    known = claims.noted(folder, claims.SUBMISSION)
-    if known is None:
+    if not (job := submitted_job(folder)):
         return
     try:
-        alive = task_states(known.array)
+        alive = task_states(job)
     except SlurmError as error:
         raise RunError(
-            f"{folder}: was submitted, {known}, and its state is unknown here ({error}); "
-            f"if it has ended, remove {folder / 'claims'}"
+            f"{folder}: was submitted as Slurm job {job}, whose state is unknown here ({error}); "
+            f"if it has ended, remove {folder / JOB}"
         ) from None
     if alive:
         raise RunError(
-            f"{folder}: another run is writing to it, {known}; "
-            f"follow it (ttt-bench status {folder}), or cancel it (scancel {known.array})"
+            f"{folder}: Slurm job {job} is writing to it; "
+            f"follow it (ttt-bench status {folder}), or cancel it (scancel {job})"
         )
 
 
 def _ask(command: Sequence[str]) -> str:
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_PATIENCE_S,
-            stdin=subprocess.DEVNULL,
-            env=child_environment(),
-        )
-    except FileNotFoundError:
-        raise SlurmError(f"{command[0]}: is not on this machine; a node that submits to Slurm has it") from None
-    except subprocess.TimeoutExpired:
-        raise SlurmError(f"{command[0]}: gave no answer within {_PATIENCE_S:g} s") from None
-    except OSError as error:
-        raise SlurmError(f"{command[0]}: could not be started: {error.strerror}") from None
-    if done.returncode:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        raise SlurmError(f"{command[0]} failed: {'; '.join(lines[-2:]) or f'exit status {done.returncode}'}")
-    return done.stdout
+    output, failure = output_of(command)
+    if failure:
+        lines = [line.strip() for line in failure.splitlines() if line.strip()]
+        raise SlurmError(f"{command[0]} failed: {'; '.join(lines[-2:])}")
+    return output

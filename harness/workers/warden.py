@@ -2,7 +2,7 @@
 
     python -I -S warden.py COMMAND [ARGUMENT ...]
 
-The command runs in its own session. PR_SET_CHILD_SUBREAPER (Linux) also finds descendants that left the session.
+The command runs in its own session. PR_SET_CHILD_SUBREAPER also finds descendants that left the session.
 The exit status is the command's, or 128 plus the number of its signal. Two nested wardens survive SIGKILL of one.
 Only standard-library imports let this start in ten milliseconds.
 """
@@ -33,8 +33,11 @@ def main(command: list[str]) -> int:
     child = os.fork()
     if child == 0:
         _become(command, prctl, warden)
-    _release_streams()
-    return _wait_for(child)
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == child:
+            kill_descendants()
+            return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def _become(command: list[str], prctl: "ctypes._NamedFuncPointer", warden: int) -> None:
@@ -49,22 +52,6 @@ def _become(command: list[str], prctl: "ctypes._NamedFuncPointer", warden: int) 
     except OSError as error:
         os.write(2, f"{os.path.basename(command[0])} could not be started: {error.strerror}\n".encode())
         os._exit(NOT_STARTED)
-
-
-def _release_streams() -> None:
-    """Close stdin and stdout here, so that the caller sees when the command closes its own."""
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
-    os.close(null)
-
-
-def _wait_for(child: int) -> int:
-    while True:
-        pid, status = os.waitpid(-1, 0)
-        if pid == child:
-            kill_descendants()
-            return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def _end(number: int, frame: object) -> None:
@@ -90,9 +77,9 @@ def kill_descendants() -> None:
 
 
 def descendants(ancestor: int) -> list[int]:
-    """Return the PIDs of all descendants of `ancestor`, from /proc; [] without /proc."""
+    """Return the PIDs of all descendants of `ancestor`, from /proc."""
     children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
+    for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
                 with open(f"/proc/{entry}/stat", "rb") as file:

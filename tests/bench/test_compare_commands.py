@@ -4,9 +4,7 @@ import itertools
 import json
 import shutil
 import sys
-from datetime import datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -61,8 +59,7 @@ def commit(folder, name, forward=1.0, generate=1.0):
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
     hours = itertools.count()
-    late = SimpleNamespace(now=lambda zone: datetime(2026, 1, 1, tzinfo=zone) + timedelta(hours=next(hours)))
-    monkeypatch.setattr("bench.run_folder.datetime", late)
+    monkeypatch.setattr("bench.run_folder.utc_now", lambda: f"2026-01-01T{next(hours):02}:00:00+00:00")
     folder = tmp_path / "checkout"
     shutil.copytree(ROOT / "harness", folder / "harness", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / ".gitignore").write_text("__pycache__/\n")

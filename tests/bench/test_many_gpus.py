@@ -1,7 +1,6 @@
 """`--gpus`, `--slurm`, `status` and `work`, and their user errors."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,10 +9,8 @@ import pytest
 from command_line import Done, one_sentence
 
 from bench.commands.status import status
-from harness.schema import claims
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
-from harness.schema.claims import Holder
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned, RunFile
@@ -89,7 +86,7 @@ def test_a_run_is_submitted_once(tmp_path: Path, commands: Path) -> None:
     ]
     for again in (call, (*call, "--resume"), *here):
         said = one_sentence(ttt_bench(*again, cwd=tmp_path, path=commands))
-        assert f"another run is writing to it, Slurm job 4711 submitted from {Holder.here().host}" in said
+        assert "Slurm job 4711 is writing to it" in said
     assert (tmp_path / "submitted").read_text() == "x\n"
     assert (tmp_path / "out" / "run.json").read_bytes() == planned
 
@@ -98,7 +95,7 @@ def test_status_says_who_works(tmp_path: Path, commands: Path) -> None:
     call = ("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2", "--out", "out")
     ttt_bench(*call, cwd=tmp_path, path=commands)
     text = ttt_bench("status", "out", cwd=tmp_path, path=commands).stdout
-    assert text.count("held by Slurm job 4711 submitted from") == 2
+    assert text.count("held by Slurm job 4711") == 2
     assert "0 of 4 cases" in text.splitlines()
     assert "1 running, 1 pending" in text
     fake_command(commands, "squeue", 'echo "Invalid job id specified" >&2; exit 1')
@@ -120,35 +117,19 @@ def test_status_counts_the_jobs_that_are_done(tmp_path: Path, capsys: pytest.Cap
     nobody = ["no process works on this run"]
     table = ["job cases state", "one-b 0 of 1 left", "two-b 0 of 1 left"]
     assert lines() == [*table, "0 of 2 cases", *nobody]
+    with run.held():
+        assert lines() == [line.replace("left", "held by a process") for line in table] + ["0 of 2 cases"]
     run.record_file(jobs[0]).append(Record(jobs[0].cases[0].case, "failed", "a bug"))
     assert lines() == [table[0], table[2], "1 of 2 jobs done", "1 of 2 cases: 1 failed", *nobody]
     run.record_file(jobs[1]).append(Record(jobs[1].cases[0].case, "failed", "a bug"))
     assert lines() == ["2 of 2 jobs done", "2 of 2 cases: 2 failed"]
 
 
-def test_status_leaves_out_a_process_that_was_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    case = Planned(Case("a", "b", "tiny", "forward", 1, 8))
-    run = Run.create(tmp_path / "out", RunFile("measure", "cpu", (Job("a", "b", (case,)),), Catalogue()))
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    here = Holder.here().host
-    for holder, works in (
-        (Holder(here, os.getpid()), True),
-        (Holder("n7", ended.pid), True),
-        (Holder(here, ended.pid), False),
-    ):
-        claims.note(run.folder, claims.PROCESS, holder)
-        status(run.folder)
-        said = capsys.readouterr().out
-        assert (f"held by {holder}" in said) is works
-        assert ("no process works on this run" in said) is not works
-
-
 def test_status_of_a_copied_run_needs_no_slurm(tmp_path: Path, commands: Path) -> None:
     ttt_bench("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2", "--out", "out", cwd=tmp_path, path=commands)
     done = ttt_bench("status", "out", cwd=tmp_path)
     assert done.returncode == 0
-    assert "squeue: is not on this machine" in done.stdout
+    assert "squeue is not installed on this machine" in done.stdout
 
 
 def test_what_slurm_refuses_is_said_and_the_plan_stays(tmp_path: Path, commands: Path) -> None:
@@ -159,7 +140,7 @@ def test_what_slurm_refuses_is_said_and_the_plan_stays(tmp_path: Path, commands:
     assert said.endswith("to submit it: ttt-bench run --slurm tasks=2,partition=gpuu --resume --out out")
     again = ttt_bench(*call, "--resume", cwd=tmp_path)  # where there is no command at all
     assert again.returncode == 2
-    assert "sbatch: is not on this machine" in again.stderr
+    assert "sbatch is not installed on this machine" in again.stderr
 
 
 def test_work_is_for_slurm(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from bench.commands.profile import of_few_layers
 from harness.profiling.jobs import Profiler
 from harness.schema.case import Case
 from harness.schema.run import Run
-from harness.schema.run_file import Planned
 
 SMALL = ["quick", "--systems", "transformer/torch", "--batch", "1", "--context", "32", "--device", "cpu"]
 
@@ -103,5 +102,5 @@ def test_a_mistake_is_one_sentence(profiled: Any, arguments: list[str], words: s
     ],
 )
 def test_two_layers_stand_in_for_a_model(changes: dict[str, Any], size: str) -> None:
-    planned = Planned(replace(Case("ttt-mlp", "triton-dual", "1.3b", "generate", 512, 2048), **changes))
-    assert of_few_layers(planned) == replace(planned, case=replace(planned.case, size=size))
+    case = replace(Case("ttt-mlp", "triton-dual", "1.3b", "generate", 512, 2048), **changes)
+    assert of_few_layers(case) == replace(case, size=size)

@@ -16,7 +16,6 @@ from command_line import SMALL, assert_one_sentence, called, ttt_bench
 from bench import plan, run_folder
 from bench.commands import measure
 from bench.request import RunRequest
-from harness.schema import claims
 from harness.schema.case import Case
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned
@@ -236,16 +235,10 @@ def test_the_command_to_continue_has_the_cases_of_the_run(tmp_path, interrupted)
     assert again.stderr.splitlines()[-1].partition("to continue: ")[2] == hint
     done = called("status", "a folder/out", cwd=tmp_path)
     assert done.stdout.splitlines()[-2:] == ["no process works on this run; to continue:", f"  {hint}"]
-    claims.note(folder, claims.PROCESS, claims.Holder("another-machine", 17))
-    done = called("status", "a folder/out", cwd=tmp_path)
-    assert done.stdout.splitlines()[-2:] == ["process 17 on another-machine may have ended; to continue:", f"  {hint}"]
 
 
 def test_a_whole_run_has_no_command_to_continue(copied):
-    for holder in (None, claims.Holder("another-machine", 17)):
-        if holder:
-            claims.note(copied, claims.PROCESS, holder)
-        assert "to continue" not in called("status", "out", cwd=copied.parent).stdout
+    assert "to continue" not in called("status", "out", cwd=copied.parent).stdout
 
 
 def test_a_run_of_an_unknown_system_is_not_continued(measured, tmp_path):

@@ -29,7 +29,7 @@ def test_a_terminal_without_an_arrow_shows_a_question_mark(tmp_path):
         (["run", "quick", "--systems", "gpt"], ["gpt", "there are ttt-linear, ttt-mlp, transformer", "SYSTEM/BACKEND"]),
         (["run", "quick", "--systems", ","], ["--systems ',': is an empty list"]),
         (["run", "quick", "--batch", "0"], ["--batch 0: must be greater than or equal to 1"]),
-        (["run", "quick", "--context", "2048", "--context=8192"], ["--context is given twice"]),
+        (["run", "quick", "--context", "2048", "--context=8192"], ["--context is given twice; separate its values by"]),
         (["run", "quick", "-o", "a", "--out=b", "--dry-run"], ["--out is given twice"]),
         (["run", "quick", "--out", ""], ["--out '': is empty"]),
         (["run", "quick", "--context", "many"], ["--context many: must be a valid integer"]),
@@ -76,4 +76,4 @@ def test_records_without_a_run_json_cannot_be_resumed(tmp_path, call):
     (tmp_path / "out" / "records").mkdir(parents=True)
     (tmp_path / "out" / "records" / "transformer-torch.jsonl").touch()
     done = called(*call, "quick", "--systems", "transformer", "--device", "cpu", "--out", "out", cwd=tmp_path)
-    assert_one_sentence(done, "out: has records but no run.json; restore run.json or name another folder")
+    assert_one_sentence(done, "out: holds no run.json, but records; name another folder")

@@ -2,14 +2,11 @@
 
 from collections.abc import Callable, Iterable
 
+from harness.measure.timer import Clock
 
-class FakeClock:
+
+class FakeClock(Clock):
     """A clock that returns given samples in ms; its time is the sum of those returned, and `between_ms` after each."""
-
-    own_bytes = 0
-    launches = 1
-    loaded_s = 0.0
-    replays = False
 
     def __init__(
         self, samples: Iterable[float], settles_s: float = 0.0, wakes_s: float = 0.0, between_ms: float = 0.0

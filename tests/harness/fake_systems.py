@@ -1,5 +1,6 @@
 """Adapters that behave as a case's option `do` requests, without torch."""
 
+import atexit
 import os
 import signal
 import sys
@@ -58,7 +59,6 @@ RUNS: dict[str, Callable[[], object]] = {
     "oom": lambda: _raise(OutOfMemoryError("CUDA out of memory")),
     "oom-inside": _out_of_memory_deep_inside,
     "print": _print_garbage,
-    "skip-late": lambda: _raise(Skip("it was too late to say so")),
     "read": lambda: _raise(RuntimeError(f"stdin holds {sys.stdin.read()!r}")),
 }
 
@@ -136,6 +136,11 @@ class DiesInRun(Fake):
         workload = super().build(case)
         workload.run = lambda: (_die_while_it_is_time(), spin())
         return workload
+
+
+class LoudAtItsEnd(Fake):
+    def __init__(self) -> None:
+        atexit.register(lambda: print("x\n" * (1 << 20) + "EngineError: the last line", file=sys.stderr))
 
 
 class NotesItsProcess(Fake):

@@ -181,7 +181,7 @@ elif does == "no range":
 elif does == "no importer":
     sys.stderr.write("Importer error status: Importation failed.\\n")
 else:
-    log("==PROF== Profiling one - 1: 0%....100% - 9 passes\\n" * int(os.environ.get("FAKE_LAUNCHES", "4")))
+    log("==PROF== Profiling one - 1: 0%....100% - 9 passes\\n" * 4)
     shutil.copy(os.environ["FAKE_REPORT"], options.get("export") or options["output"])
 sys.exit(status if status >= 0 else 128 - status)
 """

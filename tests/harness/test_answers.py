@@ -9,11 +9,8 @@ from harness_helpers import HERE, case, launch, lines_of, measured, statuses
 
 UNUSABLE = "the worker's answer is unusable: "
 WRONG = {
-    "another-case": UNUSABLE + "ValueError: it is of another case: fake/cpu tiny forward B=3",
     "long-calls": UNUSABLE + "ValueError: the samples add up to 500 s, but the case took only ",
-    "broken": "the worker's answer is not JSON",
     "no-record": UNUSABLE + "KeyError",
-    "unsampled": UNUSABLE + "ValueError: status 'ok' without samples",
 }
 
 

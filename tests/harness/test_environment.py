@@ -22,7 +22,7 @@ class FakeNvml(ModuleType):
         self.opened: list[Any] = []
         answers = {
             "nvmlInit": lambda: None,
-            "nvmlSystemGetDriverVersion": lambda: b"580.1",
+            "nvmlSystemGetDriverVersion": lambda: "580.1",
             "nvmlDeviceGetName": lambda h: "NVIDIA H100",
             "nvmlDeviceGetUUID": lambda h: f"GPU-{uuid}" if uuid else None,
             "nvmlDeviceGetMemoryInfo": lambda h: SimpleNamespace(total=80 << 30),
@@ -158,6 +158,20 @@ def test_the_visible_gpu_is_opened(
     assert fake.opened == opened
 
 
+@pytest.mark.parametrize(
+    ("script", "answer"),
+    [
+        ("echo out; echo err >&2", ("out\n", "")),
+        ("echo out; echo err >&2; exit 3", ("", "err\nout")),
+        ("exit 3", ("", "sh ended with status 3")),
+        ("sleep 60", ("", "sh gave no answer within 0.5 s")),
+    ],
+)
+def test_a_program_answers_or_says_why_not(script: str, answer: tuple[str, str]) -> None:
+    assert environment.output_of(["sh", "-c", script], 0.5 if "sleep" in script else 60) == answer
+    assert environment.output_of(["no-such-program"]) == ("", "no-such-program is not installed on this machine")
+
+
 def test_around_keeps_both_readings(install: Any) -> None:
     install(FakeNvml())
     before = snapshot()
@@ -237,9 +251,8 @@ def test_git_explains_a_missing_commit(package_in: Path, monkeypatch: pytest.Mon
     ("value", "expected"),
     [
         (None, ("", None)),
-        ("abc", ("abc", False)),
-        ("abc-dirty", ("abc", True)),
-        ("abc-unknown", ("abc", None)),
+        ('["abc", true]', ("abc", True)),
+        ('["abc", null]', ("abc", None)),
     ],
 )
 def test_commit_without_a_checkout(
@@ -248,4 +261,3 @@ def test_commit_without_a_checkout(
     if value is not None:
         monkeypatch.setenv("TTT_BENCH_COMMIT", value)
     assert environment.commit_and_dirty() == expected
-    assert environment.marked_commit(*expected) == (value or "")

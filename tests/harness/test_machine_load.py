@@ -11,7 +11,7 @@ import pytest
 from harness_helpers import wait_for
 
 from harness.workers import machine_load
-from harness.workers.machine_load import LoadMeter, is_loaded
+from harness.workers.machine_load import CpuSeconds, is_loaded, load_between
 
 
 def environment(others: Any, idle: Any) -> dict[str, Any]:
@@ -33,32 +33,20 @@ def test_is_loaded(found: dict[str, Any], expected: bool) -> None:
     assert is_loaded(found) is expected
 
 
-def readings(monkeypatch: pytest.MonkeyPatch, *times: tuple[float, float, float] | None) -> LoadMeter:
-    answers = iter(times)
-    monkeypatch.setattr(machine_load, "_cpu_seconds", lambda pid: next(answers))
-    return LoadMeter(1)
-
-
 @pytest.mark.parametrize(
-    ("after", "others", "idle"),
-    [((14.0, 6.0, 4.0), 0.0, 0.6), ((20.0, 0.0, 4.0), 0.6, 0.0), ((14.0, 6.0, 5.0), 0.0, 0.6)],
+    ("end", "load"),
+    [
+        ((14.0, 6.0, 4.0), {"others_share": 0.0, "idle_share": 0.6}),
+        ((20.0, 0.0, 4.0), {"others_share": 0.6, "idle_share": 0.0}),
+        (
+            (14.0, 6.0, 5.0),
+            {"others_share": 0.0, "idle_share": 0.6},
+        ),  # ticks may make the own ones exceed the busy ones
+        ((10.0, 0.0, 0.0), {}),
+    ],
 )
-def test_shares_of_the_time_since_it_was_made(
-    monkeypatch: pytest.MonkeyPatch, after: tuple[float, float, float], others: float, idle: float
-) -> None:
-    """(busy, idle, own) seconds; ticks may make the own ones exceed the busy ones."""
-    start = (10.0, 0.0, 0.0)
-    meter = readings(monkeypatch, start, after)
-    assert meter.reading() == pytest.approx({"others_share": others, "idle_share": idle})
-
-
-def test_an_unknown_load_has_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert readings(monkeypatch, None, (1.0, 1.0, 0.0)).reading() == {}
-    assert readings(monkeypatch, (1.0, 1.0, 0.0), None).reading() == {}
-    assert readings(monkeypatch, (1.0, 1.0, 0.0), (1.0, 1.0, 0.0)).reading() == {}
-    monkeypatch.undo()
-    monkeypatch.setattr(machine_load, "_STAT", "/nowhere/stat")
-    assert LoadMeter(os.getpid()).reading() == {}
+def test_load_is_a_share_of_the_time(end: CpuSeconds, load: dict[str, float]) -> None:
+    assert load_between((10.0, 0.0, 0.0), end) == pytest.approx(load)  # (busy, idle, own) seconds
 
 
 def test_own_time_is_that_of_a_process_and_its_descendants_dead_or_alive() -> None:
@@ -73,7 +61,7 @@ subprocess.run([sys.executable, "-c", "while True: pass"])
         child.stdout.readline()
 
         def own() -> float:
-            times = machine_load._cpu_seconds(child.pid)
+            times = machine_load.cpu_seconds(child.pid)
             return times[2]
 
         ended = own()
@@ -88,5 +76,5 @@ def test_a_core_that_waits_for_a_disk_is_idle(monkeypatch: pytest.MonkeyPatch, t
     core, tick = min(os.sched_getaffinity(0)), os.sysconf("SC_CLK_TCK")
     (tmp_path / "stat").write_text(f"cpu 9 9 9 9 9 9 9 9 9 9\ncpu{core} 100 0 0 200 300 0 0 0 50 0\n")
     monkeypatch.setattr(machine_load, "_STAT", str(tmp_path / "stat"))
-    busy, idle, _ = machine_load._cpu_seconds(os.getpid())
+    busy, idle, _ = machine_load.cpu_seconds(os.getpid())
     assert (busy * tick, idle * tick) == (100, 500)

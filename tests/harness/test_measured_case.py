@@ -100,23 +100,6 @@ def test_an_exception_becomes_the_reason_and_keeps_earlier_fields(do: str, statu
     assert (record.status, re.sub(r"line \d+", "line N", record.reason), run.healthy) == (status, reason, False)
 
 
-def test_a_build_without_a_workload_is_named() -> None:
-    class Forgetful(Fake):
-        def build(self, case: Any) -> Any:
-            super().build(case)
-
-    record = CaseRun(case(), QUICK).record(Forgetful())
-    assert record.reason.startswith("TypeError: Forgetful.build returned None, which is no Workload")
-
-
-def test_a_skip_is_for_build_alone() -> None:
-    run = CaseRun(case("skip-late"), QUICK)
-    record = run.record(Fake())
-    assert record.status == "failed"
-    assert record.reason.startswith("Skip: it was too late to say so")
-    assert not run.healthy
-
-
 @pytest.mark.parametrize(
     ("error", "expected"),
     [

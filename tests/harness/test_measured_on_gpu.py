@@ -88,8 +88,9 @@ class FakeMeter:
     def __init__(self, device: FakeDevice | None) -> None:
         self.device = device
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> "FakeMeter":
         self.before = self.device.energy_j() if self.device else 0.0
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.joules = self.device.energy_j() - self.before if self.device else 0.0
@@ -138,13 +139,16 @@ def test_a_sample_on_a_gpu_spans_its_launches_and_units(monkeypatch: pytest.Monk
     assert record.peak_memory_bytes == 5000 - 1000  # without the clock's own
 
 
-@pytest.mark.parametrize(("l2", "samples"), [("warm", 3), ("cold", 2)])
+@pytest.mark.parametrize(("l2", "samples", "steady"), [("warm", 3, 26), ("cold", 2, 20)])
 def test_a_case_with_an_energy_metric_is_sampled_for_a_second(
-    monkeypatch: pytest.MonkeyPatch, l2: str, samples: int
+    monkeypatch: pytest.MonkeyPatch, l2: str, samples: int, steady: int
 ) -> None:
     policy = {"min_samples": 1, "budget_s": 0.5}
     record = on_fake_device(monkeypatch, FakeDevice(), case(l2=l2), policy=policy)
     assert len(record.samples_ms) == samples
+    monkeypatch.setattr(FakeDevice, "now", lambda self: 0.04 * self.sampled)  # no sample differs from another
+    record = on_fake_device(monkeypatch, FakeDevice(), case(l2=l2), policy=policy | {"budget_s": 10.0})
+    assert len(record.samples_ms) == steady
 
 
 def test_energy_is_of_the_samples_alone_and_of_all_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

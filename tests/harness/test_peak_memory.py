@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from harness.measure import process_state
@@ -24,7 +26,8 @@ def test_start_forgets_an_earlier_peak() -> None:
     assert high - peak_bytes("cpu") > 48 << 20
 
 
-def test_without_proc_the_peak_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+def test_without_a_mark_the_peak_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "status").write_text("VmRSS: 1 kB\n")
     monkeypatch.setattr(process_state, "_PROCESS", tmp_path)
     forget_peak("cpu")
     assert peak_bytes("cpu") > 1 << 20

@@ -18,7 +18,7 @@ from harness.schema.run_file import PastRequest, RunError
 from harness.workers import pool, process
 from harness.workers.pool import shares, slots_of
 from harness.workers.process import Launch
-from harness.workers.scheduler import Event, not_ok, run_jobs
+from harness.workers.scheduler import Event, run_jobs
 from tests.two_gpus import TwoGpus
 
 
@@ -67,27 +67,29 @@ def test_each_worker_has_its_share_of_the_cores(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "count", "expected"),
+    ("sockets_and_cores", "count", "expected"),
     [
-        ([(0, 4), (1, 5), (2, 6), (3, 7)], 2, [{0, 1, 4, 5}, {2, 3, 6, 7}]),
-        ([(0,), (1,), (2,)], 2, [{0}, {1}]),
-        ([(0,), (1,)], 3, [{0}, {1}, {0}]),
-        ([], 2, [set(), set()]),
+        ([(0, 0), (1, 0), (0, 1), (1, 1)], 2, [{0, 2}, {1, 3}]),  # one socket each
+        ([(0, 0), (0, 1), (0, 2), (0, 3)] * 2, 2, [{0, 1, 4, 5}, {2, 3, 6, 7}]),  # whole cores
+        ([(0, 0), (0, 1), (0, 2)], 2, [{0}, {1}]),
+        ([(0, 0), (0, 1)], 3, [{0}, {1}, {0}]),
     ],
 )
-def test_shares_are_whole_cores(cores: list[tuple[int, ...]], count: int, expected: list[set[int]]) -> None:
-    assert shares(cores, count) == expected
-
-
-def test_cores_of_one_socket_are_next_to_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for cpu, (socket, core) in enumerate([(0, 0), (1, 0), (0, 1), (1, 1)]):
+def test_shares_are_adjacent_cores(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sockets_and_cores: list[tuple[int, int]],
+    count: int,
+    expected: list[set[int]],
+) -> None:
+    for cpu, (socket, core) in enumerate(sockets_and_cores):
         folder = tmp_path / f"cpu{cpu}" / "topology"
         folder.mkdir(parents=True)
         (folder / "physical_package_id").write_text(f"{socket}\n")
         (folder / "core_id").write_text(f"{core}\n")
     monkeypatch.setattr(pool, "_TOPOLOGY", tmp_path)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {0, 1, 2, 3})
-    assert pool.cores_by_share(2) == [{0, 2}, {1, 3}]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda thread: set(range(len(sockets_and_cores))))
+    assert shares(count) == expected
 
 
 @pytest.mark.parametrize(("do", "status"), [("kill", "killed"), ("hang", "timeout")])
@@ -123,7 +125,7 @@ def test_a_record_of_the_cpu_is_refused_in_a_run_on_gpus(tmp_path: Path) -> None
     assert record.status == "failed"
     assert "it was measured on the CPU: the worker's packages see no GPU, but this run is for a GPU" in record.reason
     run.file = replace(run.file, requests=(PastRequest("", (), "", None, {"device_kind": "cpu"}),))
-    assert statuses(pooled(run, launches("a"), [slot("0")], retry=not_ok)) == ["ok"]
+    assert statuses(pooled(run, launches("a"), [slot("0")], retry=lambda record: record.status != "ok")) == ["ok"]
 
 
 def test_an_error_of_one_job_ends_all_and_is_raised(tmp_path: Path) -> None:

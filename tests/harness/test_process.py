@@ -60,6 +60,13 @@ def test_stop_ends_all_descendants(note: Path) -> None:
     assert not [name for name, pid in family(note).items() if alive(pid)]
 
 
+def test_a_worker_may_write_more_to_stderr_than_is_kept() -> None:
+    worker = WorkerProcess(launch("fake_systems:LoudAtItsEnd"))
+    assert worker.ready().available
+    assert worker.stop(60) == 0
+    assert (worker.error_line, len(worker._errors)) == ("EngineError: the last line", 1 << 16)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_death_of_the_worker_ends_all_descendants(note: Path, number: int) -> None:
     worker = started(note)

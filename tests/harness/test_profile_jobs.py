@@ -1,6 +1,7 @@
 """Profiles of cases under fake profilers that work, die, hang, truncate their report or lack permission."""
 
 import os
+import re
 import signal
 import sqlite3
 from dataclasses import replace
@@ -20,8 +21,7 @@ from harness.schema.policy import Policy
 from harness.schema.profile import Profile, ProfileError, profile_path, write_profile
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned, RunError, RunFile
-from harness.workers.process import DEFAULT_SLOT, GpuSlot, Limits, Stopped
-from harness.workers.scheduler import Terminated
+from harness.workers.process import DEFAULT_SLOT, GpuSlot, Limits
 
 KINETO = Tools("kineto")
 WITH_NCU = Tools("kineto", "ncu", {"ncu": "2025.3.0"})
@@ -160,7 +160,7 @@ def test_ncu_adds_counters_to_the_times_of_kineto(tmp_path: Path, fake: Any) -> 
 def test_ncu_counts_a_smaller_stand_in(tmp_path: Path, fake: Any) -> None:
     fake()
     run = run_of(tmp_path, mode="measure")
-    (found,), said = profile_all(run, WITH_NCU, stand_in=lambda each: replace(each, case=case(size="small")))
+    (found,), said = profile_all(run, WITH_NCU, stand_in=lambda each: case(size="small"))
     assert found.case == case()
     assert all(kernel.counters for kernel in found.kernels)
     assert profile_path(run.folder, case().key).with_suffix(".ncu-rep").exists()
@@ -170,36 +170,33 @@ def test_ncu_counts_a_smaller_stand_in(tmp_path: Path, fake: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("does", "of", "why", "lasting"),
+    ("does", "why", "lasting"),
     [
-        ("die", "4", "ncu failed: Failed to find metric regex:xyz; --with torch does without it", True),
-        ("kill late", "4", "ncu failed: it was killed by SIGKILL", False),
-        ("forbidden", "4", "NVreg_RestrictProfilingToAdminUsers=0", True),
-        ("no range", "4", "it saw no range of the case; --with torch does without it", True),
-        ("unreadable", "4", "ncu could not read its report", False),
-        ("", "9", "it has 4 of 9 launches; try again (--resume), or say --with torch", False),
-        ("hang", "4", "did not end within 1 s and was killed", True),
+        ("die", "ncu failed: Failed to find metric regex:xyz; --with torch does without it", True),
+        ("kill late", "ncu failed: it was killed by SIGKILL", False),
+        ("forbidden", "NVreg_RestrictProfilingToAdminUsers=0", True),
+        ("no range", "it saw no range of the case; --with torch does without it", True),
+        ("unreadable", "ncu could not read its report.*; try again .--resume., or say --with torch", False),
+        ("hang", "did not end within 1 s and was killed", True),
     ],
 )
 def test_a_failure_of_ncu_keeps_the_times_and_adds_a_note(
-    tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch, does: str, of: str, why: str, lasting: bool
+    tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch, does: str, why: str, lasting: bool
 ) -> None:
     fake(does)
-    monkeypatch.setenv("FAKE_LAUNCHES", of)
     if does == "hang":
         monkeypatch.setattr(under_profiler, "STOP_S", 1.0)
     cases = [case(), case(batch=3)]
     run = run_of(tmp_path, *cases)
     found, said = profile_all(run, WITH_NCU)
     assert [each.status for each in found] == ["ok", "ok"]
-    assert why in found[0].notes[-1]
+    assert re.search(why, found[0].notes[-1])
     assert found[0].kernels[0].counters is None
     assert len(said) == (1 if lasting else 2)
     assert ("given up" in found[1].notes[-1]) is lasting
     if does not in ("die", "unreadable"):
         return
     monkeypatch.setenv("FAKE_PROFILER", "")
-    monkeypatch.setenv("FAKE_LAUNCHES", "4")
     resumed = Profiler(run, launches(), WITH_NCU, Limits(60, 60), resume=True)
     assert [each.case for each in resumed.jobs(run.jobs)] == cases
     assert all(each.kernels[0].counters and not each.notes for each in run.profiles().values())
@@ -215,11 +212,10 @@ def test_ctrl_c_during_reading_is_no_failure(
     report = profile_path(run.folder, case().key).with_suffix(suffix)
     stopped = JobProfiler(Profiler(run, launches(), tools, Limits(60, 60)), run.jobs[0], DEFAULT_SLOT, report.exists)
     report.parent.mkdir()
-    found: dict[str, Profile] = {}
     if tools.ratios:
-        stopped.times(found)
-    with pytest.raises(Stopped):
-        (stopped.ratios if tools.ratios else stopped.times)(found)
+        stopped.times()
+    with pytest.raises(KeyboardInterrupt):
+        (stopped.ratios if tools.ratios else stopped.times)()
     monkeypatch.setenv("FAKE_PROFILER", "")
     (again,) = Profiler(run, launches(), tools, Limits(60, 60), resume=True).jobs(run.jobs)
     assert (again.status, again.notes, again.kernels[0].counters is None) == ("ok", (), tools.times == "nsys")
@@ -228,7 +224,7 @@ def test_ctrl_c_during_reading_is_no_failure(
 def test_sigterm_ends_profiling_as_ctrl_c_does(tmp_path: Path, fake: Any) -> None:
     fake()
     run = run_of(tmp_path)
-    with pytest.raises(Terminated):
+    with pytest.raises(KeyboardInterrupt):
         Profiler(run, launches(), WITH_NCU, on_times=lambda _: os.kill(os.getpid(), signal.SIGTERM)).jobs(run.jobs)
     with run.held():  # nobody has it any more
         assert [each.status for each in run.profiles().values()] == ["ok"]
@@ -312,7 +308,7 @@ def test_a_profiler_that_never_starts_is_given_up(tmp_path: Path, fake: Any) -> 
 @pytest.mark.parametrize(
     ("does", "why"),
     [
-        ("oom", "the case did not fit next to ncu: MemoryError: 80 GiB; try a smaller batch"),
+        ("oom", "ncu failed: MemoryError: 80 GiB; try a smaller batch"),
         ("killed", "ncu failed: the worker was killed by SIGKILL (by a user, or by the system for lack of memory)"),
     ],
 )

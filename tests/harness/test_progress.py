@@ -45,7 +45,6 @@ def test_a_terminal_gets_a_bar_and_the_same_outcomes() -> None:
         if event.record is not None:
             assert outcome(event.record) in text
     assert "2/2" in text
-    assert "1 without result" in text
     assert "CUDA out of [memory]" in text
 
 

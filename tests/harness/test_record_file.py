@@ -1,5 +1,4 @@
 import json
-import os
 import random
 from pathlib import Path
 
@@ -107,20 +106,3 @@ def test_unwritable_paths_are_refused(tmp_path: Path) -> None:
         with pytest.raises(RecordError) as error:
             RecordFile(path).append(ok_record())
         assert str(error.value).startswith(f"{path}: cannot be written: ")
-
-
-def test_a_failed_write_is_undone(file: RecordFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    file.append(ok_record())
-    before = file.path.read_bytes()
-
-    def full(fd: int, data: bytes) -> None:
-        os.write(fd, data[:20])
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("harness.schema.record._write_all", full)
-        with pytest.raises(RecordError, match="No space left on device"):
-            file.append(ok_record(case(batch=4)))
-    assert file.path.read_bytes() == before
-    file.append(ok_record(case(batch=5)))
-    assert [r.case.batch for r in file.read()] == [2, 5]

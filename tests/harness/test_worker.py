@@ -25,7 +25,7 @@ def asked(*requests: dict[str, Any]) -> str:
 
 def test_the_protocol_on_its_own() -> None:
     request = {"do": "case", "case": case("print").to_dict(), "policy": asdict(QUICK), "mode": "measure"}
-    done = talk(asked({"do": "probe"}, request, {"do": "stop"}, {"do": "probe"}))
+    done = talk(asked({"do": "probe"}, request))
     probe, measured = (json.loads(line) for line in done.stdout.splitlines())
     assert (probe["reason"], probe["versions"]) == ("", {"pytest": pytest.__version__})
     assert Record.from_dict(measured["record"]).status == "ok"

@@ -1,12 +1,11 @@
 """Choose among the installed profilers: one for times, one for hardware counters."""
 
 import re
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from harness.measure.environment import child_environment
+from harness.measure.environment import output_of
 from harness.profiling.tools import ncu, nsys
 from harness.schema.profile import ProfileError
 
@@ -58,10 +57,5 @@ def choose(way: str, device: str) -> Tools:
 
 def version_of(program: str) -> str:
     """Return the version of a program on the path; "" without one that says its version."""
-    command, env = [program, "--version"], child_environment()
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, errors="replace", env=env)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    found = _VERSION.search(done.stdout)
+    found = _VERSION.search(output_of([program, "--version"])[0])
     return found.group(0) if found else ""

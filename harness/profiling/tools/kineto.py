@@ -88,12 +88,9 @@ def launched(events: Iterable[Mapping[str, Any]]) -> list[Launched]:
 
 def operators(events: Iterable[Any]) -> list[Launched]:
     """Return the calls of operators on the CPU; events: `torch.profiler.profile.events()`."""
-    calls, ranges = list[Any](), list[Span]()
-    for event in events:
-        if event.is_user_annotation:
-            ranges.append(Span(event.name, event.thread, event.time_range.start, event.time_range.end))
-        else:
-            calls.append(event)
+    every = list(events)
+    calls = [event for event in every if not event.is_user_annotation]
+    ranges = [Span(e.name, e.thread, e.time_range.start, e.time_range.end) for e in every if e.is_user_annotation]
     paths = paths_at(ranges, ((call.thread, call.time_range.start) for call in calls))
     return [
         Launched(call.name, call.time_range.start, call.time_range.end, max(0.0, call.self_cpu_time_total), path)

@@ -30,10 +30,7 @@ _USE = {
 }
 # (counts per cycle, cycles per second) of a peak
 _L2_PEAK = ("lts__t_bytes.sum.peak_sustained", "lts__cycles_elapsed.avg.per_second")
-_FFMA_PEAK = (
-    "sm__sass_thread_inst_executed_op_ffma_pred_on.sum.peak_sustained",
-    "sm__cycles_elapsed.avg.per_second",
-)
+_FFMA_PEAK = ("sm__sass_thread_inst_executed_op_ffma_pred_on.sum.peak_sustained", "sm__cycles_elapsed.avg.per_second")
 # FLOPs of one count: tensor cores count operations, the others instructions of a thread.
 _OPERATIONS = {
     "sm__ops_path_tensor_src_bf16_dst_fp32.sum": 1,
@@ -59,15 +56,14 @@ METRICS = (
     *(_STALL.format(reason) for reason in STALLS),
 )
 _UNITS = {_TIME: ("ns", "nsecond"), _DRAM: ("byte",), _L2: ("byte",)}  # base units, by version
-_PROFILED = re.compile(r"^==PROF== Profiling ", re.MULTILINE)
 _ERROR = re.compile(r"^==ERROR==\s*(.+)$", re.MULTILINE)
 
 
-def wrapping(report: Path, log: Path, phase_ranges: Sequence[str]) -> list[str]:
+def wrapping(report: Path, phase_ranges: Sequence[str]) -> list[str]:
     """Return the start of a command that runs a worker under Nsight Compute.
 
     Inside `profiler_range`, Nsight Compute counts the kernels of `COUNTED_LAYER` and those outside all layers.
-    report, log: files that it writes. phase_ranges: names of the ranges that contain the layers.
+    report: a file that it writes; the log has the suffix .log. phase_ranges: names of the ranges around the layers.
     It replays each kernel with warm caches and free clocks, so its times differ from a run's.
     """
     return [
@@ -83,7 +79,7 @@ def wrapping(report: Path, log: Path, phase_ranges: Sequence[str]) -> list[str]:
         "--clock-control=none",
         "--graph-profiling=node",
         f"--metrics={','.join(METRICS)}",
-        f"--log-file={log}",
+        f"--log-file={report.with_suffix('.log')}",
         "--force-overwrite",
         f"--export={report}",
     ]
@@ -101,23 +97,14 @@ def complaint(log: str) -> str:
     return found.group(1).strip() if found else ""
 
 
-def profiled_launches(log: str) -> int:
-    """Return the number of counted launches from a log of Nsight Compute."""
-    return len(_PROFILED.findall(log))
-
-
-def read(table: str, launches: int | None = None) -> dict[str, Counters]:
+def read(table: str) -> dict[str, Counters]:
     """Return counters by kernel name from the table that `importing` prints.
 
     Kernel names are written as torch.profiler writes them.
-    launches: number of launches in the log, to notice a truncated table; None if unknown.
-    Raises ProfileError if the table is truncated, empty or not Nsight Compute's.
+    Raises ProfileError if the table is empty or not Nsight Compute's.
     """
-    rows = _rows(table)
-    if launches is not None and len(rows) < launches:
-        raise ProfileError(f"the report of Nsight Compute is truncated: it has {len(rows)} of {launches} launches")
     groups: dict[str, list[Mapping[str, float]]] = defaultdict(list)
-    for name, values in rows:
+    for name, values in _rows(table):
         groups[short_name(demangled(name))].append(values)
     return {name: _counters(group) for name, group in groups.items()}
 

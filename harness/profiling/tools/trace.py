@@ -4,18 +4,11 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from harness.measure.ranges import is_layer
-from harness.schema.profile import (
-    TIMELINE_LIMIT,
-    Kernel,
-    ProfileError,
-    Range,
-    RangeKernel,
-    Timeline,
-    short_name,
-)
+from harness.schema.profile import TIMELINE_LIMIT, Kernel, ProfileError, Range, RangeKernel, Timeline, short_name
 
 HELD_UP = 0.03  # a longer delay by the profiler gets a note; clocks of a power-capped GPU explain less
 
@@ -198,11 +191,7 @@ def ranges_of(launched: Iterable[Launched], kernels: Sequence[Kernel]) -> list[R
 
 
 def timeline_of(
-    timed: Sequence[Launched],
-    ranged: Sequence[Launched],
-    runs: int,
-    kernels: Sequence[Kernel],
-    ranges: Sequence[Range],
+    timed: Sequence[Launched], ranged: Sequence[Launched], runs: int, kernels: Sequence[Kernel], ranges: Sequence[Range]
 ) -> Timeline:
     """Return the timeline of the first of `runs` runs; if ranges show steps, of its first step.
 
@@ -230,38 +219,24 @@ def timeline_of(
 
 def _step_end(paths: Sequence[tuple[str, ...]]) -> int:
     """Return the number of launches in a step: until the first layer starts again, or all."""
-    layers = [path[: depth + 1] for path in paths if (depth := _layer_depth(path)) is not None]
-    begin, other = None, False
-    for number, path in enumerate(paths):
-        if (depth := _layer_depth(path)) is None:
-            continue
-        if path[: depth + 1] != layers[0]:
-            other = True
-        elif begin is None:
-            begin = number
-        elif other:
-            return number - begin
+    depths = [next((depth for depth, name in enumerate(path, start=1) if is_layer(name)), 0) for path in paths]
+    layers = [(number, path[:depth]) for number, (path, depth) in enumerate(zip(paths, depths, strict=True)) if depth]
+    for (_, before), (number, layer) in pairwise(layers):
+        if before != layer == layers[0][1]:
+            return number - layers[0][0]
     return len(paths)
-
-
-def _layer_depth(path: tuple[str, ...]) -> int | None:
-    return next((depth for depth, name in enumerate(path) if is_layer(name)), None)
 
 
 def busy(launched: Iterable[Launched]) -> tuple[float, float]:
     """Return (time with a running launch, longest idle time) in microseconds."""
     total = longest_gap = 0.0
-    begin = end = None
-    for each in sorted(launched, key=lambda each: each.start_us):
-        if begin is None or end is None:
-            begin, end = each.start_us, each.end_us
-        elif each.start_us > end:
-            longest_gap = max(longest_gap, each.start_us - end)
-            total += end - begin
-            begin, end = each.start_us, each.end_us
-        else:
-            end = max(end, each.end_us)
-    return (total + end - begin, longest_gap) if begin is not None and end is not None else (0.0, 0.0)
+    in_order = sorted(launched, key=lambda each: each.start_us)
+    end = in_order[0].start_us if in_order else 0.0
+    for each in in_order:
+        longest_gap = max(longest_gap, each.start_us - end)
+        total += max(0.0, each.end_us - max(end, each.start_us))
+        end = max(end, each.end_us)
+    return total, longest_gap
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from bench.systems.fla.regressors import DeltaRule, FlaRegressor
 from bench.systems.mamba.mamba3 import Mamba3SSM, rotated
 from harness.measure.measured_case import CaseRun
 from harness.measure.system import Skip
-from harness.measure.timer import CpuClock
+from harness.measure.timer import Clock
 from harness.schema.case import Case
 from harness.schema.policy import Policy
 
@@ -101,7 +101,7 @@ def ttt(monkeypatch):
     """Replace the package's two kernels of TTT-Linear: the second takes a quarter of the first one's time."""
     naive, ops, calls = ModuleType("fla.ops.ttt.naive"), ModuleType("fla.ops.ttt"), []
 
-    class Clock(CpuClock):
+    class FakeClock(Clock):
         def sample(self):
             super().sample()
             return {"chunk_ttt_linear": 4.0, "fused_chunk_ttt_linear": 1.0}[calls[-1]]
@@ -116,7 +116,7 @@ def ttt(monkeypatch):
 
     naive.chunk_ttt_linear_ref = ops.result = chunk
     ops.chunk_ttt_linear, ops.fused_chunk_ttt_linear = chunk_ttt_linear, fused_chunk_ttt_linear
-    monkeypatch.setattr("bench.systems.regressor.CpuClock", Clock)
+    monkeypatch.setattr("bench.systems.regressor.Clock", FakeClock)
     for module in (ModuleType("fla"), ModuleType("fla.ops"), ops, naive):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     return ops
