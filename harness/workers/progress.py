@@ -71,8 +71,10 @@ def outcome(record: Record) -> str:
         latency_ms = median(record.samples_ms)
         result = f"{latency_ms * 1e3:.4g} µs" if latency_ms < 1 else f"{latency_ms:.4g} ms"
         result += f" median of {len(record.samples_ms)}"
-        result += ", throttled" if any(record.throttled) else ""
-        result += f", {heat_note(record.environment)}" if is_hot(record.environment) else ""
+        if is_hot(record.environment):
+            result += f", {heat_note(record.environment)}"
+        elif any(record.throttled):
+            result += ", power-capped"
     if result and record.status != "skipped" and is_loaded(record.environment):
         result += f", {load_note(record.environment)}"
     return f"{record.status:<7} {record.case.label}{': ' + result if result else ''}"

@@ -1,6 +1,7 @@
 import io
 from typing import Any
 
+import pytest
 from harness_helpers import case, ok_record
 
 from harness.schema.record import Record
@@ -57,11 +58,19 @@ def test_outcome_marks_a_loaded_machine() -> None:
     assert outcome(late).endswith("limit 2.5, contended: other programs used 50% of the CPU")
 
 
-def test_outcome_marks_throttling_and_units() -> None:
-    record = ok_record(samples=(0.0123, 0.0123))
-    assert "12.3 µs median of 2" in outcome(record)
-    record.throttled[1] = True
-    assert outcome(record).endswith(", throttled")
+@pytest.mark.parametrize(
+    ("reasons", "note"),
+    [
+        ([], ""),
+        (["sw_power_cap"], ", power-capped"),
+        (["sw_power_cap", "hw_thermal_slowdown"], ", thermally throttled, at 88 °C"),
+    ],
+)
+def test_outcome_names_the_cause_of_lower_clocks(reasons: list[str], note: str) -> None:
+    after = {"throttle_reasons": reasons, "temperature_c": 88}
+    record = ok_record(samples=(0.0123, 0.0123), environment={"gpu": {"after": after}})
+    record.throttled[1] = bool(reasons)
+    assert outcome(record) == f"ok      {case().label}: 12.3 µs median of 2{note}"
 
 
 def test_each_outcome_names_its_gpu() -> None:
