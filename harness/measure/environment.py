@@ -148,14 +148,15 @@ def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
     """Return (commit, dirty) of the checkout `root`, by default the one with this file.
 
     dirty: whether source files outside reports/results changed or are untracked, None if unknown.
-    Without a checkout, the variable TTT_BENCH_COMMIT gives both, in JSON; else the result is ("", None).
+    Without a checkout, the result is what a run gave its workers in TTT_BENCH_COMMIT, otherwise ("", None).
     """
     root = root or _root()
     commit = ask_git(root, "rev-parse", "HEAD")[0] if (root / ".git").exists() else ""
     if commit:
         changed = uncommitted(root)
         return commit, None if changed is None else bool(changed)
-    commit, dirty = json.loads(os.environ.get(COMMIT_VARIABLE, '["", null]'))
+    given = os.environ.get(COMMIT_VARIABLE, "")
+    commit, dirty = json.loads(given) if given.startswith("[") else ("", None)
     return commit, dirty
 
 

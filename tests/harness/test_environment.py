@@ -251,6 +251,7 @@ def test_git_explains_a_missing_commit(package_in: Path, monkeypatch: pytest.Mon
     ("value", "expected"),
     [
         (None, ("", None)),
+        ("abc", ("", None)),  # not from a run
         ('["abc", true]', ("abc", True)),
         ('["abc", null]', ("abc", None)),
     ],
