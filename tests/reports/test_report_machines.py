@@ -43,7 +43,7 @@ def test_a_random_name_makes_no_machine():
     ]
     found = machines(named)
     assert found.hardware == [({}, 2)]
-    assert found.common == {"variables": {"OMP NUM THREADS": "2"}}
+    assert found.common == {"variables": {"OMP_NUM_THREADS": "2"}}
 
 
 def test_a_package_that_some_records_lack_is_common_to_those_that_have_it():
