@@ -70,7 +70,9 @@ def test_values_within_five_percent_are_level(theirs, level):
 
 
 def test_overlapping_intervals_are_not_told_apart():
-    assert "indistinguishable" in finding(*spread({2048: 4.0}, 0.08, count=8), *spread({2048: 4.25}, 0.08, *SLOW, count=8))
+    assert "indistinguishable" in finding(
+        *spread({2048: 4.0}, 0.08, count=8), *spread({2048: 4.25}, 0.08, *SLOW, count=8)
+    )
     assert "TTT-Linear is fastest" in finding(*spread({2048: 4.0}, 0.04), *spread({2048: 4.4}, 0.04, *SLOW))
 
 
