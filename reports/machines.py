@@ -95,7 +95,8 @@ def _facts(environment: Mapping[str, Any]) -> dict[Name, str]:
             continue
         *groups, last = path[1:] or path
         unit = next((unit for unit in _UNITS if last.endswith(unit)), "")
-        named = " ".join([*groups, last.removesuffix(unit)]).replace("_", " ")
+        named = " ".join([*groups, last.removesuffix(unit)])
+        named = named if path[0] == "variables" else named.replace("_", " ")
         name, said = (path[0] if len(path) > 1 else "", named), _said(value, unit)
         facts[name] = f"{facts[name]}, {said}" if name in facts else said
     return facts

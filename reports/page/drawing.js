@@ -209,17 +209,20 @@ class Drawing {
     return { ...shared, type: log ? "log" : "linear", range, tickformat: isLarge ? "~s" : "~g", ...ticks, domain: [strip, 1], showticklabels: this.lines.length > 0, title: { text: title.map(neutral).join("<br>"), standoff: 8 } };
   }
 
-  /* Names of lines, of as many parts as `room` pixels hold; names of measured lines omit the words that all share. */
+  /* Names of lines, of as many first parts as `room` pixels hold, or last parts where lines share the first ones; names
+     of measured lines omit the words that all share. */
   endTexts(lines, room) {
     const parts = (line) => line.name.split(" · ");
     const measured = lines.filter((line) => !line.y).map((line) => parts(line).join(" ").split(" "));
     const isTelling = (word) => measured.length < 2 || !measured.every((own) => own.includes(word));
     const short = (line) => parts(line).map((part) => part.split(" ").filter(isTelling).join(" ")).filter(Boolean);
-    return lines.map((line) => {
+    const within = (line, drop) => {
       const kept = line.y || !short(line).length ? parts(line) : short(line);
-      while (kept.length > 1 && textWidth(kept.join(" · "), LABEL_SIZE) > room) kept.pop();
+      while (kept.length > 1 && textWidth(kept.join(" · "), LABEL_SIZE) > room) kept[drop]();
       return fitting(kept.join(" · "), LABEL_SIZE, room);
-    });
+    };
+    const texts = lines.map((line) => within(line, "pop"));
+    return texts.map((text, at) => (texts.indexOf(text) === texts.lastIndexOf(text) ? text : within(lines[at], "shift")));
   }
 
   /* Write names next to the plot, at the heights where the lines end, and move names apart that would overlap. Returns

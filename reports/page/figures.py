@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
+from harness.measure.interval import FEWEST
 from harness.schema.catalogue import Catalogue, FigureEntry, MetricEntry, PaperClaim
 from harness.schema.reason import span
 from reports.page.lines import FigurePanel, Line, Looks, forms_of, sortable
@@ -197,6 +198,9 @@ class _Panel(FigurePanel):
         yield self._states()
         timed, throttled = {*measured.index}, {*measured.index[measured["throttled"] > 0]}
         complete = [point for point in points if timed.issuperset(point)]
+        mixed = sum(rows["device_id"][list(point)].nunique() > 1 for point in complete)
+        if mixed:
+            yield f"{share_of(mixed, len(complete), 'ratio')} {'divides' if mixed == 1 else 'divide'} times of two GPUs"
         slowed = sum(not throttled.isdisjoint(point) for point in complete)
         if slowed and self.entry.y not in AMOUNTS:
             yield f"the GPU was power-capped or thermally throttled at {share_of(slowed, len(complete), 'point')}"
@@ -253,7 +257,8 @@ def _points_words(measured: pd.DataFrame, y: str, are_ratios: bool) -> str:
     words = f"{'ratios of ' if are_ratios else ''}medians of {ends(samples)} samples"
     if not is_speed and not any(name in measured for name in own_ends(y)):
         return words
-    words += ", with 95% intervals " + ("over processes" if repeated and is_speed else "within one process")
+    words += ", with " + ("95% intervals" if repeated or samples.max() >= FEWEST else "ranges")
+    words += " over processes" if repeated and is_speed else " within one process"
     words += ", divided worst case" if are_ratios else ""
     if repeated:
         words += f", from {ends(processes)} processes per point"

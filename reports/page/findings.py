@@ -1,7 +1,7 @@
 """Sentences about the results of a run: one for each figure and a few for the whole run."""
 
 from collections.abc import Iterable, Sequence
-from itertools import chain, groupby, takewhile
+from itertools import chain, takewhile
 
 import pandas as pd
 
@@ -19,7 +19,7 @@ _FLAGS = {
     **dict.fromkeys((UNSTEADY, *UNSTEADY_TIMES.values()), "unsteady"),
     HOT: "thermally throttled",
 }
-_MOST_LETTERS = 110  # a longer ranking becomes one count: at how many x the most frequent winner is best
+_MOST_LETTERS = 130  # a longer ranking becomes one count: at how many x the most frequent winner is best
 
 
 def headline(table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure]) -> list[str]:
@@ -106,14 +106,18 @@ def _winners(view: View) -> str:
     found = standings(view)
     if not found:
         return ""
-    spans = [(who, [each.x for each in group]) for who, group in groupby(found, key=lambda each: _who(each, view))]
-    words = ", ".join(f"{who}{_where(xs, view)}" for who, xs in spans)
-    if len(words) > _MOST_LETTERS:
-        most = {who: sum(len(xs) for other, xs in spans if other == who) for who, _ in spans}
-        (who, count), *_ = sorted(most.items(), key=lambda each: -each[1])
-        words = f"{who} at {count} of {len(found)} values of {view.axis}"
-    ahead = [standing for standing in found if len(standing.level) == 1]
-    return f"{words}{_lead(ahead[-1], view) if ahead else ''}"
+    groups: dict[str, list[Standing]] = {}
+    for standing in found:
+        groups.setdefault(_who(standing, view), []).append(standing)
+    words = {who: f"{who}{_where([each.x for each in own], view)}" for who, own in groups.items()}
+    if len("; ".join(words.values())) > _MOST_LETTERS:
+        most = max(groups, key=lambda who: len(groups[who]))
+        words = {most: f"{most} at {len(groups[most])} of {len(found)} values of {view.axis}"}
+    ahead = [standing for who in words for standing in groups[who] if len(standing.level) == 1]
+    if ahead:
+        last = max(ahead, key=lambda standing: standing.x)
+        words[_who(last, view)] += _lead(last, view)
+    return "; ".join(words.values())
 
 
 def _who(standing: Standing, view: View) -> str:
@@ -132,7 +136,7 @@ def _where(xs: list[float], view: View) -> str:
     """Return in words where on the axis `xs` are, such as ` at every batch`; "" if only one x was tried."""
     if xs == view.tried:
         return f" at every {view.axis}" if len(xs) > 1 else ""
-    return f" at {_among(xs, view.tried)}"
+    return f" at {view.at(_among(xs, view.tried))}"
 
 
 def _lead(last: Standing, view: View) -> str:

@@ -120,7 +120,8 @@ class Points {
     const { row } = point;
     const [name, x, value] = this.brief(line, point, yTitle);
     const parts = [name, x];
-    const unit = line.name.includes(unitOf(row)) ? [] : [unitOf(row)];
+    const units = [...new Set(point.measured.map(unitOf))].filter((each) => !line.name.includes(each));
+    const unit = units.length ? [units.join(" over ")] : [];
     if (!point.y) {
       const why = [this.whyNot(point), this.reason(point)].filter(Boolean).join(": ");
       return [...parts, why.slice(0, 300), ...unit];

@@ -26,9 +26,8 @@ from reports.stats import (
 from reports.words import BETWEEN, format_setting
 
 LEVEL = 0.05  # values that differ by a smaller share are level: runs on different days differ by 2 to 3%
-EQUAL, INDISTINGUISHABLE, UNRANKED = f"equal within {LEVEL:.0%}", "indistinguishable", "not ranked"
-# Words for lines that share a rank, and the preposition before another line; on a contended CPU
-# lines are not ranked.
+EQUAL, INDISTINGUISHABLE, UNRANKED = f"equal within {LEVEL:.0%}", "indistinguishable", "too uncertain to rank"
+# Words for lines that share a rank, the last for flagged points, and the preposition before another line.
 TIES = {EQUAL: "to", INDISTINGUISHABLE: "from", UNRANKED: "against"}
 DOUBTFUL = 0.5  # flagged values need a larger share to be ranked: an unsteady step took 36% longer in a second run
 _UNSURE = {FEW_SAMPLES, LOADED, UNSTEADY, *UNSTEADY_TIMES.values()}  # flags that make a value doubtful
@@ -213,9 +212,9 @@ class View:
         ordered = sorted(ranks, key=lambda rank: rank[0].value if self.lower_is_better else -rank[0].value)
         best = ordered[0][0]
         level = tuple(label for point, label in ranks if best.is_level(point) or best.hides(point))
-        tie = EQUAL
-        if any(best.hides(point) for point, _ in ordered[1:]):
-            tie = UNRANKED if any(math.isinf(point.doubt) for point, _ in ranks) else INDISTINGUISHABLE
+        hidden = [point for point, _ in ordered[1:] if best.hides(point)]
+        uncertain = UNRANKED if any(point.doubt for point in (best, *hidden)) else INDISTINGUISHABLE
+        tie = uncertain if hidden else EQUAL
         return Standing(x, ordered, level, tie)
 
     def rows(self, lines: Iterable[Line]) -> pd.DataFrame:

@@ -258,6 +258,17 @@ def test_a_name_at_a_lines_end_is_truncated_only_without_room(browser, one_place
     assert end <= min(room)
 
 
+def test_names_of_one_systems_lines_differ_on_a_phone(browser, tmp_path):
+    places = ("mamba", "mamba-ssm"), ("transformer", "sdpa-flash"), ("transformer", "sdpa-cudnn")
+    cases = [Case(*place, "1.3b", "forward", 1, 8192 << n) for place in places for n in range(2)]
+    path = browsing.save(
+        synthetic.of_suite("long-context", *(synthetic.ok(case, 1.0) for case in cases)), tmp_path, "p"
+    )
+    with browsing.opened(browser, path, viewport=PHONE) as (page, _):
+        names = page.locator("#figure-0 .annotation").all_text_contents()
+    assert {name.partition(" ")[2] for name in names} == {"Mamba", "sdpa-flash", "sdpa-cudnn"}
+
+
 def test_an_oom_case_has_no_point_even_with_a_metric(browser, tmp_path):
     at = [Case("ttt-linear", "thunderkittens", "1.3b", "forward", 1, context) for context in (8192, 65536, 131072)]
     at += [replace(case, system="mamba", backend="mamba-ssm") for case in at]

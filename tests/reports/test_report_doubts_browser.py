@@ -110,7 +110,7 @@ def pairs(browser, tmp_path_factory):
 
     records = [
         *(synthetic.ok(case("primal", batch), 3.0) for batch in (4, 16, 64, 256)),
-        synthetic.ok(case("dual", 4), 1.0),
+        synthetic.ok(case("dual", 4), 1.0, environment=synthetic.environment(device_id="0ddba11d")),
         synthetic.ok(case("dual", 16), 1.0, count=3),
         synthetic.lost(case("dual", 64), "skipped", "not here"),
         synthetic.ok(case("dual", 256), 1.0, count=0),
@@ -125,8 +125,10 @@ def pairs(browser, tmp_path_factory):
 def test_a_pair_has_the_signs_and_status_of_its_dual(pairs):
     sure, few, lost, unmeasured = told(pairs.page, 1, "TTT-MLP · Triton · state float32")
     assert (sure[0], few[0]) == ("", "*")
-    assert lost[1].endswith("baseline: skipped: not here")
-    assert unmeasured[1].endswith("baseline: measured without Latency")
+    assert "GPU 5eedf00d over GPU 0ddba11d" in sure[1]
+    assert "\nGPU 5eedf00d\n" in few[1]
+    assert "baseline: skipped: not here" in lost[1]
+    assert "baseline: measured without Latency" in unmeasured[1]
     notes = pairs.locator(".annotation").last.text_content()
     for words in ("* fewer than 6 samples", "× no result", "– not run"):
         assert words in notes

@@ -141,6 +141,12 @@ def test_remarks_count_throttled_points(throttled, said):
     assert "throttled at the only point" in details(figure)
 
 
+@pytest.mark.parametrize(("count", "bars"), [(5, "ranges"), (6, "95% intervals")])
+def test_remarks_say_whether_bars_are_ranges(count, bars):
+    _, [figure] = drawn(synthetic.ok(case(), 1.0, count=count), synthetic.ok(case(context=2048), 1.0, count=5))
+    assert f"with {bars} within one process" in details(figure)
+
+
 def test_timing_does_not_split_a_line():
     cases = [case(context=2048, timing="graph"), case(context=8192), case(context=32768)]
     _, [figure] = drawn(*(synthetic.ok(each, 1.0) for each in cases), suite="fig15-forward")
@@ -273,6 +279,9 @@ def test_a_ratio_of_forms_is_of_one_timing():
     pairs = [(table.loc[line.rows[0]], table.loc[line.base_rows[0]]) for line in found[-1].lines]
     ratios = {over["timing"]: over["latency_ms"] / under["latency_ms"] for over, under in pairs}
     assert ratios == {"graph": pytest.approx(2, rel=0.05), "eager": pytest.approx(3, rel=0.05)}
+    assert "two GPUs" not in details(found[-1])
+    elsewhere = replace(records[2], environment=synthetic.environment(device_id="0ddba11d"))
+    assert "the only ratio divides times of two GPUs" in details(drawn(records[0], elsewhere)[1][-1])
     _, alone = drawn(records[0], records[3])
     assert not alone[-1].id.endswith("-ratio")
 

@@ -1,5 +1,7 @@
 """Are equal environments and settings shown once, and those that differ by machine or backend?"""
 
+from dataclasses import replace
+
 import synthetic_records as synthetic
 
 from harness.schema.case import Case
@@ -41,7 +43,7 @@ def test_a_random_name_makes_no_machine():
     ]
     found = machines(named)
     assert found.hardware == [({}, 2)]
-    assert found.common == {"variables": {"OMP NUM THREADS": "2"}}
+    assert found.common == {"variables": {"OMP_NUM_THREADS": "2"}}
 
 
 def test_a_package_that_some_records_lack_is_common_to_those_that_have_it():
@@ -72,3 +74,12 @@ def test_a_page_has_the_settings():
     assert "attention <b>&lt;b&gt;fast&lt;/b&gt;</b>" in render(made.records, made.catalogue)
     bare = synthetic.of_suite("fig15-forward", synthetic.ok(CASE, 3.0))
     assert "Settings of each backend" not in render(bare.records, bare.catalogue)
+
+
+def test_a_page_of_one_machine_has_no_table_of_machines():
+    cases = CASE, replace(CASE, batch=2)
+    for units, is_there in (("ab", True), ("aa", False)):
+        places = [synthetic.environment(device_id=unit) for unit in units]
+        records = [synthetic.ok(case, 3.0, environment=place) for case, place in zip(cases, places, strict=True)]
+        made = synthetic.of_suite("fig15-forward", *records)
+        assert ("Machines (scrolls)" in render(made.records, made.catalogue)) == is_there
