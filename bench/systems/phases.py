@@ -19,8 +19,8 @@ from harness.measure.ranges import nvtx_range
 from harness.measure.system import REPLAYED
 from harness.schema.case import Case
 
-# Of a reference, sequences (drawn ones or a copy of each) and the tokens [steps, rows] that they read after their past:
-# returns the reference's logits [rows, V].
+# Takes a reference, sequences (drawn ones or a copy of each), and the tokens [steps, rows] that they read after their
+# past. Returns the reference's logits [rows, V].
 LogitsAfter = Callable[[Any, list[int], torch.Tensor], torch.Tensor]
 TIMED_MINI_BATCHES = 8  # mini-batches whose steps are timed one by one
 
