@@ -3,7 +3,6 @@
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from math import inf
 
 from bench.catalogue import OPTION_DEFAULTS
 from bench.catalogue.suites import Panel, Suite
@@ -12,7 +11,7 @@ from bench.errors import UserError, unknown
 from bench.models.case_model import Checkpoint
 from bench.request import RunRequest
 from harness.schema.case import Case, Scalar
-from harness.schema.run_file import Job, Planned
+from harness.schema.run_file import Job, Planned, jobs_of
 
 
 def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Checkpoint | None = None) -> list[Planned]:
@@ -116,21 +115,14 @@ def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: 
     return "graph" if panel.phase == "generate" or (adapter.replays and launch_bound) else "eager"
 
 
-def jobs_of(planned: Iterable[Planned]) -> tuple[Job, ...]:
-    """Group cases into one job per system and backend; a case of several suites appears once."""
-    merged: dict[str, Planned] = {}
-    for each in planned:
-        merged[each.case.key] = merged.get(each.case.key, each).merged(each)
-    groups: dict[tuple[str, str], list[Planned]] = {}
-    for each in merged.values():
-        groups.setdefault((each.case.system, each.case.backend), []).append(each)
+def ordered_jobs(cases: Iterable[Planned]) -> tuple[Job, ...]:
+    """Return the cases' jobs in the catalogue's order, with the cases of one model next to each other."""
     order = {(adapter.system, adapter.backend): rank for rank, adapter in enumerate(ADAPTERS)}
-    return tuple(
-        Job(*pair, tuple(_by_model(groups[pair]))) for pair in sorted(groups, key=lambda pair: order.get(pair, inf))
-    )
+    found = sorted(jobs_of(cases), key=lambda job: order[job.pair])
+    return tuple(replace(job, cases=tuple(_by_model(job.cases))) for job in found)
 
 
-def _by_model(cases: list[Planned]) -> list[Planned]:
+def _by_model(cases: Sequence[Planned]) -> list[Planned]:
     """Put cases of one model together; for an engine also by phase, because a change restarts it."""
     engine = any(each.case.timing == "engine" for each in cases)
     groups: dict[tuple, list[Planned]] = {}

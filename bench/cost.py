@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from bench.kept import ELEMENT_BYTES, generate_precision, state_bytes, window_bytes
+from bench.kept import generate_precision, state_bytes, window_bytes
 from bench.models.config import CONV_KERNEL, DeltaRuleConfig, MambaConfig, TransformerConfig, TTTConfig
 from harness.schema.case import Case
 from harness.schema.work import EDGES, HEAD, OTHER, PRODUCTS, SCAN, TTT, Work
-from tk_kernels.cost import COSTS
+from tk_kernels.cost import COSTS, ELEMENT_BYTES
 
 ID_BYTES = 8
 LEARNER_BYTES = 4  # a learner's initial weights are float32 in a model of any dtype

@@ -4,9 +4,7 @@ from typing import Any
 
 from bench.models.config import CONV_KERNEL, TransformerConfig, TTTConfig, convolved_channels
 from harness.schema.case import Case
-from tk_kernels.cost import COSTS
-
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+from tk_kernels.cost import COSTS, ELEMENT_BYTES
 
 
 def kept_bytes(config: Any, case: Case, form: str = "dual") -> int:

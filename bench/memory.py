@@ -4,13 +4,14 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bench.kept import ELEMENT_BYTES, kept_bytes
+from bench.kept import kept_bytes
 from bench.models.case_model import checkpoint_missing, config_of
 from bench.models.config import MODELS, parameter_count
 from harness.schema.case import Case
 from harness.schema.reason import format_number
 from harness.schema.record import Record
 from harness.schema.run_file import Planned
+from tk_kernels.cost import ELEMENT_BYTES
 
 
 def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int | None) -> str:

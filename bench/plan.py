@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bench.cases import adapters_of, jobs_of, suite_cases, with_keys
+from bench.cases import adapters_of, ordered_jobs, suite_cases, with_keys
 from bench.catalogue import catalogue
 from bench.catalogue.suites import BUDGETS_S, SUITES, Suite, default_suite, find_group, find_suite
 from bench.environments import SYSTEMS_FILE, launches, no_interpreter, systems_of_file
@@ -148,7 +148,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
     if not everything:
         raise UserError(f"{' '.join(request.words())}: no case matches; drop an option or name another suite")
     entries = tuple(suite_entry(suite, planned, machine) for suite, planned in cases if planned)
-    return Plan(request, device, machine, jobs_of(everything), catalogue(entries))
+    return Plan(request, device, machine, ordered_jobs(everything), catalogue(entries))
 
 
 def open_checkpoint(folder: Path | None) -> Checkpoint | None:

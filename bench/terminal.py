@@ -11,15 +11,9 @@ def note(*texts: str) -> None:
 
 
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table; cells are literal text (no rich markup), and numbers never wrap."""
-    from rich.console import Console
-    from rich.table import Table
+    """Print a table as wide as the terminal; numbers never wrap."""
+    from reports.grid import terminal_width, text
 
     rows = list(rows)
-    grid = Table(box=None, header_style="bold", pad_edge=False)
-    for at, name in enumerate(columns):
-        numeric = all(row[at].replace(".", "").isdigit() for row in rows if row[at])
-        grid.add_column(name, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
-    for row in rows:
-        grid.add_row(*row)
-    Console(highlight=False, markup=False, emoji=False).print(grid)
+    numeric = [all(row[at].replace(".", "").isdigit() for row in rows if row[at]) for at in range(len(columns))]
+    print(text(columns, rows, numeric, terminal_width()), end="")

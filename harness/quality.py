@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median, quantiles
+from typing import Any
 
-from harness.measure.environment import device_id_of
+from harness.measure.environment import DIRTY, device_id_of
 from harness.measure.interval import FEWEST, median_interval, repeats_interval
 from harness.measure.nvml import is_hot
 from harness.schema.record import Record
@@ -122,20 +123,26 @@ def by_machine(repeats: Sequence[Record]) -> list[list[Record]]:
     machines: dict[tuple[str, ...], list[Record]] = {}
     for record in repeats:
         if record.status == "ok":
-            machines.setdefault(_machine(record), []).append(record)
+            machines.setdefault(machine_of(record), []).append(record)
     lost = [record for record in repeats if record.status != "ok"]
     if not machines:
         return [lost]
     first = next(iter(machines))
     for record in lost:
-        machines[machine if (machine := _machine(record)) in machines else first].append(record)
+        machines[machine if (machine := machine_of(record)) in machines else first].append(record)
     return list(machines.values())
 
 
-def _machine(record: Record) -> tuple[str, ...]:
+def machine_of(record: Record) -> tuple[str, str, str]:
+    """Return the record's device, GPU and `commit_name`."""
     found = record.environment
-    commit = str(found.get("commit") or "")
-    return str(found.get("device") or ""), device_id_of(found), commit, str(bool(commit and found.get("dirty")))
+    return str(found.get("device") or ""), device_id_of(found), commit_name(found)
+
+
+def commit_name(environment: Mapping[str, Any]) -> str:
+    """Return a record's commit, with `DIRTY` for uncommitted changes; "" if not recorded."""
+    commit = environment.get("commit")
+    return f"{commit}{DIRTY}" if commit and environment.get("dirty") else str(commit or "")
 
 
 def timed(records: Iterable[Record]) -> list[Record]:

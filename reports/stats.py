@@ -9,11 +9,10 @@ from typing import Any
 
 import pandas as pd
 
-from harness.measure.environment import device_id_of
 from harness.measure.interval import FEWEST
 from harness.measure.nvml import heat_note, is_hot
 from harness.measure.system import REPLAYED
-from harness.quality import STEADY, by_case, by_machine, merged_metrics, quality_of, timed, timing_of
+from harness.quality import STEADY, by_case, by_machine, machine_of, merged_metrics, quality_of, timed, timing_of
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.reason import counted, printable
@@ -23,7 +22,6 @@ from harness.workers.machine_load import is_loaded, load_note
 from reports.fairness import FAIRNESS_METRICS
 from reports.profiles.ceilings import common_ceilings
 from reports.roofline import RATE_COLUMNS, WORK_METRICS, explanation
-from reports.words import commit_name
 
 CASE_COLUMNS = ("suites", "system", "backend", "size", "phase", "batch", "context")
 OUTCOME_COLUMNS = ("status", "reason")
@@ -145,11 +143,6 @@ def metric_columns(recorded: Iterable[str], catalogue: Catalogue) -> list[str]:
     return [*known, *sorted(found - {metric.name for metric in catalogue.metrics} - _USED_METRICS)]
 
 
-def _machine(record: Record) -> tuple[str, str, str]:
-    environment = record.environment
-    return str(environment.get("device") or ""), device_id_of(environment), commit_name(environment)
-
-
 def suites_of_cases(catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
     """Return {case key: names of the suites that contain the case}."""
     found: dict[str, tuple[str, ...]] = {}
@@ -199,7 +192,7 @@ def _row(
     reached = {name: highest for name, highest in common.items() if found.get(name)}
     row |= explanation(first.case, found | reached, row["latency_ms"])
     row |= _computed(first.case, row, known(reached.get("product_tflops")))
-    row |= dict(zip(MACHINE_COLUMNS, _machine(first), strict=True))
+    row |= dict(zip(MACHINE_COLUMNS, machine_of(first), strict=True))
     row |= {
         "samples": sum(len(record.samples_ms) for record in measured),
         "processes": len(timed(measured)) or len(group),

@@ -1,8 +1,6 @@
 """Write the table of results as CSV, JSON, Markdown or text."""
 
 import json
-import math
-import shutil
 from collections.abc import Sequence
 from typing import Any, TextIO
 
@@ -10,12 +8,11 @@ import pandas as pd
 
 from harness.schema.catalogue import Catalogue
 from harness.schema.reason import printable
-from harness.schema.record import RecordError
-from reports.grid import markdown, text
+from harness.schema.record import RecordError, json_values
+from reports.grid import markdown, terminal_width, text
 from reports.stats import MARKS, OUTCOME_COLUMNS, option_columns
 from reports.words import short_commit
 
-WIDTH = 80  # columns of a terminal of unknown width
 MOST_COLUMNS = 8  # of a text table without --columns, if fewer tell the rows apart
 _CASE = ("system", "backend", "phase", "batch", "context")
 
@@ -40,12 +37,7 @@ def write_frame(
 
 def plain(value: Any) -> Any:
     """Return a cell as a JSON value: Python numbers, lists, and None for NaN and infinity."""
-    if isinstance(value, tuple):
-        return list(value)
-    if value is None or value is pd.NA:
-        return None
-    value = value.item() if hasattr(value, "item") else value
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return None if value is pd.NA else json_values(value.item() if hasattr(value, "item") else value)
 
 
 def cell_text(value: Any) -> str:
@@ -81,11 +73,7 @@ def _write_for_people(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Cat
     if fmt == "markdown":
         out.write(markdown(head, rows, numeric))
     else:
-        out.write(text(head, rows, numeric, _width() if out.isatty() else None))
-
-
-def _width() -> int:
-    return shutil.get_terminal_size((WIDTH, 24)).columns
+        out.write(text(head, rows, numeric, terminal_width() if out.isatty() else None))
 
 
 def _chosen(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:

@@ -1,7 +1,7 @@
 """How tables and pages write numbers, settings, commits and lists in words."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -43,12 +43,6 @@ def share_of(number: int, whole: int, thing: str) -> str:
     if whole == 1:
         return f"the only {thing}"
     return f"all {whole:,} {thing}s" if number == whole else f"{number:,} of the {whole:,} {thing}s"
-
-
-def commit_name(environment: Mapping[str, Any]) -> str:
-    """Return a record's commit, with `DIRTY` for uncommitted changes; "" if not recorded."""
-    commit = environment.get("commit")
-    return f"{commit}{DIRTY}" if commit and environment.get("dirty") else str(commit or "")
 
 
 def short_commit(commit: str, digits: int = 10) -> str:

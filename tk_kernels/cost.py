@@ -6,32 +6,10 @@ O(F) per token and not counted.
 """
 
 from itertools import pairwise
-from typing import NamedTuple
 
 from tk_kernels import FORMS, check_choice
 
-
-class StatePrecision(NamedTuple):
-    """Bytes per element of a generate state in one precision.
-
-    kept: bytes stored per weight. read: bytes per weight that every token reads.
-    rewrite: bytes per weight that the last token of a mini-batch moves in addition, because it rewrites the weights.
-    rows: bytes per element of the cached rows, which are the layer inputs and gradients of a mini-batch's tokens.
-    """
-
-    kept: int
-    read: int
-    rewrite: int
-    rows: int
-
-
-# planes: 15 of 16 tokens read the rounded upper half of a float32; a rewrite reads the lower half and writes both
-STATE_PRECISIONS = {
-    "planes": StatePrecision(4, 2, 6, 2),
-    "float32": StatePrecision(4, 4, 4, 4),
-    "float16": StatePrecision(2, 2, 2, 2),
-    "bfloat16": StatePrecision(2, 2, 2, 2),
-}
+ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 SUM_BYTES = BIAS_BYTES = 4  # per element of the primal form's gradient sums, and of the biases
 
 
@@ -94,12 +72,12 @@ class Cost:
     ) -> int:
         """Bytes of the generate state: weights, float32 biases, and cached rows or gradient sums.
 
-        state: the weights' precision, a key of STATE_PRECISIONS. Raises ValueError for an unknown form or state.
+        state: the weights' precision, "planes" or a key of ELEMENT_BYTES. Raises ValueError for unknown words.
         """
-        precision = _precision(form, state)
+        stored, read, _ = _weight_bytes(form, state)
         weights, biases = self._weights * head_dim**2, self._biases * head_dim
-        rows, sums = mini_batch * self._row * head_dim * precision.rows, (weights + biases) * SUM_BYTES
-        kept = weights * precision.kept + biases * BIAS_BYTES
+        rows, sums = mini_batch * self._row * head_dim * read, (weights + biases) * SUM_BYTES
+        kept = weights * stored + biases * BIAS_BYTES
         return batch * heads * (kept + (rows if form == "dual" else sums))
 
     def generate_state_traffic(
@@ -111,11 +89,11 @@ class Cost:
         Dual form: a token reads the cached rows of (m-1)/2 earlier tokens on average, and writes its own.
         Primal form: per mini-batch, the gradient sums are read m-1 times and written m-1 times.
         """
-        precision = _precision(form, state)
+        _, read, rewrite = _weight_bytes(form, state)
         weights, biases = self._weights * head_dim**2, self._biases * head_dim
-        rows = self._row * head_dim * precision.rows * ((mini_batch - 1) / 2 + 1)
+        rows = self._row * head_dim * read * ((mini_batch - 1) / 2 + 1)
         sums = 2 * (weights + biases) * SUM_BYTES * (mini_batch - 1) / mini_batch
-        moved = weights * (precision.read + precision.rewrite / mini_batch) + biases * BIAS_BYTES
+        moved = weights * (read + rewrite / mini_batch) + biases * BIAS_BYTES
         return batch * heads * (moved + (rows if form == "dual" else sums))
 
     def generate_bytes(
@@ -126,10 +104,17 @@ class Cost:
         return traffic + batch * heads * 8 * head_dim
 
 
-def _precision(form: str, state: str) -> StatePrecision:
+def _weight_bytes(form: str, state: str) -> tuple[int, int, int]:
+    """Return bytes per weight: stored, read by each token, moved in addition by the last token of a mini-batch.
+
+    The cached rows have as many bytes per element as each token reads per weight.
+    """
     check_choice("form", form, FORMS)
-    check_choice("state", state, tuple(STATE_PRECISIONS))
-    return STATE_PRECISIONS[state]
+    check_choice("state", state, ("planes", *ELEMENT_BYTES))
+    if state == "planes":  # a token reads the rounded upper half of a float32; the last reads the lower, writes both
+        return 4, 2, 6
+    size = ELEMENT_BYTES[state]
+    return size, size, size
 
 
 COSTS = {"linear": Cost(1, 1), "mlp": Cost(1, 4, 1)}  # by learner

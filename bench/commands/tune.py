@@ -1,15 +1,42 @@
-"""`ttt-bench build --tune`: measure Triton launch settings, as `tuning.toml` sections."""
+"""`ttt-bench build --tune`: measure Triton launch settings on one layer, as `tuning.toml` sections."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from itertools import product
+from statistics import median
+from typing import Any
+
+import torch
 
 from bench.errors import UserError
-from bench.models.config import BASE_LR
+from bench.models.config import BASE_LR, TTTConfig, model_config
+from bench.systems.needs import no_gpu
+from bench.systems.ttt.kernel_layer import (
+    KERNEL_CHECK_SEQUENCES,
+    OUTER,
+    check_generate,
+    generate_set,
+    steps_in_turn,
+)
+from bench.systems.ttt.layer import PER_TOKEN, check_forward, inputs_of, layer_inputs
+from harness.measure.correctness import Checks
+from harness.measure.cuda_clock import CudaEventClock
+from harness.measure.timer import Clock, measure
+from harness.schema.policy import Policy
 from tk_kernels import FORMS
-from tk_kernels.generate.tuning import FORWARD, FORWARD_ROWS, Tuning, section
+from tk_kernels.generate.common import PRECISIONS, SM90, available, section_name
+from tk_kernels.generate.tuning import FORWARD, FORWARD_ROWS, Tuning, candidates, section
+from tk_kernels.parallel import compile_all
 
 LEARNERS = tuple(BASE_LR)
+SIZE, BATCH = "1.3b", 512
+FORWARD_SIZES = {"wide": "760m"}  # by row of `tuning.toml`, else SIZE; wide: heads of 96
+FORWARD_BATCHES = {"few": 1}
+FORWARD_TOKENS, CHECKED_TOKENS = 2048, 128
+POLICY = Policy(budget_s=0.5)
 
 
 def tune(learners: Sequence[str]) -> None:
@@ -20,10 +47,6 @@ def tune(learners: Sequence[str]) -> None:
     for word in learners:
         if word not in LEARNERS:
             raise UserError(f"LEARNER {word}: unknown; there are {', '.join(LEARNERS)}")
-
-    from bench.systems.needs import no_gpu
-    from tk_kernels.generate.common import available
-
     if reason := available() or no_gpu():
         raise UserError(f"the kernels cannot be tuned on this machine: {reason}")
     for learner, form in product(dict.fromkeys(learners or LEARNERS), (*FORMS, FORWARD)):
@@ -33,12 +56,9 @@ def tune(learners: Sequence[str]) -> None:
 
 def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
     """Return TOML section -> row (a precision, or one of FORWARD_ROWS) -> fastest settings."""
-    from bench.systems.ttt.trial import fastest_forward, fastest_step
-    from tk_kernels.generate.common import PRECISIONS
-
     forward, found = form == FORWARD, dict[str, dict[str, Tuning]]()
     for row in FORWARD_ROWS[f"ttt_{learner}"] if forward else PRECISIONS:
-        name, launch = fastest_forward(learner, row, _log) if forward else fastest_step(learner, form, row, _log)
+        name, launch = fastest_forward(learner, row) if forward else fastest_step(learner, form, row)
         if launch is None:
             _log(f"ttt-{learner} {form} {row}: no candidate can be used")
         else:
@@ -48,3 +68,86 @@ def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
 
 def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def replays() -> Clock:
+    """Return a clock that times graph replays, as the figures of the generate phase do."""
+    return CudaEventClock("graph")
+
+
+def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning | None]:
+    """Return this GPU's section in `tuning.toml` and the fastest correct step settings, or None."""
+    config, dtype = _config(learner, SIZE), "float32" if precision == "float32" else "bfloat16"
+    some = generate_set(config, BATCH, dtype, form, precision)
+    name = some.state.tuned_as()
+    tried = list(candidates(f"ttt_{learner}", form, precision, sm90=name.startswith(SM90)))
+    compile_all(partial(replace(some, launch=launch).advance, 0, compile_only=True) for launch in tried)
+
+    def check(launch: Tuning) -> Checks:
+        return check_generate(config, min(BATCH, KERNEL_CHECK_SEQUENCES), dtype, form, precision, launch)
+
+    def step_us(launch: Tuning) -> float:
+        # on new sequences, because thousands of steps would change the state
+        fresh = replace(generate_set(config, BATCH, dtype, form, precision), launch=launch)
+        work = steps_in_turn(fresh, config, dtype)
+        return _median_us(work.run) / work.units
+
+    return name, _fastest(f"ttt-{learner} {form} {precision}", tried, check, step_us)
+
+
+def fastest_forward(learner: str, row: str) -> tuple[str, Tuning | None]:
+    """Return a section in `tuning.toml` and the fastest correct forward settings, or None.
+
+    row: key in that section, which chooses the model size and the batch.
+    """
+    config = _config(learner, FORWARD_SIZES.get(row, SIZE))
+    kernel, reference = (import_module(f"tk_kernels.ttt_{learner}.{part}") for part in ("forward", "reference"))
+    inputs = layer_inputs(config, FORWARD_BATCHES.get(row, 16), FORWARD_TOKENS, torch.bfloat16)
+
+    def run(launch: Tuning, compile_only: bool = False, **inputs: Any) -> tuple[torch.Tensor, Any]:
+        state, tokens = inputs["state"], tuple(inputs[name] for name in PER_TOKEN)
+        out, after = torch.empty_like(inputs["q"]), type(state)(*map(torch.empty_like, state))
+        weights = tuple(x for name, x in state._asdict().items() if name[0] in "Wb")
+        outer = tuple(inputs[name] for name in OUTER)
+        kernel.launch(tokens, outer, weights, (out, *after[:-1]), launch, compile_only=compile_only)
+        return out, after
+
+    def check(launch: Tuning) -> Checks:
+        piece = inputs_of(inputs, slice(1), CHECKED_TOKENS)
+        return check_forward(partial(run, launch), reference, "dual", piece)
+
+    def run_us(launch: Tuning) -> float:
+        return _median_us(partial(run, launch, **inputs))
+
+    tried = list(candidates(f"ttt_{learner}", FORWARD, row))
+    compile_all(partial(run, launch, compile_only=True, **inputs) for launch in tried)
+    name = section_name(False, inputs["q"].device)
+    return name, _fastest(f"ttt-{learner} forward {row}", tried, check, run_us)
+
+
+def _config(learner: str, size: str) -> TTTConfig:
+    config = model_config(f"ttt-{learner}", size)
+    assert isinstance(config, TTTConfig)
+    return config
+
+
+def _median_us(run: Callable[[], object]) -> float:
+    return median(measure(run, replays(), POLICY).samples_ms) * 1e3
+
+
+def _fastest(
+    what: str, tried: Sequence[Tuning], check: Callable[[Tuning], Checks], time_us: Callable[[Tuning], float]
+) -> Tuning | None:
+    """Return the fastest settings that launch and give correct outputs; None if there are none."""
+    from triton.runtime.errors import OutOfResources, PTXASError
+
+    took: dict[Tuning, float] = {}
+    for launch in tried:
+        try:
+            fault = check(launch).reason
+        except (OutOfResources, PTXASError) as error:
+            fault = " ".join(str(error).split())
+        if not fault:
+            took[launch] = time_us(launch)
+        _log(f"{what} {launch}: {fault or f'{took[launch]:.1f} us'}")
+    return min(took, key=lambda launch: took[launch], default=None)

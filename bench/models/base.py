@@ -1,14 +1,14 @@
 """The interface of the models, and a forward in chunks of bounded memory."""
 
 from math import ceil
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.models.config import NORM_EPS
-from bench.models.layers import embedding, fill_with_initial_weights
+from bench.models.layers import embedding
 
 
 class CausalLM(nn.Module):
@@ -17,13 +17,6 @@ class CausalLM(nn.Module):
     A state's tensors stay at their addresses, so a CUDA graph of generate_step serves every later step and prompt.
     After replays of a graph, set `state.length = None` before `prefill`, unless reset_state comes first.
     """
-
-    @classmethod
-    def from_seed(cls, config: Any, seed: int, device: torch.device | str, dtype: torch.dtype, **options: Any) -> Self:
-        """Build a model with random weights; a seed gives other weights on a CPU than on a GPU."""
-        model = cls(config, device, dtype, **options)
-        fill_with_initial_weights(model, torch.Generator(model.head.device).manual_seed(seed))
-        return model
 
     def init_state(self, batch: int, context: int) -> Any:
         """Return the state of `batch` new sequences with room for `context` tokens each."""
@@ -84,6 +77,19 @@ class CausalLM(nn.Module):
     def tied(self) -> dict[str, str]:
         """Further weight names of checkpoints: name -> this model's weight that it repeats."""
         return {}
+
+
+class PackageModel(CausalLM):
+    """A model of another package as `inner`, with the interface of `CausalLM`."""
+
+    inner: Any
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: weight.detach() for name, weight in self.inner.named_parameters()}
+
+    @property
+    def head(self) -> Tensor:
+        return self.inner.lm_head.weight
 
 
 class Decoder(nn.Module):

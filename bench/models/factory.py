@@ -6,6 +6,7 @@ import torch
 
 from bench.models.base import CausalLM
 from bench.models.config import MambaConfig, ModelConfig, TransformerConfig
+from bench.models.layers import fill_with_initial_weights
 from bench.models.transformer import Transformer
 from bench.models.ttt import TTTModel
 
@@ -29,5 +30,13 @@ def default_dtype(device: torch.device | str) -> torch.dtype:
 def from_seed(
     config: ModelConfig, seed: int, device: torch.device | str, dtype: torch.dtype | None = None, **options: Any
 ) -> CausalLM:
-    """Build a model with random weights. options: of the model's class, such as operator, block."""
-    return model_class(config).from_seed(config, seed, device, dtype or default_dtype(device), **options)
+    """Build a model with random weights; a seed gives other weights on a CPU than on a GPU.
+
+    options: of the model's class, such as operator, block.
+    """
+    kind, dtype = model_class(config), dtype or default_dtype(device)
+    if isinstance(config, MambaConfig):  # its package draws the weights
+        return kind(config, device, dtype, seed=seed)
+    model = kind(config, device, dtype, **options)
+    fill_with_initial_weights(model, torch.Generator(model.head.device).manual_seed(seed))
+    return model

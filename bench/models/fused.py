@@ -13,13 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.models.config import TTTConfig
-from bench.models.layers import Rotation, operator_range, round_up
+from bench.models.layers import operator_range, round_up
 from bench.models.operator import Learner, Projections
 from bench.models.overlap import beside_another_chunk
 from bench.models.ttt import LayerState, Learn, TTTBlock
 from tk_kernels.edges.few_rows import Norm, few_rows_product, fits
 from tk_kernels.edges.short_convolution import query_key, residual_convolution
 from tk_kernels.edges.swiglu_product import swiglu_product
+from tk_kernels.reference.layer import Rotation
 
 MOST_DEPENDENT = 4  # sequences of a step; with more, dependent launches gain nothing on an H100
 ALIGNED = 8  # columns of 2 bytes per 16-byte load

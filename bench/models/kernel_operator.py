@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.models.config import ROPE_THETA
-from bench.models.layers import Rotation
 from bench.models.operator import (
     Learner,
     Projections,
@@ -26,6 +24,7 @@ from bench.models.operator import (
 from tk_kernels.forward.operator import THUNDERKITTENS, forward_packed
 from tk_kernels.generate.common import rope_table
 from tk_kernels.packed import Packed
+from tk_kernels.reference.layer import ROPE_THETA, Rotation
 
 
 class KernelOperator(TorchOperator):

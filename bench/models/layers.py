@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.models.config import CONV_KERNEL, ROPE_THETA
+from bench.models.config import CONV_KERNEL
 from harness.measure.ranges import OPERATOR, is_recorded, layer_name, nvtx_range
+from tk_kernels.reference.layer import Rotation
 
 INITIALIZER_RANGE = 0.02
 
@@ -101,24 +102,6 @@ def slide(cache: Tensor, x: Tensor) -> Tensor:
 def empty_conv_cache(batch: int, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return a convolution's cache of its last three inputs before any token: zeros [B, 3, C]."""
     return torch.zeros(batch, CONV_KERNEL - 1, width, device=device, dtype=dtype)
-
-
-Rotation = tuple[Tensor, Tensor]
-
-
-def rotation(position: Tensor, head_dim: int, dtype: torch.dtype, theta: float = ROPE_THETA) -> Rotation:
-    """Return cos, sin [*position.shape, 1, D/2] of position * theta^(-2i/D), float32 or wider."""
-    dtype = at_least_float32(dtype)
-    exponent = torch.arange(0, head_dim, 2, device=position.device, dtype=dtype) / head_dim
-    angle = position[..., None, None] * theta**-exponent
-    return angle.cos(), angle.sin()
-
-
-def rotate_interleaved(x: Tensor, rotated_by: Rotation) -> Tensor:
-    """Apply RoPE to pairs (2i, 2i+1) of x [B, T, H, D], computed in the dtype of cos and sin."""
-    cos, sin = rotated_by
-    even, odd = x[..., 0::2], x[..., 1::2]
-    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)
 
 
 def rotate_halves(x: Tensor, rotated_by: Rotation) -> Tensor:

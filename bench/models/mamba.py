@@ -1,14 +1,14 @@
 """The Mamba baseline: its implementation in Hugging Face's package transformers."""
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, MambaForCausalLM
 from transformers import MambaConfig as TransformersMambaConfig
 
-from bench.models.base import CausalLM, check_ids
+from bench.models.base import PackageModel, check_ids
 from bench.models.config import CONV_KERNEL, MambaConfig
 from bench.models.layers import INITIALIZER_RANGE, at_least_float32, layer_range
 
@@ -23,7 +23,7 @@ class MambaState:
     cache: DynamicCache
 
 
-class Mamba(CausalLM):
+class Mamba(PackageModel):
     """Mamba in transformers' plain PyTorch code (its slow path), with its parameter names.
 
     The scan always starts from a zero state, so only a state's first prompt is scanned. Later prompts run token by
@@ -39,12 +39,6 @@ class Mamba(CausalLM):
             self.inner: Any = MambaForCausalLM(transformers_config(config)).eval()
         remember(self.inner, config)
         _round_weights(self.inner, dtype)
-
-    @classmethod
-    def from_seed(
-        cls, config: MambaConfig, seed: int, device: torch.device | str, dtype: torch.dtype, **options: Any
-    ) -> Self:
-        return cls(config, device, dtype, seed=seed, **options)
 
     def init_state(self, batch: int, context: int = 0) -> MambaState:
         cache: Any = DynamicCache(config=self.inner.config)
@@ -73,13 +67,6 @@ class Mamba(CausalLM):
     def generate_step(self, ids: Tensor, state: MambaState) -> tuple[Tensor, MambaState]:
         check_ids(ids, 1, state.batch)
         return self._logits(self._hidden(ids[:, None], state)[:, 0]), state
-
-    def weights(self) -> dict[str, Tensor]:
-        return {name: weight.detach() for name, weight in self.inner.named_parameters()}
-
-    @property
-    def head(self) -> Tensor:
-        return self.inner.lm_head.weight
 
     @property
     def tied(self) -> dict[str, str]:

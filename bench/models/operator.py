@@ -1,7 +1,7 @@
 """The inner loop of a TTT layer: inputs, and a PyTorch reference of the operator."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from bench.models.config import ConfigError
-from bench.models.layers import Rotation, rotate_interleaved
 from tk_kernels import FORMS
-from tk_kernels.reference.token_rows import overwrite
+from tk_kernels.reference.layer import Rotation, rotate_interleaved
+from tk_kernels.reference.token_rows import mapped, overwrite
 from tk_kernels.ttt_linear import reference as ttt_linear
 from tk_kernels.ttt_mlp import reference as ttt_mlp
 
@@ -149,15 +149,3 @@ def outer_parameters(learner: Learner) -> tuple[Tensor, Tensor, Tensor]:
 def rows_of(state: Any, rows: slice | Tensor | list[int]) -> Any:
     """Return the state of the sequences `rows`: views for a slice, copies for indices."""
     return mapped(state, lambda tensor: tensor[rows])
-
-
-def mapped(state: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Apply a function to every tensor of a state, which is a tensor, or a dataclass or tuple of states."""
-    if isinstance(state, Tensor):
-        return function(state)
-    if is_dataclass(state) and not isinstance(state, type):
-        return replace(state, **{field.name: mapped(getattr(state, field.name), function) for field in fields(state)})
-    if isinstance(state, tuple):
-        parts = [mapped(part, function) for part in state]
-        return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
-    return state

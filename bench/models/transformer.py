@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from bench.models.base import ChunkedModel, Decoder
 from bench.models.config import NORM_EPS, TransformerConfig
-from bench.models.layers import Rotation, SwiGLU, layer_range, linear, rotate_halves, rotation, round_up
+from bench.models.layers import SwiGLU, layer_range, linear, rotate_halves, round_up
+from tk_kernels.reference.layer import Rotation, rotation
 
 # Masked attention kernels copy the mask at each step unless the cache's capacity is a multiple of this.
 CAPACITY_MULTIPLE = 64

@@ -18,7 +18,6 @@ from bench.models.base import ChunkedModel, Decoder
 from bench.models.config import NORM_EPS, TTTConfig
 from bench.models.layers import (
     CausalConv,
-    Rotation,
     SwiGLU,
     at_least_float32,
     empty_conv_cache,
@@ -26,12 +25,12 @@ from bench.models.layers import (
     linear,
     operator_range,
     parameter,
-    rotation,
     slide,
 )
 from bench.models.operator import Learner, Projections, TorchOperator, rows_of
 from bench.models.overlap import Overlap
 from tk_kernels.packed import Packed
+from tk_kernels.reference.layer import Rotation, rotation
 from tk_kernels.reference.token_rows import overwrite
 
 

@@ -16,10 +16,11 @@ from torch import Tensor
 from bench.models.config import TTTConfig
 from bench.models.kernel_operator import KernelOperator
 from bench.models.layers import at_least_float32, empty_conv_cache
-from bench.models.operator import TorchOperator, mapped
+from bench.models.operator import TorchOperator
 from bench.models.ttt import LayerState, TTTModel, one_token
 from bench.serving.step import Step
 from tk_kernels.packed import Packed
+from tk_kernels.reference.token_rows import mapped
 
 ALIGNED = 64  # bytes; makes offsets and strides multiples of 16 float32 numbers, for which Triton compiles the kernels
 

@@ -19,6 +19,9 @@ from harness.measure.ranges import nvtx_range
 from harness.measure.system import REPLAYED
 from harness.schema.case import Case
 
+# Takes a reference, sequences (drawn ones or a copy of each), and the tokens [steps, rows] that they read after their
+# past. Returns the reference's logits [rows, V].
+LogitsAfter = Callable[[Any, list[int], torch.Tensor], torch.Tensor]
 TIMED_MINI_BATCHES = 8  # mini-batches whose steps are timed one by one
 
 
@@ -33,6 +36,7 @@ class PhaseWork:
     ids: torch.Tensor
     settings: dict[str, str]  # for the record
     renews_past = False  # see Workload
+    continues = False  # whether a call continues from the state that the call before left
 
     def __init__(self, adapter: Any, model: Any, case: Case) -> None:
         self.adapter, self.model, self.case = adapter, model, case
@@ -57,23 +61,30 @@ class PhaseWork:
         """Reset the state in place if calls continue each other. By default, do nothing."""
 
     def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
-        """Draw prompts, copy them to other sequences, and return a check of a call's outputs."""
+        """Draw sequences, give their past to the others as copies, and return a check of a call's outputs."""
         tokens = self.tokens // self.case.batch
         if tokens > LONGEST_CHECKED:
             return not_compared(tokens, LONGEST_CHECKED)
-        rows = self.drawn(rng, tokens)
+        rows = self.drawn(rng)
         sources = self.repeat(rng, rows)
+        with torch.inference_mode():
+            logits_after = self.new_past(rows, sources)
 
         @torch.inference_mode()
         def compare(outputs: Any, calls: int) -> Checks:
+            if calls > 1 and self.continues:
+                return Checks([], f"{calls} calls make a sample, so the state that they left was not compared")
             logits, read = outputs if isinstance(outputs, tuple) else (outputs, self.ids.new_empty(0, self.case.batch))
-
-            def expected(model: Any, some: list[int], steps: int) -> torch.Tensor:
-                return last_logits(model, torch.cat([self.ids[some], read[:steps, some].T], dim=1))
-
-            return self.checks(logits, rows, sources, expected, read)
+            return self.checks(logits, rows, sources, logits_after, read)
 
         return compare
+
+    def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
+        """Renew what the sequences have read before the steps; by default the prompts, which the harness renews.
+
+        Copies (see `repeat`) have the past of their source.
+        """
+        return lambda model, some, tokens: last_logits(model, torch.cat([self.ids[some], tokens.T], dim=1))
 
     @property
     def tokens(self) -> int:
@@ -92,17 +103,22 @@ class PhaseWork:
         """Return the reference whose rounding sets the limits, or None; see `LanguageModel.rounded_reference`."""
         return self.adapter.rounded_reference(self.model, self.case)
 
-    def drawn(self, rng: Random, tokens: int) -> list[int]:
+    @property
+    def compared_tokens(self) -> int:
+        """Number of tokens per sequence that limits how many sequences the reference reads."""
+        return self.tokens // self.case.batch
+
+    def drawn(self, rng: Random) -> list[int]:
         """Draw, once for all checked calls, the sequences that the reference reads; sorted.
 
-        If sequences are staggered, draw one for each position in the mini-batch. tokens: length of one sequence.
+        If sequences are staggered, draw one for each position in the mini-batch.
         """
         if not self._rows:
             at: dict[int, list[int]] = {}
             for row, ahead in enumerate(self._ahead):
                 at.setdefault(ahead, []).append(row)
             one_each = sorted(map(rng.choice, at.values()))
-            self._rows = drawn(rng, self.case.batch, tokens) if len(at) == 1 else one_each
+            self._rows = drawn(rng, self.case.batch, self.compared_tokens) if len(at) == 1 else one_each
         return self._rows
 
     def repeat(self, rng: Random, rows: list[int]) -> list[int]:
@@ -120,14 +136,13 @@ class PhaseWork:
         logits: torch.Tensor,
         rows: list[int],
         sources: list[int],
-        expected: Callable[[Any, list[int], int], torch.Tensor],
+        logits_after: LogitsAfter,
         tokens: torch.Tensor,
     ) -> Checks:
         """Check logits [B, V] of the sequences `rows`, and each one's most different copy.
 
-        sources: result of `repeat`. tokens [steps, B]: tokens that the steps read; those at `choices` are checked too.
-        expected: called with a reference, sequences and a number of steps; returns logits [sequences, V] after these
-        steps.
+        sources: result of `repeat`. logits_after: result of `new_past`.
+        tokens [steps, B]: tokens that the steps read; those at `choices` are checked too.
         """
         off = (logits.float() - logits[sources].float()).norm(dim=-1).nan_to_num(torch.inf)
         repeated = torch.tensor(sources, device=off.device)
@@ -135,11 +150,12 @@ class PhaseWork:
         groups = [rows, unlike] if off.any() else [rows]
         steps = len(tokens)
         reference, chosen = self.reference(), self.choices(steps)
-        truths = [{at: expected(reference, some, at) for at in {*chosen, steps}} for some in groups]
+        truths = [{at: logits_after(reference, some, tokens[:at, some]) for at in {*chosen, steps}} for some in groups]
         del reference
         whole = truths[0][steps]
         rounded = self.rounded_reference()
-        wider = limits_by_rounding(None if rounded is None else expected(rounded, rows, steps), whole, self.case)
+        own = None if rounded is None else logits_after(rounded, rows, tokens[:, rows])
+        wider = limits_by_rounding(own, whole, self.case)
         found = Checks([])
         for some, truth in zip(groups, truths, strict=True):
             found += named("timed_", check_logits(logits[some], truth[steps], rounding_of(self.case), wider))
@@ -184,7 +200,7 @@ class Generate(PhaseWork):
     """
 
     token_axis = None
-    renews_past = True
+    renews_past = continues = True
     _times_steps = False
 
     @property
@@ -246,32 +262,12 @@ class Generate(PhaseWork):
         moments.append(on_host.arrived(count - 1))
         return token_times.percentiles([(later - earlier) * 1e3 for earlier, later in pairwise(moments)])
 
-    def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
-        """Give all sequences random pasts, equal for drawn ones and their copies; return a check."""
-        rows = self.drawn(rng, self.case.context)
-        sources = self.repeat(rng, rows)
-        with torch.inference_mode():
-            logits_after = self.new_past(rows, sources)
+    @property
+    def compared_tokens(self) -> int:
+        return self.case.context
 
-        @torch.inference_mode()
-        def compare(outputs: tuple[torch.Tensor, torch.Tensor], calls: int) -> Checks:
-            if calls > 1:
-                return Checks([], f"{calls} calls make a sample, so the state that they left was not compared")
-            logits, tokens = outputs
-
-            def expected(model: Any, some: list[int], steps: int) -> torch.Tensor:
-                return logits_after(model, some, tokens[:steps, some])
-
-            return self.checks(logits, rows, sources, expected, tokens)
-
-        return compare
-
-    def new_past(self, rows: list[int], sources: list[int]) -> Callable[[Any, list[int], torch.Tensor], torch.Tensor]:
-        """Overwrite the state with a random past; copies (see `repeat`) get that of their source.
-
-        Returns a function of a reference, sequences (`rows` or a copy of each) and the tokens [steps, rows] that they
-        read since; it returns the reference's logits [rows, V].
-        """
+    def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
+        """Overwrite the state with a random past."""
         self._before = random_ids(self.model, *self._before.shape)[:, sources]
         self.restart()
         past = random_ids(self.model, self.units, self.case.batch)[:, sources]

@@ -20,7 +20,7 @@ from harness.schema.files import listed, read_regular, refusing, write_atomicall
 from harness.schema.profile import Profile, profile_path, read_profile
 from harness.schema.reason import clipped
 from harness.schema.record import Record, RecordFile, parsed
-from harness.schema.run_file import FILE, RUN_FILE, Job, PastRequest, RunError, RunFile
+from harness.schema.run_file import FILE, RUN_FILE, Job, PastRequest, RunError, RunFile, jobs_of
 
 _REASON_LIMIT = 400  # characters of a sentence about run.json
 _STATUS_S = 0.5  # how long a run waits for `ttt-bench status`, which locks it for a moment
@@ -100,14 +100,7 @@ class Run:
 
     def joined(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
         """Return the run's jobs with those of a later request; a case in both is planned once."""
-        by_pair = {job.pair: job for job in self.jobs}
-        for job in jobs:
-            before = by_pair.get(job.pair, replace(job, cases=()))
-            cases = {planned.case.key: planned for planned in before.cases}
-            for planned in job.cases:
-                cases[planned.case.key] = cases.get(planned.case.key, planned).merged(planned)
-            by_pair[job.pair] = replace(before, cases=tuple(cases.values()))
-        return tuple(by_pair.values())
+        return jobs_of(planned for job in (*self.jobs, *jobs) for planned in job.cases)
 
     def extend(self, jobs: Iterable[Job], catalogue: Catalogue, request: PastRequest) -> None:
         """Add a later request with its jobs and catalogue to run.json; the policy stays."""

@@ -1,5 +1,6 @@
 """Contents of run.json: the planned cases, the requests, and the catalogue."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -51,6 +52,15 @@ class Job(Stored):
     @property
     def pair(self) -> Pair:
         return self.system, self.backend
+
+
+def jobs_of(cases: Iterable[Planned]) -> tuple[Job, ...]:
+    """Group cases into one job per system and backend; a case that is planned twice appears once."""
+    jobs: dict[Pair, dict[str, Planned]] = {}
+    for each in cases:
+        own = jobs.setdefault((each.case.system, each.case.backend), {})
+        own[each.case.key] = own.get(each.case.key, each).merged(each)
+    return tuple(Job(*pair, tuple(own.values())) for pair, own in jobs.items())
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from typing import Any
 from harness.measure.environment import DIRTY, changes_speed
 from harness.measure.interval import FEWEST, median_interval
 from harness.measure.nvml import is_hot
-from harness.quality import DRIFT, by_case, ends_apart, timed
+from harness.quality import DRIFT, by_case, commit_name, ends_apart, timed
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.reason import counted, printable
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.workers.machine_load import is_loaded
-from reports.words import BETWEEN, commit_name, days, short_commit
+from reports.words import BETWEEN, days, short_commit
 
 GPU_UNIT = "GPU unit"
 VARIABLES = "environment variables"

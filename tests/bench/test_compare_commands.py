@@ -11,12 +11,9 @@ import pytest
 from bench import cli
 from bench.commands import compare as commands
 from harness.measure.environment import commit_and_dirty
-from harness.schema.case import Case
-from harness.schema.catalogue import Catalogue
-from harness.schema.record import Record
 from harness.schema.run import Run
-from harness.schema.run_file import Job, Planned, RunFile
 from tests.harness.harness_helpers import git
+from tests.reports import small_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 # It returns fixed samples, which no machine load changes.
@@ -197,12 +194,9 @@ def test_revisions_need_a_git_checkout(tmp_path, monkeypatch, capsys):
 
 
 def a_run(folder, ms, context=64, driver="580"):
-    case = Case("ttt-linear", "torch", "tiny", "forward", 2, context)
-    environment = {"device_kind": "cuda", "device": "H100", "gpu": {"name": "H100", "driver": driver}}
-    jobs = (Job("ttt-linear", "torch", (Planned(case),)),)
-    run = Run.create(folder, RunFile("measure", "cpu", jobs, Catalogue()))
-    measured = Record(case, "ok", samples_ms=[ms] * 7, throttled=[False] * 7, environment=environment)
-    run.record_file(jobs[0]).append(measured if ms else Record(case, "failed", "a bug"))
+    case = small_runs.a_case(context)
+    measured = small_runs.timed(case, ms, small_runs.on_gpu(driver=driver))
+    small_runs.a_run(folder, measured if ms else small_runs.without(case))
 
 
 def test_compare_reports_and_fails_only_where_it_is_asked_to(tmp_path, monkeypatch, capsys):
@@ -257,7 +251,7 @@ def test_a_comparison_of_nothing_is_exit_status_3(tmp_path, monkeypatch, capsys,
     assert ttt_bench(monkeypatch, "compare", tmp_path / "a", tmp_path / "b", *options) == commands.NOT_COMPARABLE
     said = capsys.readouterr()
     assert "no case has a result on both sides" in said.err
-    assert "no result in A: failed, a bug" in said.out
+    assert "no result in A: failed, RuntimeError: no" in said.out
     # A case that only B lost is a regression.
     lost = ttt_bench(monkeypatch, "compare", tmp_path / "b", tmp_path / "a", *options)
     assert lost == (commands.REGRESSION if "--fail-on" in options else 0)

@@ -4,10 +4,9 @@ import pytest
 
 from bench import estimate
 from harness.schema.case import Case
-from harness.schema.catalogue import Catalogue
 from harness.schema.record import Record
-from harness.schema.run import Run
-from harness.schema.run_file import Job, Planned, RunFile
+from harness.schema.run_file import Job, Planned
+from tests.reports import small_runs
 
 H200 = {"device": "H200", "device_kind": "cuda"}
 
@@ -22,12 +21,9 @@ def a_case(batch, phase="forward"):
 
 
 def a_run(folder, cases, seconds, device="H200", status="timeout", mode="measure"):
-    run = Run.create(folder, RunFile(mode, "cpu", (Job("a", "b", tuple(cases)),), Catalogue()))
     environment = {"device": device, "device_kind": "cpu" if device == "CPU" else "cuda"}
-    for each in cases:
-        run.record_file(run.jobs[0]).append(
-            Record(each.case, status, "a reason", environment=environment, wall_s=seconds)
-        )
+    records = (Record(each.case, status, "a reason", environment=environment, wall_s=seconds) for each in cases)
+    small_runs.a_run(folder, *records, mode=mode)
 
 
 def test_a_job_takes_the_time_of_its_cases_and_an_untimed_case_the_median():

@@ -7,8 +7,8 @@ import torch
 
 from bench.model_facts import checks, count_head_rows, facts_of
 from bench.models.config import model_config, parameter_count
+from bench.models.factory import from_seed
 from bench.models.transformer import Transformer
-from bench.models.ttt import TTTModel
 from bench.systems.transformer.pytorch import TorchTransformer
 from bench.systems.ttt.model import TTTTorch
 from harness.schema.case import Case
@@ -17,7 +17,7 @@ CASE = Case("transformer", "torch", "tiny", "forward", 2, 16, dtype="float32")
 
 
 def facts(**changes):
-    model = Transformer.from_seed(model_config("transformer", "tiny"), 0, "cpu", torch.float32)
+    model = from_seed(model_config("transformer", "tiny"), 0, "cpu", torch.float32)
     return replace(facts_of(model.weights(), model.config.vocabulary, head_rows=1.0), **changes)
 
 
@@ -73,7 +73,7 @@ def test_the_check_of_an_adapter_includes_them_and_its_record_their_facts():
 class Untied(TTTTorch):
     def load(self, case):
         config = replace(model_config("ttt-linear", case.size), tied=False)
-        return TTTModel.from_seed(config, 0, "cpu", torch.float32)
+        return from_seed(config, 0, "cpu", torch.float32)
 
 
 def test_a_head_that_is_not_the_embedding_is_seen():

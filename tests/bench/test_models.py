@@ -10,6 +10,7 @@ from bench.models.config import MODELS, SIZES, ConfigError, TTTConfig, cut, mode
 from bench.models.factory import default_dtype, from_seed, model_class
 from bench.models.layers import mark_layers
 from bench.models.operator import TorchOperator
+from tests.tk_kernels.tensors import assert_close
 
 # Relative error of logits between two orders of the same sums. float64 and float32: some hundreds of roundings, two
 # layers deep. bfloat16: one rounding is 4e-3, and the residual stream is rounded six times.
@@ -38,11 +39,6 @@ def random_ids(batch, tokens, seed=0, vocabulary=512):
     return torch.randint(vocabulary, (batch, tokens), generator=torch.Generator().manual_seed(seed))
 
 
-def assert_close(got, expected, dtype):
-    error = (got.double() - expected.double()).norm() / expected.double().norm()
-    assert error <= TOLERANCE[dtype], f"relative error {error:.1e}"  # NaN fails too
-
-
 def tensors_of(state):
     if isinstance(state, torch.Tensor):
         return [state]
@@ -63,7 +59,7 @@ def tensors_of(state):
 )
 def test_a_sequence_may_be_split_anywhere(models, name, plan):
     ids = random_ids(2, TOKENS)
-    assert_close(run(models[name], ids, plan), run(models[name], ids, (TOKENS,)), dtype_of(name))
+    assert_close(run(models[name], ids, plan), run(models[name], ids, (TOKENS,)), TOLERANCE[dtype_of(name)])
 
 
 @pytest.mark.parametrize("name", ["ttt-linear", "ttt-mlp", "transformer", "transformer-gqa"])
@@ -74,7 +70,7 @@ def test_a_long_prompt_runs_in_chunks_with_the_same_result(models, name, monkeyp
     hidden = type(model)._hidden
     monkeypatch.setattr(type(model), "prefill_tokens", 40)
     monkeypatch.setattr(type(model), "_hidden", lambda self, x, s: (lengths.append(x.shape[1]), hidden(self, x, s))[1])
-    assert_close(run(model, ids, (TOKENS,)), whole, torch.float64)
+    assert_close(run(model, ids, (TOKENS,)), whole, TOLERANCE[torch.float64])
     assert lengths == ([40, 1, 40, 1] if name.startswith("transformer") else [16, 16, 9])
 
 
@@ -89,18 +85,18 @@ def test_groups_of_sequences_give_what_all_give_together(models, name, plan, pre
     monkeypatch.setattr(type(model), "_hidden", lambda self, x, s: (sizes.append(len(x)), hidden(self, x, s))[1])
     monkeypatch.setattr(type(model), "prefill_tokens", prefill_tokens)
     monkeypatch.setattr(type(model), "least_group", least)
-    assert_close(run(model, ids, plan, states[1]), together, torch.float64)
+    assert_close(run(model, ids, plan, states[1]), together, TOLERANCE[torch.float64])
     assert min(sizes) < 5
     assert states[0].length == states[1].length
     monkeypatch.undo()
-    assert_close(*(run(model, ids[:, :24], (-3, 21), state) for state in states), torch.float64)
+    assert_close(*(run(model, ids[:, :24], (-3, 21), state) for state in states), TOLERANCE[torch.float64])
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_one_forward_gives_the_logits_after_each_of_the_last_tokens(models, name):
     model, ids = models[name], random_ids(2, TOKENS)
     prefixes = [run(model, ids[:, :end], (end,)) for end in (TOKENS - 2, TOKENS - 1, TOKENS)]
-    assert_close(model.logits(ids, 3), torch.stack(prefixes, 1), dtype_of(name))
+    assert_close(model.logits(ids, 3), torch.stack(prefixes, 1), TOLERANCE[dtype_of(name)])
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -119,7 +115,7 @@ def test_bfloat16_is_near_float32_with_the_same_weights(models, name):
     ids = random_ids(2, 20)
     logits = {d: run(from_seed(config_of(name), 0, "cpu", d), ids, (18, -2)) for d in (torch.float32, torch.bfloat16)}
     assert logits[torch.bfloat16].dtype == torch.bfloat16
-    assert_close(logits[torch.bfloat16], logits[torch.float32], torch.bfloat16)
+    assert_close(logits[torch.bfloat16], logits[torch.float32], TOLERANCE[torch.bfloat16])
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -183,7 +179,7 @@ def test_other_mini_batches(learner, mini_batch, plan):
     model = from_seed(config_of(f"ttt-{learner}", mini_batch=mini_batch), 0, "cpu", torch.float64)
     assert model.weights()["model.layers.0.seq_modeling_block.learnable_token_idx"].shape == (mini_batch,)
     ids = random_ids(2, sum(map(abs, plan)))
-    assert_close(run(model, ids, plan), run(model, ids, (ids.shape[1],)), torch.float64)
+    assert_close(run(model, ids, plan), run(model, ids, (ids.shape[1],)), TOLERANCE[torch.float64])
 
 
 @pytest.mark.parametrize("learner", ["linear", "mlp"])
@@ -200,10 +196,10 @@ def test_the_primal_form_agrees_and_keeps_one_graph_state(models, learner):
         assert primal.generate_state(state, into=graph_state) is graph_state
         for t in range(10, 21):
             logits, _ = primal.generate_step(ids[:, t], graph_state)
-        assert_close(logits, run(dual, ids, (21,)), torch.float64)
+        assert_close(logits, run(dual, ids, (21,)), TOLERANCE[torch.float64])
     assert [tensor.data_ptr() for tensor in tensors_of(graph_state)] == addresses
     primal.reset_state(graph_state)
-    assert_close(run(primal, ids, (-21,), graph_state), run(dual, ids, (21,)), torch.float64)
+    assert_close(run(primal, ids, (-21,), graph_state), run(dual, ids, (21,)), TOLERANCE[torch.float64])
 
 
 def test_a_state_of_the_wrong_form_is_refused(models):
@@ -259,14 +255,14 @@ def test_the_transformer_is_llama(heads, kv_heads):
     ids = random_ids(2, TOKENS)
     with torch.no_grad():
         expected = llama(ids).logits[:, -1]
-    assert_close(run(model, ids, (20, 15, -6)), expected, torch.float32)
+    assert_close(run(model, ids, (20, 15, -6)), expected, TOLERANCE[torch.float32])
 
 
 def test_mamba_is_transformers_whole_forward(models):
     ids = random_ids(2, 20)
     with torch.no_grad():
         expected = models["mamba"].inner(ids, use_cache=False).logits[:, -1]
-    assert_close(run(models["mamba"], ids, (4, 12, -4)), expected, torch.float32)
+    assert_close(run(models["mamba"], ids, (4, 12, -4)), expected, TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from bench import plan
-from bench.cases import adapters_of, jobs_of, suite_cases, timing_of
+from bench.cases import adapters_of, ordered_jobs, suite_cases, timing_of
 from bench.catalogue import OPTION_DEFAULTS, catalogue
 from bench.catalogue.suites import (
     GROUPS,
@@ -133,7 +133,7 @@ def test_a_gpu_other_than_hopper_runs_the_forward_kernels_in_triton(monkeypatch,
 
 
 def test_jobs_run_headlines_first_and_slow_references_last():
-    names = [job.name for job in jobs_of(planned("fig15-forward"))]
+    names = [job.name for job in ordered_jobs(planned("fig15-forward"))]
     assert names[:2] == ["ttt-linear-thunderkittens", "ttt-mlp-thunderkittens"]
     assert set(names[-4:]) == {f"{each}-torch" for each in ("ttt-linear", "ttt-mlp", "transformer", "transformer-gqa")}
 
@@ -152,19 +152,19 @@ def test_a_request_of_the_default_length_names_no_option():
 
 def test_a_case_of_two_suites_is_planned_once_with_the_stricter_settings():
     shared = Case("ttt-linear", "torch", "125m", "forward", 16, 2048)
-    (job,) = jobs_of([Planned(shared, 1, grows=True), Planned(shared, 6, grows=False)])
+    (job,) = ordered_jobs([Planned(shared, 1, grows=True), Planned(shared, 6, grows=False)])
     assert job.cases == (Planned(shared, 6, grows=False),)
     figures = [*planned("fig15-forward"), *planned("fig20-throughput")]
     keys = {each.case.key for each in figures}
-    assert len(figures) > len(keys) == sum(len(job.cases) for job in jobs_of(figures))
+    assert len(figures) > len(keys) == sum(len(job.cases) for job in ordered_jobs(figures))
 
 
 def test_an_engine_starts_once_per_phase_and_setting():
     suites = ("fig15-forward", "fig15-generate", "fig20-throughput")
-    (job,) = jobs_of(each for suite in suites for each in planned(suite, "transformer/vllm"))
+    (job,) = ordered_jobs(each for suite in suites for each in planned(suite, "transformer/vllm"))
     assert sum(now.case.phase != before.case.phase for before, now in pairwise(job.cases)) == 1
     starts = {}
-    for job in jobs_of(planned("vllm-settings")):
+    for job in ordered_jobs(planned("vllm-settings")):
         engines = [each.case.options for each in job.cases]
         starts[job.name] = 1 + sum(now != before for before, now in pairwise(engines))
         assert starts[job.name] == len(set(engines))
@@ -172,7 +172,7 @@ def test_an_engine_starts_once_per_phase_and_setting():
 
 
 def test_cases_of_one_model_stay_together():
-    (job,) = jobs_of(planned("generate-fidelity", "ttt-mlp/triton-dual"))
+    (job,) = ordered_jobs(planned("generate-fidelity", "ttt-mlp/triton-dual"))
     models = [(each.case.dtype, each.case.state_dtype) for each in job.cases]
     assert 1 + sum(now != before for before, now in pairwise(models)) == len(set(models))
 

@@ -15,7 +15,7 @@ from harness.schema.catalogue import AxisEntry, Catalogue, FigureEntry, MetricEn
 from harness.schema.policy import Policy
 from harness.schema.record import Record, RecordFile
 from harness.schema.run import Run
-from harness.schema.run_file import Job, Planned, RunFile
+from harness.schema.run_file import Job, Planned, RunFile, jobs_of
 from harness.workers.process import Launch, Limits
 from harness.workers.scheduler import Event, Options, run_jobs
 
@@ -66,11 +66,7 @@ def systems(name: str = "fake_systems:Fake", **env: str) -> dict[tuple[str, str]
 
 
 def planned_jobs(cases: Iterable[Case | Planned]) -> tuple[Job, ...]:
-    by_pair: dict[tuple[str, str], list[Planned]] = {}
-    for each in cases:
-        planned = each if isinstance(each, Planned) else Planned(each)
-        by_pair.setdefault((planned.case.system, planned.case.backend), []).append(planned)
-    return tuple(Job(*pair, tuple(planned)) for pair, planned in by_pair.items())
+    return jobs_of(each if isinstance(each, Planned) else Planned(each) for each in cases)
 
 
 def catalogue(cases: Iterable[Case | Planned] = ()) -> Catalogue:

@@ -31,6 +31,15 @@ def paper_page(request, tmp_path_factory):
     return path
 
 
+@pytest.fixture
+def page(shared):
+    """The page `shared` by a module; a test restores its changes."""
+    import browsing
+
+    with browsing.in_front(*shared) as page:
+        yield page
+
+
 @pytest.fixture(scope="session")
 def one_place(tmp_path_factory):
     """A folder for pages at one address, for which Chromium reuses the compiled scripts."""

@@ -7,7 +7,7 @@ from harness.schema.catalogue import Catalogue
 from harness.schema.policy import Policy
 from harness.schema.record import Record
 from harness.schema.run import Run
-from harness.schema.run_file import Job, PastRequest, Planned, RunFile
+from harness.schema.run_file import PastRequest, Planned, RunFile, jobs_of
 
 
 def a_case(context=64, system="ttt-linear", **changes):
@@ -62,15 +62,10 @@ def a_run(
     mode="measure",
     catalogue=Catalogue(),  # noqa: B008
 ):
-    jobs = {}
-    for record in records:
-        jobs.setdefault((record.case.system, record.case.backend), {})[record.case.key] = Planned(record.case)
+    jobs = jobs_of(Planned(record.case) for record in records)
     request = PastRequest(at, tuple(arguments), "a" * 40, False, {})
-    planned = tuple(Job(*pair, tuple(cases.values())) for pair, cases in jobs.items())
-    run = Run.create(folder, RunFile(mode, "cuda", planned, catalogue, Policy(), repeats, (request,)))
-    for job in run.jobs:
-        file = run.record_file(job)
-        for record in records:
-            if (record.case.system, record.case.backend) == job.pair:
-                file.append(record)
+    run = Run.create(folder, RunFile(mode, "cuda", jobs, catalogue, Policy(), repeats, (request,)))
+    for job in jobs:
+        own = (record for record in records if (record.case.system, record.case.backend) == job.pair)
+        run.record_file(job).path.write_text("".join(f"{record.to_json()}\n" for record in own), "utf-8")
     return run

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from small_runs import a_run
 
 from bench.catalogue import catalogue
 from bench.catalogue.suites import SUITES
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue, SuiteEntry
 from harness.schema.record import Record
-from harness.schema.run import Run
-from harness.schema.run_file import Job, Planned, RunFile
 from reports.page.figures import Figure, figures
 from reports.stats import frame
 
@@ -104,17 +103,8 @@ class Made:
         return [record for record in self.records if record.case.key in keys]
 
     def run(self, folder: Path) -> Path:
-        cases: dict[tuple[str, str], dict[Case, None]] = {}
-        for record in self.records:
-            cases.setdefault((record.case.system, record.case.backend), {})[record.case] = None
-        jobs = tuple(Job(*pair, tuple(map(Planned, found))) for pair, found in cases.items())
         repeats = 1 + max((record.repeat for record in self.records), default=0)
-        Run.create(folder, RunFile("measure", "cuda", jobs, self.catalogue, repeats=repeats))
-        for job in jobs:
-            own = [record for record in self.records if record.case.system_backend == f"{job.system}/{job.backend}"]
-            text = "".join(f"{record.to_json()}\n" for record in own)
-            (folder / "records" / f"{job.name}.jsonl").write_text(text, "utf-8")
-        return folder
+        return a_run(folder, *self.records, repeats=repeats, catalogue=self.catalogue).folder
 
 
 def made(told: Iterable[tuple[str, Record]]) -> Made:

@@ -24,12 +24,11 @@ def shared(browser, made):
 
 
 @pytest.fixture
-def page(shared):
-    with browsing.in_front(*shared) as page:
-        page.mouse.move(0, 0)  # off the plots, which scroll below it
-        page.evaluate("history.replaceState(null, '', location.pathname)")
-        page.evaluate("for (const each of document.querySelectorAll('.profile details')) each.open = false")
-        yield page
+def page(page):
+    page.mouse.move(0, 0)  # off the plots, which scroll below it
+    page.evaluate("history.replaceState(null, '', location.pathname)")
+    page.evaluate("for (const each of document.querySelectorAll('.profile details')) each.open = false")
+    return page
 
 
 @pytest.fixture

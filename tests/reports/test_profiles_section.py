@@ -22,7 +22,7 @@ from harness.schema.profile import (
 )
 from harness.schema.record import Record
 from harness.schema.run import Run
-from harness.schema.run_file import Job, Planned, RunFile
+from harness.schema.run_file import Planned, RunFile, jobs_of
 from harness.schema.work import Work
 from reports.page.html import render
 from reports.profiles.drawing import NAMED, roofline, timeline, unplaced
@@ -84,10 +84,7 @@ def test_a_title_says_what_sets_a_case_apart_in_its_group(tmp_path: Path) -> Non
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
         catalogue = replace(CATALOGUE, axes=(AxisEntry("state_dtype", "State", "state {}"),))
-        systems = {each.system: [] for each in cases}
-        for each in cases:
-            systems[each.system].append(Planned(each))
-        jobs = tuple(Job(name, "fast", tuple(planned)) for name, planned in systems.items())
+        jobs = jobs_of(map(Planned, cases))
         run = Run.create(folder / "run", RunFile("measure", "cuda", jobs, catalogue, Policy()))
         for each in cases:
             write_profile(run.folder, profile(each))

@@ -37,13 +37,6 @@ def shared(browser, saved):
         yield page, wrongs
 
 
-@pytest.fixture
-def page(shared):
-    """A page shared by the module; a test restores its changes."""
-    with browsing.in_front(*shared) as page:
-        yield page
-
-
 def column(page, table, index):
     return page.locator(f"{table} tbody tr td:nth-child({index})").all_inner_texts()
 

@@ -22,13 +22,6 @@ def shared(browser, paper_page):
         yield page, wrongs
 
 
-@pytest.fixture
-def page(shared):
-    """A page shared by the module; a test restores its changes."""
-    with browsing.in_front(*shared) as page:
-        yield page
-
-
 def test_a_median_and_its_interval_are_rounded_alike(page):
     shown = page.evaluate("[140915, 140871.4, 9999.96, 12.34567, 4096, 140958.6].map(shown)")
     assert shown == ["140915", "140871", "10000", "12.35", "4096", "140959"]

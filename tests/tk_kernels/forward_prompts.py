@@ -5,9 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.measure.correctness import relative_error
 from tests.tk_kernels.reference_cases import OPERATORS
-from tests.tk_kernels.tolerances import OUTPUT_ERROR, relative_error
+from tests.tk_kernels.tolerances import OUTPUT_ERROR
 from tk_kernels.reference.layer import rope
+from tk_kernels.reference.token_rows import to_float64
 from tk_kernels.ttt_linear import ops as linear_ops
 from tk_kernels.ttt_mlp import ops as mlp_ops
 
@@ -79,8 +81,7 @@ def exact(operator: str, args: list[Any], rotate: bool = False) -> tuple[Tensor,
     if rotate:
         position = torch.arange(q.shape[1], device=q.device) % len(args[4])
         q, k = rope(q, position), rope(k, position)
-    wide = type(state)(*(x.double() for x in state[:-1]), state.position)
-    return OPERATORS[operator].forward(*(x.double() for x in (q, k, *rest)), wide, start=0)
+    return OPERATORS[operator].forward(*(x.double() for x in (q, k, *rest)), to_float64(state), start=0)
 
 
 def assert_matches(operator: str, out: Tensor, state: Any, expected: tuple[Tensor, Any], rotate: bool = False) -> None:

@@ -12,11 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.measure.correctness import relative_error
 from tests.interpreter import DEVICE, INTERPRETED
-from tests.tk_kernels.tolerances import relative_error
+from tests.tk_kernels.tensors import rotated
 from tk_kernels import FORMS
 from tk_kernels.generate import common
 from tk_kernels.reference import learner
+from tk_kernels.reference.token_rows import to_float64
 from tk_kernels.ttt_linear import generate as linear_generate
 from tk_kernels.ttt_linear import reference as linear_reference
 from tk_kernels.ttt_mlp import generate as mlp_generate
@@ -91,11 +93,7 @@ def prefilled_state(operator: str, positions: list[int], H: int, D: int, m: int,
         _, state = prefill(q, k, v, lr, *outer, reference.init_state(*weights, 1, m))
         assert state.position.tolist() == [position]
         parts.append(state)
-    return widened(type(parts[0])(*(torch.cat(tensors) for tensors in zip(*parts, strict=True))))
-
-
-def widened(state: Any) -> Any:
-    return type(state)(*(x.double() if x.is_floating_point() else x for x in state))
+    return to_float64(type(parts[0])(*(torch.cat(tensors) for tensors in zip(*parts, strict=True))))
 
 
 def outer_parameters(H: int, D: int, m: int) -> tuple[Tensor, ...]:
@@ -239,10 +237,6 @@ def check_rope_and_rates_in_the_launch(
     angles = torch.outer(torch.arange(m), rate).to(DEVICE)
     angle = angles[torch.tensor(positions)][:, None]
 
-    def turned(x: Tensor) -> Tensor:
-        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
-        return torch.view_as_real(pairs * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
-
     fused, plain = (
         generate.GenerateState.from_state(random_state(operator, positions, H, D, m), "dual", precision)
         for _ in range(2)
@@ -250,7 +244,7 @@ def check_rope_and_rates_in_the_launch(
     table = common.rope_table(angles.cos(), angles.sin())
     ours = generate.generate_step(q, k, v, logits, *outer, fused, rope=table, base_lr=0.1)
     lr = 0.1 * torch.sigmoid(logits) / D
-    expected = generate.generate_step(turned(q), turned(k), v, lr, *outer, plain)
+    expected = generate.generate_step(rotated(q, angle), rotated(k, angle), v, lr, *outer, plain)
     assert torch.equal(fused.position, plain.position)
     assert relative_error(ours, expected.double()) < 1e-6
     for found, given in zip(fused.to_state(), plain.to_state(), strict=True):

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.measure.correctness import relative_error
 from tests.interpreter import DEVICE
 from tests.tk_kernels.reference_cases import OPERATORS, case
-from tests.tk_kernels.tolerances import OUTPUT_ERROR, relative_error
+from tests.tk_kernels.tolerances import OUTPUT_ERROR
 from tk_kernels.forward.operator import forward_packed
 from tk_kernels.packed import packed
 from tk_kernels.ttt_linear import forward as linear

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.interpreter import DEVICE, INTERPRETED
-from tests.tk_kernels.tensors import assert_close, normal
+from tests.tk_kernels.tensors import assert_close, normal, rotated
 from tk_kernels.edges import swiglu_product
 from tk_kernels.edges.norms_and_gates import norm_gate, rms_norm, swiglu
 from tk_kernels.edges.short_convolution import query_key, residual_convolution
@@ -33,12 +33,6 @@ def convolved(window: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) ->
 
 def rms(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return F.rms_norm(x.double(), weight.shape, weight.double(), EPS)
-
-
-def rotated(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
-    """Rotate pairs (2i, 2i+1) of x [B, T, H, D] by angle [B, T, 1, D/2]."""
-    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
-    return torch.view_as_real(pairs * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
 
 
 def check_residual_convolution(B: int, T: int, C: int, dtype: torch.dtype) -> None:

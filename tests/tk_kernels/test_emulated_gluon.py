@@ -18,7 +18,7 @@ from generate_cases import (
 )
 from reference_cases import OPERATORS, case
 
-from tests.tk_kernels.tolerances import relative_error
+from harness.measure.correctness import relative_error
 from tk_kernels.forward import common as forward_common
 from tk_kernels.generate import common
 from tk_kernels.generate.common import PRECISIONS

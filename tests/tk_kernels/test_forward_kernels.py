@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.measure.correctness import relative_error
 from tests.tk_kernels.forward_prompts import ERROR, OPS, STATE_ERROR, arguments, assert_matches, exact
 from tests.tk_kernels.reference_cases import OPERATORS, Case
-from tests.tk_kernels.tolerances import relative_error
 from tk_kernels.reference.token_rows import clone
 from tk_kernels.ttt_linear import ops as linear_ops
 from tk_kernels.ttt_mlp import ops as mlp_ops

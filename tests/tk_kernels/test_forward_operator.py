@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.tk_kernels.tolerances import relative_error
+from harness.measure.correctness import relative_error
 from tk_kernels import build
 from tk_kernels.forward.operator import HEAD_DIM
 from tk_kernels.reference.layer import rope

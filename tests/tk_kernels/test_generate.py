@@ -17,9 +17,9 @@ from generate_cases import (
     weights_of,
 )
 
+from harness.measure.correctness import relative_error
 from tests.interpreter import INTERPRETED
 from tests.tk_kernels.reference_cases import valid
-from tests.tk_kernels.tolerances import relative_error
 from tk_kernels import FORMS
 from tk_kernels.generate import common
 from tk_kernels.generate.tuning import Tuning

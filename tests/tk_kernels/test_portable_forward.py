@@ -8,9 +8,10 @@ import torch
 from reference_cases import Case, case
 from torch import Tensor
 
+from harness.measure.correctness import relative_error
 from tests.interpreter import DEVICE, INTERPRETED
 from tests.tk_kernels.forward_prompts import OPS, exact
-from tests.tk_kernels.tolerances import OUTPUT_ERROR, relative_error
+from tests.tk_kernels.tolerances import OUTPUT_ERROR
 from tk_kernels.forward import common, operator
 from tk_kernels.generate.common import dependent_launch
 from tk_kernels.ttt_linear import ops as linear_ops

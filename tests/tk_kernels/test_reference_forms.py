@@ -5,9 +5,11 @@ import functools
 import pytest
 import torch
 from reference_cases import OPERATORS, Case, case, generate, naive, valid
-from tolerances import OUTPUT_ERROR, relative_error
+from tolerances import OUTPUT_ERROR
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException
+
+from harness.measure.correctness import relative_error
 
 EXACT = OUTPUT_ERROR[torch.float64]
 # Relative error of the state's change. In bfloat16, the matmuls of the update have rounded inputs.

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
-from tolerances import OUTPUT_ERROR, relative_error
+from tensors import rotated
+from tolerances import OUTPUT_ERROR
 
+from harness.measure.correctness import relative_error
 from tk_kernels.reference.layer import ln_l2_grad, rope
 from tk_kernels.reference.naive import layer_norm
 
@@ -31,9 +33,8 @@ def test_inner_gradient_is_autograd_of_the_loss(head_dim: int, std: float) -> No
 
 def test_rope_rotates_interleaved_pairs() -> None:
     x, position = random(2, 5, 3, 8), torch.arange(5)
-    pairs = torch.view_as_complex(x.unflatten(-1, (4, 2)))
     angle = torch.tensor([[p * 100.0 ** (-2 * i / 8) for i in range(4)] for p in range(5)], dtype=torch.float64)
-    expected = torch.view_as_real(pairs * torch.polar(torch.ones_like(angle), angle)[:, None]).flatten(-2)
+    expected = rotated(x, angle[:, None])
     assert relative_error(rope(x, position, theta=100.0), expected) < EXACT
     assert relative_error(rope(x, position[None].expand(2, 5), theta=100.0), expected) < EXACT
 

@@ -3,8 +3,9 @@
 import torch
 import torch.nn.functional as F
 from reference_cases import OPERATORS, case, naive
-from tolerances import OUTPUT_ERROR, relative_error
+from tolerances import OUTPUT_ERROR
 
+from harness.measure.correctness import relative_error
 from tk_kernels.reference.naive import fresh_state, layer_norm
 from tk_kernels.relatives import drop_in_attention, initial_query, two_layer_relu
 from tk_kernels.relatives.non_causal import gated, reversed_time

@@ -6,11 +6,3 @@ import torch
 # float64 and float32: rounding, amplified by sums of a few hundred terms and LayerNorm's 1/std.
 # bfloat16: inputs, output and matmul operands are rounded to 8 bits, 2e-3 each on average.
 OUTPUT_ERROR = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 1e-2}
-
-
-def relative_error(x: torch.Tensor, reference: torch.Tensor) -> float:
-    """Return |x - reference| / |reference| in the Frobenius norm; NaN if either tensor has a NaN."""
-    x, reference = x.double(), reference.double()
-    if not reference.numel():
-        return 0.0
-    return ((x - reference).norm() / reference.norm().clamp_min(1e-300)).item()

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tk_kernels.checks import STATE_DTYPE
-
 EPS = 1e-6  # for every LayerNorm
+ROPE_THETA = 10000.0
+Rotation = tuple[Tensor, Tensor]  # cos and sin
 
 
 class Outer(NamedTuple):
@@ -22,17 +22,27 @@ class Outer(NamedTuple):
     ln_bias: Tensor  # [H, D]
 
 
-def rope(x: Tensor, position: Tensor, theta: float = 10000.0) -> Tensor:
+def rope(x: Tensor, position: Tensor, theta: float = ROPE_THETA) -> Tensor:
     """Return x with its interleaved pairs (2i, 2i+1) rotated by position * theta^(-2i/D).
 
     x [B, T, H, D] with position [T] or [B, T], or x [B, H, D] with position [B]; in the layer, position is t mod m.
     """
-    dtype = STATE_DTYPE[x.dtype]
-    exponent = torch.arange(0, x.shape[-1], 2, dtype=dtype, device=x.device) / x.shape[-1]
-    angle = position.to(dtype)[..., None, None] * theta**-exponent
-    cos, sin = angle.cos(), angle.sin()
-    even, odd = x.to(dtype).unflatten(-1, (-1, 2)).unbind(-1)
-    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2).to(x.dtype)
+    return rotate_interleaved(x, rotation(position, x.shape[-1], x.dtype, theta))
+
+
+def rotation(position: Tensor, head_dim: int, dtype: torch.dtype, theta: float = ROPE_THETA) -> Rotation:
+    """Return cos, sin [*position.shape, 1, D/2] of position * theta^(-2i/D), float32 or wider."""
+    dtype = torch.promote_types(dtype, torch.float32)
+    exponent = torch.arange(0, head_dim, 2, device=position.device, dtype=dtype) / head_dim
+    angle = position[..., None, None] * theta**-exponent
+    return angle.cos(), angle.sin()
+
+
+def rotate_interleaved(x: Tensor, rotated_by: Rotation) -> Tensor:
+    """Rotate pairs (2i, 2i+1) of x [..., H, D] by cos and sin [..., 1, D/2], in their dtype."""
+    cos, sin = rotated_by
+    even, odd = x[..., 0::2], x[..., 1::2]
+    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)
 
 
 def gradient_offset(k: Tensor, v: Tensor, outer: Outer) -> Tensor:

@@ -49,9 +49,7 @@ from tk_kernels.reference.token_rows import (
     apply_sums_,
     causal_scale,
     clone,
-    row_correction,
     stepped_affine,
-    sum_correction,
     summed_rows,
     write_rows_,
 )
@@ -357,14 +355,14 @@ def _advance_(
         else:
             add_to_sums_(layer.x, layer.g, x_new, g_new)
     scale = causal_scale(positions, token_scale) if rows else token_scale[positions][:, None, :, None]
-    correction = row_correction if rows else sum_correction
     for number, layer in enumerate(layers):
         if number:
             x = gelu(z)
         if form == "primal":
             z = stepped_affine(x, *layer, scale)
-        else:
-            z = (affine(x, layer.weight, layer.bias) if number else z) - correction(x, layer.x, layer.g, scale)
+        else:  # minus (scale * (x @ x_rows^T + 1)) @ g_rows, or scale * (x @ dW + db)
+            step = (scale * (x @ layer.x.mT + 1)) @ layer.g if rows else scale * affine(x, layer.x, layer.g)
+            z = (affine(x, layer.weight, layer.bias) if number else z) - step
     ends = positions[:, -1] == len(token_scale) - 1
     last = torch.where(ends, token_scale[-1], 0)[:, None, None, None]
     for layer in layers:

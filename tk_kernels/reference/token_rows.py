@@ -5,7 +5,8 @@ weight and bias change only at the mini-batch's end.
 Shapes: x [B, H, n, D] for n tokens, rows [B, H, m, D], weight [B, H, D, F], bias [B, H, F], positions [B, n] int64.
 """
 
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -28,16 +29,6 @@ def causal_scale(positions: Tensor, token_scale: Tensor) -> Tensor:
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return x @ weight + bias, [B, H, n, F]."""
     return x @ weight + bias.unsqueeze(-2)
-
-
-def row_correction(x: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> Tensor:
-    """Return (scale * (x @ x_rows^T + 1)) @ g_rows, subtracted from x @ W + b in the dual form."""
-    return (scale * (x @ x_rows.mT + 1)) @ g_rows
-
-
-def sum_correction(x: Tensor, dW: Tensor, db: Tensor, scale: Tensor) -> Tensor:
-    """Return scale * (x @ dW + db), the primal form's `row_correction`; scale [B, 1, 1, 1]."""
-    return scale * affine(x, dW, db)
 
 
 def stepped_affine(x: Tensor, weight: Tensor, bias: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> Tensor:
@@ -88,7 +79,24 @@ def summed_rows(x_rows: Tensor, g_rows: Tensor, position: Tensor) -> tuple[Tenso
 
 def clone(state: State) -> State:
     """Return a contiguous copy of a state, so that in-place steps leave the original unchanged."""
-    return type(state)(*(tensor.clone(memory_format=torch.contiguous_format) for tensor in state))
+    return mapped(state, lambda tensor: tensor.clone(memory_format=torch.contiguous_format))
+
+
+def mapped(state: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Apply a function to every tensor of a state, which is a tensor, or a dataclass or tuple of states."""
+    if isinstance(state, Tensor):
+        return function(state)
+    if is_dataclass(state) and not isinstance(state, type):
+        return replace(state, **{field.name: mapped(getattr(state, field.name), function) for field in fields(state)})
+    if isinstance(state, tuple):
+        parts = [mapped(part, function) for part in state]
+        return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
+    return state
+
+
+def to_float64(state: Any) -> Any:
+    """Return a tensor, or all tensors of a state, in float64; integers are unchanged."""
+    return mapped(state, lambda x: x.double() if x.is_floating_point() else x)
 
 
 def overwrite(state: Any, after: Any) -> None:

@@ -1,6 +1,5 @@
 """Run Gated DeltaNet and RWKV-7 in flash-linear-attention at size 1.3b."""
 
-from collections.abc import Callable
 from random import Random
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -8,13 +7,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from bench.models.base import CausalLM, check_ids
+from bench.models.base import PackageModel, check_ids
 from bench.models.config import SIZES, VOCABULARY, DeltaRuleConfig, uncut
 from bench.systems.fla.regressors import FlaRegressor
 from bench.systems.model_calls import STEPS, greedy_steps, last_logits, random_ids
 from bench.systems.needs import cannot_find, import_or_skip, no_gpu
 from bench.systems.on_device import device
-from bench.systems.phases import Forward, Generate, PhaseWork
+from bench.systems.phases import Forward, Generate, LogitsAfter, PhaseWork
 from bench.systems.triton_tuning import compile_ahead, untuned
 from bench.systems.tuned_model import TunedLanguageModel
 from harness.measure.correctness import Checks
@@ -33,7 +32,7 @@ SAME_KERNELS = (
 )
 
 
-class FlaModel(CausalLM):
+class FlaModel(PackageModel):
     """A language model of flash-linear-attention with the interface of `CausalLM`.
 
     inner: the package's model. piece: tokens of a prompt that it reads at once; 0 for PREFILL_TOKENS of all sequences.
@@ -72,10 +71,6 @@ class FlaModel(CausalLM):
 
     def _pieces(self, ids: Tensor) -> tuple[Tensor, ...]:
         return ids.split(self.piece or max(1, PREFILL_TOKENS // len(ids)), dim=1)
-
-    @property
-    def head(self) -> Tensor:
-        return self.inner.lm_head.weight
 
 
 class FlaWork(PhaseWork):
@@ -138,14 +133,15 @@ class FlaGenerate(FlaWork, Generate):
             layer.state = dict(tensors)
         return found
 
-    def drawn(self, rng: Random, tokens: int) -> list[int]:
-        return super().drawn(rng, STEPS)  # the reference reads no more tokens
+    @property
+    def compared_tokens(self) -> int:
+        return STEPS  # the reference reads no more
 
     def repeat(self, rng: Random, rows: list[int]) -> list[int]:
         """Return each sequence as its own source: the captured state has another past for each."""
         return [*range(self.case.batch)]
 
-    def new_past(self, rows: list[int], sources: list[int]) -> Callable[[Any, list[int], Tensor], Tensor]:
+    def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
         return lambda model, some, tokens: last_logits(model, torch.cat([self._before[None, some], tokens]).T)
 
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from bench.models.base import CausalLM, check_ids
+from bench.models.base import PackageModel, check_ids
 from bench.models.config import MambaConfig, model_config
 from bench.systems.mamba.scan import ScannedMamba, ScannedMamba2
 from bench.systems.needs import cannot_import, no_gpu
@@ -18,7 +18,7 @@ from harness.schema.case import Case
 PREFILL_TOKENS = 131_072  # tokens of all sequences per call; enough for any GPU
 
 
-class MambaSSMModel(CausalLM):
+class MambaSSMModel(PackageModel):
     """mamba-ssm's MambaLMHeadModel with the interface of `CausalLM`.
 
     layer: "Mamba1" or "Mamba2". The state is the package's InferenceParams; its tensors are updated in place.
@@ -59,13 +59,6 @@ class MambaSSMModel(CausalLM):
         check_ids(ids, 1, state.max_batch_size)
         state.seqlen_offset += 1  # a nonzero offset chooses the step instead of the scan
         return self.inner(ids[:, None], inference_params=state, num_last_tokens=1).logits[:, 0], state
-
-    def weights(self) -> dict[str, Tensor]:
-        return {name: weight.detach() for name, weight in self.inner.named_parameters()}
-
-    @property
-    def head(self) -> Tensor:
-        return self.inner.lm_head.weight
 
     def _prefill_piece(self, ids: Tensor, state: Any, piece: slice) -> Tensor:
         views = {

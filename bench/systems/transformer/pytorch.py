@@ -1,12 +1,11 @@
 """Run this repository's Llama-shaped Transformer on SDPA and a KV cache."""
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 
 from bench.systems.language_model import LanguageModel
-from bench.systems.phases import Generate, PhaseWork
+from bench.systems.phases import Generate, LogitsAfter, PhaseWork
 from harness.schema.case import Case
 
 
@@ -25,7 +24,7 @@ class TransformerGenerate(Generate):
         self.state.position.fill_(self.case.context)
         return super().run()
 
-    def new_past(self, rows: list[int], sources: list[int]) -> Callable[[Any, list[int], torch.Tensor], torch.Tensor]:
+    def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
         cache = self.state.cache.normal_()  # [layers, 2, B, KV heads, capacity, D]
         for row, source in enumerate(sources):  # one at a time, because a cache can fill half of the memory
             cache[:, :, row] = cache[:, :, source]

@@ -23,7 +23,6 @@ from bench.systems.ttt.layer import (
     forward_workload,
     inputs_of,
     layer_inputs,
-    to_float64,
 )
 from harness.measure.correctness import Check, Checks, relative_error
 from harness.measure.cuda_clock import input_sets, l2_bytes
@@ -36,6 +35,7 @@ from tk_kernels.forward.operator import THUNDERKITTENS
 from tk_kernels.generate.common import PRECISIONS
 from tk_kernels.generate.tuning import Tuning
 from tk_kernels.parallel import compile_all
+from tk_kernels.reference.token_rows import mapped, to_float64
 
 KERNEL_CHECK_TOKENS = 32768
 KERNEL_CHECK_SEQUENCES = 4
@@ -126,12 +126,10 @@ class GenerateSet:
 
     @classmethod
     def of(cls, generate: Any, inputs: dict[str, Any], form: str, precision: str) -> "GenerateSet":
-        """Make a set from a `forward`'s `inputs`: the state, and the first mini-batch of tokens."""
+        """Make a set from a `forward`'s `inputs`."""
         state = generate.GenerateState.from_state(inputs["state"], form, precision)
-        outer = [inputs[name] for name in OUTER]
-        mini_batch = slice(len(inputs["token_scale"]))
-        tokens = [inputs[name][:, mini_batch].transpose(0, 1).contiguous() for name in PER_TOKEN]
-        return cls(generate, state, outer, tokens, torch.empty_like(tokens[0]))
+        tokens = [inputs[name].transpose(0, 1).contiguous() for name in PER_TOKEN]
+        return cls(generate, state, [inputs[name] for name in OUTER], tokens, torch.empty_like(tokens[0]))
 
     def copy(self, steps: int) -> "GenerateSet":
         """Return a copy that has its own state tensors and only the first `steps` tokens."""
@@ -269,15 +267,13 @@ def check_generate(
     # Sequence b starts at position b + 1 of its mini-batch.
     rows = [reference.forward(**inputs_of(exact, slice(b, b + 1), b + 1))[1] for b in range(sequences)]
     state = type(rows[0])(*(torch.cat(tensors) for tensors in zip(*rows, strict=True)))
-    kernel_state = generate.GenerateState.from_state(
-        type(state)(*(x.float() if x.is_floating_point() else x for x in state)), form, precision
-    )
-    tokens = [inputs[name][:, begin:].transpose(0, 1).contiguous() for name in PER_TOKEN]
-    outer = [inputs[name] for name in OUTER]
-    some, expected = GenerateSet(generate, kernel_state, outer, tokens, torch.empty_like(tokens[0]), launch), []
+    begun = mapped(state, lambda x: x.float() if x.is_floating_point() else x)
+    after = {name: inputs[name][:, begin:] for name in PER_TOKEN}
+    some, expected = GenerateSet.of(generate, inputs | after | {"state": begun}, form, precision), []
+    some.launch = launch
     for step in range(steps):
         some.advance(step)
-        token = (each[step].double() for each in tokens)
+        token = (each[step].double() for each in some.tokens)
         out, state = reference.generate_step(*token, *(exact[name] for name in OUTER), state)
         expected.append(out)
     error = relative_error(some.out, torch.stack(expected))

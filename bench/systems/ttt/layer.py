@@ -12,6 +12,7 @@ import torch
 from bench.cost import total
 from bench.models.case_model import ttt_config_of
 from bench.models.config import TTTConfig
+from bench.models.operator import rows_of
 from bench.systems.checked_sequences import drawn
 from bench.systems.measured_peaks import peaks_of
 from bench.systems.on_device import device
@@ -20,6 +21,7 @@ from harness.measure.system import Input, Workload
 from harness.schema.case import Case
 from harness.schema.work import TTT, Work
 from tk_kernels.cost import COSTS
+from tk_kernels.reference.token_rows import to_float64
 
 # Relative error against float64: one GEMM of bfloat16 inputs rounds to 2e-3, and the layer chains a few.
 LAYER_LIMITS = {"bfloat16": 1e-2, "float16": 5e-3, "float32": 1e-5}
@@ -201,7 +203,7 @@ def exact_forward(reference: Any, inputs: dict[str, Any], rows: list[int], token
     Returns "output" [rows, tokens, H, D], stored in float32, and the final weights without biases.
     """
     shared = {name: to_float64(value) for name, value in inputs.items() if name not in (*PER_TOKEN, "state")}
-    state = to_float64(type(inputs["state"])(*(tensor[rows] for tensor in inputs["state"])))
+    state = to_float64(rows_of(inputs["state"], rows))
     mini_batch, found = len(inputs["token_scale"]), []
     piece = mini_batch * max(1, CHECKED_PIECE // mini_batch)
     for low in range(0, tokens, piece):
@@ -232,12 +234,4 @@ def check_forward(forward: Callable[..., Any], reference: Any, form: str, piece:
 def inputs_of(inputs: dict[str, Any], sequences: slice, tokens: int) -> dict[str, Any]:
     """Return a `forward`'s arguments for `sequences` and their first `tokens` tokens."""
     piece = {name: value[sequences, :tokens] if name in PER_TOKEN else value for name, value in inputs.items()}
-    piece["state"] = type(inputs["state"])(*(tensor[sequences] for tensor in inputs["state"]))
-    return piece
-
-
-def to_float64(value: Any) -> Any:
-    """Return a tensor, or all tensors of a state, in float64; integers are unchanged."""
-    if isinstance(value, tuple):
-        return type(value)(*(to_float64(tensor) for tensor in value))
-    return value.double() if value.is_floating_point() else value
+    return piece | {"state": rows_of(inputs["state"], sequences)}

@@ -225,7 +225,8 @@ class _Work:
 
     @property
     def tokens(self) -> int:
-        return self.batch * self.context
+        """Number of tokens that a batch reads: prompts, and all generated tokens except the last ones."""
+        return self.batch * (self.context + self.new_tokens - 1)
 
     def samples_of(self, batch: Batch) -> list[float]:
         """Return the samples of one batch, in ms."""
@@ -371,10 +372,6 @@ class EngineRequest(_Work):
     def wanted_tokens(self, case: Case) -> int:
         """Return one token more than steps, because reading the prompt generates a token too."""
         return case.new_tokens + 1
-
-    @property
-    def tokens(self) -> int:
-        return self.batch * (self.context + self.new_tokens - 1)
 
 
 class EngineArrivals(EngineRequest):

@@ -144,7 +144,7 @@ def test_the_reference_has_the_same_weights_and_stays_below_the_chunked_kernels(
 
 def test_weights_that_the_package_leaves_zero_are_drawn(package):
     weights = GatedDeltaNet().load(CASE).weights()
-    assert weights["inner.zero"].std() == pytest.approx(0.02, rel=0.5)
+    assert weights["zero"].std() == pytest.approx(0.02, rel=0.5)
 
 
 @pytest.mark.parametrize("keeps", [lambda last: (last,), lambda last: last], ids=["several", "one"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bench.models.config import model_config
-from bench.models.mamba import Mamba
+from bench.models.factory import from_seed
 from bench.systems.mamba import scan
 from bench.systems.mamba.scan import ScannedMamba, ScannedMamba2, selective_scan
 from harness.measure.correctness import relative_error
@@ -25,7 +25,7 @@ def test_the_scan_is_the_recurrence(tokens):
 @torch.inference_mode()
 def test_a_prompt_through_the_chunked_scan_is_transformers_mamba(monkeypatch):
     config = model_config("mamba", "tiny")
-    model = Mamba.from_seed(config, 0, "cpu", torch.float64)
+    model = from_seed(config, 0, "cpu", torch.float64)
     ids = torch.randint(0, config.vocabulary, (2, 75))
     expected, _ = model.prefill(ids, model.init_state(2))
     # In three pieces; transformers' norms and decays are in float32 whatever the model's type.

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bench.models.config import MambaConfig, model_config
-from bench.models.mamba import Mamba
+from bench.models.factory import from_seed
 from bench.systems.mamba import ssm
 from bench.systems.mamba.ssm import MambaSSM, MambaSSMModel, copy_weights
 from harness.measure.correctness import Checks
@@ -105,7 +105,7 @@ def test_a_reset_state_is_a_new_one_in_the_same_memory(model):
 
 def test_the_packages_weights_become_those_of_transformers():
     config = model_config("mamba", "tiny")
-    source, target = (Mamba.from_seed(config, seed, "cpu", torch.float32) for seed in (1, 2))
+    source, target = (from_seed(config, seed, "cpu", torch.float32) for seed in (1, 2))
     named = {name.replace("embeddings.", "embedding."): weight for name, weight in source.weights().items()}
     copy_weights(named, target.inner)
     ids = torch.randint(0, config.vocabulary, (1, 5))

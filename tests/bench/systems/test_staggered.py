@@ -62,7 +62,7 @@ def test_copies_stand_where_their_source_stands(monkeypatch):
     """Otherwise a sequence would be compared with one that has read another number of tokens."""
     work = TTTTorch().build(replace(CASE, batch=64)).run.__self__
 
-    rows = work.drawn(Random(0), 32)
+    rows = work.drawn(Random(0))
     assert [row // 4 for row in rows] == list(range(16))  # one of each position
     sources = work.repeat(Random(0), rows)
     assert sources == [rows[row // 4] for row in range(64)]

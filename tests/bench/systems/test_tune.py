@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench.commands import tune as command
-from bench.systems.ttt import kernel_layer, trial
+from bench.systems.ttt import kernel_layer
 from harness.measure import timer
 from tk_kernels.generate.tuning import Tuning
 from tk_kernels.ttt_linear import forward, generate, reference
@@ -55,30 +55,30 @@ def kernel(monkeypatch, one_thread):
     found = Kernel()
     monkeypatch.setattr(generate, "generate_step", found)
     monkeypatch.setattr(kernel_layer, "l2_bytes", lambda: 1)
-    monkeypatch.setattr(trial, "SIZE", "tiny")
-    monkeypatch.setattr(trial, "BATCH", 2)
-    monkeypatch.setattr(trial, "candidates", lambda *asked, sm90: iter((SLOW, FAST, WRONG, TOO_LARGE)))
+    monkeypatch.setattr(command, "SIZE", "tiny")
+    monkeypatch.setattr(command, "BATCH", 2)
+    monkeypatch.setattr(command, "candidates", lambda *asked, sm90: iter((SLOW, FAST, WRONG, TOO_LARGE)))
+    monkeypatch.setattr(command, "replays", lambda: Clock(found))
     kernel_layer.check_generate.cache_clear()
     yield found
     kernel_layer.check_generate.cache_clear()
 
 
-def fastest(kernel, log=lambda line: None):
+def fastest():
     with torch.inference_mode():
-        return trial.fastest_step("linear", "dual", "float32", log, lambda: Clock(kernel))
+        return command.fastest_step("linear", "dual", "float32")
 
 
-def test_the_fastest_that_passes_the_check_is_chosen(kernel):
-    lines = []
-    assert fastest(kernel, lines.append) == ("cpu", FAST)
-    took, faster, wrong, too_large = (line.partition("): ")[2] for line in lines)
+def test_the_fastest_that_passes_the_check_is_chosen(kernel, capsys):
+    assert fastest() == ("cpu", FAST)
+    took, faster, wrong, too_large = (line.partition("): ")[2] for line in capsys.readouterr().err.splitlines())
     assert (took, faster) == ("200.0 us", "100.0 us")  # a call is the 16 steps of a mini-batch
     assert "output_relative_error" in wrong
     assert "shared memory" in too_large
 
 
 def test_all_are_compiled_before_one_is_timed(kernel):
-    fastest(kernel)
+    fastest()
     assert kernel.compiled == [SLOW, FAST, WRONG, TOO_LARGE]
 
 
@@ -92,29 +92,28 @@ def test_the_fastest_forward_that_is_correct_is_chosen(kernel, monkeypatch):
                 target.copy_(x)
 
     monkeypatch.setattr(forward, "launch", launch)
-    monkeypatch.setattr(trial, "candidates", lambda *asked: iter((SLOW, FAST, WRONG)))
-    monkeypatch.setattr(trial, "FORWARD_TOKENS", 128)
+    monkeypatch.setattr(command, "candidates", lambda *asked: iter((SLOW, FAST, WRONG)))
+    monkeypatch.setattr(command, "FORWARD_TOKENS", 128)
     with torch.inference_mode():
-        chosen = trial.fastest_forward("linear", "few", lambda line: None, lambda: Clock(kernel))
+        chosen = command.fastest_forward("linear", "few")
     assert chosen == ("cpu", FAST)
     assert kernel.compiled[:3] == [SLOW, FAST, WRONG]
 
 
 def test_where_none_passes_there_is_no_choice(kernel, monkeypatch):
-    monkeypatch.setattr(trial, "candidates", lambda *asked, sm90: iter((WRONG, TOO_LARGE)))
-    assert fastest(kernel) == ("cpu", None)
+    monkeypatch.setattr(command, "candidates", lambda *asked, sm90: iter((WRONG, TOO_LARGE)))
+    assert fastest() == ("cpu", None)
 
 
 @pytest.fixture
 def machine(monkeypatch):
-    def measured(learner, form, precision, log):
-        log(f"{learner} {form} {precision}")
+    def measured(learner, form, precision):
         return "a GPU", FAST if precision == "planes" else None
 
-    monkeypatch.setattr(trial, "fastest_step", measured)
-    monkeypatch.setattr(trial, "fastest_forward", lambda learner, row, log: ("a GPU", SLOW))
-    monkeypatch.setattr("bench.systems.needs.no_gpu", lambda: "")
-    monkeypatch.setattr("tk_kernels.generate.common.available", lambda: "")
+    monkeypatch.setattr(command, "fastest_step", measured)
+    monkeypatch.setattr(command, "fastest_forward", lambda learner, row: ("a GPU", SLOW))
+    monkeypatch.setattr(command, "no_gpu", lambda: "")
+    monkeypatch.setattr(command, "available", lambda: "")
 
 
 def test_a_section_is_printed_for_each_learner_and_form(machine, capsys):
@@ -123,5 +122,4 @@ def test_a_section_is_printed_for_each_learner_and_form(machine, capsys):
     row = {"planes": {"warps": 2, "block": 32}}
     forward = {row: {"warps": 1, "block": 32} for row in ("narrow", "wide")}
     assert tomllib.loads(printed.out) == {"a GPU": {"ttt_mlp": {"dual": row, "primal": row, "forward": forward}}}
-    assert "mlp dual planes" in printed.err.splitlines()
     assert "ttt-mlp dual float32: no candidate can be used" in printed.err
