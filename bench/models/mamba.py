@@ -30,21 +30,25 @@ class Mamba(CausalLM):
     token. The scan holds a float32 tensor [B, E, T, N], so its memory grows with T.
     """
 
-    def __init__(self, config: MambaConfig, device: torch.device | str, dtype: torch.dtype, seed: int = 0) -> None:
+    def __init__(self, config: MambaConfig, device: torch.device | str, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = config
-        device = torch.device(device)
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
-            torch.manual_seed(seed)
+        with torch.device("meta"):  # elsewhere, transformers draws random weights: 20 s for 1.3B on a CPU
             self.inner: Any = MambaForCausalLM(transformers_config(config)).eval()
-        remember(self.inner, config)
+        self.inner.to_empty(device=device).tie_weights()
         _round_weights(self.inner, dtype)
 
     @classmethod
     def from_seed(
         cls, config: MambaConfig, seed: int, device: torch.device | str, dtype: torch.dtype, **options: Any
     ) -> Self:
-        return cls(config, device, dtype, seed=seed, **options)
+        model, device = cls(config, "meta", dtype, **options), torch.device(device)
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
+            torch.manual_seed(seed)
+            model.inner = MambaForCausalLM(transformers_config(config)).eval()
+        remember(model.inner, config)
+        _round_weights(model.inner, dtype)
+        return model
 
     def init_state(self, batch: int, context: int = 0) -> MambaState:
         cache: Any = DynamicCache(config=self.inner.config)
