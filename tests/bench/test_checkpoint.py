@@ -157,7 +157,8 @@ def test_a_stored_head_must_be_the_embedding(linear):
     config, tensors, path = linear
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors, path)
-    load_weights(config, path.parent, "cpu")
+    for dtype in (torch.float32, torch.bfloat16):
+        load_weights(config, path.parent, "cpu", dtype)
     tensors["lm_head.weight"] += 1
     save_file(tensors, path)
     assert_refused(config, path, r"(lm_head|embed_tokens)\.weight: differs from (model\.embed_tokens|lm_head)\.weight")
