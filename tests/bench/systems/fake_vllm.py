@@ -12,7 +12,6 @@ from bench.models import checkpoint
 from bench.models.config import MambaConfig, TransformerConfig
 from bench.models.hugging_face import read_config
 
-
 MODELS = "vllm.model_executor.models"
 
 
