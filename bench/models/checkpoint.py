@@ -96,4 +96,5 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
                 for key in opened.keys():  # noqa: SIM118 - cannot be iterated itself
                     yield key, opened.get_tensor(key)
         except (SafetensorError, OSError, UnicodeError) as error:
-            raise CheckpointError(f"{file.name}: not a whole safetensors file ({error})") from None
+            why = getattr(error, "strerror", None) or error  # without the path
+            raise CheckpointError(f"{file.name}: not a whole safetensors file ({why})") from None

@@ -30,14 +30,21 @@ class Mamba(PackageModel):
     token. The scan holds a float32 tensor [B, E, T, N], so its memory grows with T.
     """
 
-    def __init__(self, config: MambaConfig, device: torch.device | str, dtype: torch.dtype, seed: int = 0) -> None:
+    def __init__(
+        self, config: MambaConfig, device: torch.device | str, dtype: torch.dtype, seed: int | None = None
+    ) -> None:
+        """seed: of random weights; without one, the weights are undefined until they are loaded."""
         super().__init__()
-        self.config = config
-        device = torch.device(device)
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
-            torch.manual_seed(seed)
-            self.inner: Any = MambaForCausalLM(transformers_config(config)).eval()
-        remember(self.inner, config)
+        self.config, device = config, torch.device(device)
+        if seed is None:
+            with torch.device("meta"):  # elsewhere, transformers draws random weights: 20 s for 1.3B on a CPU
+                self.inner: Any = MambaForCausalLM(transformers_config(config)).eval()
+            self.inner.to_empty(device=device).tie_weights()
+        else:
+            with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
+                torch.manual_seed(seed)
+                self.inner = MambaForCausalLM(transformers_config(config)).eval()
+            remember(self.inner, config)
         _round_weights(self.inner, dtype)
 
     def init_state(self, batch: int, context: int = 0) -> MambaState:

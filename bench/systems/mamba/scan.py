@@ -24,17 +24,16 @@ def selective_scan(decay: Tensor, inputs: Tensor, state: Tensor) -> Tensor:
     tokens = inputs.shape[1]
     length = max(1, math.isqrt(tokens))
     whole = tokens // length * length
-    chunked = [x[:, :whole].unflatten(1, (-1, length)) for x in (decay, inputs)]
-    products, states = chunked  # per chunk: cumulative decays since its start, and its scan from zero
+    products, states = (x[:, :whole].unflatten(1, (-1, length)) for x in (decay, inputs))
+    factors, scanned = products.unbind(2), states.unbind(2)  # per chunk, scanned from zero
     for t in range(1, length):
-        states[:, :, t].addcmul_(products[:, :, t], states[:, :, t - 1])
-        products[:, :, t].mul_(products[:, :, t - 1])
-    for chunk in range(states.shape[1]):
-        states[:, chunk].addcmul_(products[:, chunk], state[:, None])
-        state = states[:, chunk, -1]
-    for t in range(whole, tokens):
-        inputs[:, t].addcmul_(decay[:, t], state)
-        state = inputs[:, t]
+        scanned[t].addcmul_(factors[t], scanned[t - 1])
+    products.cumprod_(2)  # decays since the chunk's start
+    for product, some in zip(products.unbind(1), states.unbind(1), strict=True):
+        some.addcmul_(product, state[:, None])
+        state = some[:, -1]
+    for factor, some in zip(decay[:, whole:].unbind(1), inputs[:, whole:].unbind(1), strict=True):
+        state = some.addcmul_(factor, state)
     return inputs
 
 

@@ -25,7 +25,7 @@ class ModelFolder:
             name = f"ttt-bench-{os.getuid()}-vllm-{gpu}" + (f"-{number}" if number else "")
             self.path = (parent or Path(tempfile.gettempdir())) / name
             self.path.mkdir(mode=0o700, exist_ok=True)
-            descriptor = os.open(self.path, os.O_RDONLY)
+            descriptor = os.open(self.path, os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break

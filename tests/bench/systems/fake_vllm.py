@@ -9,14 +9,16 @@ from types import ModuleType, SimpleNamespace
 import torch
 
 from bench.models import checkpoint
-from bench.models.config import TransformerConfig, TTTConfig
+from bench.models.config import MambaConfig, TransformerConfig
 from bench.models.hugging_face import read_config
+
+MODELS = "vllm.model_executor.models"
 
 
 def install(engine, modules):
-    vllm, llama = ModuleType("vllm"), ModuleType("vllm.model_executor.models.llama")
-    registered, backends, settings = {}, {}, ModuleType("vllm.model_executor.models.config")
-    llama.LlamaForCausalLM = Model
+    vllm, llama, mamba = map(ModuleType, ("vllm", f"{MODELS}.llama", f"{MODELS}.mamba"))
+    registered, backends, settings = {}, {}, ModuleType(f"{MODELS}.config")
+    llama.LlamaForCausalLM = mamba.MambaForCausalLM = Model
     vllm.LLM, vllm.SamplingParams, vllm.__version__ = engine, SamplingParams, "0.33.0"
     vllm.ModelRegistry = SimpleNamespace(register_model=registered.__setitem__, get_supported_archs=registered.keys)
     settings.MODELS_CONFIG_MAP, settings.MambaModelConfig = {}, object
@@ -27,7 +29,7 @@ def install(engine, modules):
     served.TTTForCausalLM = Model
     parts = ("platforms.cuda", "model_executor", "model_executor.models", "entrypoints.llm", "v1.engine.llm_engine")
     modules.update({f"vllm.{name}": ModuleType(f"vllm.{name}") for name in parts})
-    modules.update({each.__name__: each for each in (vllm, llama, settings, registry, served)})
+    modules.update({each.__name__: each for each in (vllm, llama, mamba, settings, registry, served)})
     return registered
 
 
@@ -63,9 +65,10 @@ class Model(torch.nn.Module):
     def __init__(self, folder, dtype):
         super().__init__()
         config = json.loads((Path(folder) / "config.json").read_text())
-        self.config = read_config(folder) if config["model_type"] == "ttt" else _transformer(config)
+        self.config = read_config(folder) if config["model_type"] == "ttt" else _config_of(config)
+        self.architectures = config["architectures"]
         self.inner = checkpoint.load_weights(self.config, folder, "cpu", getattr(torch, dtype))
-        self.attention = None if isinstance(self.config, TTTConfig) else Attention()
+        self.attention = Attention() if isinstance(self.config, TransformerConfig) else None
 
     def hidden(self, ids):
         state = self.inner.init_state(1, len(ids))
@@ -75,7 +78,9 @@ class Model(torch.nn.Module):
         return self.inner._logits(hidden)
 
 
-def _transformer(config):
+def _config_of(config):
+    if config["model_type"] == "mamba":
+        return MambaConfig(config["hidden_size"], config["num_hidden_layers"], config["vocab_size"])
     return TransformerConfig(
         config["hidden_size"],
         config["intermediate_size"],

@@ -1,7 +1,9 @@
 """Recurrent layers of other packages are called correctly and checked against their naive forms."""
 
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
+from itertools import groupby
 from math import pi
 from types import ModuleType
 
@@ -114,7 +116,8 @@ def ttt(monkeypatch):
         calls.append("fused_chunk_ttt_linear")
         return ops.result(**inputs)
 
-    naive.chunk_ttt_linear_ref = ops.result = chunk
+    naive.chunk_ttt_linear_ref, ops.result, ops.calls = chunk, chunk, calls
+    monkeypatch.setattr("bench.systems.regressor.chosen_anew", lambda: nullcontext(calls.append("chosen anew")))
     ops.chunk_ttt_linear, ops.fused_chunk_ttt_linear = chunk_ttt_linear, fused_chunk_ttt_linear
     monkeypatch.setattr("bench.systems.regressor.Clock", FakeClock)
     for module in (ModuleType("fla"), ModuleType("fla.ops"), ops, naive):
@@ -123,12 +126,13 @@ def ttt(monkeypatch):
 
 
 def test_the_fastest_kernel_of_a_layer_is_timed_and_checked(ttt):
-    case = replace(CASE, system="ttt-linear", context=80)
+    case = replace(CASE, system="ttt-linear", batch=6, context=80)  # more sequences than are compared
     record = CaseRun(case, Policy(budget_s=0)).record(FlaRegressor())
     assert record.status == "ok", record.reason
     assert record.settings["kernel"] == "fused_chunk_ttt_linear"
     assert record.settings["form_trials"] == "chunk_ttt_linear 4 ms; fused_chunk_ttt_linear 1 ms"
-    assert record.metrics["state_bytes"] == 4 * 2 * 32 * 65 * 64
+    assert record.metrics["state_bytes"] == 4 * 6 * 32 * 65 * 64
+    assert [name for name, _ in groupby(ttt.calls)][:3] == ["chosen anew", "chunk_ttt_linear", "fused_chunk_ttt_linear"]
     names = {each["name"] for each in record.check["checks"]}
     assert {"output_relative_error", "timed_output_relative_error", "timed_state_relative_error"} <= names
 

@@ -168,15 +168,27 @@ def test_the_grouped_query_transformer_runs_its_own_model(llm):
     assert system._kept_bytes(large) == 2 * 2 * 512 * 24 * 2048
 
 
-@pytest.mark.parametrize(("phase", "options"), [("forward", ()), ("generate", ()), ("request", (("steps", 3),))])
-def test_what_the_last_batch_made_is_held_against_the_repositorys_model(llm, phase, options):
+@pytest.mark.parametrize(
+    ("adapter", "phase", "options"),
+    [
+        (VllmTransformer, "forward", ()),
+        (VllmTransformer, "generate", ()),
+        (VllmTransformer, "request", (("steps", 3),)),
+        (VllmMamba, "forward", ()),
+    ],
+)
+def test_what_the_last_batch_made_is_held_against_the_repositorys_model(llm, adapter, phase, options):
     llm.compute = True
-    record = CaseRun(replace(CASE, phase=phase, options=options), FEW).record(VllmTransformer())
+    system = "mamba" if adapter is VllmMamba else "transformer"
+    record = CaseRun(replace(CASE, system=system, phase=phase, options=options), FEW).record(adapter())
     assert record.status == "ok", record.reason
     assert "unchecked" not in record.check
     below = {check["name"]: check["value"] for check in record.check["checks"]}["timed_choice_below_best"]
     assert 0 <= below < 1e-4
     assert record.metrics["flops"] > 0
+    model = llm.started[0].model
+    assert "compute_logits" not in vars(model)  # the count of head rows ends before the timed batch
+    assert model.architectures == [*llm.registered]
 
 
 @pytest.mark.parametrize(("phase", "left"), [("forward", 0), ("generate", 0), ("generate", vllm_system.STEPS - 1)])

@@ -4,6 +4,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from bench.systems.vllm.model_folder import ModelFolder
 
 HOLD = """
@@ -27,6 +29,19 @@ def test_the_next_folder_has_the_name_of_the_one_before_and_is_empty(tmp_path):
     del folder
     assert list(path.iterdir()) == []
     assert ModelFolder(tmp_path).path == path
+
+
+def test_a_link_with_the_folders_name_is_not_followed(tmp_path):
+    folder = ModelFolder(tmp_path)
+    path, own = folder.path, tmp_path / "own"
+    del folder
+    own.mkdir()
+    (own / "letter").touch()
+    path.rmdir()
+    path.symlink_to(own)
+    with pytest.raises(OSError, match=path.name):
+        ModelFolder(tmp_path)
+    assert (own / "letter").exists()
 
 
 def test_each_gpu_has_a_name(tmp_path, monkeypatch):
