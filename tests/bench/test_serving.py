@@ -2,7 +2,9 @@
 
 import json
 import re
+import sys
 import tomllib
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +17,7 @@ from bench.models.config import model_config
 from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
+from bench.serving import register
 from bench.serving.pages import Layout, hidden
 from bench.serving.refusals import refused
 from bench.serving.step import Generating, common_length
@@ -180,3 +183,15 @@ def test_config_json_as_transformers_reads_it(tmp_path):
     assert (config.architectures, config.hidden_size, config.vocab_size) == (["TTTForCausalLM"], 128, 512)
     with pytest.raises(ValueError, match=r"^too new$"):
         refusing("too new")()
+
+
+@pytest.mark.parametrize(("version", "tried"), [("0.32.1", False), ("0.34.0", False), ("0.33.2", True)])
+def test_an_untried_vllm_opens_no_checkpoint(tmp_path, monkeypatch, version, tried):
+    from transformers import AutoConfig
+
+    monkeypatch.setattr("bench.systems.needs.versions_of", lambda packages: dict.fromkeys(packages, version))
+    monkeypatch.setitem(sys.modules, "bench.serving.settings", SimpleNamespace(register_model=lambda: None))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "ttt", "hidden_size": 128, "vocab_size": 512}))
+    register()
+    with nullcontext() if tried else pytest.raises(ValueError, match=rf"vllm {version}"):
+        AutoConfig.from_pretrained(tmp_path)
