@@ -69,6 +69,15 @@ def test_many_outputs_are_computed_in_larger_tiles(rows: int, swiglu: bool) -> N
     assert_close(few_rows_product(x, weights, swiglu=swiglu), expected, 2 * LIMIT[BF16])
 
 
+def test_nothing_is_written_after_the_last_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    room, x, weights = normal(32, 37, dtype=BF16), normal(3, 160, dtype=BF16), normal(37, 160, dtype=BF16)
+    before = room.clone()
+    monkeypatch.setattr(torch, "empty", lambda *shape, **_: room[:3].view(shape))
+    got = few_rows_product(x, weights)
+    assert got.data_ptr() == room.data_ptr()
+    assert torch.equal(room[3:], before[3:])
+
+
 @pytest.mark.parametrize(("rows", "dtype"), [(2, torch.float32), (3, BF16)])
 def test_more_inputs_than_a_program_reads_at_once(rows: int, dtype: torch.dtype) -> None:
     x, weights = normal(rows, 5000, dtype=dtype), normal(3, 5000, dtype=dtype) / 5000**0.5
