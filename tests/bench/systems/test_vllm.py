@@ -248,6 +248,18 @@ def test_an_engine_that_computes_something_else_misses_its_check(llm, monkeypatc
     assert "logits_relative_error" in checked.reason
 
 
+def test_the_reference_reads_the_tokens_that_the_engine_generated(llm, monkeypatch):
+    llm.compute = True
+    generate = llm._generate
+
+    def another_token(engine, sequence):  # the best token is the same at each step
+        generate(engine, sequence)
+        sequence.made[-1] = len(sequence.made)
+
+    monkeypatch.setattr(llm, "_generate", another_token)
+    assert VllmTransformer().build(CASE).check().passed
+
+
 def test_an_engine_that_remembers_prompts_misses_its_check(llm):
     llm.compute = True
     workload = VllmTransformer().build(CASE)
