@@ -65,6 +65,17 @@ def test_only_a_site_or_an_empty_folder_is_written_to(two_runs, tmp_path):
     assert (tmp_path / "empty" / "index.html").exists()
 
 
+def test_an_interrupted_site_is_written_again(two_runs, tmp_path):
+    def interrupted(line):
+        raise KeyboardInterrupt
+
+    out = tmp_path / "site"
+    with pytest.raises(KeyboardInterrupt):
+        write_site(two_runs, out, interrupted)
+    write_site(two_runs, out)
+    assert (out / "index.html").exists()
+
+
 def test_the_same_run_twice_is_a_sentence_and_two_of_one_name_are_two_pages(two_runs, tmp_path):
     with pytest.raises(RecordError, match="are the same run"):
         write_site([two_runs[0], two_runs[0]], tmp_path / "site")
