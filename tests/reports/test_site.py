@@ -175,6 +175,13 @@ def test_a_history_is_in_the_order_of_time(tmp_path):
         assert line["ms"] == [10, 11, 12, 13]
 
 
+def test_a_history_has_the_times_of_cases_not_of_runs(tmp_path):
+    cases = [timed(a_case(context), 10, at=f"2026-01-{day}T03:00:00+00:00") for context, day in ((64, "01"), (128, 20))]
+    write_site([a_run(tmp_path / "resumed", *cases).folder, nightly(tmp_path, 9, ms=12)], tmp_path / "site")
+    (line,) = lines_of(tmp_path / "site")
+    assert line["ms"] == [10, 12]
+
+
 def test_a_bar_has_the_ends_of_its_interval(tmp_path):
     skewed = timed(a_case(), 10)
     skewed.samples_ms[:] = [10, 20, 9.95, 10.2, 10, 21, 9.9, 10, 10.5]
