@@ -4,7 +4,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +19,8 @@ from harness.measure import nvml
 from harness.schema.record import Record, RecordError
 from harness.schema.run_file import PastRequest, RunError
 from harness.workers import pool, process
-from harness.workers.pool import shares, slots_of
-from harness.workers.process import Launch
+from harness.workers.pool import on_free_slots, shares, slots_of
+from harness.workers.process import GpuSlot, Launch
 from harness.workers.scheduler import Event, run_jobs
 from tests.two_gpus import TwoGpus
 
@@ -134,6 +137,24 @@ def test_an_error_of_one_job_ends_all_and_is_raised(tmp_path: Path) -> None:
     path.mkdir()  # no file can be there
     with pytest.raises(RecordError, match=r"c-cpu\.jsonl"):
         pooled(run, launches(*SYSTEMS[:4]))
+
+
+def test_no_job_begins_after_the_error_of_another() -> None:
+    both, begun = threading.Barrier(2), list[str]()
+
+    def do(job: str, at: GpuSlot, stopped: Callable[[], bool]) -> None:
+        begun.append(job)
+        if len(begun) > 2:
+            return
+        both.wait()
+        if job == "a":
+            raise RunError("no more")
+        while not stopped():
+            time.sleep(0.01)
+
+    with pytest.raises(RunError, match="no more"):
+        on_free_slots("abc", [slot("0"), slot("1")], do)
+    assert sorted(begun) == ["a", "b"]
 
 
 def test_the_gpus_that_may_be_used(two_gpus: TwoGpus, monkeypatch: pytest.MonkeyPatch) -> None:
