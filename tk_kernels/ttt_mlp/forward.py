@@ -33,7 +33,8 @@ __all__ = ["available", "launch", "launch_packed"]
 
 # Limits of `forward_gluon`: head dimension, most tokens per mini-batch, least shared memory of a block
 GLUON_HEAD_DIM, GLUON_ROWS, GLUON_SHARED_BYTES = 64, 16, 137_216
-IN_REGISTERS = 64  # the largest head dimension whose weights fit the registers of an SM
+# Largest head dimension and mini-batch whose weights and activations fit the registers of an SM without many spills
+IN_REGISTERS, ROWS_IN_REGISTERS = 64, 32
 
 
 def run(
@@ -47,7 +48,8 @@ def run(
 ) -> None:
     """Launch the kernel for these shapes on q, k and `rest`, its other arguments."""
     heads, head_dim = q.shape[-2:]
-    hidden, row = 4 * head_dim, "wide" if head_dim > IN_REGISTERS else "narrow"
+    hidden = 4 * head_dim
+    row = "narrow" if head_dim <= IN_REGISTERS and mini_batch <= ROWS_IN_REGISTERS else "wide"
     options["grid"] = (sequences * heads,)
     if settings is None and takes_gluon(q, mini_batch):
         from tk_kernels.ttt_mlp.forward_gluon import WARPS, forward

@@ -1,4 +1,4 @@
-"""TTT-MLP forward in Triton for heads whose weights exceed an SM's registers: dual form.
+"""TTT-MLP forward in Triton for heads or mini-batches that exceed an SM's registers: dual form.
 
 One program owns one head of one sequence. W1 and W2 stay in the output tensors, read through the L2 cache. Each
 mini-batch makes two passes over them, in blocks of hidden units. The first computes Z2. The second computes the output
