@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -313,13 +314,18 @@ def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[P
         key = (tuple(launch.command), launch.root, tuple(sorted(launch.env.items())))
         groups.setdefault(key, []).append(number)
 
+    ended = threading.Event()
+
     def probe_together(group: list[int]) -> None:
-        with WorkerProcess(replace(launches[group[0]], entry=""), start_s=limit_s) as worker:
+        with WorkerProcess(replace(launches[group[0]], entry=""), start_s=limit_s, stopped=ended.is_set) as worker:
             for number in group:
                 found[number] = worker.probe(launches[number].entry)
 
     with ThreadPoolExecutor(max(1, len(groups))) as threads:
-        list(threads.map(probe_together, groups.values()))
+        try:
+            list(threads.map(probe_together, groups.values()))
+        finally:
+            ended.set()  # after Ctrl-C, which reaches only this thread, the others would wait for their workers
     return [found[number] for number in range(len(launches))]
 
 
