@@ -26,26 +26,15 @@ class Figure {
     Object.assign(this, { host, data, points: new Points(data), stale: true });
     this.plot = host.querySelector(".plot");
     this.readout = host.querySelector(".readout");
-    [this.xLog, this.yLog, this.relative, this.inches] = ["x-log", "y-log", "ratio", "inches"].map((role) => host.querySelector(`[data-role=${role}]`));
+    [this.xLog, this.yLog, this.inches] = ["x-log", "y-log", "inches"].map((role) => host.querySelector(`[data-role=${role}]`));
     this.more = host.querySelector(".more");
     this.measured = data.lines.filter((line) => this.points.hasResult(line));
     this.others = this.measured.filter((line) => !line.primary);
     this.shown = new Set(this.measured.filter((line) => line.primary));
     this.hasMore = !this.shown.size;
-    this.ratio = null;
     this.yLog.checked = data.y_log;
-    this.offerRatios();
     this.buildLegend();
     this.listen();
-  }
-
-  offerRatios() {
-    if (!this.relative) return;
-    this.relative.append(...this.measured.map((line, index) => element("option", { value: index, textContent: line.name })));
-    this.relative.onchange = () => {
-      this.ratio = this.relative.value === "" ? null : this.measured[Number(this.relative.value)];
-      this.draw();
-    };
   }
 
   listen() {
@@ -97,8 +86,8 @@ class Figure {
 
   /* `paper`: {width, height} of a picture for a paper. */
   drawing(paper = null) {
-    const lines = this.visibleLines().map((line) => [line, this.points.of(line, this.ratio)]);
-    return new Drawing(this.points, lines, { xLog: this.xLog.checked, yLog: this.yLog.checked, ratio: this.ratio, paper });
+    const lines = this.visibleLines().map((line) => [line, this.points.of(line)]);
+    return new Drawing(this.points, lines, { xLog: this.xLog.checked, yLog: this.yLog.checked, paper });
   }
 
   isInView() {
@@ -161,7 +150,7 @@ class Figure {
   /* Describe a point below the plot. */
   tell([line, point]) {
     const anchor = profileOf(point.row);
-    this.readout.textContent = this.points.words(line, point, this.drawing().yTitle).join(" · ");
+    this.readout.textContent = this.points.words(line, point).join(" · ");
     if (anchor) this.readout.append(" · ", element("a", { href: `#${anchor}`, className: "offer", textContent: "Profile of this point" }));
   }
 
