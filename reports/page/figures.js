@@ -39,10 +39,9 @@ class Figure {
 
   listen() {
     this.xLog.onchange = this.yLog.onchange = () => this.draw();
-    for (const button of this.host.querySelectorAll("[data-save]")) {
-      button.disabled = !this.measured.length;
-      button.onclick = () => FILES[button.dataset.save](this);
-    }
+    const button = this.host.querySelector("[data-role=svg]");
+    button.disabled = !this.measured.length;
+    button.onclick = async () => save(`${slug(this.data.id)}.svg`, "image/svg+xml", await paperSvg(this, Number(this.inches.value)));
     this.plot.addEventListener("keydown", (event) => this.go(event));
     this.plot.addEventListener("blur", () => this.measured.length && Plotly.Fx.unhover(this.plot));
     this.more.onclick = () => {

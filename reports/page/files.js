@@ -1,11 +1,6 @@
-/* Downloads: a figure as a picture for a paper. */
+/* A figure as an SVG for a paper: as a download, or alone on the page for picture.py. */
 
 const INCH = 125; // pixels per inch of a picture, which sets its text at 7 points
-
-const FILES = {
-  svg: async (figure) => save(`${slug(figure.data.id)}.svg`, "image/svg+xml", await paperSvg(figure, Number(figure.inches.value))),
-  pdf: (figure) => printAlone([figure], Number(figure.inches.value)),
-};
 
 function save(name, type, text) {
   const link = element("a", { download: name, href: URL.createObjectURL(new Blob([text], { type })) });
@@ -44,13 +39,4 @@ async function showAlone(figures, inches) {
   const alone = element("div", { id: "alone" }, style, ...sheets);
   document.body.append(alone);
   document.documentElement.classList.add("alone");
-  return alone;
-}
-
-/* Print these figures; a browser's print writes PDF. */
-async function printAlone(figures, inches) {
-  const alone = await showAlone(figures, inches);
-  print();
-  alone.remove();
-  document.documentElement.classList.remove("alone");
 }
