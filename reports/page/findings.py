@@ -77,17 +77,6 @@ def unfinished(table: pd.DataFrame, missing: int) -> str:
     return f"Unfinished: {share_of(missing, total, 'planned case')} {have} no record." if missing else ""
 
 
-def contended(table: pd.DataFrame) -> str:
-    """Return the notice on CPU cases during which other programs used the CPU; "" for none."""
-    measured = table[(table["status"] == "ok") & (table["device_id"] == "")]
-    count = sum(LOADED in marks_in(cell) for cell in measured[MARKS]) if MARKS in measured else 0
-    return (
-        f"Other programs used the CPU during {share_of(count, len(measured), 'case')}: no ranking there."
-        if count
-        else ""
-    )
-
-
 def _parts(view: View) -> str:
     """Describe the x with the least total time of all parts; "" if no x has every part."""
     parts = [{point.x: point.value for point in view.points(line)} for line in view.compared]

@@ -18,7 +18,7 @@ from reports.machines import machines
 from reports.page.data import page_data
 from reports.page.embedding import packed, packed_plotly, plotly_source, script_hash
 from reports.page.figures import Figure, ends, figures
-from reports.page.findings import contended, finding, flags, headline, small_models, unfinished
+from reports.page.findings import finding, flags, headline, small_models, unfinished
 from reports.profiles.section import Section
 from reports.profiles.section import script as profile_script
 from reports.profiles.section import style as profile_style
@@ -77,7 +77,7 @@ def render(
         backend_label=catalogue.backend_label,
         title=title or TITLE,
         notices=[
-            contended(table) if timed else UNTIMED,
+            "" if timed else UNTIMED,
             unfinished(table, len(missing)),
             small_models(table, kinds),
         ],
