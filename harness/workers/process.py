@@ -285,7 +285,7 @@ class WorkerProcess:
         return process.returncode
 
     def _death(self, process: subprocess.Popen[bytes]) -> WorkerLost:
-        code = self._status(process, _STOP_S) or 0  # its wardens hold its output open, so it has ended
+        code = self._status(process, _STOP_S) or 0  # its wardens closed its output, so it has ended
         if code == warden.NOT_STARTED:
             return WorkerLost("failed", self.error_line or "the worker could not be started")
         if name := signal_of(code):
