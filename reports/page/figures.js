@@ -1,10 +1,5 @@
 /* A figure on the page: its lines and axes, its points by keyboard, and its downloads. */
 
-/* A name in the form that file names use. */
-function slug(text) {
-  return text.toLowerCase().replaceAll(/[^\p{L}\p{N}.]+/gu, "-").replaceAll(/^-|-$/g, "");
-}
-
 /* Signs of Plotly's dashes, and of its markers: filled and hollow. */
 const DASH_SIGNS = { solid: "─", dash: "╌", dot: "┈", dashdot: "─·", longdash: "—", longdashdot: "—·" };
 const MARKER_SIGNS = { circle: "●○", square: "■□", diamond: "◆◇", "triangle-up": "▲△", pentagon: "⬟⬠", "triangle-down": "▼▽", star: "★☆" };
@@ -41,7 +36,7 @@ class Figure {
     this.xLog.onchange = this.yLog.onchange = () => this.draw();
     const button = this.host.querySelector("[data-role=svg]");
     button.disabled = !this.measured.length;
-    button.onclick = async () => save(`${slug(this.data.id)}.svg`, "image/svg+xml", await paperSvg(this, Number(this.inches.value)));
+    button.onclick = async () => save(`${this.data.id}.svg`, "image/svg+xml", await paperSvg(this, Number(this.inches.value)));
     this.plot.addEventListener("keydown", (event) => this.go(event));
     this.plot.addEventListener("blur", () => this.measured.length && Plotly.Fx.unhover(this.plot));
     this.more.onclick = () => {

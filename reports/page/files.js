@@ -8,18 +8,14 @@ function save(name, type, text) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
-/* A figure on white, `inches` wide, without title and caption, which LaTeX sets. */
-function paperPicture(figure, inches) {
+/* The SVG of a figure on white, `inches` wide, without title and caption, which LaTeX sets. */
+async function paperSvg(figure, inches) {
   const paper = { width: inches * INCH, height: Math.round(INCH * (inches < 5 ? 2.4 : 3.2)) };
-  return inLight(() => {
+  const picture = inLight(() => {
     const drawing = figure.drawing(paper);
     const layout = { ...drawing.layout(paper.width), width: paper.width, autosize: false, paper_bgcolor: "#ffffff", plot_bgcolor: "#ffffff" };
     return { data: drawing.traces(), layout };
   });
-}
-
-async function paperSvg(figure, inches) {
-  const picture = paperPicture(figure, inches);
   const { width, height } = picture.layout;
   const svg = await Plotly.toImage(picture, { format: "svg", width, height, imageDataOnly: true });
   return svg.replace(/ width="[^"]*" height="[^"]*"/, ` width="${width / INCH}in" height="${height / INCH}in"`);
