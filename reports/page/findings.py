@@ -19,7 +19,7 @@ _FLAGS = {
     **dict.fromkeys((UNSTEADY, *UNSTEADY_TIMES.values()), "unsteady"),
     HOT: "thermally throttled",
 }
-_MOST_LETTERS = 130  # a longer ranking becomes one count: at how many x the most frequent winner is best
+_MOST_LETTERS = 130  # of a ranking; a longer one only counts where the most frequent winner is best
 
 
 def headline(table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure]) -> list[str]:

@@ -8,7 +8,7 @@ from harness.schema.profile import Kernel, Profile, Region
 from harness.schema.record import Record
 from harness.schema.work import PEAKS
 
-_LONG = 0.005  # share of the kernels' time, from which a kernel's rate may raise a peak
+_LONG = 0.005  # least share of the kernels' time for a kernel whose rate may raise a peak
 _PLAUSIBLE = 1.25  # times the measured peak: a kernel beyond it is miscounted
 _LIKE = 0.15  # share of the mean time; counted launches that differ by more may have done other work
 
