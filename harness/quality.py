@@ -168,8 +168,7 @@ def _unsteady_times(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, 
 def pooled_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float, float]:
     """Return (median, low, high): the processes' median, and a typical process's interval.
 
-    low, high: medians over the processes' own ends, relative to their medians. Differences between processes do not
-        count.
+    low, high: the median times the processes' median relative ends. Differences between processes do not count.
     """
     within = [median_interval(samples) for samples in processes]
     centre = median(middle for middle, _, _ in within)

@@ -10,12 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.schema.case import Case
-from harness.schema.work import known, needed_ms, positive
+from harness.schema.work import PEAKS, known, needed_ms, positive
 
 RATE_COLUMNS = ("tflops", "gbs", "lower_bound_ms", "bound", "lower_bound_share", "copy_share")
-# A record's metrics with the measured peaks: GEMM rate (TFLOP/s), copy bandwidth (GB/s).
-CEILINGS = ("product_tflops", "copy_gbs")
-WORK_METRICS = ("flops", "bytes", *CEILINGS)
+WORK_METRICS = ("flops", "bytes", *PEAKS)
 
 
 def explanation(case: Case, metrics: Mapping[str, float | None], latency_ms: float) -> dict[str, Any]:

@@ -41,9 +41,9 @@ MACHINE_COLUMNS = ("device", "device_id", "commit")
 COLUMNS = CASE_COLUMNS + OUTCOME_COLUMNS + STATISTIC_COLUMNS + SETTING_COLUMNS + MACHINE_COLUMNS
 SAMPLE_COLUMNS = ("samples", "processes", "throttled", "stop", "started_at")
 NOTES, MARKS = "notes", "marks"
-# Numbers computed from others: the size's name in millions of parameters, and rates (`_computed`).
+# Numbers computed from other columns (`_computed`).
 COMPUTED_COLUMNS = ("model_size", "tokens_per_s_each", "flops_per_token", "flops_share", "tokens_per_j")
-_TIMING, _QUALITY, _RECORDS = "_timing", "_quality", "records"  # values of a row that get no column
+_TIMING, _QUALITY, _RECORDS = "_timing", "_quality", "records"  # of a row, without a column of the table
 # The flags of a point, the gravest first.
 CACHE_FULL, FEW_SAMPLES, LOADED, HOT = "cache full", "few samples", "loaded machine", "thermal slowdown"
 UNSTEADY = "unsteady"

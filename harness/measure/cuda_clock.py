@@ -13,9 +13,9 @@ SPAN_MS = 1.0  # length of a sample: events and the first launch after idle take
 MAX_LAUNCHES = 256
 _WARM_RUNS = 3
 _ESTIMATES = 3
-SETTLES_S = 2.0  # until a power-capped GPU's clocks stop swinging
-WAKES_S = 0.5  # until an uncapped GPU's clocks have risen from idle
-_LONG_S = 0.25  # a call this long is its own estimate
+SETTLES_S = 2.0  # seconds of load until a power-capped GPU's clocks are steady
+WAKES_S = 0.5  # seconds of load until an uncapped GPU's clocks have risen from idle
+_LONG_S = 0.25  # seconds; a longer call is a sample of its own and needs no estimate
 
 Call = Callable[[], object]
 
@@ -64,7 +64,7 @@ class CudaEventClock(Clock):
         self.launch = run
         if took_s is None or self.replays:
             took_s = _first_runs(run)
-        if self.replays:  # a replay may take a tenth of a launch that waits for the CPU
+        if self.replays:  # to estimate a replay, which may take a tenth of an eager call
             self.launch = _captured([run])
         is_long = took_s >= _LONG_S
         self.loaded_s = took_s if is_long else 0.0

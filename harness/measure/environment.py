@@ -42,7 +42,7 @@ _LONGEST = 200
 
 
 def child_environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return this process's environment for a child, overridden by `added`, without `_FOREIGN`."""
+    """Return this process's environment without variables that redirect git or Slurm, and with `added`."""
     kept = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
     return {**kept, **DEVICE_ORDER, **(added or {})}
 
@@ -85,7 +85,7 @@ def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any
 
 
 def around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Return the snapshot `after`, with gpu and cpu readings of both as "before" and "after"."""
+    """Return the snapshot `after`; its gpu and cpu have the readings of both snapshots, as "before" and "after"."""
     return after | {part: _paired(before.get(part) or {}, after.get(part)) for part in ("gpu", "cpu")}
 
 
@@ -148,7 +148,7 @@ def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
     """Return (commit, dirty) of the checkout `root`, by default the one with this file.
 
     dirty: whether source files outside reports/results changed or are untracked, None if unknown.
-    Without a checkout, the result is what a run gave its workers in TTT_BENCH_COMMIT, otherwise ("", None).
+    Without a checkout: the value of TTT_BENCH_COMMIT, which a run sets for its workers, otherwise ("", None).
     """
     root = root or _root()
     commit = ask_git(root, "rev-parse", "HEAD")[0] if (root / ".git").exists() else ""

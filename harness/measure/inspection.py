@@ -26,12 +26,12 @@ from harness.measure.timer import Clock
 from harness.schema.case import Case
 from harness.schema.work import lower_bound_ms
 
-RENEW_EVERY_S = 0.25  # least seconds between refills: more refills would change the device's temperature and load
+RENEW_EVERY_S = 0.25  # least seconds between refills, which would otherwise change the device's load and heat
 RENEW_SHARE = 0.02  # largest share of the time for refills
 SAME_INPUTS = "no inputs were refilled, so remembered outputs would pass"
 NO_ROOM = "the reference does not fit next to the model, so the timed outputs were not compared"
 _LOOKED_AT = 1 << 20  # elements of a tensor that are compared between samples
-_RECENT = 64  # last tokens that an early refill keeps; with random weights, truncating a prompt to them goes unnoticed
+_RECENT = 64  # last tokens that a refill of early tokens keeps: a model must not depend on these alone
 _LATE_S = 5e-3  # seconds of device work allowed after the end of the timed call
 _BELOW_BOUND = 0.5  # shortest allowed share of the roofline bound, as measured peaks have errors
 
@@ -57,7 +57,7 @@ class CallChecker:
         return self._outputs
 
     def before_sample(self) -> None:
-        """Check the outputs and refill the inputs, at most once in `RENEW_EVERY_S` seconds."""
+        """Check the last outputs and refill the inputs, at most once in `RENEW_EVERY_S` seconds."""
         now = time.monotonic()
         if self._workload.inputs and now >= self._next_at:
             if self._ran:
@@ -130,7 +130,7 @@ class CallChecker:
             self._miss("inputs_changed_by_the_work")
 
     def _follow_inputs(self, name: str = "outputs_unchanged_by_new_inputs", past_renewed: bool = False) -> None:
-        """Check that outputs changed with inputs; a refill can repeat a sequence's tokens."""
+        """Check that each sequence whose inputs changed has other outputs; a refill can repeat tokens."""
         outputs, batch = list(tensors_of(self._outputs)), self._case.batch
         floating = [each for each in outputs if each.is_floating_point()]  # integers can be the inputs themselves
         now = [_rows(x, x.shape.index(batch) if batch in x.shape else None) for x in floating or outputs]

@@ -55,12 +55,12 @@ class CaseRun:
     profile: dict[str, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        # Fields of the record, as far as they are known: a failure keeps earlier ones.
+        # Fields of the record; after a failure, those that earlier stages set.
         self._known: dict[str, Any] = {"status": "ok", "metrics": {}, "stages_s": {}}
         self._checks: Checks | None = None
         self._claimed: dict[str, float | None] = {}  # the adapter's metrics before anything ran
-        self._after: dict[str, Any] | None = None  # the machine right after the work
-        self._owns_process = False  # an engine sets up its process itself
+        self._after: dict[str, Any] | None = None  # snapshot right after the last sample
+        self._owns_process = False  # whether an engine may change global settings
 
     def record(self, system: SystemAdapter) -> Record:
         """Run the case and return its record; only NeedsFreshProcess is raised."""
@@ -68,7 +68,7 @@ class CaseRun:
         settings = process_settings()
         self._guarded(system)
         if not self._owns_process:
-            now = process_settings()  # those of a torch that the case imported are not compared
+            now = process_settings()  # has torch's settings too if the case imported torch
             self.healthy = self.healthy and all(now[name] == value for name, value in settings.items())
         environment = around(before, self._after or snapshot())
         return Record(

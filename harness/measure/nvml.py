@@ -13,7 +13,7 @@ from typing import Any
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 _UUID = ("GPU-", "MIG-")
-ASKED_EVERY_S = 0.02  # between queries: one of 0.1 ms per sample of 0.8 ms let a power-capped GPU run 4% faster
+ASKED_EVERY_S = 0.02  # between queries: with one per sample, a power-capped GPU rested and ran 4% faster
 
 # Reasons for clocks below their settings. Idle, application and display clocks are not throttling.
 _THROTTLE = {
@@ -163,7 +163,8 @@ def _by_uuid(pynvml: Any, name: str) -> Any:
 
 
 def _uuid_in_use() -> str:
-    """torch may omit "GPU-". The device's index would not do: NVML can number GPUs differently."""
+    """Return the UUID of torch's GPU, maybe without "GPU-"; "" before torch uses CUDA."""
+    # No index: NVML can number GPUs differently.
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return ""
@@ -193,9 +194,9 @@ def _after(environment: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 LOOK_EVERY_S = 0.02
-LATE_S = 0.05  # a read this long after the previous one was delayed: it cannot date a refresh
+LATE_S = 0.05  # longest time between two reads that still tells when the counter was refreshed
 NEEDS_S = 0.7  # least seconds between first and last refresh: the error is at most 7%, mostly 3%
-LASTS_S = 1.0  # seconds of a block that surely has refreshes `NEEDS_S` apart
+LASTS_S = 1.0  # a block of so many seconds has refreshes at least `NEEDS_S` apart
 FILLS = 0.9  # share of the block that samples must fill
 
 

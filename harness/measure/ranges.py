@@ -11,7 +11,7 @@ LEAD = "lead"  # the runs before the timed ones, which no profile shows
 
 
 class _Recording:
-    """on: whether `nvtx_range` is a range of PyTorch's profiler too, which takes microseconds."""
+    """State of this module. on: whether `nvtx_range` is a range of PyTorch's profiler too, which takes microseconds."""
 
     on = False
     entered: Callable[[str], object] | None = None

@@ -46,9 +46,9 @@ class Workload:
     """The work of one case, ready to run.
 
     run: runs the timed work once and returns its outputs, a tensor or nested tuples, lists and dicts of tensors.
-        Later calls must not read them. On a GPU, `run` must not wait for the device, and for timing "graph" it must be
-        capturable. One call does `units` units of work, such as 16 generate steps; samples are divided by `units`.
-        With several units, the last output is [units, batch, ...], or there is one tensor for each unit.
+        Later calls must not read these outputs. On a GPU, `run` must not wait for the device, and for timing "graph" it
+        must be capturable. One call does `units` units of work, such as 16 generate steps; samples are divided by
+        `units`. With several units, the last output is [units, batch, ...], or there is one tensor for each unit.
     tokens: tokens that one unit processes, over all sequences.
     capture: called once before `run` to capture CUDA graphs that `run` replays; their memory counts as the case's.
     inputs: tensors that the harness refills between samples and before the checked calls.

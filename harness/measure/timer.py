@@ -12,15 +12,15 @@ from harness.schema.policy import Policy
 LEAST_SAMPLES = 20  # before the interval may end sampling: six may agree by chance
 LEAST_S = 0.5  # before the interval may end sampling: clocks swing, and twenty short samples lie in one swing
 MAX_SAMPLES = 1000  # more narrow the interval by less than the difference between runs
-DOUBTFUL = 2.0  # a wider interval, in units of the precision, extends the budget: a disturbance may pass
+DOUBTFUL = 2.0  # intervals wider than so many times the precision extend the budget: a disturbance may pass
 PATIENCE = 5.0  # budgets that a case with a wide interval may take in all
 LONGEST_WAIT_S = 60.0  # beyond the budget, at most: a case has a time limit
 WARMUP_S = 0.2  # least warm-up
 WARMUP_MAX_S = 5.0
-WARMUP_BUDGETS = 12  # most budgets of warm-up: with six rounds in a second, a GPU still settles for 2 s in each
+WARMUP_BUDGETS = 12  # longest warm-up in budgets; a budget of 1/6 s still allows the 2 s in which a GPU settles
 STEADY = 0.02  # largest relative difference of two successive windows that agree
 _WINDOW = 5  # samples of a window
-_WINDOW_S = 0.5  # a window need not be longer: longer calls need fewer samples
+_WINDOW_S = 0.5  # seconds of a window of fewer samples, if calls are long
 BATCHES = 3  # batches of an engine before its interval may end sampling
 READS = 10  # budgets that an engine may take in all, prompts included
 
@@ -73,7 +73,7 @@ def never_throttled() -> bool:
 
 
 def measure(run: Callable[[], object], clock: Clock, policy: Policy, limited: bool = True) -> Timing:
-    """Prepare `run`, warm up (limited: as for a throttled device), and return its samples."""
+    """Prepare `run`, warm up, and return samples. limited: warm up as long as for a throttled device."""
     clock.prepare(run)
     warm_up(clock, policy, lambda: limited)
     return take_samples(clock, policy)

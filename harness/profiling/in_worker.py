@@ -24,12 +24,12 @@ from harness.schema.work import PEAKS
 WARM_RUNS = 3
 RUNS = 5  # fewest profiled runs: one that the profiler delays must not count
 RUNS_S = 0.25  # fewest seconds of profiled runs
-CAPPED_S = 1.0  # the same on a power-capped GPU, whose clocks swing
+CAPPED_S = 1.0  # the same on a power-capped GPU, whose clocks vary
 LONGEST_S = 6.0  # most seconds for RUNS runs: if runs are longer, fewer are profiled
 ALONE = Policy(budget_s=1.0)  # to time runs without a profiler
 LAUNCHES = 20_000  # most kernels that Kineto records: larger traces take long to read
 COUNTED_STEPS = 2  # last generate steps that Nsight Compute counts: the last of a mini-batch does additional work
-_LONG_S = 1.0  # a run this long needs no second one to be warm
+_LONG_S = 1.0  # seconds; after a longer run, no further warm-up is needed
 
 Tool = Literal["kineto", "nsys", "ncu"]
 Found = TypeVar("Found")
@@ -70,20 +70,20 @@ class _Work:
         self.is_engine = workload.engine_samples is not None
         if self.is_engine and workload.engine_batch is None:
             raise ProfileError("the system times itself; a profiler then needs Workload.engine_batch")
-        # For an engine's generate steps, the batch up to them is the lead-in, and a single region holds them.
+        # An engine generates after it read the batch's prompts; one region has all of these steps.
         self.is_part = self.is_engine and case.phase == "generate"
         self.units = workload.units
         self.passes = 0  # passes of a call through the counted layer
         self.call_s = 0.0  # seconds of a call under its ranges
         self.calls = 1  # calls of a run
-        self.lead = 0  # runs before the profiled ones
+        self.lead = 0  # unprofiled runs before the profiled ones
         self.runs = RUNS
         self.host_us: list[float] = []  # an engine's time of each run
         self.clock: CudaEventClock | None = None  # except for engines and CPUs
         self.alone_us = 0.0  # time of a run without a profiler
 
     def warm(self) -> None:
-        """Run the work until it has compiled; count an engine's units, else passes of a call."""
+        """Run the work until it has compiled; set an engine's `units`, or `passes` and `call_s`."""
         if self.is_engine:
             self._once(nullcontext())
             return

@@ -173,7 +173,7 @@ class JobProfiler:
         return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command))
 
     def _blame_the_case(self) -> None:
-        """After a profiler failed, raise KeyboardInterrupt if the run should end, and RunError on a lost GPU."""
+        """Return if the case made a profiler fail, not the user (KeyboardInterrupt) or a lost GPU (RunError)."""
         if self.stopped():
             raise KeyboardInterrupt
         self.slot.refuse_lost_gpu()

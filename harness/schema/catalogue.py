@@ -36,7 +36,7 @@ class BackendEntry(Stored):
     dash: Annotated[str, one_of(*DASHES)]
 
 
-_OLDER_METRICS = {"floor_ms": "lower_bound_ms", "floor_share": "lower_bound_share"}  # in older runs, with today's names
+_OLDER_METRICS = {"floor_ms": "lower_bound_ms", "floor_share": "lower_bound_share"}  # older runs' names: today's
 _Metric = Annotated[str, AfterValidator(lambda name: _OLDER_METRICS.get(name, name))]
 
 
@@ -93,7 +93,7 @@ class FigureEntry(Stored):
     split: axes, with a separate figure for each of their values.
     forms: whether to add a figure of the ratio primal / dual, TTT's two forms.
     `lower_bound`: whether to draw the roofline bound (the metric `lower_bound_ms`) as well.
-    best: whether the finding below compares the lines' highest y over all x, instead of their y at each x.
+    best: whether the figure's sentence compares the lines' highest y over all x, instead of their y at each x.
     primary: lines, named SYSTEM/BACKEND, that answer the figure's question; empty for all lines.
     claims: claims of the paper, checked on the primary lines.
     """

@@ -18,7 +18,7 @@ from harness.schema.reason import clipped, invalid, printable
 
 SCHEMA_VERSION = 4  # of records
 _OLDEST = 2  # version of records that can be read
-_OLDER_SETTINGS = {"gated": "checked", "gate_limits": "check_limits"}  # of schemas 2 and 3, with today's names
+_OLDER_SETTINGS = {"gated": "checked", "gate_limits": "check_limits"}  # names in schemas 2 and 3: today's
 NO_JSON = "is not JSON, so it is damaged or another file"
 MESSAGE_LIMIT = 5000  # characters; paths alone may have 4096
 
@@ -70,7 +70,7 @@ _Count = Annotated[int, Field(ge=0)]
 
 
 def _version(value: Any) -> Any:
-    """Older records become the current version: other validators translate their names."""
+    """Return the current version for an older one; other validators translate older names."""
     if isinstance(value, int) and not _OLDEST <= value <= SCHEMA_VERSION:
         raise ValueError(f"must be {_OLDEST} to {SCHEMA_VERSION}")
     return SCHEMA_VERSION if isinstance(value, int) else value

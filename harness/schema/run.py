@@ -23,8 +23,8 @@ from harness.schema.record import Record, RecordFile, parsed
 from harness.schema.run_file import FILE, RUN_FILE, Job, PastRequest, RunError, RunFile, jobs_of
 
 _REASON_LIMIT = 400  # characters of a sentence about run.json
-_STATUS_S = 0.5  # how long a run waits for `ttt-bench status`, which locks it for a moment
-_SUBMIT_S = 60.0  # how long a Slurm task waits for the process that submits it to unlock the run
+_STATUS_S = 0.5  # longest wait for the lock: `ttt-bench status` holds it for a moment
+_SUBMIT_S = 60.0  # the same for a Slurm task, whose submitting process may still hold it
 
 
 @dataclass(eq=False)

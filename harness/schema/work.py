@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from harness.schema.case import Stored
 
-PEAKS = ("copy_gbs", "product_tflops")  # a GPU's measured peaks, as metrics of a workload
+PEAKS = ("copy_gbs", "product_tflops")  # metrics: a GPU's measured copy bandwidth (GB/s) and GEMM rate (TFLOP/s)
 # Parts of a case: GEMMs, TTT's inner loop, attention or a scan, convolutions and norms, the LM head, and the rest.
 PRODUCTS, TTT, SCAN, EDGES, HEAD, OTHER = "products", "ttt", "scan", "edges", "head", "other"
 

@@ -9,14 +9,13 @@ from harness.workers.warden import descendants
 _STAT = "/proc/stat"
 BUSY_SHARE, IDLE_SHARE = 0.1, 0.1
 
-
 CpuSeconds = tuple[float, float, float]
 
 
 def load_between(start: CpuSeconds, end: CpuSeconds) -> dict[str, Any]:
     """Return others_share and idle_share between two results of `cpu_seconds`.
 
-    They are shares, in [0, 1], of this thread's cores that other processes and no process used; {} within a clock tick.
+    They are the shares, in [0, 1], of CPU time that other processes used and that was idle; {} within a clock tick.
     """
     busy, idle, own = (after - before for after, before in zip(end, start, strict=True))
     whole = busy + idle

@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -284,7 +285,7 @@ class WorkerProcess:
         return process.returncode
 
     def _death(self, process: subprocess.Popen[bytes]) -> WorkerLost:
-        code = self._status(process, _STOP_S) or 0  # its wardens hold its output open, so it has ended
+        code = self._status(process, _STOP_S) or 0  # its wardens closed its output, so it has ended
         if code == warden.NOT_STARTED:
             return WorkerLost("failed", self.error_line or "the worker could not be started")
         if name := signal_of(code):
@@ -313,13 +314,18 @@ def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[P
         key = (tuple(launch.command), launch.root, tuple(sorted(launch.env.items())))
         groups.setdefault(key, []).append(number)
 
+    ended = threading.Event()
+
     def probe_together(group: list[int]) -> None:
-        with WorkerProcess(replace(launches[group[0]], entry=""), start_s=limit_s) as worker:
+        with WorkerProcess(replace(launches[group[0]], entry=""), start_s=limit_s, stopped=ended.is_set) as worker:
             for number in group:
                 found[number] = worker.probe(launches[number].entry)
 
     with ThreadPoolExecutor(max(1, len(groups))) as threads:
-        list(threads.map(probe_together, groups.values()))
+        try:
+            list(threads.map(probe_together, groups.values()))
+        finally:
+            ended.set()  # after Ctrl-C, which reaches only this thread, the others would wait for their workers
     return [found[number] for number in range(len(launches))]
 
 

@@ -114,7 +114,7 @@ class _JobRun:
     def cases(self, pending: list[Planned]) -> None:
         """Run the pending cases in order, and append their records."""
         run, name = self.run, self.slot.name
-        whole = next(each for each in run.jobs if each.pair == self.job.pair)  # also the cases of other calls
+        whole = next(each for each in run.jobs if each.pair == self.job.pair)  # with the cases of other calls
         records = [each for each in latest(whole, run.job_records(whole)) if each.repeat == self.options.repeat]
         before = {record.case.key: record for record in records}
         with WorkerProcess(self.launch, self.slot, self.options.limits.start_s, self.stopped) as worker:

@@ -3,7 +3,8 @@
     python -I -S warden.py COMMAND [ARGUMENT ...]
 
 The command runs in its own session. PR_SET_CHILD_SUBREAPER also finds descendants that left the session.
-The exit status is the command's, or 128 plus the number of its signal. Two nested wardens survive SIGKILL of one.
+The exit status is the command's, or 128 plus the number of its signal.
+If one of two nested wardens is killed, the other still ends the descendants.
 Only standard-library imports let this start in ten milliseconds.
 """
 

@@ -22,9 +22,9 @@ from reports.words import BETWEEN, days, short_commit
 
 GPU_UNIT = "GPU unit"
 VARIABLES = "environment variables"
-SAMPLING = ("budget_s", "min_samples", "warmup_s")  # settings that run.json has; older records have them too
+SAMPLING = ("budget_s", "min_samples", "warmup_s")  # settings of older records; now in run.json
 NO_GPU = "none"  # stands for the GPU in a CPU measurement
-FEW_SEQUENCES = 4  # up to so many, an engine's step is host-bound: another host changed it by 5%
+FEW_SEQUENCES = 4  # an engine's step of so many is host-bound: another host changed it by 5%
 
 
 @dataclass(frozen=True)

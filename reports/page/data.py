@@ -21,7 +21,7 @@ from reports.stats import (
 from reports.tables import cell_text, telling_apart
 
 DIGITS = 6  # significant digits of a number
-# Labels of columns that are not named as their label and have no label, or an older one, in a run's catalogue.
+# Labels of columns that a run's catalogue does not label, or labels in older words.
 LABELS = {
     "stop": "Stopped by",
     "started_at": "Started",

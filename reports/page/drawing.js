@@ -2,7 +2,8 @@
 
 const PLOT_HEIGHT = 340;
 const MARGIN = { top: 18, bottom: 48, left: 60, right: 5 };
-const LANE_HEIGHT = 0.045, LANES_HEIGHT = 0.25; // shares of the height: failed cases of a line, of all lines at most
+const LANE_HEIGHT = 0.045; // share of the height for the failed cases of a line
+const LANES_HEIGHT = 0.25; // the most for those of all lines
 const LABEL_GAP = 14, LABEL_SIZE = 12, LABEL_SHIFT = 9, LABEL_SHARE = 0.42;
 const NOTE_HEIGHT = 15;
 const TITLE_HEIGHT = 20, TITLE_LETTER = 8; // pixels: a row of the y title, a letter of it
@@ -64,23 +65,19 @@ function folded(pieces, most, gap) {
   return rows;
 }
 
-/* One drawing of a figure. `lines`: [line, its points]. `view`: {xLog, yLog, ratio: the line that divides all lines,
-   paper: {width, height} in pixels}. */
+/* One drawing of a figure. `lines`: [line, its points]. `view`: {xLog, yLog, paper: {width, height} in
+   pixels}. */
 class Drawing {
   constructor(points, lines, view) {
     Object.assign(this, { points, data: points.data, lines, view });
-    this.broken = lines.filter(([, all]) => all.some((point) => point.failed));
+    this.broken = lines.filter(([, all]) => all.some((point) => !point.y));
     this.notes = points.footnotes(lines);
     this.height = view.paper?.height ?? PLOT_HEIGHT;
     this.inner = this.height - MARGIN.top - MARGIN.bottom;
   }
 
   get isRatio() {
-    return Boolean(this.view.ratio) || this.data.lines.some((line) => line.base_rows.length);
-  }
-
-  get yTitle() {
-    return this.view.ratio ? `${this.data.y_label} relative to ${this.view.ratio.name} (ratio)` : this.data.y_title;
+    return this.data.lines.some((line) => line.base_rows.length);
   }
 
   traces() {
@@ -93,7 +90,7 @@ class Drawing {
   /* The hover text of a point: three lines. The readout below the plot has the rest. */
   hover(line, point) {
     const most = Math.min(60, Math.floor(innerWidth / 8) - 8); // characters that fit a phone
-    const [name, ...parts] = this.points.brief(line, point, this.yTitle).map((text) => (text.length > most ? `${text.slice(0, most - 1)}…` : text)).map(neutral);
+    const [name, ...parts] = this.points.brief(line, point).map((text) => (text.length > most ? `${text.slice(0, most - 1)}…` : text)).map(neutral);
     return [`<b>${name}</b>`, ...parts].join("<br>");
   }
 
@@ -135,7 +132,7 @@ class Drawing {
   }
 
   failedTrace(line, points, lane) {
-    const failed = points.filter((point) => point.failed);
+    const failed = points.filter((point) => !point.y);
     const colour = themed(tone(line));
     return {
       type: "scatter",
@@ -160,7 +157,7 @@ class Drawing {
   places() {
     const kept = ([line, all], trace, axes, keep) => all.filter(keep).map((point, at) => [line, point, trace, at, axes]);
     const drawn = this.lines.flatMap((pair, at) => kept(pair, at, "xy", (point) => point.y));
-    const lost = this.broken.flatMap((pair, lane) => kept(pair, this.lines.length + lane, "xy2", (point) => point.failed));
+    const lost = this.broken.flatMap((pair, lane) => kept(pair, this.lines.length + lane, "xy2", (point) => !point.y));
     const order = new Map(this.lines.map(([line], index) => [line, index]));
     return [...drawn, ...lost].sort((a, b) => order.get(a[0]) - order.get(b[0]) || a[1].x - b[1].x);
   }
@@ -286,7 +283,7 @@ class Drawing {
     const one = { type: "line", xref: "paper", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: themed("--muted"), width: 1, dash: "dot" } };
     const range = this.yRange();
     const pixels = (1 - strip) * this.inner;
-    const label = this.view.yLog ? `${this.yTitle}, log` : this.yTitle;
+    const label = this.view.yLog ? `${this.data.y_title}, log` : this.data.y_title;
     const none = { xref: "paper", yref: "paper", x: 0.5, y: 0.5, showarrow: false, text: "No line is selected", font: { size: 14 } };
     const title = folded(label.split(" "), (pixels + 2 * MARGIN.top) / TITLE_LETTER, " ");
     const left = MARGIN.left + TITLE_HEIGHT * (title.length - 1);

@@ -1,9 +1,4 @@
-/* A figure on the page: its lines and axes, its points by keyboard, its downloads and its address. */
-
-/* A name in the form that addresses and file names use. */
-function slug(text) {
-  return text.toLowerCase().replaceAll(/[^\p{L}\p{N}.]+/gu, "-").replaceAll(/^-|-$/g, "");
-}
+/* A figure on the page: its lines and axes, its points by keyboard, and its downloads. */
 
 /* Signs of Plotly's dashes, and of its markers: filled and hollow. */
 const DASH_SIGNS = { solid: "─", dash: "╌", dot: "┈", dashdot: "─·", longdash: "—", longdashdot: "—·" };
@@ -26,47 +21,28 @@ class Figure {
     Object.assign(this, { host, data, points: new Points(data), stale: true });
     this.plot = host.querySelector(".plot");
     this.readout = host.querySelector(".readout");
-    [this.xLog, this.yLog, this.relative, this.link, this.inches] = ["x-log", "y-log", "ratio", "link", "inches"].map((role) => host.querySelector(`[data-role=${role}]`));
+    [this.xLog, this.yLog, this.inches] = ["x-log", "y-log", "inches"].map((role) => host.querySelector(`[data-role=${role}]`));
     this.more = host.querySelector(".more");
     this.measured = data.lines.filter((line) => this.points.hasResult(line));
     this.others = this.measured.filter((line) => !line.primary);
-    this.reset();
-    this.offerRatios();
+    this.shown = new Set(this.measured.filter((line) => line.primary));
+    this.hasMore = !this.shown.size;
+    this.yLog.checked = data.y_log;
     this.buildLegend();
     this.listen();
   }
 
-  /* Restore the settings that the page opens with. */
-  reset() {
-    this.shown = new Set(this.measured.filter((line) => line.primary));
-    this.hasMore = !this.shown.size;
-    this.ratio = null;
-    this.xLog.checked = true;
-    this.yLog.checked = this.data.y_log;
-    if (this.relative) this.relative.value = "";
-  }
-
-  offerRatios() {
-    if (!this.relative) return;
-    this.relative.append(...this.measured.map((line, index) => element("option", { value: index, textContent: line.name })));
-    this.relative.onchange = () => {
-      this.ratio = this.relative.value === "" ? null : this.measured[Number(this.relative.value)];
-      this.changed();
-    };
-  }
-
   listen() {
-    this.xLog.onchange = this.yLog.onchange = () => this.changed();
-    for (const button of this.host.querySelectorAll("[data-save]")) {
-      button.disabled = !this.measured.length;
-      button.onclick = () => FILES[button.dataset.save](this);
-    }
+    this.xLog.onchange = this.yLog.onchange = () => this.draw();
+    const button = this.host.querySelector("[data-role=svg]");
+    button.disabled = !this.measured.length;
+    button.onclick = async () => save(`${this.data.id}.svg`, "image/svg+xml", await paperSvg(this, Number(this.inches.value)));
     this.plot.addEventListener("keydown", (event) => this.go(event));
     this.plot.addEventListener("blur", () => this.measured.length && Plotly.Fx.unhover(this.plot));
     this.more.onclick = () => {
       this.hasMore = !this.hasMore;
       for (const line of this.others) this.shown[this.hasMore ? "add" : "delete"](line);
-      this.changed();
+      this.draw();
     };
   }
 
@@ -81,7 +57,7 @@ class Figure {
     const button = element("button", { type: "button", title: "Hide or show this line" }, swatch(line), name);
     button.onclick = () => {
       if (!this.shown.delete(line)) this.shown.add(line);
-      this.changed();
+      this.draw();
     };
     return element("li", {}, button);
   }
@@ -104,8 +80,8 @@ class Figure {
 
   /* `paper`: {width, height} of a picture for a paper. */
   drawing(paper = null) {
-    const lines = this.visibleLines().map((line) => [line, this.points.of(line, this.ratio)]);
-    return new Drawing(this.points, lines, { xLog: this.xLog.checked, yLog: this.yLog.checked, ratio: this.ratio, paper });
+    const lines = this.visibleLines().map((line) => [line, this.points.of(line)]);
+    return new Drawing(this.points, lines, { xLog: this.xLog.checked, yLog: this.yLog.checked, paper });
   }
 
   isInView() {
@@ -117,7 +93,6 @@ class Figure {
   async draw() {
     this.stale = false;
     this.drawLegend();
-    this.link.href = this.address();
     this.host.classList.toggle("wide", this.visibleLines().length >= MANY_LINES);
     if (!this.measured.length) {
       this.plot.classList.add("empty");
@@ -146,40 +121,6 @@ class Figure {
     this.more.setAttribute("aria-expanded", String(this.hasMore));
   }
 
-  /* Redraw, and put the settings into the page's address. */
-  changed() {
-    this.draw();
-    history.replaceState(null, "", this.address());
-  }
-
-  /* The URL fragment for the figure with its current settings. */
-  address() {
-    const lines = this.visibleLines();
-    const first = this.measured.filter((line) => line.primary);
-    const alike = lines.length === first.length && lines.every((line) => first.includes(line));
-    const parts = [
-      ...(alike ? [] : [`lines=${lines.map((line) => slug(line.name)).join(",")}`]),
-      ...(this.xLog.checked ? [] : ["x=linear"]),
-      ...(this.yLog.checked === this.data.y_log ? [] : [`y=${this.yLog.checked ? "log" : "linear"}`]),
-      ...(this.ratio ? [`relative=${slug(this.ratio.name)}`] : []),
-    ];
-    return `#${encodeURIComponent(this.data.id)}${parts.length ? `?${parts.join("&")}` : ""}`;
-  }
-
-  /* Apply the settings of an address; unknown names are ignored. */
-  restore(parameters) {
-    const named = (name) => this.measured.filter((line) => (parameters.get(name) ?? "").split(",").includes(slug(line.name)));
-    this.reset();
-    if (parameters.has("lines")) {
-      this.shown = new Set(named("lines"));
-      this.hasMore ||= [...this.shown].some((line) => !line.primary);
-    }
-    this.xLog.checked = parameters.get("x") !== "linear";
-    if (parameters.has("y")) this.yLog.checked = parameters.get("y") === "log";
-    this.ratio = this.relative ? (named("relative")[0] ?? null) : null;
-    if (this.ratio) this.relative.value = this.measured.indexOf(this.ratio);
-  }
-
   /* Left and Right move through the points line by line; Enter opens a point's profile. */
   go(event) {
     if (event.key === "Enter") this.openProfile(this.places?.[this.place]);
@@ -203,7 +144,7 @@ class Figure {
   /* Describe a point below the plot. */
   tell([line, point]) {
     const anchor = profileOf(point.row);
-    this.readout.textContent = this.points.words(line, point, this.drawing().yTitle).join(" · ");
+    this.readout.textContent = this.points.words(line, point).join(" · ");
     if (anchor) this.readout.append(" · ", element("a", { href: `#${anchor}`, className: "offer", textContent: "Profile of this point" }));
   }
 

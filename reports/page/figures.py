@@ -27,7 +27,7 @@ class Figure:
 
     id: the figure's name in URLs. caption: the settings that all lines share. remarks: how the points were measured.
     y_log: whether the y axis is logarithmic at first. headline: whether the figure answers the run's main question.
-    best: whether to emphasize the x with the best y on each line. claims: the paper's claims to check on the lines.
+    best: as in `FigureEntry`. claims: the paper's claims to check on the lines.
     along: the axis that varies along a line if `x` is a measured value; else "".
     """
 

@@ -1,11 +1,6 @@
-/* Downloads: a figure as a picture for a paper. */
+/* A figure as an SVG for a paper: as a download, or alone on the page for picture.py. */
 
 const INCH = 125; // pixels per inch of a picture, which sets its text at 7 points
-
-const FILES = {
-  svg: async (figure) => save(`${slug(figure.data.id)}.svg`, "image/svg+xml", await paperSvg(figure, Number(figure.inches.value))),
-  pdf: (figure) => printAlone([figure], Number(figure.inches.value)),
-};
 
 function save(name, type, text) {
   const link = element("a", { download: name, href: URL.createObjectURL(new Blob([text], { type })) });
@@ -13,18 +8,14 @@ function save(name, type, text) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
-/* A figure on white, `inches` wide, without title and caption, which LaTeX sets. */
-function paperPicture(figure, inches) {
+/* The SVG of a figure on white, `inches` wide, without title and caption, which LaTeX sets. */
+async function paperSvg(figure, inches) {
   const paper = { width: inches * INCH, height: Math.round(INCH * (inches < 5 ? 2.4 : 3.2)) };
-  return inLight(() => {
+  const picture = inLight(() => {
     const drawing = figure.drawing(paper);
     const layout = { ...drawing.layout(paper.width), width: paper.width, autosize: false, paper_bgcolor: "#ffffff", plot_bgcolor: "#ffffff" };
     return { data: drawing.traces(), layout };
   });
-}
-
-async function paperSvg(figure, inches) {
-  const picture = paperPicture(figure, inches);
   const { width, height } = picture.layout;
   const svg = await Plotly.toImage(picture, { format: "svg", width, height, imageDataOnly: true });
   return svg.replace(/ width="[^"]*" height="[^"]*"/, ` width="${width / INCH}in" height="${height / INCH}in"`);
@@ -44,13 +35,4 @@ async function showAlone(figures, inches) {
   const alone = element("div", { id: "alone" }, style, ...sheets);
   document.body.append(alone);
   document.documentElement.classList.add("alone");
-  return alone;
-}
-
-/* Print these figures; a browser's print writes PDF. */
-async function printAlone(figures, inches) {
-  const alone = await showAlone(figures, inches);
-  print();
-  alone.remove();
-  document.documentElement.classList.remove("alone");
 }

@@ -19,7 +19,7 @@ _FLAGS = {
     **dict.fromkeys((UNSTEADY, *UNSTEADY_TIMES.values()), "unsteady"),
     HOT: "thermally throttled",
 }
-_MOST_LETTERS = 130  # a longer ranking becomes one count: at how many x the most frequent winner is best
+_MOST_LETTERS = 130  # of a ranking; a longer one only counts where the most frequent winner is best
 
 
 def headline(table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure]) -> list[str]:
@@ -75,17 +75,6 @@ def unfinished(table: pd.DataFrame, missing: int) -> str:
     total = case_statuses(table).total() + missing
     have = "has" if missing == 1 else "have"
     return f"Unfinished: {share_of(missing, total, 'planned case')} {have} no record." if missing else ""
-
-
-def contended(table: pd.DataFrame) -> str:
-    """Return the notice on CPU cases during which other programs used the CPU; "" for none."""
-    measured = table[(table["status"] == "ok") & (table["device_id"] == "")]
-    count = sum(LOADED in marks_in(cell) for cell in measured[MARKS]) if MARKS in measured else 0
-    return (
-        f"Other programs used the CPU during {share_of(count, len(measured), 'case')}: no ranking there."
-        if count
-        else ""
-    )
 
 
 def _parts(view: View) -> str:

@@ -13,12 +13,12 @@ from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.reason import counted, printable
 from harness.schema.record import Record
-from reports.fairness import fairness, unequal
+from reports.fairness import fairness
 from reports.machines import machines
 from reports.page.data import page_data
 from reports.page.embedding import packed, packed_plotly, plotly_source, script_hash
 from reports.page.figures import Figure, ends, figures
-from reports.page.findings import contended, finding, flags, headline, small_models, unfinished
+from reports.page.findings import finding, flags, headline, small_models, unfinished
 from reports.profiles.section import Section
 from reports.profiles.section import script as profile_script
 from reports.profiles.section import style as profile_style
@@ -67,7 +67,7 @@ def render(
     sources = [source(PACKAGE, f"{name}.js") for name in PROGRAM]
     program = "\n".join(['"use strict";', *sources, *([profile_script()] if profiled else [])])
     loader, plotly = source(PACKAGE, "load.js"), None if in_site else plotly_source()
-    models, environments = fairness(records), machines(records)
+    environments = machines(records)
     kinds = (str(record.environment.get("device_kind")) for record in records)
     anchors = profiled.anchors if profiled else {}
     rows_with_profile = {row: anchors[key] for row, key in enumerate(row_keys(records)) if key in anchors}
@@ -77,11 +77,11 @@ def render(
         backend_label=catalogue.backend_label,
         title=title or TITLE,
         notices=[
-            contended(table) if timed else UNTIMED,
+            "" if timed else UNTIMED,
             unfinished(table, len(missing)),
             small_models(table, kinds),
         ],
-        findings=[*unequal(models, catalogue), *headline(table, catalogue, drawn)],
+        findings=headline(table, catalogue, drawn),
         sentences=[finding(table, catalogue, figure) for figure in drawn],
         facts=[fact for fact in _facts(table, counts, timed, environments.versions) if fact[1]],
         suites=_by_suite(drawn),
@@ -89,7 +89,7 @@ def render(
         statuses={
             each: STATUS_MEANINGS[each] for each in STATUS_MEANINGS if any(row["status"] == each for row in lost)
         },
-        fairness=models,
+        fairness=fairness(records),
         catalogue=catalogue,
         fidelity=[*{each.case: each for each in records if "total_variation_mean" in each.metrics}.values()],
         machines=environments,

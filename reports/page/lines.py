@@ -61,7 +61,7 @@ class Line:
 
 
 def system_looks(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, Look]:
-    """Return each system's look; unknown systems get an unused tone and marker, as long as there are such."""
+    """Return each system's look; unknown systems get an unused tone and marker, while any is left."""
     looks = {entry.name: Look(entry.tone % TONES, entry.marker) for entry in catalogue.systems}
     for number, name in enumerate(sorted(set(table["system"]) - set(looks)), len(looks)):
         tones = [tone for tone in range(TONES) if tone not in {look.tone for look in looks.values()}]

@@ -49,15 +49,11 @@ function goTo(anchor) {
   else location.hash = anchor;
 }
 
-/* Highlight the figure that the address names, apply the settings in the address, and scroll to the figure. */
+/* Highlight the figure that the address names, and scroll to it. */
 function followAddress(figures) {
-  const [id, query] = location.hash.slice(1).split("?");
-  const named = figures.find(({ data }) => encodeURIComponent(data.id) === id);
+  const named = figures.find(({ data }) => encodeURIComponent(data.id) === location.hash.slice(1));
   for (const figure of figures) figure.host.classList.toggle("linked", figure === named);
-  if (!named) return;
-  named.restore(new URLSearchParams(query));
-  named.stale = true;
-  named.host.scrollIntoView();
+  named?.host.scrollIntoView();
 }
 
 /* Draw the stale figures in view one at a time, so that the page stays responsive. */

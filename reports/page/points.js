@@ -37,22 +37,15 @@ class Points {
     return own && divisor && { value: own.value / divisor.value, low: own.low / divisor.high, high: own.high / divisor.low };
   }
 
-  /* The points of a line, divided by the line `base` or by the line's own base rows, if there are any.
-     `lost`: the row that leaves a point without a value: its own, or that of the baseline, or null if that has no row.
-     `measured`: the rows whose flags concern the point. */
-  of(line, base = null) {
-    const bases = base && new Map(base.rows.map((row) => [cell(row, this.data.x), row]));
+  /* The points of a line; one of ratios divides each row by its base row.
+     `lost`: the row that leaves a point without a value. `measured`: the rows whose flags concern the point. */
+  of(line) {
     return line.rows.map((row, at) => {
-      const x = cell(row, this.data.x);
       const own = this.value(row, line.y);
-      const baseline = (base ? bases.get(x) : line.base_rows[at]) ?? null;
-      const divisor = baseline === null ? null : this.value(baseline, base?.y);
-      const isItself = own && row === baseline;
-      const y = isItself ? { value: 1, low: 1, high: 1 } : base || line.base_rows.length ? this.quotient(own, divisor) : own;
-      const lost = own && !divisor ? baseline : row;
-      // Flags concern measured rows; a lower bound is computed.
-      const measured = [...(line.y ? [] : [row]), ...(baseline === null || base?.y ? [] : [baseline])];
-      return { row, x, y, lost: y ? null : lost, failed: !(base ? own : y), measured: [...new Set(measured)] };
+      const baseline = line.base_rows[at] ?? null;
+      const y = baseline === null ? own : this.quotient(own, this.value(baseline));
+      const measured = [row, baseline].filter((each) => each !== null && !line.y); // a lower bound is computed
+      return { row, x: cell(row, this.data.x), y, lost: y ? null : own ? baseline : row, measured };
     });
   }
 
@@ -76,13 +69,12 @@ class Points {
 
   /* Why a point has no value: its status, or a metric that was not measured. */
   whyNot(point) {
-    if (point.lost === null) return "baseline: not measured";
     const status = cell(point.lost, "status");
     return this.about(point.lost, point, status === "ok" ? `measured without ${this.data.y_label}` : status);
   }
 
   reason(point) {
-    return point.lost === null ? null : cell(point.lost, "reason");
+    return cell(point.lost, "reason");
   }
 
   isTried(point) {
@@ -94,7 +86,7 @@ class Points {
     const points = lines.flatMap(([, all]) => all);
     const signed = points.filter((point) => point.y);
     const signs = signsOf(signed.flatMap((point) => point.measured), this.data.y);
-    const failed = points.filter((point) => point.failed).map((point) => this.isTried(point));
+    const failed = points.filter((point) => !point.y).map((point) => this.isTried(point));
     return [
       ...signs.map(([flag, sign, meaning]) => `${sign} ${meaning}${flag === CACHE_FULL ? this.fullCounts(signed) : ""}`),
       ...(failed.includes(true) ? ["× no result"] : []),
@@ -110,15 +102,15 @@ class Points {
   }
 
   /* [line's name, x, value with its interval] of a point, in words. */
-  brief(line, point, yTitle) {
-    const value = point.y ? `${yTitle}: ${shown(point.y.value)}${point.y.low < point.y.high ? ` [${shown(point.y.low)}, ${shown(point.y.high)}]` : ""}` : this.whyNot(point);
+  brief(line, point) {
+    const value = point.y ? `${this.data.y_title}: ${shown(point.y.value)}${point.y.low < point.y.high ? ` [${shown(point.y.low)}, ${shown(point.y.high)}]` : ""}` : this.whyNot(point);
     return [line.name, `${this.data.x_title}: ${axisLabel(point.x)}`, value];
   }
 
   /* A point in words: line, x, value, samples, work, notes. */
-  words(line, point, yTitle) {
+  words(line, point) {
     const { row } = point;
-    const [name, x, value] = this.brief(line, point, yTitle);
+    const [name, x, value] = this.brief(line, point);
     const parts = [name, x];
     const units = [...new Set(point.measured.map(unitOf))].filter((each) => !line.name.includes(each));
     const unit = units.length ? [units.join(" over ")] : [];

@@ -27,9 +27,9 @@ from reports.words import BETWEEN, format_setting
 
 LEVEL = 0.05  # values that differ by a smaller share are level: runs on different days differ by 2 to 3%
 EQUAL, INDISTINGUISHABLE, UNRANKED = f"equal within {LEVEL:.0%}", "indistinguishable", "too uncertain to rank"
-# Words for lines that share a rank, the last for flagged points, and the preposition before another line.
+# Words for lines that share a rank (the last are for flagged points): the preposition before the other line.
 TIES = {EQUAL: "to", INDISTINGUISHABLE: "from", UNRANKED: "against"}
-DOUBTFUL = 0.5  # flagged values need a larger share to be ranked: an unsteady step took 36% longer in a second run
+DOUBTFUL = 0.5  # the same for flagged values: an unsteady step took 36% longer in a second run
 _UNSURE = {FEW_SAMPLES, LOADED, UNSTEADY, *UNSTEADY_TIMES.values()}  # flags that make a value doubtful
 # Columns with the ends of an error bar: the first pair that a row has counts.
 _BARS = (REPEAT_COLUMNS, ("latency_ms_low", "latency_ms_high"))

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 from harness.schema.profile import Kernel, Profile, Region
 from harness.schema.record import Record
-from reports.roofline import CEILINGS
+from harness.schema.work import PEAKS
 
-_LONG = 0.005  # share of the kernels' time, from which a kernel's rate may raise a peak
+_LONG = 0.005  # least share of the kernels' time for a kernel whose rate may raise a peak
 _PLAUSIBLE = 1.25  # times the measured peak: a kernel beyond it is miscounted
 _LIKE = 0.15  # share of the mean time; counted launches that differ by more may have done other work
 
 
 def common_ceilings(records: Iterable[Record], profiles: Iterable[Profile] = ()) -> dict[str, dict[str, float]]:
-    """Return {device: highest measured peaks (`CEILINGS`)} of processes and kernels.
+    """Return {device: highest measured peaks (`PEAKS`)} of processes and kernels.
 
     All systems share the peaks of a device, as power-capped GPUs measure GEMM rates that differ by up to 20%.
     """
@@ -23,7 +23,7 @@ def common_ceilings(records: Iterable[Record], profiles: Iterable[Profile] = ())
     seen += [(profile.environment, reached(profile)) for profile in profiles]
     for environment, rates in seen:
         most = highest[str(environment.get("device"))]
-        for name in CEILINGS:
+        for name in PEAKS:
             if value := rates.get(name):
                 most[name] = max(value, most.get(name, 0.0))
     return highest

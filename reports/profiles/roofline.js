@@ -1,9 +1,6 @@
 /* The roofline: the rate of each kernel against the peaks of memory and tensor cores. */
 
 const LARGEST = 30, SMALLEST = 7; // pixels: the diameters for a kernel that takes all of the time, and of the shortest
-const NAMED_SHARE = 0.05; // share of the time from which a kernel's name stands at its point
-const NAME_LETTERS = 28;
-const NARROW = 640; // pixels; a narrower page has no room for names
 
 /* The {traces, layout} of a case's roofline; hollow points are parts as the adapter counts them. */
 function drawnRoofline({ names, kernels, roofline }) {
@@ -43,20 +40,12 @@ function drawnRoofline({ names, kernels, roofline }) {
     return `${name}: ${shown(y)} TFLOP/s at ${shown(x)} FLOPs per byte, ${under}, ${shown(ms)} ms`;
   }
 
-  // The longest kernels have names: to the left of the first point, below the second, to the right of the last.
-  const most = innerWidth < NARROW ? 0 : 3;
-  const named = marks.filter(({ kernel, ms }) => kernel !== null && ms >= NAMED_SHARE * total).slice(0, most).sort((a, b) => a.x - b.x);
-  const places = ["middle left", "bottom center", "middle right"].slice(3 - named.length);
-  const short = (name) => (name.length > NAME_LETTERS ? `${name.slice(0, NAME_LETTERS - 1)}…` : name);
   const colours = marks.map(({ part }) => themed(`--part-${PARTS[part]}`));
   const points = {
     type: "scatter",
-    mode: "markers+text",
+    mode: "markers",
     x: marks.map(({ x }) => x),
     y: marks.map(({ y }) => y),
-    text: marks.map((mark) => (named.includes(mark) ? neutral(short(names[mark.kernel])) : "")),
-    textposition: marks.map((mark) => places[named.indexOf(mark)] ?? "middle right"),
-    textfont: { color: themed("--ink") },
     marker: {
       symbol: marks.map(({ kernel }) => (kernel === null ? "diamond" : "circle")),
       size: marks.map(({ kernel, ms }) => (kernel === null ? 11 : Math.max(SMALLEST, LARGEST * Math.sqrt(ms / total)))),

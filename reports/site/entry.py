@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness.schema.catalogue import Catalogue
-from harness.schema.reason import format_number, printable
+from harness.schema.reason import printable
 from harness.schema.record import Record
 from harness.schema.run import Run
 from reports.compare.side import RunCases
@@ -21,7 +20,6 @@ from reports.profiles.ceilings import common_ceilings
 from reports.profiles.section import section
 from reports.stats import frame
 from reports.tables import csv_text
-from reports.words import format_setting
 
 PLOTLY = "assets/plotly.js"
 _SLUG_LIMIT = 48
@@ -32,7 +30,7 @@ class Entry:
     """A run as the site's index shows it, with its cases for comparisons (`held`).
 
     updated: the start of the last record in UTC; "" without records.
-    systems: (name, label, tone, marker) of each. result: a sentence on the first figure.
+    systems: (name, label, tone, marker) of each. note: as in `note_of`.
     profiles, measured, cases: the numbers of profiles, cases with a result, and planned cases.
     page: the path of the run's page in the site; "" without records.
     """
@@ -42,7 +40,6 @@ class Entry:
     id: str
     updated: str
     systems: tuple[tuple[str, str, int, str], ...]
-    result: str
     note: str
     profiles: int
     measured: int
@@ -123,30 +120,9 @@ def _entry(run: Run, found: str, records: list[Record], table: pd.DataFrame | No
         id=found,
         updated=max(moments).isoformat(timespec="seconds") if moments else "",
         systems=tuple((name, label, looks[name].tone, looks[name].marker) for name, label in named),
-        result="" if table is None else _result(table, run.catalogue),
         note=note_of(run.folder),
         profiles=profiles,
         measured=len({record.case.key for record in records if record.status == "ok"}),
         cases=sum(len(job.cases) for job in run.jobs),
         page="" if table is None else f"runs/{found}.html",
     )
-
-
-def _result(table: pd.DataFrame, catalogue: Catalogue) -> str:
-    """Return the primary lines' values at the least x of the first figure with results, or ""."""
-    measured = table[table["status"] == "ok"]
-    pairs = measured["system"] + "/" + measured["backend"]
-    for suite in catalogue.suites:
-        of_suite = measured["suites"].map(lambda names, name=suite.name: name in names)
-        for figure in suite.figures:
-            rows = measured[of_suite & pairs.isin(figure.primary) & (measured["phase"] == figure.phase)]
-            if rows.empty or figure.y not in rows or figure.x not in rows:
-                continue
-            first = rows[rows[figure.x] == rows[figure.x].min()]
-            metric, axis = catalogue.metric(figure.y), catalogue.axis(figure.x)
-            values = first.groupby("system", sort=False)[figure.y].min() / metric.scale
-            said = [f"{catalogue.system_label(str(name))} {format_number(value)}" for name, value in values.items()]
-            where = f"{figure.source or figure.title}, {format_setting(axis, first[figure.x].iloc[0])}"
-            unit = f" in {metric.unit}" if metric.unit else ""
-            return printable(f"{where}, {metric.label[:1].lower()}{metric.label[1:]}{unit}: {', '.join(said)}")
-    return ""

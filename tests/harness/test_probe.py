@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from harness_helpers import launch
 
-from harness.workers.process import probe
+from harness.workers.process import Launch, probe
 
 
 def test_probe() -> None:
@@ -31,3 +31,9 @@ def test_a_hanging_probe_does_not_affect_others() -> None:
     found = probe([hung, well], limit_s=10.0)
     assert [each.available for each in found] == [False, True]
     assert "no answer within 10 s" in found[0].reason
+
+
+def test_an_error_in_one_probe_ends_the_others() -> None:
+    broken = Launch(command=["sh", "-c", "echo '{}'; cat"], entry="an answer without a reason")
+    with pytest.raises(KeyError, match="reason"):
+        probe([broken, launch("fake_systems:HangsAtProbe")], limit_s=3600.0)

@@ -77,29 +77,12 @@ def test_the_size_of_a_state_has_no_flags_of_times(browser, tmp_path):
 def told(page, figure, line):
     return page.evaluate(
         """([number, name]) => {
-          const { points, lines, yTitle } = figures[number].drawing();
+          const { points, lines } = figures[number].drawing();
           const [line, all] = lines.find(([each]) => each.name === name);
-          return all.map((point) => [points.signs(point), points.words(line, point, yTitle).join("\\n")]);
+          return all.map((point) => [points.signs(point), points.words(line, point).join("\\n")]);
         }""",
         [figure, line],
     )
-
-
-def test_a_ratio_has_the_signs_and_status_of_its_baseline(doubtful):
-    figure = doubtful.locator("#figure-0")
-    browsing.open_options(doubtful)
-    figure.get_by_label("relative to").select_option(label="Transformer · vLLM")
-    figure.get_by_role("button", name="Transformer · vLLM", exact=True).click()  # leaves the one that is divided
-    full, lost, nowhere = told(doubtful, 0, "Mamba · mamba-ssm")
-    said = doubtful.locator("#figure-0 .annotation").all_text_contents()[-1]
-    figure.get_by_role("button", name="Transformer · vLLM", exact=True).click()
-    figure.get_by_label("relative to").select_option(index=0)
-    assert full[0] == "†*"
-    assert "\n30 samples\nbaseline: 3 samples\n" in full[1]
-    assert "baseline: 5 of 512 sequences at once" in full[1]
-    assert "† fewer sequences at once than requested: 5 of 512" in said
-    assert lost[1].endswith("baseline: failed: it broke")
-    assert nowhere[1].endswith("baseline: not measured")
 
 
 @pytest.fixture(scope="module")

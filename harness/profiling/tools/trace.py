@@ -33,7 +33,7 @@ class Launched:
 
 
 def after_the_one_before(launched: Iterable[Launched]) -> list[Launched]:
-    """Return launches by start, each after the end of the previous one on its stream.
+    """Return launches by start; on each stream, a launch starts after the previous one ends.
 
     With programmatic dependent launch, a kernel can start earlier, but only waits.
     """
@@ -195,7 +195,7 @@ def timeline_of(
 ) -> Timeline:
     """Return the timeline of the first of `runs` runs; if ranges show steps, of its first step.
 
-    timed: launches of the runs. ranged: launches of one call, which give their ranges to a run of as many launches.
+    timed: launches of the runs. ranged: launches of one call, whose ranges apply to a run of equally many launches.
     The timeline has at most `TIMELINE_LIMIT` launches.
     """
     run = sorted(timed, key=lambda each: each.start_us)
@@ -241,6 +241,8 @@ def busy(launched: Iterable[Launched]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Span:
+    """A named range of one thread, in microseconds."""
+
     name: str
     thread: Any
     start_us: float
