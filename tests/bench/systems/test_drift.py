@@ -106,7 +106,6 @@ def test_a_model_of_nans_does_not_pass():
 
 
 def test_a_kernels_state_precision_is_seen(triton_kernels):
-    pytest.importorskip("triton")
     adapter, found = TTTKernels("linear"), []
     for dtype in ("float32", "bfloat16"):
         small = replace(case("ttt-linear", tokens=4), backend="triton-dual", batch=1, state_dtype=dtype)

@@ -51,7 +51,6 @@ class Kernel:
 
 @pytest.fixture
 def kernel(monkeypatch, one_thread):
-    pytest.importorskip("triton")
     found = Kernel()
     monkeypatch.setattr(generate, "generate_step", found)
     monkeypatch.setattr(kernel_layer, "l2_bytes", lambda: 1)
