@@ -100,10 +100,9 @@ def test_a_case_whose_checkpoint_nobody_named_is_skipped(folder: Path) -> None:
     case = case_of(folder)
     with pytest.raises(CheckpointError, match="name its folder by --checkpoint DIR"):
         checkpoint_folder(case)
-    for memory_bytes in (None, int(80e9)):
-        assert "name its folder by --checkpoint DIR" in skip_reason(Planned(case), [], memory_bytes)
+    assert "name its folder by --checkpoint DIR" in skip_reason(Planned(case), [])
     offer(read_checkpoint(folder))
-    assert skip_reason(Planned(case), [], None) == ""
+    assert skip_reason(Planned(case), []) == ""
 
 
 @pytest.mark.parametrize("phase", ["forward", "generate"])
