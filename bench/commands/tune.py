@@ -31,7 +31,6 @@ from tk_kernels.generate.common import PRECISIONS, SM90, available, section_name
 from tk_kernels.generate.tuning import FORWARD, FORWARD_ROWS, Tuning, candidates, section
 from tk_kernels.parallel import compile_all
 
-LEARNERS = tuple(BASE_LR)
 SIZE, BATCH = "1.3b", 512
 FORWARD_SIZES = {"wide": "760m"}  # by row of `tuning.toml`, else SIZE; wide: heads of 96
 FORWARD_BATCHES = {"few": 1}
@@ -39,17 +38,14 @@ FORWARD_TOKENS, CHECKED_TOKENS = 2048, 128
 POLICY = Policy(budget_s=0.5)
 
 
-def tune(learners: Sequence[str]) -> None:
+def tune() -> None:
     """Measure launch settings; print a TOML section per learner and form, and a log to stderr.
 
-    learners: "linear" or "mlp"; () for both. Raises UserError for another word, or without a GPU.
+    Raises UserError without a GPU.
     """
-    for word in learners:
-        if word not in LEARNERS:
-            raise UserError(f"LEARNER {word}: unknown; there are {', '.join(LEARNERS)}")
     if reason := available() or no_gpu():
         raise UserError(f"the kernels cannot be tuned on this machine: {reason}")
-    for learner, form in product(dict.fromkeys(learners or LEARNERS), (*FORMS, FORWARD)):
+    for learner, form in product(BASE_LR, (*FORMS, FORWARD)):
         for name, rows in _rows(learner, form).items():
             print(section(name, f"ttt_{learner}", form, rows), end="\n\n", flush=True)
 
