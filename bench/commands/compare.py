@@ -64,8 +64,6 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, fmt: str, html: Path
     work.refuse_elsewhere()
     note(*work.notes)
     with _checkout(request.sides[0]) as old, _checkout(request.sides[1]) as new:
-        if _harness_files(old) != _harness_files(new):
-            note("harness/ differs between the sides; each is measured with its own")
         file = file_of(work, "measure")  # the same for both, time included, which tells that they are one comparison
         runs = [_Side.create(*each, work, file) for each in zip(folders, (old, new), strict=True)]
         _measure_in_turns(runs, work)
@@ -141,10 +139,6 @@ def _checkout(revision: str) -> Iterator[Path]:
             yield root
         finally:
             ask_git(ROOT, "worktree", "remove", "--force", str(root))
-
-
-def _harness_files(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in (root / "harness").rglob("*.py")}
 
 
 @dataclass
