@@ -118,7 +118,7 @@ class TransformerConfig:
 
 @dataclass(frozen=True)
 class MambaConfig:
-    """The configuration of a Mamba (arXiv 2312.00752) or Mamba-2; by default Mamba's own."""
+    """The configuration of a Mamba (arXiv 2312.00752) or Mamba-2; the defaults are Mamba's."""
 
     width: int
     layers: int
