@@ -12,7 +12,7 @@ from bench.catalogue.systems import LAUNCH_BOUND_TOKENS
 from bench.systems import token_times
 from bench.systems.checked_sequences import LONGEST_CHECKED, drawn, named, not_compared
 from bench.systems.logits import check_logits, check_response, choice_check, limits_by_rounding, rounding_of
-from bench.systems.model_calls import greedy_steps, last_logits, random_ids, steps_of
+from bench.systems.model_calls import STEPS, greedy_steps, last_logits, random_ids
 from bench.systems.on_device import device, repeatable
 from harness.measure.correctness import Checks
 from harness.measure.ranges import nvtx_range
@@ -205,8 +205,9 @@ class Generate(PhaseWork):
 
     @property
     def units(self) -> int:  # type: ignore[override]
-        """Number of generate steps per call."""
-        return steps_of(self.model)
+        """Number of generate steps per call: whole mini-batches, which include the rewrite of W."""
+        mini_batch = getattr(self.model.config, "mini_batch", 1)
+        return STEPS if STEPS % mini_batch == 0 else mini_batch
 
     def prepare(self) -> None:
         self.state = self.model.init_generate_state(self.case.batch, self.case.context + self.units)
