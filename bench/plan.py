@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.cases import adapters_of, ordered_jobs, suite_cases, with_keys
 from bench.catalogue import catalogue
-from bench.catalogue.suites import BUDGETS_S, SUITES, Suite, default_suite, find_group, find_suite
+from bench.catalogue.suites import BUDGETS_S, DEFAULT_SUITES, SUITES, Suite, find_group, find_suite
 from bench.environments import SYSTEMS_FILE, launches, no_interpreter, systems_of_file
 from bench.errors import UserError
 from bench.memory import skip_reason
@@ -172,7 +172,7 @@ def _suites(
 ) -> dict[str, tuple[str, ...]]:
     """Return labels SYSTEM/BACKEND by suite, () for all systems."""
     found: dict[str, tuple[str, ...]] = {}
-    for word in request.suites or (default_suite(device),):
+    for word in request.suites or (DEFAULT_SUITES[device],):
         group, systems = find_group(word), request.systems
         if group and not systems:
             own = f"{checkpoint.system}/" if checkpoint else ""

@@ -24,7 +24,7 @@ from bench.systems.ttt.kernel_layer import (
 from bench.systems.ttt.layer import PER_TOKEN, check_forward, inputs_of, layer_inputs
 from harness.measure.correctness import Checks
 from harness.measure.cuda_clock import CudaEventClock
-from harness.measure.timer import Clock, measure
+from harness.measure.timer import measure
 from harness.schema.policy import Policy
 from tk_kernels import FORMS
 from tk_kernels.generate.common import PRECISIONS, SM90, available, section_name
@@ -64,11 +64,6 @@ def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
 
 def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def replays() -> Clock:
-    """Return a clock that times graph replays, as the figures of the generate phase do."""
-    return CudaEventClock("graph")
 
 
 def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning | None]:
@@ -128,7 +123,8 @@ def _config(learner: str, size: str) -> TTTConfig:
 
 
 def _median_us(run: Callable[[], object]) -> float:
-    return median(measure(run, replays(), POLICY).samples_ms) * 1e3
+    clock = CudaEventClock("graph")  # as in the figures of the generate phase
+    return median(measure(run, clock, POLICY).samples_ms) * 1e3
 
 
 def _fastest(

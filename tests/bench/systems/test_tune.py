@@ -57,7 +57,7 @@ def kernel(monkeypatch, one_thread):
     monkeypatch.setattr(command, "SIZE", "tiny")
     monkeypatch.setattr(command, "BATCH", 2)
     monkeypatch.setattr(command, "candidates", lambda *asked, sm90: iter((SLOW, FAST, WRONG, TOO_LARGE)))
-    monkeypatch.setattr(command, "replays", lambda: Clock(found))
+    monkeypatch.setattr(command, "CudaEventClock", lambda timing: Clock(found))
     kernel_layer.check_generate.cache_clear()
     yield found
     kernel_layer.check_generate.cache_clear()
