@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.cases import adapters_of, ordered_jobs, suite_cases, with_keys
-from bench.catalogue import catalogue
+from bench.catalogue import CATALOGUE
 from bench.catalogue.suites import BUDGETS_S, DEFAULT_SUITES, SUITES, Suite, find_group, find_suite
 from bench.environments import SYSTEMS_FILE, launches, no_interpreter, systems_of_file
 from bench.errors import UserError
 from bench.memory import skip_reason
 from bench.models.case_model import Checkpoint, offer, read_checkpoint
-from bench.request import RunRequest, words
+from bench.request import LISTS, RunRequest, words
 from harness.measure.environment import snapshot
 from harness.measure.nvml import visible_gpus
 from harness.schema.case import Device
@@ -123,7 +123,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
     if device == "cpu" and machine["device_kind"] != device:
         machine = snapshot(device)
     checkpoint = open_checkpoint(request.checkpoint)
-    if of_run and request.names_no_cases:
+    if of_run and not any(getattr(request, name) for name in LISTS):
         for job in of_run.jobs:
             if job.pair not in launches():
                 raise UserError(
@@ -147,7 +147,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
     if not everything:
         raise UserError(f"{' '.join(request.words())}: no case matches; drop an option or name another suite")
     entries = tuple(suite_entry(suite, planned, machine) for suite, planned in cases if planned)
-    return Plan(request, device, machine, ordered_jobs(everything), catalogue(entries))
+    return Plan(request, device, machine, ordered_jobs(everything), replace(CATALOGUE, suites=entries))
 
 
 def open_checkpoint(folder: Path | None) -> Checkpoint | None:
