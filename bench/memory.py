@@ -1,16 +1,31 @@
-"""Skip a case that cannot run: its checkpoint is unknown, or a smaller case did not fit."""
+"""Decide whether a case can fit: its fewest bytes against the device's memory."""
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from bench.models.case_model import checkpoint_missing
+from bench.kept import kept_bytes
+from bench.models.case_model import checkpoint_missing, config_of
+from bench.models.config import MODELS, parameter_count
 from harness.schema.case import Case
+from harness.schema.reason import format_number
 from harness.schema.record import Record
 from harness.schema.run_file import Planned
+from tk_kernels.cost import ELEMENT_BYTES
 
 
-def skip_reason(planned: Planned, earlier: Sequence[Record]) -> str:
-    """Return why the scheduler skips a case, or "" to run it. earlier: the job's records so far."""
-    return checkpoint_missing(planned.case) or beyond_memory(planned, earlier)
+def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int | None) -> str:
+    """Return why the scheduler skips a case, or "" to run it.
+
+    earlier: the job's records so far. memory_bytes: of the device; None if unknown.
+    In a growing series, the first case that cannot fit runs, so that the figure shows where memory ends.
+    """
+    if missing := checkpoint_missing(planned.case):
+        return missing
+    skipped = any(each.status == "skipped" and _smaller_axis(each.case, planned.case) for each in earlier)
+    shows_end = planned.grows and planned.case.option("scope", "model") == "model" and not skipped
+    too_large = beyond_memory_of(planned.case, memory_bytes) if memory_bytes and not shows_end else ""
+    return beyond_memory(planned, earlier) or too_large
 
 
 def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
@@ -37,3 +52,24 @@ def _smaller_axis(smaller: Case, case: Case) -> str:
             others = (name for name in Case.__dataclass_fields__ if name not in (axis, "timing"))
             return axis if all(getattr(smaller, name) == getattr(case, name) for name in others) else ""
     return ""
+
+
+def beyond_memory_of(case: Case, total: int) -> str:
+    """Return why a model's weights and states cannot fit into `total` bytes, or "".
+
+    An engine need not hold more than one sequence. Layers and models not in MODELS are not estimated.
+    """
+    if case.system not in MODELS or case.option("scope", "model") != "model":
+        return ""
+    config, form = config_of(case), "primal" if case.backend.endswith("primal") else "dual"
+    sequences = 1 if case.timing == "engine" else case.batch
+    needed = parameter_count(config) * ELEMENT_BYTES[case.dtype] + sequences * kept_bytes(config, case, form)
+    if needed <= total:
+        return ""
+    return f"needs at least {format_number(needed / 1e9)} GB and this machine has {format_number(total / 1e9)} GB"
+
+
+def total_memory_bytes(machine: Mapping[str, Any]) -> int | None:
+    """Return the memory of a snapshot's GPU, None if unknown; without a GPU, this machine's RAM."""
+    gpu = machine.get("gpu")
+    return gpu["memory_bytes"] if gpu else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

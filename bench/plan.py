@@ -11,7 +11,7 @@ from bench.catalogue import CATALOGUE
 from bench.catalogue.suites import BUDGETS_S, DEFAULT_SUITES, SUITES, Suite, find_group, find_suite
 from bench.environments import SYSTEMS_FILE, launches, no_interpreter, systems_of_file
 from bench.errors import UserError
-from bench.memory import skip_reason
+from bench.memory import skip_reason, total_memory_bytes
 from bench.models.case_model import Checkpoint, offer, read_checkpoint
 from bench.request import LISTS, RunRequest, words
 from harness.measure.environment import snapshot
@@ -74,7 +74,7 @@ class Plan:
 
     @cached_property
     def skip(self) -> SkipReason:
-        return skips(self.launches)
+        return skips(self.launches, total_memory_bytes(self.machine) if self.here else None)
 
     @cached_property
     def keys(self) -> frozenset[str]:
@@ -105,10 +105,11 @@ class Plan:
         return sum(len(job.cases) for job in self.jobs)
 
 
-def skips(launches: Mapping[tuple[str, str], Launch]) -> SkipReason:
+def skips(launches: Mapping[tuple[str, str], Launch], memory_bytes: int | None) -> SkipReason:
     """Return the scheduler's function from a case to why it is skipped or ""; see `skip_reason`."""
     return lambda planned, earlier: (
-        no_interpreter(launches[planned.case.system, planned.case.backend]) or skip_reason(planned, earlier)
+        no_interpreter(launches[planned.case.system, planned.case.backend])
+        or skip_reason(planned, earlier, memory_bytes)
     )
 
 

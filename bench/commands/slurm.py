@@ -7,6 +7,7 @@ from pathlib import Path
 from bench.cases import with_keys
 from bench.environments import launches
 from bench.errors import UserError
+from bench.memory import total_memory_bytes
 from bench.plan import Plan, open_checkpoint, plan, skips
 from bench.request import RunRequest
 from bench.run_folder import open_run, resumed, retry_of
@@ -105,7 +106,7 @@ def work(out: Path, keys: Path, checkpoint: Path | None) -> None:
                 jobs=jobs,
                 limits=request.limits,
                 retry=retry_of(run, request.retry),
-                skip=skips(known),
+                skip=skips(known, total_memory_bytes(machine)),
                 on_event=progress,
             )
             done = slurm.run_task(run, known, task, options, slot)

@@ -100,9 +100,10 @@ def test_a_case_whose_checkpoint_nobody_named_is_skipped(folder: Path) -> None:
     case = case_of(folder)
     with pytest.raises(CheckpointError, match="name its folder by --checkpoint DIR"):
         checkpoint_folder(case)
-    assert "name its folder by --checkpoint DIR" in skip_reason(Planned(case), [])
+    for memory_bytes in (None, int(80e9)):
+        assert "name its folder by --checkpoint DIR" in skip_reason(Planned(case), [], memory_bytes)
     offer(read_checkpoint(folder))
-    assert skip_reason(Planned(case), []) == ""
+    assert skip_reason(Planned(case), [], None) == ""
 
 
 @pytest.mark.parametrize("phase", ["forward", "generate"])

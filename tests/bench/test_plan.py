@@ -16,7 +16,7 @@ from bench.catalogue.suites import (
     find_suite,
 )
 from bench.catalogue.systems import ADAPTERS
-from bench.memory import beyond_memory
+from bench.memory import beyond_memory, beyond_memory_of, skip_reason
 from bench.models.config import SIZES
 from bench.request import RunRequest
 from harness.schema.case import STEPS, Case
@@ -226,3 +226,33 @@ def test_larger_batches_are_skipped_after_one_that_an_engine_could_not_hold_at_o
     assert beyond_memory(of_128, [replace(some, metrics={"sequences_at_once": 64})]) == ""
     longer = replace(of_64, case=replace(of_64.case, context=4096))
     assert beyond_memory(longer, [some]) == ""
+
+
+def test_a_model_that_grows_is_tried_once_beyond_the_memory():
+    first, second = (of_batch("ttt-mlp/triton-dual", batch) for batch in (1024, 2048))
+    assert skip_reason(first, [], int(85.5e9)) == ""
+    assert skip_reason(second, [oom(first)], int(85.5e9)) == "batch 1024 did not fit"
+    assert skip_reason(replace(first, grows=False), [], int(85.5e9)).startswith("needs at least 123 GB")
+
+
+def test_a_model_that_grows_is_not_tried_beyond_one_that_was_skipped_for_its_size():
+    smaller, larger = (of_batch("transformer/torch", batch) for batch in (512, 1024))
+    known = Record(smaller.case, "skipped", "needs at least 209 GB")
+    assert skip_reason(larger, [known], int(150e9)).startswith("needs at least 415 GB")
+    assert skip_reason(larger, [known], int(600e9)) == ""
+
+
+@pytest.mark.parametrize(
+    ("suite", "label", "batch", "context", "gigabytes"),
+    [
+        ("fig15-generate", "transformer/torch", 512, 1024, 106),
+        ("fig15-forward", "transformer/torch", 16, 32768, 106),
+        ("fig15-generate", "ttt-mlp/triton-primal", 512, 2048, 107),
+        ("fig15-generate", "ttt-mlp/triton-dual", 512, 2048, 0),
+        ("fig15-generate", "transformer/vllm", 512, 32768, 0),  # as many sequences at once as fit
+    ],
+)
+def test_a_model_whose_sequences_cannot_fit_is_skipped_except_in_an_engine(suite, label, batch, context, gigabytes):
+    (case,) = cases(suite, label, batch=str(batch), context=str(context))
+    why = f"needs at least {gigabytes} GB and this machine has 85.5 GB" if gigabytes else ""
+    assert beyond_memory_of(case, int(85.5e9)) == why
