@@ -80,22 +80,18 @@ def list_all() -> None:
 
 @app.command()
 def build(
-    learner: Annotated[list[str] | None, typer.Argument(metavar="LEARNER", help="For --tune: linear, mlp.")] = None,
     tune: Annotated[bool, typer.Option("--tune", help="Measure launch settings of the Triton kernels.")] = False,
 ) -> None:
     """Compile the CUDA kernels and print their registers and spills.
 
-    Needs nvcc, but no GPU. --tune needs a GPU and measures TTT-Linear and TTT-MLP
-    unless LEARNER names one. It prints sections to add to
+    Needs nvcc, but no GPU. --tune needs a GPU and prints sections to add to
     tk_kernels/generate/tuning.toml or to the file that TTT_BENCH_TUNING names.
     """
     if tune:
         from bench.commands.tune import tune as measure_settings
 
-        measure_settings(learner or ())
+        measure_settings()
         return
-    if learner:
-        raise UserError("build LEARNER: needs --tune")
     from bench.commands.build import build_kernels
 
     build_kernels()

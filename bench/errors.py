@@ -5,7 +5,6 @@ from difflib import get_close_matches
 
 REGRESSION, NOT_COMPARABLE, INTERRUPTED = 1, 3, 130  # exit statuses
 CANNOT_IMPORT = "cannot be imported"  # in the reason of a system that lacks a package
-FOR_A_CPU = "unavailable on CUDA"  # in the reason of a system for the CPU only
 
 
 class UserError(ValueError):

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from heapq import heapreplace
 from itertools import chain
 from pathlib import Path
 from statistics import median
@@ -19,7 +18,7 @@ Durations = Mapping[str, float]  # seconds by case key
 
 
 def past_durations(machine: Mapping[str, Any] | None, out: Path) -> Durations:
-    """Return the median seconds of a case over earlier runs on the same kind of device, by key.
+    """Return each case's median seconds in earlier runs on the same kind of device, by case key.
 
     Runs in `out`, in its subfolders and next to it count; for a case without any, published runs count.
     machine: a snapshot; None stands for a machine with a GPU.
@@ -61,14 +60,6 @@ def job_seconds(cases: Iterable[Planned], past: Durations) -> float:
 def longest_first(jobs: Sequence[Job], past: Durations) -> list[Job]:
     """Sort jobs by estimated time, or by their number of cases if no case was timed; the longest first."""
     return sorted(jobs, key=lambda job: (job_seconds(job.cases, past), len(job.cases)), reverse=True)
-
-
-def side_by_side(seconds_of_jobs: Sequence[float], slots: int) -> float:
-    """Return the seconds until all jobs end on `slots` slots; the longest job starts first."""
-    busy = [0.0] * slots
-    for seconds in sorted(seconds_of_jobs, reverse=True):
-        heapreplace(busy, busy[0] + seconds)
-    return max(busy)
 
 
 def in_words(seconds: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Count the bytes of a sequence's state, KV cache or recurrent, and convolution inputs."""
+"""Count the bytes stored per sequence: KV cache or recurrent state, and convolution inputs."""
 
 from typing import Any
 

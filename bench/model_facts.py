@@ -13,9 +13,9 @@ PARAMETERS_OFF_LIMIT = 0.08  # Mamba's 48 blocks are within 8% of the Transforme
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about the model that a worker built; `checks` decides if it is comparable.
+    """Facts about the model that a worker built, for `checks`.
 
-    dtype: that of most weights; TTT's learned weights, decays and norms are allowed a wider one.
+    dtype: of most weights; the inner loop's parameters, decays and norms may have a wider one.
     kept: what a sample leaves for the next one, such as an engine's prefix cache; "nothing" passes the check.
     head_rows: tokens per prompt of a forward for which the LM head computes logits; None if not counted.
     """
@@ -46,7 +46,7 @@ def facts_of(weights: Mapping[str, Any], vocabulary: int, **rest: Any) -> Facts:
 
 
 def checks(facts: Facts, case: Case) -> list[Check]:
-    """Return the checks that a model is comparable; a case that fails one is not timed."""
+    """Return checks that a model equals the Transformer of its size in these facts, and the case's dtype."""
     found = [
         Check.at_most("weights_of_another_dtype", float(facts.dtype != case.dtype), 0),
         Check.at_most("samples_that_leave_something", float(facts.kept != "nothing"), 0),

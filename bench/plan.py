@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.cases import adapters_of, ordered_jobs, suite_cases, with_keys
-from bench.catalogue import catalogue
-from bench.catalogue.suites import BUDGETS_S, SUITES, Suite, default_suite, find_group, find_suite
+from bench.catalogue import CATALOGUE
+from bench.catalogue.suites import BUDGETS_S, DEFAULT_SUITES, SUITES, Suite, find_group, find_suite
 from bench.environments import SYSTEMS_FILE, launches, no_interpreter, systems_of_file
 from bench.errors import UserError
 from bench.memory import skip_reason, total_memory_bytes
 from bench.models.case_model import Checkpoint, offer, read_checkpoint
-from bench.request import RunRequest, words
+from bench.request import LISTS, RunRequest, words
 from harness.measure.environment import snapshot
 from harness.measure.nvml import visible_gpus
 from harness.schema.case import Device
@@ -124,7 +124,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
     if device == "cpu" and machine["device_kind"] != device:
         machine = snapshot(device)
     checkpoint = open_checkpoint(request.checkpoint)
-    if of_run and request.names_no_cases:
+    if of_run and not any(getattr(request, name) for name in LISTS):
         for job in of_run.jobs:
             if job.pair not in launches():
                 raise UserError(
@@ -148,7 +148,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
     if not everything:
         raise UserError(f"{' '.join(request.words())}: no case matches; drop an option or name another suite")
     entries = tuple(suite_entry(suite, planned, machine) for suite, planned in cases if planned)
-    return Plan(request, device, machine, ordered_jobs(everything), catalogue(entries))
+    return Plan(request, device, machine, ordered_jobs(everything), replace(CATALOGUE, suites=entries))
 
 
 def open_checkpoint(folder: Path | None) -> Checkpoint | None:
@@ -173,7 +173,7 @@ def _suites(
 ) -> dict[str, tuple[str, ...]]:
     """Return labels SYSTEM/BACKEND by suite, () for all systems."""
     found: dict[str, tuple[str, ...]] = {}
-    for word in request.suites or (default_suite(device),):
+    for word in request.suites or (DEFAULT_SUITES[device],):
         group, systems = find_group(word), request.systems
         if group and not systems:
             own = f"{checkpoint.system}/" if checkpoint else ""

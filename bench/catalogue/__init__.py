@@ -2,18 +2,13 @@
 
 import json
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from harness.schema.catalogue import Catalogue, SuiteEntry
+from harness.schema.catalogue import Catalogue
 
 _FILE = Path(__file__).parent / "catalogue.toml"
+# All names and labels. run.json stores it with the suites of the run.
 CATALOGUE = TypeAdapter(Catalogue).validate_json(json.dumps(tomllib.loads(_FILE.read_text(encoding="utf-8"))))
 OPTION_DEFAULTS = {axis.name: axis.default for axis in CATALOGUE.axes if axis.default is not None}
-
-
-def catalogue(suites: tuple[SuiteEntry, ...]) -> Catalogue:
-    """Return the catalogue that run.json stores: all names and labels, and these suites."""
-    return replace(CATALOGUE, suites=suites)

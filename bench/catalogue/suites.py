@@ -85,6 +85,7 @@ def find_suite(name: str) -> Suite:
     raise unknown(f"suite {name!r}", name, names)
 
 
+DEFAULT_SUITES = {"cuda": "paper", "cpu": "quick"}  # suite or group that `ttt-bench run` measures, by device
 # Seconds of sampling per case by device; suites share this default, because they share cases.
 BUDGETS_S = {"cuda": 1.0, "cpu": 1.5}
 
@@ -92,8 +93,3 @@ BUDGETS_S = {"cuda": 1.0, "cpu": 1.5}
 def find_group(name: str) -> Group | None:
     """Return the group called `name`, or None."""
     return next((group for group in GROUPS if group.name == name), None)
-
-
-def default_suite(device: str) -> str:
-    """Return the suite or group that `ttt-bench run` measures by default on "cpu" or "cuda"."""
-    return "paper" if device == "cuda" else "quick"

@@ -64,9 +64,7 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, fmt: str, html: Path
     work.refuse_elsewhere()
     note(*work.notes)
     with _checkout(request.sides[0]) as old, _checkout(request.sides[1]) as new:
-        if _harness_files(old) != _harness_files(new):
-            note("harness/ differs between the sides; each is measured with its own")
-        file = file_of(work, "measure")  # the same for both, time included, which tells that they are one comparison
+        file = file_of(work, "measure")  # with one time: reports recognize `ab` by it
         runs = [_Side.create(*each, work, file) for each in zip(folders, (old, new), strict=True)]
         _measure_in_turns(runs, work)
     found = _show(*folders, bar, fmt, html)
@@ -143,13 +141,9 @@ def _checkout(revision: str) -> Iterator[Path]:
             ask_git(ROOT, "worktree", "remove", "--force", str(root))
 
 
-def _harness_files(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in (root / "harness").rglob("*.py")}
-
-
 @dataclass
 class _Side:
-    """The old or the new code. commit: its hash."""
+    """One of the two commits: its run, how to start its workers by (system, backend), its hash."""
 
     run: Run
     launches: Mapping[tuple[str, str], Launch]
@@ -167,7 +161,7 @@ class _Side:
         turn = f"round {number + 1}, {self.run.folder.name} {self.commit[:10]}"
 
         def show(event: Event) -> None:
-            if event.kind != "plan":  # of all rounds, one was shown
+            if event.kind != "plan":  # `_measure_in_turns` shows one for all rounds
                 progress(replace(event, slot=turn) if event.kind == "record" else event)
 
         options = Options(jobs=[job], repeat=number, limits=work.request.limits, on_event=show, skip=work.skip)

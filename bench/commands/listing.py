@@ -5,11 +5,10 @@ import sys
 from bench.catalogue.suites import GROUPS, SUITES
 from bench.catalogue.systems import ADAPTERS
 from bench.environments import SYSTEMS_FILE, launches, systems_of_file
-from bench.errors import FOR_A_CPU
+from bench.errors import CANNOT_IMPORT
 from bench.terminal import print_rows
 from harness.measure.environment import against_lock
 from harness.workers.process import probe
-from tk_kernels.build import NO_GPU, OTHER_GPU
 
 
 def list_systems() -> None:
@@ -26,8 +25,7 @@ def list_systems() -> None:
         locked = against_lock(software, starts[adapter.system, adapter.backend].locked)
         words = ", ".join(filter(None, [*versions, locked]))
         if not answer.available:
-            curable = not answer.reason.startswith((NO_GPU, OTHER_GPU)) and FOR_A_CPU not in answer.reason
-            words = answer.reason + (f" (install: {adapter.install})" if curable else "")
+            words = answer.reason + (f" (install: {adapter.install})" if CANNOT_IMPORT in answer.reason else "")
         rows.append((adapter.label, "yes" if answer.available else "no", words))
     print_rows(("system", "runs here", "versions or reason"), rows)
 

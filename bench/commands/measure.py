@@ -59,15 +59,13 @@ def _sum_up(records: Sequence[Record], request: RunRequest, out: Path) -> None:
 
 def dry_run(request: RunRequest, out: Path) -> None:
     """Print a run's cases, jobs and estimated time, without a resumed run's finished cases."""
-    tasks = 0
     if request.slurm is not None:
-        wanted, request = slurm_options(request)
-        tasks = wanted.tasks
+        _, request = slurm_options(request)
     earlier = resumed(request, out) if request.resume else None
     work = plan(request, earlier)
     if earlier:
         refuse_another_kind(earlier, work)
-    gpus = work.gpus(here=False)
+    work.gpus(here=False)  # refuses a wrong list
     note(*work.notes)
     past = estimate.past_durations(work.machine if work.here else None, out)
     rows, times, total, kept = [], list[float](), 0, 0
@@ -87,10 +85,8 @@ def dry_run(request: RunRequest, out: Path) -> None:
         why = "; ".join(f"{count} skipped: {reason}" for reason, count in skipped.most_common(1))
         rows.append((job.name, str(len(left)), phases, estimate.in_words(times[-1] or None), why))
     print_rows(("job", "cases", "phases", "time", "note"), rows)
-    on = f" in {tasks} tasks" if tasks else f" on {counted(max(1, len(gpus)), 'GPU')}" if request.gpus else ""
-    took = estimate.side_by_side(times, tasks or len(gpus) or 1)
-    line = f"{counted(total, 'case')} in {counted(len(rows), 'job')}{on}"
-    line += f": {estimate.in_words(took)}" if took else ""
+    line = f"{counted(total, 'case')} in {counted(len(rows), 'job')}"
+    line += f": {estimate.in_words(sum(times))} on one device" if any(times) else ""
     print(line + (f"; {counted(kept, 'case')} kept from before" if kept else ""))
     note("`ttt-bench list`, on the machine that will measure, shows what can run there")
 

@@ -24,14 +24,13 @@ from bench.systems.ttt.kernel_layer import (
 from bench.systems.ttt.layer import PER_TOKEN, check_forward, inputs_of, layer_inputs
 from harness.measure.correctness import Checks
 from harness.measure.cuda_clock import CudaEventClock
-from harness.measure.timer import Clock, measure
+from harness.measure.timer import measure
 from harness.schema.policy import Policy
 from tk_kernels import FORMS
 from tk_kernels.generate.common import PRECISIONS, SM90, available, section_name
 from tk_kernels.generate.tuning import FORWARD, FORWARD_ROWS, Tuning, candidates, section
 from tk_kernels.parallel import compile_all
 
-LEARNERS = tuple(BASE_LR)
 SIZE, BATCH = "1.3b", 512
 FORWARD_SIZES = {"wide": "760m"}  # by row of `tuning.toml`, else SIZE; wide: heads of 96
 FORWARD_BATCHES = {"few": 1}
@@ -39,17 +38,14 @@ FORWARD_TOKENS, CHECKED_TOKENS = 2048, 128
 POLICY = Policy(budget_s=0.5)
 
 
-def tune(learners: Sequence[str]) -> None:
+def tune() -> None:
     """Measure launch settings; print a TOML section per learner and form, and a log to stderr.
 
-    learners: "linear" or "mlp"; () for both. Raises UserError for another word, or without a GPU.
+    Raises UserError without a GPU.
     """
-    for word in learners:
-        if word not in LEARNERS:
-            raise UserError(f"LEARNER {word}: unknown; there are {', '.join(LEARNERS)}")
     if reason := available() or no_gpu():
         raise UserError(f"the kernels cannot be tuned on this machine: {reason}")
-    for learner, form in product(dict.fromkeys(learners or LEARNERS), (*FORMS, FORWARD)):
+    for learner, form in product(BASE_LR, (*FORMS, FORWARD)):
         for name, rows in _rows(learner, form).items():
             print(section(name, f"ttt_{learner}", form, rows), end="\n\n", flush=True)
 
@@ -68,11 +64,6 @@ def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
 
 def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def replays() -> Clock:
-    """Return a clock that times graph replays, as the figures of the generate phase do."""
-    return CudaEventClock("graph")
 
 
 def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning | None]:
@@ -132,7 +123,8 @@ def _config(learner: str, size: str) -> TTTConfig:
 
 
 def _median_us(run: Callable[[], object]) -> float:
-    return median(measure(run, replays(), POLICY).samples_ms) * 1e3
+    clock = CudaEventClock("graph")  # as in the figures of the generate phase
+    return median(measure(run, clock, POLICY).samples_ms) * 1e3
 
 
 def _fastest(

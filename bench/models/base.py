@@ -15,7 +15,7 @@ class CausalLM(nn.Module):
     """A language model: next-token logits from token ids and a state, updated in place.
 
     A state's tensors stay at their addresses, so a CUDA graph of generate_step serves every later step and prompt.
-    After replays of a graph, set `state.length = None` before `prefill`, unless reset_state comes first.
+    A replay does not count tokens on the host: set `state.length = None` before a `prefill` without `reset_state`.
     """
 
     def init_state(self, batch: int, context: int) -> Any:
@@ -27,7 +27,7 @@ class CausalLM(nn.Module):
         raise NotImplementedError
 
     def generate_state(self, state: Any, into: Any = None) -> Any:
-        """Return a state of `prefill` as `generate_step` takes it; by default the same object.
+        """Convert a state of `prefill` for `generate_step`; by default, return the same object.
 
         into: an earlier result to overwrite and return, so that its CUDA graph stays valid; None returns a new one.
         """
@@ -113,8 +113,8 @@ class Decoder(nn.Module):
 class ChunkedModel(CausalLM):
     """A model that runs long prompts in parts, which bounds the memory of activations.
 
-    Groups of sequences run one after another, each in chunks of tokens. A group has as few sequences as fill a chunk,
-    because each chunk reads and writes the state once. The LM head is the embedding, unless there is an `lm_head`.
+    Groups of sequences run one after another, each in chunks of tokens. Groups are small, so that chunks are long:
+    each chunk reads and writes the state once. The LM head is the embedding, unless there is an `lm_head`.
     """
 
     model: Decoder
@@ -186,6 +186,7 @@ class ChunkedModel(CausalLM):
 
 
 def check_ids(ids: Tensor, dimensions: int, batch: int) -> None:
+    """Raise ValueError unless ids are [batch, tokens] or, with one dimension, [batch], and not empty."""
     if ids.dim() != dimensions or ids.numel() == 0:
         layout = "[batch, tokens]" if dimensions == 2 else "[batch]"
         raise ValueError(f"ids of shape {list(ids.shape)}: expected {layout}, at least one token")

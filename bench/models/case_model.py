@@ -55,7 +55,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def offer(checkpoint: Checkpoint) -> None:
-    """Publish a checkpoint's folder in the environment variable VARIABLE, also to children."""
+    """Add a checkpoint's folder to the environment variable VARIABLE, which workers inherit."""
     os.environ[VARIABLE] = json.dumps(_offered() | {checkpoint.name: str(checkpoint.folder)})
 
 

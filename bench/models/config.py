@@ -118,13 +118,14 @@ class TransformerConfig:
 
 @dataclass(frozen=True)
 class MambaConfig:
-    """The configuration of a Mamba (arXiv 2312.00752) or Mamba-2; by default Mamba's own."""
+    """The configuration of a Mamba (arXiv 2312.00752) or Mamba-2; the defaults are Mamba's."""
 
     width: int
     layers: int
     vocabulary: int = VOCABULARY
     expand: int = 2
     state_dim: int = 16
+    token_flops: int = 6  # per token and state element, for update and output (arXiv 2312.00752, equation 2)
     groups: int = 0  # B and C pairs of a Mamba-2, whose convolution includes them; 0 for a Mamba
 
     @property
@@ -139,11 +140,6 @@ class MambaConfig:
     def state_numbers(self) -> int:
         """Number of elements of the recurrent state per layer and sequence."""
         return self.inner_width * self.state_dim
-
-    @property
-    def token_flops(self) -> int:
-        """FLOPs per token and state element for update and output (arXiv 2312.00752, equation 2)."""
-        return 6
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """`ttt.TTTBlock` with fused kernels around the inner loop: ten or fewer launches.
 
-Rows are the tokens of a call, over all sequences. Projections that share an input are one GEMM, and kernels read the
+Rows are the tokens of all sequences in a call. Projections that share an input are one GEMM, and kernels read the
 columns of its output in place. The output GEMMs add to the residual stream. A pass is one read or write of a tensor
 [B, T, C].
 """
@@ -120,7 +120,7 @@ class FusedBlock(TTTBlock):
         return self
 
     def _follow_parameters(self, rope: Rotation) -> bool:
-        """Follow changed parameters; return whether learning rates or token scale changed."""
+        """Copy changed learning rates and token scales to where kernels read them; return if any changed."""
         layer = self.seq_modeling_block
         made_of = [weight._version for weight in (layer.learnable_ttt_lr_weight, layer.learnable_token_idx)]
         changed = made_of != self._made_of
@@ -152,7 +152,7 @@ def taps_apart(weight: Tensor) -> Tensor:
 
 
 def has_few_rows(x: Tensor, weight: Tensor, *, swiglu: bool = False) -> bool:
-    """Whether x [B, T, F] is a step for the few-rows kernel, which compiles for each row count."""
+    """Whether the few-rows kernel can multiply x [B, T, F]: T = 1, and B as `fits` allows."""
     return x.shape[1] == 1 and fits(x, weight, swiglu=swiglu)
 
 

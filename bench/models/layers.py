@@ -93,7 +93,7 @@ class CausalConv(nn.Module):
 
 
 def slide(cache: Tensor, x: Tensor) -> Tensor:
-    """Return cache [B, 3, C] and x [B, T, C] joined to [B, 3 + T, C]; cache gets the last three."""
+    """Return cache [B, 3, C] and x [B, T, C] joined to [B, 3 + T, C]; store the last three in cache."""
     window = torch.cat((cache, x), dim=1)
     cache.copy_(window[:, -cache.shape[1] :])
     return window

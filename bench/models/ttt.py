@@ -39,8 +39,8 @@ class LayerState:
     """A block's state: the operator's `inner`, and the convolutions' last inputs [B, 3, C].
 
     block_conv: of the block. qk_conv: of Q and K, which share their input. None with the Transformer backbone.
-    slots [B]: for a step of `FusedBlock`, where the sequences are in state tensors that hold more.
-    sequences: for packed tokens in `FusedBlock`, where the tokens of each sequence and its slot are.
+    slots [B]: for a step of `FusedBlock`, the sequences' rows in state tensors with more than B rows.
+    sequences: for packed tokens in `FusedBlock`, each sequence's range of tokens and its row.
     """
 
     block_conv: Tensor | None
@@ -334,6 +334,6 @@ class TTTModel(ChunkedModel):
         return self.get_buffer("rope_cos"), self.get_buffer("rope_sin")
 
     def _chunk_length(self, batch: int) -> int:
-        """Whole mini-batches per sequence, at least one."""
+        """Return tokens per sequence and chunk: whole mini-batches, at least one."""
         tokens = self.overlapped_tokens // batch if self._leaves_idle(batch) else super()._chunk_length(batch)
         return max(self.config.mini_batch, tokens // self.config.mini_batch * self.config.mini_batch)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tk_kernels.packed import Packed
 
-# Prompts that run as a batch: it copies their states, in float32, which takes the CPU longer than short steps last.
+# Steps that run as a batch. It copies states in float32, and launching the copies takes longer than a short step.
 MOST_SEQUENCES, LEAST_TOKENS = 64, 16384
 
 

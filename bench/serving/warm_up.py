@@ -15,7 +15,7 @@ from tk_kernels.packed import packed
 def warm_up(model: TTTModel, layout: Layout) -> None:
     """Run steps that together launch every compiled variant of a kernel that a step with prompts can launch.
 
-    Between powers of two, all numbers of sequences have the same variants; from LEAST_ROWS on they do not change.
+    Numbers of sequences between two powers of two share variants, and so do all numbers from LEAST_ROWS on.
     """
     page = torch.zeros(1, layout.page_bytes, dtype=torch.int8, device=model.device)
     layers = [layout.views(page)] * len(model.blocks)

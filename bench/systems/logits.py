@@ -42,7 +42,7 @@ def check_logits(logits: torch.Tensor, reference: torch.Tensor, dtype: str, wide
 
 
 def rounding_of(case: Case) -> str:
-    """Return the coarser dtype of a case's activations and state, which sets LOGIT_LIMITS."""
+    """Return the coarser of the dtypes of activations and state, the key of LOGIT_LIMITS."""
     roundings = (case.dtype, STATE_ROUNDING.get(case.state_dtype, case.state_dtype))
     return max(filter(None, roundings), key=LOGIT_LIMITS.__getitem__)
 
@@ -73,8 +73,8 @@ def check_response(
 ) -> Checks:
     """Check that logits respond to another past as the reference's do, unless rounding hides it.
 
-    got, expected: logits [rows, V] with one past and with another. width: the model's width.
-    The slope of the change in `got` against the change in `expected` must be near 1.
+    got, expected: logits [rows, V] after one past and after another. width: of the model, in channels.
+    Regressing the change in `got` on the change in `expected` must give a slope near 1.
     """
     change, truth = (after.double() - before.double() for before, after in (got, expected))
     size = float(truth.norm())

@@ -10,7 +10,7 @@ from bench.models.factory import from_seed
 from bench.systems.on_device import device
 from harness.schema.case import Case
 
-STEPS = 16  # generate steps per call; see `steps_of`
+STEPS = 16  # generate steps per call, unless these are no whole mini-batches
 
 
 def model_of(case: Case, **options: Any) -> Any:
@@ -55,9 +55,3 @@ def greedy_steps(model: Any, ids: torch.Tensor, state: Any, steps: int) -> tuple
         logits, _ = model.generate_step(ids, state)
         ids = logits.argmax(-1)
     return logits, torch.stack(read)
-
-
-def steps_of(model: Any) -> int:
-    """Return the steps per timed call: whole mini-batches, which include the rewrite of W."""
-    mini_batch = getattr(model.config, "mini_batch", 1)
-    return STEPS if STEPS % mini_batch == 0 else mini_batch

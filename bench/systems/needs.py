@@ -1,7 +1,6 @@
 """Functions that return why a system's packages cannot be used."""
 
 import importlib
-import importlib.util
 
 from bench.errors import CANNOT_IMPORT
 from harness.measure.environment import versions_of
@@ -21,11 +20,6 @@ def cannot_import(*modules: str) -> str:
         except Exception as error:
             return f"{name.partition('.')[0]} {CANNOT_IMPORT}: {_message(error)}"
     return ""
-
-
-def cannot_find(package: str) -> str:
-    """Return a sentence if a package is missing, without importing it, which can take seconds."""
-    return "" if importlib.util.find_spec(package) else f"{package} {CANNOT_IMPORT}: No module named {package!r}"
 
 
 def other_release(package: str, oldest: str, newest: str) -> str:

@@ -12,7 +12,7 @@ from bench.catalogue.systems import LAUNCH_BOUND_TOKENS
 from bench.systems import token_times
 from bench.systems.checked_sequences import LONGEST_CHECKED, drawn, named, not_compared
 from bench.systems.logits import check_logits, check_response, choice_check, limits_by_rounding, rounding_of
-from bench.systems.model_calls import greedy_steps, last_logits, random_ids, steps_of
+from bench.systems.model_calls import STEPS, greedy_steps, last_logits, random_ids
 from bench.systems.on_device import device, repeatable
 from harness.measure.correctness import Checks
 from harness.measure.ranges import nvtx_range
@@ -28,7 +28,7 @@ TIMED_MINI_BATCHES = 8  # mini-batches whose steps are timed one by one
 class PhaseWork:
     """Base class of one case's timed work; a subclass implements a phase.
 
-    ids: token ids, which the harness renews. adapter: the `LanguageModel`, which sets pasts and makes references.
+    ids: token ids, which the harness renews. adapter: the `LanguageModel`, which makes references.
     """
 
     units = 1
@@ -61,7 +61,7 @@ class PhaseWork:
         """Reset the state in place if calls continue each other. By default, do nothing."""
 
     def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
-        """Draw sequences, give their past to the others as copies, and return a check of a call's outputs."""
+        """Draw sequences, make all others copies of them, and return a check of a call's outputs."""
         tokens = self.tokens // self.case.batch
         if tokens > LONGEST_CHECKED:
             return not_compared(tokens, LONGEST_CHECKED)
@@ -80,9 +80,9 @@ class PhaseWork:
         return compare
 
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
-        """Renew what the sequences have read before the steps; by default the prompts, which the harness renews.
+        """Draw new earlier tokens for all sequences, except prompts, which the harness renews.
 
-        Copies (see `repeat`) have the past of their source.
+        sources: each sequence's source, whose tokens its copies get (see `repeat`).
         """
         return lambda model, some, tokens: last_logits(model, torch.cat([self.ids[some], tokens.T], dim=1))
 
@@ -105,7 +105,7 @@ class PhaseWork:
 
     @property
     def compared_tokens(self) -> int:
-        """Number of tokens per sequence that limits how many sequences the reference reads."""
+        """Tokens that the reference reads per sequence; with more of them, fewer sequences are drawn."""
         return self.tokens // self.case.batch
 
     def drawn(self, rng: Random) -> list[int]:
@@ -122,9 +122,9 @@ class PhaseWork:
         return self._rows
 
     def repeat(self, rng: Random, rows: list[int]) -> list[int]:
-        """Give each sequence outside `rows` the ids of a random one in `rows` at its position.
+        """Make each sequence outside `rows` a copy of a random one in `rows` at its position.
 
-        Every output can then be compared with a checked sequence's. Returns each sequence's source.
+        So every output can be compared with that of a checked sequence. Returns each sequence's source.
         """
         alike = [[row for row in rows if self._ahead[row] == ahead] for ahead in self._ahead]
         sources = [row if row in rows else rng.choice(like) for row, like in enumerate(alike)]
@@ -205,8 +205,9 @@ class Generate(PhaseWork):
 
     @property
     def units(self) -> int:  # type: ignore[override]
-        """Number of generate steps per call."""
-        return steps_of(self.model)
+        """Number of generate steps per call: whole mini-batches, which include the rewrite of W."""
+        mini_batch = getattr(self.model.config, "mini_batch", 1)
+        return STEPS if STEPS % mini_batch == 0 else mini_batch
 
     def prepare(self) -> None:
         self.state = self.model.init_generate_state(self.case.batch, self.case.context + self.units)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from bench.systems.needs import cannot_find, import_or_skip, no_gpu
+from bench.systems.needs import cannot_import, import_or_skip, no_gpu
 from bench.systems.on_device import device
 from bench.systems.triton_tuning import chosen_anew, keep_choices, prepare
 from bench.systems.ttt.layer import LAYER_CHECK_TOKENS, Results, check_results, layer_workload
@@ -106,7 +106,7 @@ class Regressor:
 
     def unavailable(self) -> str:
         keep_choices()
-        return no_gpu() or cannot_find(self.module)
+        return no_gpu() or cannot_import(self.module)
 
     def build(self, case: Case) -> Workload:
         if case.size != SIZE:

@@ -39,7 +39,7 @@ def of_arrivals(requests: Sequence[tuple[float, Sequence[float]]], seconds: floa
     """Return percentiles of ITL and TTFT, and the goodput.
 
     Goodput: requests per second with TTFT and mean ITL within TTFT_LIMIT_MS and ITL_LIMIT_MS.
-    requests: (TTFT, ITLs) in ms. seconds: from a batch's first arrival to its last token, over all batches.
+    requests: (TTFT, ITLs) in ms. seconds: from a batch's first arrival to its last token, summed over batches.
     """
     good = sum(first <= TTFT_LIMIT_MS and fmean(steps) <= ITL_LIMIT_MS for first, steps in requests)
     first = _p99([first for first, _ in requests])

@@ -38,11 +38,6 @@ def test_a_duration_in_words(seconds, words):
     assert estimate.in_words(seconds) == words
 
 
-def test_jobs_side_by_side():
-    assert estimate.side_by_side([5.0, 3.0, 4.0, 1.0], 2) == 7.0
-    assert estimate.side_by_side([5.0, 3.0], 1) == 8.0
-
-
 def test_the_longest_jobs_go_first():
     jobs = [
         Job(system, "b", tuple(Planned(Case(system, "b", "tiny", "forward", n + 1, 64)) for n in range(count)))

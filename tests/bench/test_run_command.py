@@ -284,12 +284,10 @@ def test_a_phase_of_a_finished_run_is_kept(copied):
     assert "out: 0 cases to run, 1 kept from before\n" in done.stderr
 
 
-def test_a_dry_run_estimates_jobs_side_by_side(tmp_path):
+def test_a_dry_run_for_several_gpus_estimates_the_time_on_one(tmp_path):
     one, two = (last_line("--device", "cuda", "--dry-run", *gpus, cwd=tmp_path) for gpus in ([], ["--gpus", "0,1"]))
-    assert "160 cases in 7 jobs: " in one
-    assert "160 cases in 7 jobs on 2 GPUs: " in two
-    first, second = (float(re.search(r": ([\d.]+) min", line)[1]) for line in (one, two))
-    assert second < 0.7 * first
+    assert re.fullmatch(r"160 cases in 7 jobs: [\d.]+ (min|h) on one device", one)
+    assert two == one
 
 
 def test_a_group_has_its_own_systems(tmp_path):
@@ -308,7 +306,7 @@ def test_a_suite_next_to_its_group_has_all_systems(tmp_path):
 
 def test_a_dry_run_for_slurm_plans_what_is_submitted(tmp_path):
     line = last_line("--slurm", "partition=x,gpus=4", "--dry-run", cwd=tmp_path)
-    assert "160 cases in 7 jobs in 4 tasks: " in line
+    assert "160 cases in 7 jobs: " in line
 
 
 def test_a_page_that_cannot_be_written_is_one_sentence(measured, tmp_path):

@@ -3,7 +3,7 @@
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import chain, product
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 from small_runs import a_run
 
-from bench.catalogue import catalogue
+from bench.catalogue import CATALOGUE
 from bench.catalogue.suites import SUITES
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue, SuiteEntry
@@ -121,7 +121,7 @@ def made(told: Iterable[tuple[str, Record]]) -> Made:
         else SuiteEntry(name, "", (), tuple(keys))
         for name, keys in members.items()
     )
-    return Made(list(records.values()), catalogue(tuple(entries)))
+    return Made(list(records.values()), replace(CATALOGUE, suites=tuple(entries)))
 
 
 def of_suite(suite: str, *records: Record) -> Made:

@@ -11,7 +11,7 @@ from bench.models.base import PackageModel, check_ids
 from bench.models.config import SIZES, VOCABULARY, DeltaRuleConfig, uncut
 from bench.systems.fla.regressors import FlaRegressor
 from bench.systems.model_calls import STEPS, greedy_steps, last_logits, random_ids
-from bench.systems.needs import cannot_find, import_or_skip, no_gpu
+from bench.systems.needs import cannot_import, import_or_skip, no_gpu
 from bench.systems.on_device import device
 from bench.systems.phases import Forward, Generate, LogitsAfter, PhaseWork
 from bench.systems.triton_tuning import compile_ahead, untuned
@@ -165,7 +165,7 @@ class Fla(TunedLanguageModel):
     sizes: ClassVar[dict[str, dict[str, Any]]]
 
     def unavailable(self) -> str:
-        return no_gpu() or cannot_find("fla")
+        return no_gpu() or cannot_import("fla")
 
     def settings(self, case: Case) -> dict[str, str]:
         return super().settings(case) | {"kernels": "recurrent" if case.phase == "generate" else "chunked"}

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 
-from bench.errors import FOR_A_CPU
 from bench.systems.language_model import LanguageModel
 from bench.systems.mamba.scan import ScannedMamba
 from bench.systems.on_device import device
@@ -18,7 +17,7 @@ class TorchMamba(LanguageModel):
 
     def unavailable(self) -> str:
         if device() == "cuda":
-            return f"transformers' Mamba is {FOR_A_CPU}: use mamba/mamba-ssm there"
+            return "transformers' Mamba is unavailable on CUDA: use mamba/mamba-ssm there"
         return ""
 
     def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:

@@ -41,7 +41,7 @@ KERNEL_CHECK_TOKENS = 32768
 KERNEL_CHECK_SEQUENCES = 4
 OUTER = ("token_scale", "ln_weight", "ln_bias")  # arguments of `forward` that all tokens share
 CHECKED_STEPS = 4096  # most checked steps of a sequence; at about 30 launches each, a second on an H100
-STREAMED = 20  # a state of so many times the L2 is evicted before its next step, so one set of sequences is enough
+STREAMED = 20  # a state larger than this many L2 caches is evicted between steps, so one set of sequences is enough
 
 
 def build(case: Case, form: str, precision: str, backend: str) -> Workload:
@@ -143,7 +143,7 @@ class GenerateSet:
 
 
 class Steps:
-    """The timed generate steps: `rounds` of each set in turn, at least a mini-batch in all.
+    """The timed generate steps: the sets take turns, `rounds` steps each, a mini-batch or more in all.
 
     q, k, v, lr and the outputs are one tensor each for all sets: [sets, rounds, B, ...].
     """

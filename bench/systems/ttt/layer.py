@@ -74,7 +74,7 @@ def forward_workload(
     check: Callable[[], Checks],
     settings: dict[str, str] | None = None,
 ) -> Workload:
-    """Return the workload of forward(**inputs), timed outputs compared with the reference in float64."""
+    """Return the workload of forward(**inputs); its timed check runs the reference in float64."""
     config = ttt_config_of(case)
     rates = Input(inputs["lr"], "uniform", config.base_lr / config.head_dim, 0, 1)
     return layer_workload(

@@ -58,8 +58,8 @@ class VllmSystem:
     packages: tuple[str, ...] = ("vllm",)
     implementation: ClassVar[str]  # the class that vLLM runs, MODULE:CLASS
     releases: ClassVar[tuple[str, str]] = ("0.22", "0.33")  # oldest and newest minor release of vLLM
-    # Most tokens of a step; by phase, tokens of a cache block and graph sizes. For a missing phase vLLM chooses. The
-    # suite vllm-settings tries other values.
+    # vLLM's arguments: tokens per step, and by phase the tokens per cache block and the graph sizes (`GRAPHS`). For a
+    # missing phase vLLM chooses. The suite vllm-settings tries other values.
     max_num_batched_tokens: ClassVar[int]
     block_sizes: ClassVar[Mapping[str, int]] = {}
     graphs: ClassVar[Mapping[str, str]] = {}
@@ -95,7 +95,7 @@ class VllmSystem:
         return widened(case)
 
     def check(self, engine: Engine, case: Case) -> None:
-        """Raise RuntimeError if the engine runs other kernels than named. By default, do nothing."""
+        """Raise RuntimeError if the engine runs other kernels than the case needs. By default, do nothing."""
 
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
         """Return logits [B, last, V] of ids [B, T]. reference: a model with its weights on the host."""
@@ -186,7 +186,7 @@ class VllmSystem:
         return cache * part.layers // config.layers
 
     def _sequences(self, case: Case) -> int:
-        """Return the most sequences at once: few values, because an engine's start takes long."""
+        """Return max_num_seqs: one of few values, because each other value starts an engine."""
         each = self._kept_bytes(replace(case, size=uncut(case.size)[0]))
         possible = min(case.batch, gpu_memory() // each)
         return SEQUENCES if possible <= SEQUENCES else max(MANY_SEQUENCES, 1 << (possible - 1).bit_length())
@@ -405,7 +405,7 @@ class EngineArrivals(EngineRequest):
 
 
 def _around(rng: Random, mean: int, count: int) -> list[int]:
-    """Draw lengths from half to one and a half of `mean`, in opposite pairs that keep it exact."""
+    """Draw lengths from half to one and a half of `mean`, in pairs mean - x and mean + x."""
     away = [rng.randint(0, mean // 2) for _ in range(count // 2)]
     lengths = [mean] * (count % 2) + [mean + sign * each for each in away for sign in (-1, 1)]
     rng.shuffle(lengths)

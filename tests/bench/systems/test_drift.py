@@ -55,7 +55,8 @@ def test_a_rounded_state_drifts_and_drifts_further_with_more_tokens():
     model.operator.generate_step = rounded
     found = drift(model, run)
     assert found["total_variation_mean"] > 100 * exact["total_variation_mean"]
-    assert found["total_variation_max"] >= found["total_variation_last"] > found["total_variation_first"]
+    longer = drift(model, exact_run(reference, 2, 96))
+    assert longer["total_variation_mean"] > found["total_variation_mean"]
 
 
 def test_the_state_outlives_the_capture_of_a_graph(monkeypatch):
@@ -106,7 +107,6 @@ def test_a_model_of_nans_does_not_pass():
 
 
 def test_a_kernels_state_precision_is_seen(triton_kernels):
-    pytest.importorskip("triton")
     adapter, found = TTTKernels("linear"), []
     for dtype in ("float32", "bfloat16"):
         small = replace(case("ttt-linear", tokens=4), backend="triton-dual", batch=1, state_dtype=dtype)

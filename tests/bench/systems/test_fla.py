@@ -99,22 +99,16 @@ def package(monkeypatch):
     monkeypatch.setattr(fla_models, "VOCABULARY", 40)
 
 
-@pytest.mark.parametrize(("adapter", "case"), [(GatedDeltaNet, CASE), (FlaRegressor, LAYER)])
-def test_whether_the_package_is_there_is_known_unimported_and_a_broken_one_skips_a_case(
-    tmp_path, monkeypatch, adapter, case
-):
-    for name in [name for name in sys.modules if name.startswith("fla.")]:
+@pytest.mark.parametrize("adapter", [GatedDeltaNet, FlaRegressor])
+def test_a_broken_package_makes_its_systems_unavailable(tmp_path, monkeypatch, adapter):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "fla"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "fla", None)
     for user in (fla_models, regressor):
         monkeypatch.setattr(user, "no_gpu", lambda: "")
     assert adapter().unavailable() == "fla cannot be imported: No module named 'fla'"
-    monkeypatch.delitem(sys.modules, "fla")
     (tmp_path / "fla.py").write_text("raise OSError('libcudart.so.12: cannot open shared object file')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert adapter().unavailable() == ""
-    with pytest.raises(Skip, match=r"fla cannot be imported: OSError: libcudart\.so\.12"):
-        adapter().build(case)
+    assert adapter().unavailable().startswith("fla cannot be imported: OSError: libcudart.so.12")
 
 
 @torch.inference_mode()

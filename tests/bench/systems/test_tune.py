@@ -51,14 +51,13 @@ class Kernel:
 
 @pytest.fixture
 def kernel(monkeypatch, one_thread):
-    pytest.importorskip("triton")
     found = Kernel()
     monkeypatch.setattr(generate, "generate_step", found)
     monkeypatch.setattr(kernel_layer, "l2_bytes", lambda: 1)
     monkeypatch.setattr(command, "SIZE", "tiny")
     monkeypatch.setattr(command, "BATCH", 2)
     monkeypatch.setattr(command, "candidates", lambda *asked, sm90: iter((SLOW, FAST, WRONG, TOO_LARGE)))
-    monkeypatch.setattr(command, "replays", lambda: Clock(found))
+    monkeypatch.setattr(command, "CudaEventClock", lambda timing: Clock(found))
     kernel_layer.check_generate.cache_clear()
     yield found
     kernel_layer.check_generate.cache_clear()
@@ -117,9 +116,11 @@ def machine(monkeypatch):
 
 
 def test_a_section_is_printed_for_each_learner_and_form(machine, capsys):
-    command.tune(["mlp"])
+    command.tune()
     printed = capsys.readouterr()
     row = {"planes": {"warps": 2, "block": 32}}
-    forward = {row: {"warps": 1, "block": 32} for row in ("narrow", "wide")}
-    assert tomllib.loads(printed.out) == {"a GPU": {"ttt_mlp": {"dual": row, "primal": row, "forward": forward}}}
+    found = tomllib.loads(printed.out)["a GPU"]
+    for operator, kinds in (("ttt_linear", ("few", "crowded", "wide")), ("ttt_mlp", ("narrow", "wide"))):
+        forward = {kind: {"warps": 1, "block": 32} for kind in kinds}
+        assert found[operator] == {"dual": row, "primal": row, "forward": forward}
     assert "ttt-mlp dual float32: no candidate can be used" in printed.err
