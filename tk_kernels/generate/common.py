@@ -117,10 +117,8 @@ def dot_type(rows: torch.Tensor) -> Any:
 
 @cache
 def runs_sm90(device: torch.device) -> bool:
-    """Whether kernels in Gluon run on `device`: they need compute capability 9.0 and Triton 3.6."""
-    if hidden() or device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
-        return False
-    return tuple(int(x) for x in triton.__version__.split(".")[:2]) >= (3, 6)
+    """Whether the generate kernels in Gluon run on `device`: they need compute capability 9.0."""
+    return not hidden() and device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def dependent_launch(pdl: bool) -> dict[str, bool]:
