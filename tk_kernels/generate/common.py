@@ -246,9 +246,9 @@ def learning_rate(rate, base_lr, D: tl.constexpr, LOGITS: tl.constexpr):
 
 @jit
 def columns(x, FIRST: tl.constexpr, DOT: tl.constexpr):
-    """Return x [N] as a matmul operand [N, 16] of dtype DOT whose rows sum to nearly x.
+    """Expand x [N] to [N, 16] of dtype DOT for a precise matmul on tensor cores.
 
-    Column FIRST holds x rounded to DOT, the next column the rounding errors, all others zeros.
+    Column FIRST holds x rounded to DOT, the next column the remainders; all other columns are zeros.
     """
     high = x.to(DOT)
     rest = (x - high.to(tl.float32)).to(DOT)
