@@ -125,7 +125,7 @@ def dependent_launch(pdl: bool) -> dict[str, bool]:
     """Return launch arguments: programmatic dependent launch (PDL) if `pdl`, from Hopper on.
 
     Such a kernel starts as soon as the launch before it allows, reads its parameters and state, then waits for all
-    earlier launches. The caller guarantees that these tensors were written before the last plain launch started.
+    earlier launches. The caller guarantees that the last launch without PDL and all since do not write these tensors.
     """
     if not pdl or triton.knobs.runtime.interpret or hidden():
         return {"PDL": False}
