@@ -35,7 +35,7 @@ Outer = tuple[Tensor, Tensor, Tensor]  # token_scale [m], ln_weight, ln_bias [H,
 
 @cache
 def hopper_unavailable(kernel: str, arch: str | None) -> str:
-    """Return why this Hopper kernel cannot run here, or "". arch: TTT_BENCH_ARCH, on which the cached result depends."""
+    """Return why this Hopper kernel cannot run here, or "". arch: TTT_BENCH_ARCH, which changes the result."""
     return build.unavailable(kernel)
 
 
