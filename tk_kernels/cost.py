@@ -26,10 +26,6 @@ class Cost:
         self._biases = sum(outputs for _, outputs in pairs)  # times D
         self._row = sum(inputs + outputs for inputs, outputs in pairs)  # a token's inputs and gradients, times D
 
-    def state_bytes(self, batch: int, heads: int, head_dim: int, element_bytes: int = 4) -> int:
-        """Bytes of the weights and biases of all sequences and heads, at `element_bytes` per number."""
-        return batch * heads * (self._weights * head_dim + self._biases) * head_dim * element_bytes
-
     def forward_flops(self, batch: int, tokens: int, heads: int, head_dim: int, mini_batch: int = 16) -> int:
         """FLOPs of the dual form over `batch` sequences of `tokens` tokens each.
 
@@ -40,20 +36,14 @@ class Cost:
         products = 2 * (3 * self._weights + self._backward) * head_dim**2
         return batch * tokens * heads * (products + 2 * mini_batch * self._row * head_dim)
 
-    def token_bytes(self, batch: int, tokens: int, heads: int, head_dim: int, element_bytes: int = 2) -> int:
-        """Bytes of q, k, v and the outputs z, [B, T, H, D] each, at `element_bytes` per element."""
-        return 4 * batch * tokens * heads * head_dim * element_bytes
-
     def forward_bytes(self, batch: int, tokens: int, heads: int, head_dim: int, element_bytes: int = 2) -> int:
         """Least bytes moved by a fused forward: q, k, v, lr, z once; weights and biases are read and written.
 
         element_bytes: bytes per element of q, k, v and z; the others are float32.
         """
-        return (
-            self.token_bytes(batch, tokens, heads, head_dim, element_bytes)
-            + 4 * batch * tokens * heads
-            + 2 * self.state_bytes(batch, heads, head_dim)
-        )
+        token = 4 * head_dim * element_bytes + 4
+        state = 4 * (self._weights * head_dim + self._biases) * head_dim
+        return batch * heads * (tokens * token + 2 * state)
 
     def generate_flops(self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual") -> float:
         """FLOPs to generate one token in each of `batch` sequences, averaged over a mini-batch.
