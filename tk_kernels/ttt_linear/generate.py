@@ -33,6 +33,7 @@ from tk_kernels.generate.common import (
 )
 from tk_kernels.generate.step import StepState, generate_step, portable_constants
 from tk_kernels.generate.tuning import Tuning
+from tk_kernels.ttt_linear import generate_sm90
 from tk_kernels.ttt_linear.reference import LinearPrimalState, LinearState
 
 __all__ = ["GenerateState", "available", "generate_step"]
@@ -58,9 +59,7 @@ class GenerateState(StepState):
 
     def kernel(self, launch: Tuning) -> tuple[Any, dict[str, Any]]:
         if launch.sm90:
-            from tk_kernels.ttt_linear.generate_sm90 import dual  # a late import: few machines have Gluon
-
-            return dual, {}
+            return generate_sm90.dual, {}
         return _dual if self.form == "dual" else _primal, portable_constants(self, launch.block, self.b.shape[2])
 
 
