@@ -12,7 +12,7 @@ endif
 SUITES ?=
 RUN_OPTIONS ?=
 TARGET := $(shell nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu)
-# Not absolute: the folder's own path may hold spaces.
+# A relative path, because the path of this folder may contain spaces.
 BIN := $(if $(VENV),$(VENV)/bin/,)
 PIP_FIRST = -m pip install --quiet --require-hashes --requirement bench/requirements/pip.txt
 PY := $(if $(VENV),$(BIN)python,$(PYTHON))
@@ -20,7 +20,7 @@ INSTALLED := $(if $(VENV),$(VENV)/.installed-$(TARGET))
 NVCC := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 MAMBA_PIP = .venv-mamba/bin/python -m pip $(1) --quiet --no-deps --no-build-isolation
 
-# Which versions of Python 3 an environment is locked for: a condition on the second number, and the same in words.
+# Stops unless PYTHON is a version that the lock file supports: a condition on the minor version v, and in words.
 FOR_PYTHON = @$(PYTHON) -c "import sys; v = sys.version_info[1]; sys.exit(0 if $(1) else 'make: this needs Python $(2), and $(PYTHON) is 3.%d; say PYTHON=python3.12' % v)"
 
 # With VENV= nothing is installed.
@@ -60,8 +60,8 @@ venv-vllm venv-mamba: venv-%: systems.toml
 	.venv-vllm/bin/python -m pip install --quiet --no-deps --editable .
 	@touch $@
 
-# mamba-ssm has no wheel for this PyTorch, so nvcc builds for half an hour. Its setup.py says C++17; the headers of
-# PyTorch need C++20.
+# mamba-ssm has no wheel for this PyTorch, so nvcc builds it for half an hour. Its setup.py asks for C++17, but
+# PyTorch's headers need C++20.
 .venv-mamba/.installed: bench/requirements/mamba.txt bench/requirements/cuda.txt
 	@test -n "$(NVCC)" || { echo "Mamba is left out: building mamba-ssm needs the nvcc of CUDA 13; install it or set CUDA_HOME" >&2; exit 1; }
 	$(call FOR_PYTHON,v == 12,3.12)
@@ -84,8 +84,8 @@ systems.toml:
 numbers: $(INSTALLED)
 	$(PY) -m bench.numbers reports/results/tables.toml $(shell git grep --files-with-matches "^<!-- table" -- "*.md")
 
-# Files in their order: by the number of their tests, as xdist has them, long ones of few tests would come last. Many
-# tests wait for processes, so there is one more of pytest's than there are cores, up to four.
+# --no-loadscope-reorder: xdist would start long files with few tests last. Many tests wait for subprocesses, so there
+# is one more worker than cores, up to four.
 test: $(INSTALLED) lint chromium axe slurm
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 PYTEST_XDIST_AUTO_NUM_WORKERS=$$($(PY) -c "import os; print(os.cpu_count() + 1)") \
 	  $(PY) -m pytest -m "not gpu and not index" --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
@@ -98,7 +98,7 @@ lock: .venv-lock/.installed
 locks: $(INSTALLED) .venv-lock/.installed
 	$(PY) -m pytest -rs -m index tests/test_locks.py
 
-# Tests of kernels mostly compile, so they share the GPU; what is timed has it alone.
+# Tests of kernels mostly compile, so four workers share the GPU. The other tests measure time, and run alone.
 test-gpu: $(INSTALLED)
 	-$(PY) -m bench build
 	$(PY) -m pytest -m gpu tests/tk_kernels --numprocesses 4 --dist loadgroup
@@ -120,7 +120,7 @@ chromium: $(INSTALLED)
 	  && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
 	|| echo "make test: install Chromium (apt-get install chromium); the report's tests open pages in it"
 
-# They check its pages by the rules of accessibility, and are skipped without these.
+# The report's tests check its pages with axe-core, an accessibility checker. Without it, these tests are skipped.
 AXE := 4.14.1
 axe: build/axe-$(AXE).min.js
 
@@ -130,7 +130,7 @@ build/axe-$(AXE).min.js:
 	  && tar -xzOf build/axe-core-$(AXE).tgz package/axe.min.js > $@.part && mv $@.part $@; } \
 	|| echo "make test: axe-core could not be had (it needs npm and a registry); the pages' accessibility is not tested"
 
-# The tests of runs that many tasks share start a Slurm of their own, and are skipped without it.
+# The tests of Slurm jobs start their own Slurm. Without it, these tests are skipped.
 slurm:
 	@{ command -v sbatch && command -v munged; } >/dev/null || { \
 	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \

@@ -4,8 +4,7 @@
 not; `load("ttt_linear/forward_sm90")` needs a Hopper GPU. Both compile only what the cache lacks. A machine without
 nvcc or ThunderKittens can use the cache of another machine.
 
-nvcc is called directly, because `tvm_ffi.cpp.build` discards the output of a successful compilation, which holds the
-register counts and spills.
+nvcc is called directly: `tvm_ffi.cpp.build` would discard its output, which has the register counts and spills.
 """
 
 import ctypes
@@ -82,7 +81,7 @@ class Built:
 
     @property
     def ingredients(self) -> dict[str, str | None]:
-        """The `ingredients` that the cache recorded at the build, perhaps on another machine."""
+        """The result of `ingredients` at the compilation, perhaps on another machine."""
         return json.loads((self.folder / NOTE).read_text())
 
     @property
@@ -121,7 +120,7 @@ def build(name: str) -> Built:
 
 
 def unavailable(name: str) -> str:
-    """Return why kernel `name`, compiled if needed, cannot run here, in one sentence, or ""."""
+    """Return why kernel `name` cannot run here, even after compilation, in one sentence; "" if it can."""
     tvm_ffi = "" if importlib.util.find_spec("tvm_ffi") else NO_TVM_FFI
     if reason := hidden() or tvm_ffi or other_gpu(lambda found: found == (9, 0), "a Hopper GPU (9.0)"):
         return reason
@@ -136,7 +135,7 @@ def unavailable(name: str) -> str:
 
 @functools.cache
 def load(name: str) -> Any:
-    """Return a kernel's module, compiled if needed, or raise BuildError if unavailable."""
+    """Return a kernel's tvm-ffi module, compiled if needed. Raises BuildError if it cannot run here."""
     reason = unavailable(name)
     if reason:
         raise BuildError(reason)
@@ -161,7 +160,7 @@ def hidden() -> str:
 def other_gpu(suits: Callable[[tuple[int, int]], bool], needed: str) -> str:
     """Return why the current GPU cannot run kernels, or "".
 
-    suits: whether they run on a compute capability, such as (9, 0). needed: these GPUs, for the message.
+    suits: whether a compute capability, such as (9, 0), is supported. needed: the supported GPUs, for the message.
     """
     import torch
 
@@ -241,7 +240,7 @@ def _compiler_version(nvcc: Path | None) -> str | None:
 
 
 def _folder(name: str, wanted: dict[str, str | None]) -> Path:
-    """A build's folder in the cache, by the ingredients that every machine has."""
+    """A build's folder in the cache, named by a hash of the ingredients that need no nvcc or headers."""
     known = [wanted[each] for each in ("sources", "flags", "host", "tvm_ffi", "architecture")]
     key = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
     return cache_directory() / "kernels" / f"{name.replace('/', '.')}-{key}"

@@ -16,7 +16,7 @@ def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def check_parameter(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    """Raise ValueError, which gives `name`, unless the tensor has this shape, contiguous."""
+    """Raise ValueError unless the tensor is contiguous with this shape; `name` is for the message."""
     check_shape(name, tensor, shape)
     check_contiguous(name, tensor)
 
@@ -28,7 +28,7 @@ def check_contiguous(name: str, tensor: Tensor) -> None:
 
 
 def check_devices(**tensors: Tensor | None) -> None:
-    """Raise ValueError unless all tensors, passed by name, are on one device or None."""
+    """Raise ValueError unless all tensors, passed by name, are on one device. None is skipped."""
     given = [(name, x) for name, x in tensors.items() if x is not None]
     (first, x), *others = given
     for name, other in others:
@@ -40,7 +40,7 @@ def check_tokens(tokens: dict[str, Tensor], lr: Tensor, layout: str) -> None:
     """Raise ValueError unless all `tokens` have one shape and one dtype, and lr fits both.
 
     layout: the shape in letters, "[B, T, H, D]" or "[B, H, D]"; lr has it without D.
-    The tokens' dtype must be a key of STATE_DTYPE, and its value the dtype of lr.
+    The tokens' dtype must be a key of STATE_DTYPE; lr must have the state's dtype.
     """
     first, *others = tokens
     x = tokens[first]
@@ -65,7 +65,7 @@ def check_outer(token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, heads: 
 def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> None:
     """Raise ValueError unless tensors of `state` have these shapes and supported dtypes.
 
-    dtype: that of the tokens. state.position must be int32, and every other tensor STATE_DTYPE[dtype].
+    dtype: of the tokens. state.position must be int32, all other tensors STATE_DTYPE[dtype].
     """
     for name, shape in shapes.items():
         tensor = getattr(state, name)
@@ -77,7 +77,7 @@ def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.d
 def common_position(position: Tensor, start: int | None, mini_batch: int) -> int:
     """Return the position in the mini-batch that all sequences share, or raise ValueError.
 
-    position [B]: read, with a GPU sync, only if `start`, the known position, is None.
+    position [B]. start: the position, if known; None reads `position`, which waits for the GPU.
     """
     values = sorted(set(position.tolist())) if start is None else [start]
     if len(values) > 1:

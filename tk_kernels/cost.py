@@ -26,34 +26,24 @@ class Cost:
         self._biases = sum(outputs for _, outputs in pairs)  # times D
         self._row = sum(inputs + outputs for inputs, outputs in pairs)  # a token's inputs and gradients, times D
 
-    def state_bytes(self, batch: int, heads: int, head_dim: int, element_bytes: int = 4) -> int:
-        """Bytes of the weights and biases of all sequences and heads, at `element_bytes` per number."""
-        return batch * heads * (self._weights * head_dim + self._biases) * head_dim * element_bytes
-
     def forward_flops(self, batch: int, tokens: int, heads: int, head_dim: int, mini_batch: int = 16) -> int:
         """FLOPs of the dual form over `batch` sequences of `tokens` tokens each.
 
         X, Xbar: a layer's inputs computed from K and from Q. G: gradient by its output. eta: learning rates [m, m].
         Per token and layer, X @ W, Xbar @ W, X^T @ G and (not in the first layer) G @ W^T take 2 * in * out each.
-        Xbar @ X^T takes 2 * m * in, (eta * ..) @ G 2 * m * out, with the zeros of causality.
+        Xbar @ X^T takes 2 * m * in. Its matmul with G takes 2 * m * out: masked elements count.
         """
         products = 2 * (3 * self._weights + self._backward) * head_dim**2
         return batch * tokens * heads * (products + 2 * mini_batch * self._row * head_dim)
 
-    def token_bytes(self, batch: int, tokens: int, heads: int, head_dim: int, element_bytes: int = 2) -> int:
-        """Bytes of q, k, v and the outputs z, [B, T, H, D] each, at `element_bytes` per element."""
-        return 4 * batch * tokens * heads * head_dim * element_bytes
-
     def forward_bytes(self, batch: int, tokens: int, heads: int, head_dim: int, element_bytes: int = 2) -> int:
-        """Least bytes of a fused forward: q, k, v, lr and z once, the weights and biases twice.
+        """Least bytes moved by a fused forward: q, k, v, lr, z once; weights and biases are read and written.
 
         element_bytes: bytes per element of q, k, v and z; the others are float32.
         """
-        return (
-            self.token_bytes(batch, tokens, heads, head_dim, element_bytes)
-            + 4 * batch * tokens * heads
-            + 2 * self.state_bytes(batch, heads, head_dim)
-        )
+        token = 4 * head_dim * element_bytes + 4
+        state = 4 * (self._weights * head_dim + self._biases) * head_dim
+        return batch * heads * (tokens * token + 2 * state)
 
     def generate_flops(self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual") -> float:
         """FLOPs to generate one token in each of `batch` sequences, averaged over a mini-batch.
@@ -72,7 +62,7 @@ class Cost:
     ) -> int:
         """Bytes of the generate state: weights, float32 biases, and cached rows or gradient sums.
 
-        state: the weights' precision, "planes" or a key of ELEMENT_BYTES. Raises ValueError for unknown words.
+        state: the weights' precision, "planes" or a key of ELEMENT_BYTES. Raises ValueError for other words.
         """
         stored, read, _ = _weight_bytes(form, state)
         weights, biases = self._weights * head_dim**2, self._biases * head_dim
@@ -105,9 +95,9 @@ class Cost:
 
 
 def _weight_bytes(form: str, state: str) -> tuple[int, int, int]:
-    """Return bytes per weight: stored, read by each token, moved in addition by the last token of a mini-batch.
+    """Return three numbers of bytes per weight: stored, read per token, moved besides at a mini-batch's last token.
 
-    The cached rows have as many bytes per element as each token reads per weight.
+    Cached rows have the second number of bytes per element.
     """
     check_choice("form", form, FORMS)
     check_choice("state", state, ("planes", *ELEMENT_BYTES))

@@ -13,11 +13,11 @@ CHUNK = 16  # tokens of a chunk: a program of `edges/short_convolution.py` compu
 class Packed:
     """Layout of S sequences that are packed along dimension 0 of tensors [N, ...], and slots of their states.
 
-    cu_seqlens [S + 1] int32: sequence s has the tokens cu_seqlens[s] to cu_seqlens[s + 1] - 1, possibly none.
-    start [S] int32: number of earlier tokens of each sequence; one without any starts from the learned initial weights.
-    slots [S] int64: index of each sequence's state in the tensors of states; no two sequences share an index.
-    chunks [at least N // CHUNK + S, 2] int32: a chunk is up to CHUNK tokens of one sequence. Each row has the index of
-    the sequence and the offset of the chunk in it. In surplus rows the offset is at or past the sequence's end.
+    cu_seqlens [S + 1] int32: sequence s has the tokens cu_seqlens[s] to cu_seqlens[s + 1] - 1, or none.
+    start [S] int32: tokens of each sequence before these. With 0, a sequence starts from the learned initial weights.
+    slots [S] int64: index of each sequence's state in the tensors of states, all different.
+    chunks [at least N // CHUNK + S, 2] int32: for each chunk of up to CHUNK tokens its sequence and its offset there.
+    In surplus rows the offset is at or past the sequence's end.
     tokens: N. length: tokens per sequence, if all have the same number and start at a mini-batch; otherwise 0.
     """
 
@@ -37,7 +37,7 @@ class Packed:
 
 
 def packed(cu_seqlens: Tensor, start: Tensor, slots: Tensor, tokens: int, length: int = 0) -> Packed:
-    """Return the `Packed` with these fields; the device computes `chunks`, without a sync."""
+    """Return the `Packed` with these fields, and compute its `chunks` on the device without a sync."""
     sequences = len(slots)
     counts = -(-cu_seqlens.diff() // CHUNK)
     ends = counts.cumsum(0)

@@ -1,4 +1,4 @@
-"""Find ThunderKittens, whose headers the kernels include, or clone it at the pinned commit."""
+"""Find the headers of ThunderKittens for the CUDA kernels, or clone them at the pinned commit."""
 
 import fcntl
 import hashlib
@@ -26,14 +26,14 @@ def cache_directory() -> Path:
 
 
 def find_thunderkittens() -> Path | None:
-    """Path of ThunderKittens, or None: THUNDERKITTENS_ROOT if set, otherwise the clone."""
+    """Path of ThunderKittens: THUNDERKITTENS_ROOT, if set, or the clone; None if it has no headers."""
     named = os.environ.get("THUNDERKITTENS_ROOT")
     root = Path(named) if named else _clone_path()
     return root if (root / HEADER).is_file() else None
 
 
 def thunderkittens_version(root: Path | None) -> str | None:
-    """Return the pinned commit if `include` is as there, else a digest of `include`; None without a folder."""
+    """Return the pinned commit if the headers are those of it, otherwise their digest; None for no folder."""
     if root is None:
         return None
     digest = hashlib.sha256()
@@ -57,7 +57,7 @@ def fetch_thunderkittens() -> Path:
 
 @contextmanager
 def in_cache(what: str) -> Iterator[None]:
-    """Turn an OSError in the block into a BuildError: `what`, the cache folder and the reason."""
+    """Turn an OSError in the block into a BuildError with `what`, the cache folder and the reason."""
     try:
         yield
     except OSError as error:

@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("triton.experimental.gluon")
 from triton import knobs
 
 from tests.interpreter import INTERPRETED

@@ -21,16 +21,10 @@ def test_flops_are_the_sum_of_the_products() -> None:
     assert mlp.forward_flops(1, m, 1, D) == weights + inside
 
 
-@pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
-def test_forward_traffic(cost) -> None:
-    assert cost.token_bytes(16, 2048, 32, 64) == 4 * 16 * 2048 * 32 * 64 * 2
-    state = cost.state_bytes(16, 32, 64)
-    assert cost.forward_bytes(16, 2048, 32, 64) == cost.token_bytes(16, 2048, 32, 64) + 4 * 16 * 2048 * 32 + 2 * state
-
-
-def test_state_sizes() -> None:
-    assert linear.state_bytes(1, 32, 64) == 32 * (64 * 64 + 64) * 4
-    assert mlp.state_bytes(1, 32, 64) == 32 * (2 * 64 * 256 + 256 + 64) * 4
+@pytest.mark.parametrize(("cost", "numbers"), [(linear, 64 * 64 + 64), (mlp, 2 * 64 * 256 + 256 + 64)], ids=COSTS)
+def test_forward_traffic(cost, numbers: int) -> None:
+    tokens, lr, state = 4 * 16 * 2048 * 32 * 64 * 2, 4 * 16 * 2048 * 32, 4 * 16 * 32 * numbers
+    assert cost.forward_bytes(16, 2048, 32, 64) == tokens + lr + 2 * state
 
 
 def test_flops_of_a_primal_token_are_the_sum_of_its_products() -> None:

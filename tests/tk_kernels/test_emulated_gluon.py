@@ -22,8 +22,6 @@ from harness.measure.correctness import relative_error
 from tk_kernels.forward import common as forward_common
 from tk_kernels.generate import common
 from tk_kernels.generate.common import PRECISIONS
-
-pytest.importorskip("triton.experimental.gluon")
 from tk_kernels.ttt_mlp import forward, forward_gluon, ops
 
 H, D, m = 2, 64, 16

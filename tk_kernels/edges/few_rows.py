@@ -1,8 +1,8 @@
 """GEMMs y = x W^T with few rows of x, fused with the norm before or SwiGLU after.
 
-Reading the weights takes all the time of such a GEMM, so the fused operations cost nothing and save a launch.
-One or two rows of x: a program loads whole rows of W and sums without tensor cores. The norm's scale and mean commute
-with the GEMM, so no load of a weight waits for them. More rows: tensor cores multiply tiles.
+Such a GEMM is memory-bound by W, so the fused operations cost nothing and save a launch.
+One or two rows of x: a program loads whole rows of W and sums on CUDA cores. It applies the norm's mean and scale to
+the sums, so no load of a weight waits for them. More rows: tensor cores multiply tiles.
 """
 
 import math
@@ -38,11 +38,10 @@ SHARED_BYTES = 196_608  # shared memory that the largest tiles need
 
 @dataclass(frozen=True)
 class Norm:
-    """Norm of the rows of x before a GEMM, for the argument `before` of `few_rows_product`.
+    """Norm of the rows of x [..., K] before a GEMM, for the argument `before` of `few_rows_product`.
 
-    weight [K]: of RMSNorm. With `bias` [K] and the output gate `gate` [..., K], the norm is LayerNorm times
-    gelu_tanh(`gate`). For one row of x, the GEMM's kernel computes both, and float32 rounding errors grow by the factor
-    mean / deviation.
+    Only weight [K]: RMSNorm. With bias [K] and the output gate [..., K] too: LayerNorm times gelu_tanh(`gate`). For one
+    row of x, the GEMM's kernel computes it from sums, so float32 rounding errors grow by the factor mean / deviation.
     """
 
     weight: Tensor
@@ -96,9 +95,9 @@ def few_rows_product(
     out [..., N]: the result is added to this tensor in place. It must share no memory with the inputs.
     swiglu: W is [2 N, K], Wg's rows before Wu's, and the result is silu(x Wg^T) * (x Wu^T), with before(x) for x.
     It excludes `out` and an output gate.
-    pdl: a dependent launch (`dependent_launch`) reads W and the norm's weight and bias early.
-    Arithmetic is float32, and the result is rounded once. A norm in a separate kernel rounds its output too: with more
-    than MOST_SUMMED rows, or two rows and an output gate.
+    pdl: make a dependent launch (`dependent_launch`), which reads W and the norm's weight and bias early.
+    Arithmetic is float32, and the result is rounded once. The norm's result is rounded too if a separate kernel
+    computes it: with more than MOST_SUMMED rows, or two rows and an output gate.
     Raises ValueError on a wrong shape, dtype, stride or device.
     """
     rows, N = _checked(x, weights, before, swiglu, out)
@@ -158,7 +157,7 @@ def _few_rows_product(
     R: tl.constexpr, K: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr, DOT: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute OUTPUTS outputs of all R rows of x on tensor cores, INPUTS inputs at a time."""
+    """Compute OUTPUTS columns of out [R, N] on tensor cores, from INPUTS columns of x [R, K] and W [N, K] at a time."""
     let_next_begin(PDL)
     wait_for_previous(PDL)
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -191,9 +190,9 @@ def _few_rows_summed(
     R: tl.constexpr, K: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute OUTPUTS outputs of all R rows of x by sums, INPUTS inputs at a time.
+    """Compute OUTPUTS columns of out [R, N] on CUDA cores, from INPUTS columns of x [R, K] and W [N, K] at a time.
 
-    R is a power of two. NORMED: the norm before the GEMM is computed here. GATED: so is the output gate, with R = 1.
+    R is a power of two. NORMED: apply the norm to x first. GATED: it is LayerNorm times the output gate, and R = 1.
     """
     let_next_begin(PDL)
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)

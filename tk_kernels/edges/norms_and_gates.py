@@ -1,4 +1,4 @@
-"""Output norm and output gate of a TTT layer, RMSNorm, SwiGLU: a memory pass each."""
+"""Kernels around a TTT layer, in one launch each: LayerNorm with the output gate, RMSNorm, SwiGLU."""
 
 import torch
 from torch import Tensor
@@ -74,7 +74,7 @@ def swiglu(x: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Return x as [N, C], copied only if one stride cannot reach all rows."""
+    """Return x as [N, C] with one stride between rows, copied only if no view has it."""
     if x.stride(-1) != 1:
         raise ValueError(f"strides {x.stride()}: the last must be 1")
     return x.view(-1, x.shape[-1]) if x.is_contiguous() else x.flatten(0, -2)

@@ -1,7 +1,4 @@
-"""The causal depthwise convolutions of a TTT block, fused with the operations around them.
-
-Both functions take T >= 1 tokens, and cache the last three inputs of each channel for the next call.
-"""
+"""The causal depthwise convolutions (4 taps) of a TTT block, fused with the operations around them."""
 
 from typing import Any
 
@@ -44,12 +41,11 @@ def residual_convolution(
     """Return h + conv(RMSNorm(h)) and the RMSNorm of that sum, both [B, T, C] in h's dtype.
 
     h [B, T, C] contiguous. cache [B, 3, C]: the last three inputs of the convolution, replaced in place.
-    slots [B], only with T = 1: sequence b uses cache[slots[b]]. The cache can then hold more than B sequences, with any
-    stride between sequences.
-    sequences, only with B = 1: the T tokens are packed sequences, each of which uses its slot of the cache.
+    slots [B], only with T = 1: sequence b uses cache[slots[b]]; the cache has any number of sequences and any stride.
+    sequences, only with B = 1: the T tokens are packed sequences with this layout; each uses its slot of the cache.
     norm, next_norm [C]: weights of the first and second RMSNorm. weight [C, 1, 4], bias [C]: those of the convolution.
-    pdl: a dependent launch (`dependent_launch`) reads cache, norms, weight and bias early.
-    Sums are float32. Inputs of the convolution and the sum with h are rounded to h's dtype.
+    pdl: make a dependent launch (`dependent_launch`), which reads cache, norms, weight and bias early.
+    Sums are float32; the convolution's inputs and the sum with h are rounded to h's dtype.
     Raises ValueError on a wrong shape, stride or device, and if T * C exceeds 2^31.
     """
     B, T, C = h.shape
@@ -99,7 +95,7 @@ def query_key(
     slots, sequences: see `residual_convolution`.
     conv_q, conv_k: weight [C, 1, 4] and bias [C] of each convolution.
     rope: cos and sin [m, D/2] float32. position [B] or [B, H]: position of each sequence, modulo the mini-batch m.
-    pdl: a dependent launch (`dependent_launch`) reads cache, position, conv_q and conv_k early.
+    pdl: make a dependent launch (`dependent_launch`), which reads cache, position, conv_q and conv_k early.
     Sums are float32, rounded once after RoPE. Raises ValueError on a wrong shape, dtype, stride or device.
     """
     (B, T, C), (m, pairs), H = x.shape, rope[0].shape, lr_logits.shape[-1]
@@ -164,9 +160,9 @@ def _check_cache(cache: Tensor, slots: Tensor | None, sequences: Packed | None, 
 def _layout(
     cache: Tensor, batch: int, tokens: int, slots: Tensor | None, sequences: Packed | None
 ) -> tuple[Tensor, Tensor, int, dict[str, Any]]:
-    """Return the caches that a kernel reads and writes, the number of chunks, and the kernel's arguments for them.
+    """Return the cache to read, the cache to write, the number of chunks, and further arguments of the kernel.
 
-    A program reads one chunk of one sequence. Both caches are one tensor only for single tokens.
+    A program computes one chunk of one sequence. Only single tokens update the cache in place.
     """
     if sequences is None:
         chunk = min(CHUNK, triton.next_power_of_2(tokens))
@@ -180,13 +176,13 @@ def _layout(
 
 @jit
 def _rounded_rms_norm(row, weight, C: tl.constexpr, eps):
-    """Return RMSNorm of a row, rounded to the row's dtype, as the cache stores it, in float32."""
+    """Return RMSNorm of a row in float32, rounded to the row's dtype like the cache."""
     return rms_normed(row.to(tl.float32), weight, C, eps).to(row.dtype).to(tl.float32)
 
 
 @jit
 def _taps(weight, channel, valid, weight_stride, tap_stride):
-    """Load four weights per channel as float32: for the inputs 0, 1, 2 and 3 tokens back."""
+    """Return a channel's four weights in float32, for the inputs 0, 1, 2 and 3 tokens back."""
     at = weight + channel * weight_stride
     w3 = tl.load(at, mask=valid, other=0).to(tl.float32)
     w2 = tl.load(at + tap_stride, mask=valid, other=0).to(tl.float32)
@@ -197,7 +193,7 @@ def _taps(weight, channel, valid, weight_stride, tap_stride):
 
 @jit
 def _cached(at, valid, C: tl.constexpr):
-    """Load the last three inputs, oldest first, from the address `at`, past the L1 cache."""
+    """Load the last three inputs, oldest first, from rows of C at the address `at`, past the L1."""
     r3 = tl.load(at, mask=valid, other=0, cache_modifier=".cg")
     r2 = tl.load(at + C, mask=valid, other=0, cache_modifier=".cg")
     r1 = tl.load(at + 2 * C, mask=valid, other=0, cache_modifier=".cg")
@@ -206,7 +202,7 @@ def _cached(at, valid, C: tl.constexpr):
 
 @jit
 def _packed_chunk(cu_seqlens, chunks, chunk):
-    """Return a chunk's sequence and its offset there, and the sequence's start and length."""
+    """Return a chunk's sequence and offset there, and the sequence's first row in [N, C] and its length."""
     seq = tl.load(chunks + 2 * chunk).to(tl.int64)
     first = tl.load(chunks + 2 * chunk + 1)
     token = tl.load(cu_seqlens + seq)
@@ -220,7 +216,7 @@ def _residual_convolution(
     C: tl.constexpr, CP: tl.constexpr, CHUNK: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
     cu_seqlens=None, starts=None, chunks=None, after_stride=0, PACKED: tl.constexpr = False,
 ):  # fmt: skip
-    """Compute all channels of a chunk of tokens; registers hold the last three inputs."""
+    """Compute all channels of one chunk of tokens, in order; x0 to x3 are the inputs 0 to 3 tokens back."""
     let_next_begin(PDL)
     rc = tl.arange(0, CP)
     valid = rc < C
@@ -290,7 +286,7 @@ def _query_key(
     SLOTS: tl.constexpr, PDL: tl.constexpr,
     cu_seqlens=None, starts=None, chunks=None, after_stride=0, PACKED: tl.constexpr = False,
 ):  # fmt: skip
-    """Compute BLOCK channels of a chunk of tokens; registers hold the last three inputs."""
+    """Compute BLOCK channels of one chunk of tokens, in order; x0 to x3 are the inputs 0 to 3 tokens back."""
     let_next_begin(PDL)
     C: tl.constexpr = H * D
     BLOCKS: tl.constexpr = (C + BLOCK - 1) // BLOCK

@@ -1,7 +1,4 @@
-"""Shared code of the portable forward kernels: launch arguments, LayerNorm sums, GELU.
-
-The kernels run on CUDA GPUs of compute capability 8.0 or higher, and in Triton's interpreter.
-"""
+"""Shared code of the portable forward kernels, for compute capability 8.0 or higher and Triton's interpreter."""
 
 from collections.abc import Callable
 from typing import Any
@@ -37,10 +34,10 @@ def processors(q: Tensor) -> int:
 
 
 def tile(q: Tensor, mini_batch: int) -> dict[str, Any]:
-    """Return the compile-time arguments of every forward kernel, for q [..., H, D] and m.
+    """Return compile-time arguments of the forward kernels by name, for q [..., H, D] and `mini_batch`, m.
 
     M, DP: m and D, padded to powers of two of at least 16. DOT: dtype of matmul operands.
-    UP: the factor by which gradients are scaled as matmul operands, so that float16 can represent small ones.
+    UP: factor of gradients and of weights in registers, so that small gradients are normal numbers of float16.
     INTERPRETED: whether Triton's interpreter runs the kernel.
     """
     head_dim = q.shape[-1]
@@ -64,13 +61,12 @@ def launch(
     settings: Tuning | None = None,
     compile_only: bool = False,
 ) -> None:
-    """Run T tokens from a mini-batch's start by a kernel, and write the results to `outputs`.
+    """Launch an operator's forward kernel on T tokens from a mini-batch's start, and write to `outputs`.
 
-    run: launches the kernel, given q, k, its arguments after k, the mini-batch, the number of sequences and settings.
+    run: the operator's launch function, called with q, k, the kernel's other arguments, m, B and `settings`.
     tokens: q, k with RoPE, v, lr. outer: token_scale, ln_weight, ln_bias. Shapes are those of `ops.forward`.
-    weights: each layer's weight and bias. outputs: out, the next weights and biases, the pending rows. Its weights and
-    biases are allowed to be those of `weights`, for an update in place.
-    settings: instead of those of `tuning.toml`; None also allows a kernel in Gluon.
+    weights: each layer's weight and bias. outputs: out, the next weights and biases, the pending rows. The next weights
+    can be `weights`, for an update in place. settings: None takes those of `tuning.toml` or a kernel in Gluon.
     compile_only: compile the kernel and compute nothing.
     """
     q, k, v, lr = tokens
@@ -92,8 +88,8 @@ def launch_packed(
 ) -> Tensor:
     """Return the outputs [N, H, D] of packed sequences; advance their slots of `state`.
 
-    run: as in `launch`. kernel: one of the kernels of `run`, which name their parameters alike.
-    Others: see `forward_packed`.
+    run: as in `launch`. kernel: any kernel that `run` launches, for the names of the arguments from cu_seqlens on.
+    Other arguments: see `forward_packed`.
     """
     q, k, v, lr = tokens
     out, biases, layers = torch.empty(q.shape, dtype=q.dtype, device=q.device), state.biases(), state.parameters()
@@ -111,7 +107,7 @@ def launch_packed(
 
 @jit
 def packed_sequence(cu_seqlens, start, slots, seq, m: tl.constexpr):
-    """Return a packed sequence's offset, length, earlier tokens, mini-batch position and slot."""
+    """Return a packed sequence's first row in [N, ...], its length, earlier tokens, those modulo m, and its slot."""
     token = tl.load(cu_seqlens + seq)
     count = tl.load(cu_seqlens + seq + 1) - token
     before = tl.load(start + seq)
@@ -120,9 +116,9 @@ def packed_sequence(cu_seqlens, start, slots, seq, m: tl.constexpr):
 
 @jit
 def keys_at(k, rows, token, begin, k_token, column, D: tl.constexpr, PACKED: tl.constexpr):
-    """Return the addresses of the elements of K at `token` and `column`.
+    """Return the addresses of elements (token, column) of K.
 
-    Negative tokens are the mini-batch's `begin` earlier ones, whose keys are in the state's `rows`.
+    With PACKED, the tokens -begin to -1 are earlier ones of the mini-batch, with keys in the state's `rows` [m, D].
     """
     if PACKED:
         return tl.where(token < 0, rows + (token + begin) * D, k + token * k_token) + column
@@ -131,19 +127,19 @@ def keys_at(k, rows, token, begin, k_token, column, D: tl.constexpr, PACKED: tl.
 
 @jit
 def add_two(a1, a2, b1, b2):
-    """Return a1 + b1 and a2 + b2, to reduce two sums at once, with one exchange between warps."""
+    """Add pairs, for `tl.reduce`: warps exchange two sums at once."""
     return a1 + b1, a2 + b2
 
 
 @jit
 def add_six(a1, a2, a3, a4, a5, a6, b1, b2, b3, b4, b5, b6):
-    """Return a1 + b1 to a6 + b6, to reduce six sums at once, with one exchange between warps."""
+    """Add tuples of six, for `tl.reduce`: warps exchange six sums at once."""
     return a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5, a6 + b6
 
 
 @jit
 def sums_of_six(s0, s1, s2, s3, s4, s5):
-    """Return the sum of each over the leading dimension, with one exchange between warps instead of six."""
+    """Return the sum of each argument over its leading dimension; warps exchange all six at once."""
     four, two = tl.join(tl.join(s0, s1), tl.join(s2, s3)), tl.join(tl.join(s4, s5), tl.join(s4, s5))
     four, two = tl.split(tl.sum(tl.join(four, two), 0))
     first, second = tl.split(four)
@@ -163,12 +159,11 @@ def normalization(s0, s1, D: tl.constexpr):
 
 @jit
 def gradient_coefficients(s0, s1, s2, s3, s4, s5, weight_squared, D: tl.constexpr):
-    """Return the coefficients of `ln_l2_grad`, from sums over the rows z [D].
+    """Return mean, 1/std, mean(g) and mean(g * xhat) / std of rows z [D], for the gradient of `ln_l2_grad`.
 
-    They are mean, 1/std, mean(g) and mean(g * xhat) / std.
-    xhat is the normalised z. With o = weight (bias - R) and c = z - mean, g = weight^2 c / std + o.
+    xhat is the normalised z, R the target. With o = weight (bias - R) and c = z - mean, g = weight^2 c / std + o.
     The arguments are sums over a row: s0 of z, s1 of z^2, s2 of u = weight^2 z, s3 of u z, s4 of o z, s5 of o.
-    weight_squared: the sum of weight^2.
+    weight_squared: the sum of weight^2. A row thus needs one reduction, not four in sequence.
     """
     mean, rstd = normalization(s0, s1, D)
     u = s2 - mean * weight_squared  # the sums of weight^2 c, and of weight^2 c^2
@@ -186,7 +181,7 @@ def tanh(x, INTERPRETED: tl.constexpr):
 
 @jit
 def gelu_tanh(x, INTERPRETED: tl.constexpr):
-    """Return GELU(x) in its tanh form, and the value of the tanh, for `gelu_slope`."""
+    """Return GELU(x) in its tanh form, and the tanh in it, for `gelu_slope`."""
     th = tanh(x * (0.7978845608028654 + 0.035677408136300125 * x * x), INTERPRETED)
     half = 0.5 * x
     return half + half * th, th

@@ -35,7 +35,7 @@ Outer = tuple[Tensor, Tensor, Tensor]  # token_scale [m], ln_weight, ln_bias [H,
 
 @cache
 def hopper_unavailable(kernel: str, arch: str | None) -> str:
-    """Return why this Hopper kernel cannot run here, or "". arch only keys the cached result."""
+    """Return why this Hopper kernel cannot run here, or "". arch: TTT_BENCH_ARCH, which changes the result."""
     return build.unavailable(kernel)
 
 

@@ -1,4 +1,4 @@
-"""Shared code of the generate kernels: state precisions, launches, parts of Triton kernels."""
+"""Shared code of the generate kernels: precisions of states, launch arguments, Triton helpers."""
 
 from collections.abc import Callable
 from functools import cache, wraps
@@ -117,17 +117,15 @@ def dot_type(rows: torch.Tensor) -> Any:
 
 @cache
 def runs_sm90(device: torch.device) -> bool:
-    """Whether kernels in Gluon run on `device`: they need compute capability 9.0 and Triton 3.6."""
-    if hidden() or device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
-        return False
-    return tuple(int(x) for x in triton.__version__.split(".")[:2]) >= (3, 6)
+    """Whether the generate kernels in Gluon run on `device`: they need compute capability 9.0."""
+    return not hidden() and device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def dependent_launch(pdl: bool) -> dict[str, bool]:
     """Return launch arguments: programmatic dependent launch (PDL) if `pdl`, from Hopper on.
 
     Such a kernel starts as soon as the launch before it allows, reads its parameters and state, then waits for all
-    earlier launches. The caller guarantees that these tensors were written before the last plain launch started.
+    earlier launches. The caller guarantees that the last launch without PDL and all since do not write these tensors.
     """
     if not pdl or triton.knobs.runtime.interpret or hidden():
         return {"PDL": False}
@@ -136,9 +134,9 @@ def dependent_launch(pdl: bool) -> dict[str, bool]:
 
 
 def section_name(suits_sm90: bool, device: torch.device) -> str:
-    """Return the GPU's name, with the prefix SM90 for a kernel in Gluon; a CPU's name is "cpu".
+    """Return the name by which `tuning` finds settings: the GPU's name, or "cpu".
 
-    suits_sm90: whether a kernel in Gluon supports the state; the prefix also needs a GPU that runs it.
+    It begins with SM90 if a kernel in Gluon will run: `suits_sm90` says whether one supports the state.
     """
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return f"{SM90} {gpu}" if suits_sm90 and runs_sm90(device) else gpu
@@ -205,9 +203,9 @@ def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
 
 @jit
 def load_token(x, at, rd, valid, ROPE: tl.constexpr):
-    """Load one row of Q or K [D]; with ROPE, also the row with its pairs swapped.
+    """Load one row of Q or K [D]; with ROPE, also the row with its pairs swapped, for `rotate`.
 
-    Kernels load everything before they use anything: a use may need a barrier, which later loads would wait for.
+    Kernels issue all loads before the first use of a value, because a use may need a barrier that delays later loads.
     """
     row = tl.load(x + at + rd, mask=valid, other=0)
     pair = row
@@ -277,7 +275,7 @@ def ln_l2_grad(z, target, weight, bias, valid, D: tl.constexpr):
 
 @jit
 def to_float32_again(x):
-    """Convert a 16-bit tile to float32 again, so that no registers hold the first result."""
+    """Convert a tile to float32 by other instructions, so that the compiler keeps no earlier result in registers."""
     if x.dtype == tl.bfloat16:
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     return x.to(tl.float32)

@@ -6,7 +6,7 @@ from triton.experimental.gluon import language as gl
 
 @gluon.jit
 def wide(x):
-    """Convert 16-bit x to float32, for two bfloat16 numbers in two instructions."""
+    """Convert 16-bit x to float32; two bfloat16 numbers take two instructions."""
     if x.dtype == gl.bfloat16:
         asm: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
         x = gl.inline_asm_elementwise(asm, "=r,=r,r", [x], dtype=gl.float32, is_pure=True, pack=2)

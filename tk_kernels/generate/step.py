@@ -122,7 +122,7 @@ class StepState:
         return [getattr(self, bias) for _, _, bias in self.layers]
 
     def suits_sm90(self) -> bool:
-        """Whether `generate_sm90.py` supports this state: dual form, 16-bit rows, D = 64, m <= 16."""
+        """Whether `generate_sm90.py` supports this state: dual form, 16-bit weights or planes, D = 64, m <= 16."""
         in_16_bits = self.form == "dual" and self.precision != "float32"
         widths = tuple(bias.shape[2] for bias in self.biases())
         return in_16_bits and widths == self.sm90_widths and self.mini_batch <= 16
@@ -139,7 +139,7 @@ class StepState:
 def portable_constants(state: StepState, block: int, rows: int) -> dict[str, Any]:
     """Return compile-time arguments of the portable kernels, by name.
 
-    block: how many of a weight's `rows` a kernel rewrites at a time. DP, MP: D and m, padded. DOT: dtype of operands.
+    block: rows of a weight, of all its `rows`, to rewrite at a time. DP, MP: D and m, padded. DOT: dtype of operands.
     """
     D = state.biases()[-1].shape[2]
     return {
@@ -169,15 +169,14 @@ def generate_step(
     pdl: bool = False,
     compile_only: bool = False,
 ) -> Tensor:
-    """Return q + LN(f(q)) [B, H, D] of one token per sequence, after its gradient step on f.
+    """Train f on one token of each sequence, advance `gstate`, and return q + LN(f(q)) [B, H, D].
 
-    The step advances `gstate`.
     q, k, v [B, H, D] of one dtype, contiguous except in B. lr [B, H] float32 or of q's dtype.
     token_scale [m]; ln_weight, ln_bias [H, D]. gstate: updated in place.
     out: the tensor to write and return, of any floating dtype; by default a new one of q's dtype.
     rope: the result of `rope_table`, to apply RoPE to q and k. None: they already have RoPE.
     base_lr: if given, lr holds the logits x · w_h + c_h, and the learning rate is base_lr * sigmoid(lr) / D.
-    launch: settings instead of those of `tuning.toml`.
+    launch: replaces the settings of `tuning.toml`.
     pdl: make a dependent launch (see `dependent_launch`), which reads gstate, token_scale, ln_weight, ln_bias and rope
         before earlier launches end. Only kernels for Hopper use it.
     compile_only: compile the kernel as the first launch does, and compute nothing (see `parallel.py`).
@@ -213,7 +212,7 @@ def generate_step(
 def _check(
     tokens: dict[str, Tensor], outer: dict[str, Tensor], rope: Tensor | None, state: StepState, shape: tuple[int, ...]
 ) -> None:
-    """Raise ValueError unless the arguments of `generate_step` fit the state; shape: B, H, D."""
+    """Raise ValueError unless the arguments of `generate_step` fit the state. shape: (B, H, D)."""
     B, H, D = shape
     dtype = tokens["q"].dtype
     dtypes = dict.fromkeys(tokens, (dtype,)) | {"q": FLOATING, "out": FLOATING, "lr": (torch.float32, dtype)}

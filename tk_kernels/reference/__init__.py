@@ -1,1 +1,1 @@
-"""Both operators in PyTorch: `naive` defines them, `learner` is fast, `layer` surrounds f."""
+"""Both operators in PyTorch: `naive` defines them, `learner` is the fast reference."""

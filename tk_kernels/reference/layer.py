@@ -1,7 +1,4 @@
-"""The parts of a layer around f: RoPE, loss, output (ttt_layer.md, steps 2 and 5).
-
-Shapes: B batch, T tokens, H heads, D head dimension, m mini-batch size.
-"""
+"""The parts of a TTT layer around its inner model f: RoPE, loss, output (ttt_layer.md, steps 2 and 5)."""
 
 from typing import NamedTuple
 
@@ -46,13 +43,13 @@ def rotate_interleaved(x: Tensor, rotated_by: Rotation) -> Tensor:
 
 
 def gradient_offset(k: Tensor, v: Tensor, outer: Outer) -> Tensor:
-    """Return (ln_bias - (v - k)) * ln_weight, `ln_l2_grad` without z, for k and v [B, n, H, D]."""
+    """Return (ln_bias - (v - k)) * ln_weight, the argument `offset` of `ln_l2_grad`, for k and v [B, n, H, D]."""
     dtype = outer.ln_weight.dtype
     return (outer.ln_bias - (v.to(dtype) - k.to(dtype))) * outer.ln_weight
 
 
 def ln_l2_grad(z: Tensor, offset: Tensor, weight_squared: Tensor) -> Tensor:
-    """Return the gradient of 1/2 |LN(z) - R|^2 in z [..., D], in three launches on a GPU.
+    """Return the gradient of 1/2 |LN(z) - (v - k)|^2 with respect to z [..., D], in three launches on a GPU.
 
     offset: the result of `gradient_offset`, in z's shape. weight_squared: ln_weight^2. With xhat the normalised z and
     g = weight_squared * xhat + offset, the gradient is (g - mean(g) - xhat * mean(g * xhat)) / std.

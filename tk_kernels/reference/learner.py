@@ -1,9 +1,8 @@
-"""The PyTorch reference of TTT-Linear and TTT-MLP: linear layers, GELU between, then LN.
+"""The PyTorch reference of TTT-Linear (one linear layer) and TTT-MLP (two, with GELU between them).
 
     Z1 = K @ W1 + b1, Z2 = gelu(Z1) @ W2 + b2      arXiv 2407.04620, Sections 2.3 to 2.7; inference only, no autograd
 
-There are three forms of one function: dual and primal for sequences, generate for one token per sequence. `naive.py`
-defines the function.
+It has three forms of the function that `naive.py` defines: dual and primal for sequences, and one token per sequence.
 
 Precision: the state's dtype, float64 for float64 tokens, else float32. Whole mini-batches of the dual form with
 bfloat16 tokens round the inputs of their matmuls (q, k, hidden units, weights, gradients, eta) to bfloat16. Sums and
@@ -74,10 +73,10 @@ class Layer(NamedTuple):
 
 
 def layers_of(state: Sequence[Any], rows: bool = True) -> list[Layer]:
-    """Return the layers of a state, given as the tuple of its tensors or of its field names.
+    """Group a state's tensors, or the names of its fields, by layer.
 
-    rows: whether it holds cached rows or gradient sums. Order: weight and bias by layer; then all inputs' rows and all
-    gradients' rows, or dW and db by layer; then the position.
+    rows: whether the state holds cached rows; otherwise it holds gradient sums. Order of the fields: weight and bias of
+    each layer; then the rows of all inputs and of all gradients, or dW and db of each layer; then the position.
     """
     n = len(state) // 4
     weights, biases, rest = state[: 2 * n : 2], state[1 : 2 * n : 2], state[2 * n : 4 * n]
@@ -86,7 +85,7 @@ def layers_of(state: Sequence[Any], rows: bool = True) -> list[Layer]:
 
 
 def _in_its_dtypes(method: Method) -> Method:
-    """Decorate a method on tensors to run without gradients, and without autocast, which would round."""
+    """Decorate a method to run without autograd, and without autocast, which would round."""
 
     @wraps(method)
     def called(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -98,9 +97,9 @@ def _in_its_dtypes(method: Method) -> Method:
 
 
 class Learner(Generic[State, PrimalState]):
-    """The reference of TTT-Linear or TTT-MLP: checks arguments, splits into mini-batches.
+    """The reference of TTT-Linear or TTT-MLP: checks arguments and computes mini-batches.
 
-    state, primal: the classes of states with rows and with gradient sums, named tuples in the order of `layers_of`.
+    state, primal: the named tuples for states with cached rows and with gradient sums, in the order of `layers_of`.
     together: most mini-batches to compute at once; fewer if they have more than 16 tokens.
     No method changes the caller's state, except `generate_step` with `inplace`.
     """
@@ -233,10 +232,9 @@ class Learner(Generic[State, PrimalState]):
         *,
         start: int | None = None,
     ) -> tuple[Trace, State]:
-        """Run the sequential part of `forward`; return a trace for `outputs`, and a state.
+        """Run the sequential part of `forward`; return a trace for `outputs`, and the state after the tokens.
 
-        The state is the one after the tokens. start: the given state's position, if known.
-        The trace is one tuple of tensors in the tokens' dtype, for N mini-batches:
+        start: see `forward`. The trace is a tuple of tensors in the tokens' dtype, for N mini-batches:
         W [N, B*H, in + 8, out] of each layer at each mini-batch's start, with the bias and 7 zero rows below it;
         inputs [N, B*H, m, in + 8] of each layer except the first;
         gradients without lr [N, B*H, m, out] of each layer.
@@ -291,7 +289,7 @@ class Learner(Generic[State, PrimalState]):
 
 
 def _train_(k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: tuple) -> Trace:
-    """Train `state` in place on whole mini-batches, in order; return `Learner.states`'s trace."""
+    """Train `state` in place on whole mini-batches, in order; return the trace of `Learner.states`."""
     layers, mini_batch = layers_of(state), len(outer.token_scale)
     keys = with_bias_input(tiled(k, mini_batch))
     last_eta = outer.token_scale[-1] * tiled(lr, mini_batch).unsqueeze(-1)
@@ -323,13 +321,13 @@ def _train_(k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: tuple) -> Tra
 
 
 def _parts(trace: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
-    """Split a trace into all weights, inputs of layers after the first, and all gradients."""
+    """Split a trace into weights, inputs (of layers after the first) and gradients."""
     layers = (len(trace) + 1) // 3
     return trace[:layers], trace[layers:-layers], trace[-layers:]
 
 
 def _read(q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tensor:
-    """For each layer Zbar = Xbar @ W + b - tril(eta * (Xbar @ X^T + 1)) @ G; out = Q + LN(Zbar)."""
+    """Return Q + LN(Zbar): for each layer, Zbar = Xbar @ W + b - tril(eta * (Xbar @ X^T + 1)) @ G."""
     mini_batch = len(outer.token_scale)
     queries, keys = (with_bias_input(tiled(x, mini_batch).flatten(0, 1)) for x in (q, k))
     scale = outer.token_scale[:, None].expand(-1, mini_batch).tril()  # [m, m]: s_i for j <= i, otherwise 0
@@ -344,7 +342,7 @@ def _read(q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tenso
 def _advance_(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: Any, form: str = "dual", rows: bool = True
 ) -> Tensor:
-    """Return the outputs [B, n, H, D] of n tokens, all in one mini-batch; without `rows`, n is 1."""
+    """Advance `state` in place by n tokens of one mini-batch, n = 1 without `rows`; return outputs [B, n, H, D]."""
     layers, token_scale = layers_of(state, rows), outer.token_scale
     positions = state.position.long()[:, None] + torch.arange(q.shape[1], device=q.device)  # [B, n]
     x, z, new = _gradients(q, k, v, lr, outer, layers)
@@ -377,7 +375,7 @@ def _advance_(
 def _gradients(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, layers: list[Layer]
 ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
-    """Return q, q @ W1 + b1, and per layer the keys' input and lr * G, each [B, H, n, width]."""
+    """Return q, q @ W1 + b1, and for each layer its inputs X and lr * G for the keys, all [B, H, n, width]."""
     first, *others = layers
     q, k, offset = (x.to(first.weight.dtype).transpose(1, 2) for x in (q, k, gradient_offset(k, v, outer)))
     zq, zk = affine(torch.cat((q, k), 2), first.weight, first.bias).chunk(2, 2)

@@ -1,7 +1,7 @@
 """Advance one layer by tokens at any position, from cached rows or from gradient sums.
 
-The arguments x_rows and g_rows hold a row for each token j of the mini-batch so far: its input x_j, and lr_j * G_j. The
-weight and bias change only at the mini-batch's end.
+x_rows and g_rows hold a row for each token j of the mini-batch so far: its input x_j, and lr_j * G_j. Weight and bias
+change only at the mini-batch's end.
 Shapes: x [B, H, n, D] for n tokens, rows [B, H, m, D], weight [B, H, D, F], bias [B, H, F], positions [B, n] int64.
 """
 
@@ -21,7 +21,7 @@ def write_rows_(rows: Tensor, x: Tensor, positions: Tensor) -> None:
 
 
 def causal_scale(positions: Tensor, token_scale: Tensor) -> Tensor:
-    """Return factors [B, 1, n, m] of the rows at each position p: s_p for rows j <= p, else 0."""
+    """Return [B, 1, n, m]: for a token at position p, s_p for the rows j <= p and 0 for later rows."""
     rows = torch.arange(len(token_scale), device=token_scale.device)
     return torch.where(rows <= positions[..., None], token_scale[positions][..., None], 0)[:, None]
 
@@ -83,7 +83,7 @@ def clone(state: State) -> State:
 
 
 def mapped(state: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Apply a function to every tensor of a state, which is a tensor, or a dataclass or tuple of states."""
+    """Apply a function to each tensor of a state: a tensor, or a dataclass or tuple of states."""
     if isinstance(state, Tensor):
         return function(state)
     if is_dataclass(state) and not isinstance(state, type):
@@ -95,7 +95,7 @@ def mapped(state: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 
 def to_float64(state: Any) -> Any:
-    """Return a tensor, or all tensors of a state, in float64; integers are unchanged."""
+    """Return a state with its floating-point tensors in float64."""
     return mapped(state, lambda x: x.double() if x.is_floating_point() else x)
 
 

@@ -8,4 +8,4 @@ from functools import partial
 
 from tk_kernels.reference import naive
 
-forward = partial(naive.forward, naive.linear, read_updated=False)  # arguments and results as of `naive.forward`
+forward = partial(naive.forward, naive.linear, read_updated=False)  # arguments and results: see `naive.forward`

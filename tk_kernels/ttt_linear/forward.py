@@ -1,13 +1,14 @@
 """TTT-Linear forward in Triton: the dual form (ttt_layer.md), for GPUs from Ampere on.
 
-One program owns one head of one sequence. W^T stays in registers as a float32 accumulator. The rows of W^T (outputs)
-are split over the N warps by a leading dimension, so that no matmul moves W^T between warps.
+One program owns one head of one sequence and loops over its mini-batches. W^T stays in registers as the float32
+accumulator of a batched matmul [N, D/N, D]. Warp n of N owns the D/N outputs n (rows of W^T), so W^T never moves
+between warps.
 
     Z = K W + b, Y = Q W + b       right operand: W, rounded
     W^T <- W^T + (-s lr G)^T K     into the accumulator
 
-Each LayerNorm takes one reduction: the sums of squares include the mean, which is subtracted afterwards. Missing tokens
-of a short mini-batch are rows of lr = 0 under a mask.
+Each LayerNorm takes one reduction: its sums of squares include the mean, which is subtracted afterwards. Tokens past
+the end of a short mini-batch are masked and have lr = 0.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def run(
     settings: Tuning | None,
     **options: Any,
 ) -> None:
-    """Launch the kernel on q, k and `rest`, its other arguments; each warp computes D / warps columns of W."""
+    """Launch the kernel on q, k and `rest`, its arguments after k. settings: None takes those of `tuning.toml`."""
     heads, head_dim = q.shape[-2:]
     if head_dim > 64 or mini_batch > 16:
         row = "wide"
@@ -67,6 +68,11 @@ def _forward(
     cu_seqlens=None, start=None, slots=None, low=None, W_first=None, b_first=None, w_stride=0, b_stride=0,
     row_stride=0, PACKED: tl.constexpr = False, PLANES: tl.constexpr = False,
 ):  # fmt: skip
+    """Run one head of one sequence; the grid is B * H programs. M, DP, UP: see `tile`.
+
+    q, k, v [B, T, H, D] with strides in elements; contiguous: out, lr [B, T, H], W [B, H, D, D], b [B, H, D], and the
+    pending rows k_rows, g_rows [B, H, m, D]. PACKED: q, k, v, out [tokens, H, D]; slots of a generate state.
+    """
     # q_again is q: Triton 3.8 would not swizzle one copy in shared memory that two matmuls read.
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H

@@ -2,12 +2,13 @@
 
 Two forms of the function in `reference.py` (ttt_layer.md, "Three forms"):
 
-dual    caches the rows of K and lr * G inside a mini-batch, reads W once per token, rewrites it once in m tokens;
-        on Hopper with 16 bits per weight the kernel of `generate_sm90.py` runs
+dual    caches the rows of K and lr * G, reads W at every token, rewrites it at a mini-batch's last token;
+        on Hopper with 16 bits per weight, `generate_sm90.py` has the kernel
 
-primal  has the running sum of lr * K^T G next to W, reads and writes it at every token (arXiv 2407.04620, 3.1)
+primal  reads W and reads and writes the sum of lr * K^T G at every token (arXiv 2407.04620, Section 3.1)
 
-One program owns one head of one sequence. It branches on the position of its sequence in device memory.
+One program owns one head of one sequence. It reads the position of its sequence from device memory, so sequences can
+differ and a CUDA graph can replay the launch.
 """
 
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from tk_kernels.generate.common import (
 )
 from tk_kernels.generate.step import StepState, generate_step, portable_constants
 from tk_kernels.generate.tuning import Tuning
+from tk_kernels.ttt_linear import generate_sm90
 from tk_kernels.ttt_linear.reference import LinearPrimalState, LinearState
 
 __all__ = ["GenerateState", "available", "generate_step"]
@@ -57,9 +59,7 @@ class GenerateState(StepState):
 
     def kernel(self, launch: Tuning) -> tuple[Any, dict[str, Any]]:
         if launch.sm90:
-            from tk_kernels.ttt_linear.generate_sm90 import dual  # a late import: few machines have Gluon
-
-            return dual, {}
+            return generate_sm90.dual, {}
         return _dual if self.form == "dual" else _primal, portable_constants(self, launch.block, self.b.shape[2])
 
 
@@ -71,6 +71,11 @@ def _dual(
     PLANES: tl.constexpr, ROPE: tl.constexpr, LOGITS: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
     SLOTS: tl.constexpr,
 ):  # fmt: skip
+    """Run one token of one head of one sequence; the grid is B * H programs.
+
+    q, k, v, out [B, H, D], lr [B, H], each with a stride over B. position [B, H].
+    weights, low [slots, H, D, D], b [slots, H, D], rows_k, rows_g [slots, H, m, D]: the state.
+    """
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
     rd, rm = tl.arange(0, DP), tl.arange(0, MP)
@@ -147,6 +152,7 @@ def _primal(
     H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, m: tl.constexpr, MP: tl.constexpr,
     PLANES: tl.constexpr, ROPE: tl.constexpr, LOGITS: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
+    """Run one token of one head of one sequence, like `_dual`, with the sums dW [B, H, D, D], db [B, H, D]."""
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
     rd = tl.arange(0, DP)

@@ -1,10 +1,10 @@
 """TTT-Linear generate on Hopper: the dual form for states with 16 bits per weight.
 
-The function of `_dual` in `generate.py` for D = 64 and m <= 16, in Gluon, Triton's dialect with explicit layouts. One
-program of one warp owns one head of one sequence. `cp.async` copies W and the cached rows to shared memory, so they
-occupy no registers. The step that completes a mini-batch reads them there again. Sums over W's rows go through shared
-memory, not through shuffles. Matrix times vector is float32 on CUDA cores. The update of W, once in m tokens, runs on
-tensor cores.
+It computes `_dual` of `generate.py` for D = 64 and m <= 16, in Gluon, Triton's dialect with explicit layouts. A program
+is one warp and owns one head of one sequence. `cp.async` copies W and the cached rows to shared memory, so that they
+occupy no registers between their two uses: this token, and the update at the mini-batch's last token.
+k @ W and q @ W are float32 on CUDA cores: a thread owns 16 rows and 8 columns of W, and shared memory adds the sums of
+the four threads with the same columns. The update runs on tensor cores.
 """
 
 from triton.experimental import gluon
@@ -34,11 +34,12 @@ def dual(
     H: gl.constexpr, m: gl.constexpr, SLOTS: gl.constexpr,
     PLANES: gl.constexpr, ROPE: gl.constexpr, LOGITS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
+    """Run one token of one head of one sequence. Arguments: those of `_dual`; PDL: see `dependent_launch`."""
     let_next_begin(PDL)
     D: gl.constexpr = 64
-    copied: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
+    copied: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])  # a thread copies 8 columns, 16 bytes
     tile: gl.constexpr = gl.BlockedLayout([16, 8], [4, 8], [1, 1], [1, 0])  # W: a thread has 8 columns of 16 rows
-    of_rows: gl.constexpr = gl.BlockedLayout([4, 8], [4, 8], [1, 1], [1, 0])  # the cached rows
+    of_rows: gl.constexpr = gl.BlockedLayout([4, 8], [4, 8], [1, 1], [1, 0])  # [16, D]: 8 columns of 4 cached rows
     spread: gl.constexpr = gl.BlockedLayout([4, 2], [1, 32], [1, 1], [1, 0])  # [4, D]: a thread has two columns
     lane_d: gl.constexpr = gl.SliceLayout(0, spread)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
@@ -122,9 +123,10 @@ def dual(
 
 @gluon.jit
 def apply_rows(w_shared, k_shared, g_shared, weights, low, scale, PLANES: gl.constexpr):
-    """Update W -= scale K^T g with a mini-batch's rows, 16 rows of W at a time; store W.
+    """Store W - scale K^T g, from the cached rows K and g of a mini-batch, 16 rows of W at a time.
 
-    w_shared [D, D]: W, or its high plane. k_shared, g_shared [16, D]: K and g. weights, low: where W is stored.
+    w_shared [D, D]: W, or its high plane. k_shared, g_shared [16, D]: K and g, zeros past m. weights, low [D, D]: W in
+    global memory (see `store_weights`).
     """
     D: gl.constexpr = 64
     product: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])

@@ -1,10 +1,10 @@
-"""TTT-MLP forward in Gluon for 64 channels per head: the dual form (ttt_layer.md).
+"""TTT-MLP forward in Gluon: the dual form (ttt_layer.md) for D = 64, F = 256, m <= 16.
 
-Mini-batches have up to 16 tokens.
-One program owns one head of one sequence. Each of 8 warps owns 32 hidden units. W1^T stays in float32 accumulators in
-registers. W2^T stays in shared memory twice: in float32 for the update, and rounded as a matmul operand. Z2 and Z2bar
-are sums over warps, exchanged through shared memory. LayerNorm rows lie inside a warp. Compared with the kernel in
-`forward.py`, this one has fewer barriers and no spills.
+One program of 8 warps owns one head of one sequence and loops over its mini-batches. Each warp owns 32 hidden units:
+W1^T [32, 64] as float32 accumulators in registers; W2^T [64, 32] in shared memory twice, in float32 for the update and
+rounded to bfloat16 as a matmul operand. Each warp computes its part of Z2 and Z2bar [16, 64] for all tokens; shared
+memory adds the parts, and each warp normalizes two tokens. Compared with the kernel in `forward.py`, this one has fewer
+barriers and no spills.
 """
 
 from triton.experimental import gluon
@@ -27,7 +27,11 @@ def forward(
     w_stride=0, b1_stride=0, b2_stride=0, d_stride=0, f_stride=0,
     PACKED: gl.constexpr = False, PLANES: gl.constexpr = False,
 ):  # fmt: skip
-    # Matmuls have a batch dimension of N warps.
+    """Run one head of one sequence; the grid is B * H programs. Matmuls have a batch dimension of N warps.
+
+    q, k, v [B, T, H, D] with strides in elements; contiguous: out, lr [B, T, H], W1 [B, H, D, F], W2 [B, H, F, D], the
+    biases, the pending rows. PACKED: q, k, v, out [tokens, H, D]; *_out, *_rows: slots of a generate state, with W1^T.
+    """
     D: gl.constexpr = 64
     F: gl.constexpr = 256
     M: gl.constexpr = 16
@@ -246,5 +250,5 @@ def forward(
 
 @gluon.jit
 def all_warps(x, N: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
-    """Return x [ROWS, COLUMNS] as a matmul operand [N, ROWS, COLUMNS], equal for N warps."""
+    """Return x [ROWS, COLUMNS] as a matmul operand [N, ROWS, COLUMNS], the same for all N warps."""
     return x.expand_dims(0).broadcast_to([N, ROWS, COLUMNS])

@@ -1,10 +1,10 @@
 """TTT-MLP generate on Hopper: the dual form for states with 16 bits per weight.
 
-The function of `_dual` in `generate.py` for D = 64, F = 256 and m <= 16, in Gluon, Triton's dialect with explicit
-layouts. One program of four warps owns one head of one sequence. `cp.async` copies both weights to shared memory at
-once. Three programs fit on an SM, and the loads of one overlap with the work of the others. Each warp owns F/4 hidden
-units: sums over d stay within a warp, and warps exchange data only for Z2 and Z2bar. Matrix times vector is float32 on
-CUDA cores. Only the update of the weights, once in m tokens, runs on tensor cores.
+It computes `_dual` of `generate.py` for D = 64, F = 256 and m <= 16, in Gluon, Triton's dialect with explicit layouts.
+One program of four warps owns one head of one sequence. `cp.async` copies W1 and W2 whole to shared memory. Three
+programs fit on an SM, so the loads of one overlap with the work of the others. Each warp owns F/4 hidden units, so sums
+over d stay within a warp, and warps exchange data only for Z2 and Z2bar. Matrix times vector is float32 on CUDA cores;
+the update of the weights, at a mini-batch's last token, runs on tensor cores.
 """
 
 from triton.experimental import gluon
@@ -39,6 +39,12 @@ def dual(
     H: gl.constexpr, m: gl.constexpr, SLOTS: gl.constexpr,
     PLANES: gl.constexpr, ROPE: gl.constexpr, LOGITS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
+    """Run one token of one head of one sequence; the grid is B * H programs.
+
+    q, k, v, out [B, H, D], lr [B, H], each with a stride over B. position [B, H].
+    The state, for slots [S]: weights1 (W1^T), weights2, low1, low2 [S, H, F, D], b1 [S, H, F], b2 [S, H, D], rows_k,
+    rows_g2 [S, H, m, D], rows_x2, rows_g1 [S, H, m, F].
+    """
     let_next_begin(PDL)
     D: gl.constexpr = 64
     F: gl.constexpr = 256
@@ -183,7 +189,7 @@ def dual(
 
 @gluon.jit
 def offsets(layout: gl.constexpr, G: gl.constexpr, N: gl.constexpr, D: gl.constexpr, FW: gl.constexpr):
-    """Return offsets [G, N, D] in a weight [F, D]: warp w has N hidden units from w * FW on."""
+    """Return offsets [G, N, D] in a weight [F, D]: warp w has the N hidden units from w * FW on."""
     warp = gl.arange(0, G, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout))).expand_dims(1).expand_dims(2)
     f = gl.arange(0, N, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout))).expand_dims(0).expand_dims(2)
     d = gl.arange(0, D, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout))).expand_dims(0).expand_dims(1)
@@ -195,7 +201,7 @@ def load_rows(
     rows, pos, layout: gl.constexpr, G: gl.constexpr, STEP: gl.constexpr, N: gl.constexpr, ROW: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    """Return rows j < pos of `rows` [16, ROW] as [G, 16, N]; warp w has columns from w * STEP."""
+    """Load rows j < pos of `rows` [16, ROW] as [G, 16, N], else 0; warp w has the N columns from w * STEP on."""
     warp = gl.arange(0, G, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout))).expand_dims(1).expand_dims(2)
     row = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout))).expand_dims(0).expand_dims(2)
     column = gl.arange(0, N, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout))).expand_dims(0).expand_dims(1)
@@ -216,10 +222,9 @@ def apply_rows(
 ):  # fmt: skip
     """Update and store W -= scale rows_f^T rows_d, 16 hidden units of each warp at a time.
 
-    rows_f, rows_d: a mini-batch's cached rows of F and D columns. With BIAS, also update bias -= scale sum(rows_f).
+    rows_f [m, F], rows_d [m, D]: a mini-batch's cached rows. With BIAS, also update bias -= scale sum(rows_f).
     high: W [G, FW, D] in shared memory, or its high plane. weights, low: W in global memory (`store_weights`).
-    The matmul's columns are a permutation of d: bits 4-3 and 2-1 of a column's index are swapped. So each thread has
-    elements that are adjacent in memory.
+    The matmul's columns are a permutation of d, bits 4-3 and 2-1 swapped, so that a thread has neighbours in memory.
     """
     D: gl.constexpr = 64
     F: gl.constexpr = G * FW

@@ -14,7 +14,7 @@ class MLPState(NamedTuple):
     W1 [B, H, D, F], b1 [B, H, F], W2 [B, H, F, D], b2 [B, H, D]: master weights, float32 or float64. F = 4 D in the
     paper. k_rows [B, H, m, D] and x2_rows [B, H, m, F]: inputs of the two layers.
     g1_rows [B, H, m, F] and g2_rows [B, H, m, D]: learning rate times the loss's gradient at the two layers' outputs.
-    position [B] int32: number of valid rows, 0 to m - 1. Rows with an index of at least `position` have no meaning.
+    position [B] int32: number of valid rows, 0 to m - 1. Rows from `position` on are finite and ignored.
     """
 
     W1: Tensor
