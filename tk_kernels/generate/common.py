@@ -246,9 +246,9 @@ def learning_rate(rate, base_lr, D: tl.constexpr, LOGITS: tl.constexpr):
 
 @jit
 def columns(x, FIRST: tl.constexpr, DOT: tl.constexpr):
-    """Expand x [N] to [N, 16] of dtype DOT for a precise matmul on tensor cores.
+    """Expand x [N] to a matmul operand [N, 16] of dtype DOT, for matrix times x on tensor cores.
 
-    Column FIRST holds x rounded to DOT, the next column the remainders; all other columns are zeros.
+    Column FIRST is x rounded to DOT, the next its rounding error, others 0: the result is the sum of two columns.
     """
     high = x.to(DOT)
     rest = (x - high.to(tl.float32)).to(DOT)

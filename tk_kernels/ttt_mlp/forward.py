@@ -1,8 +1,8 @@
 """TTT-MLP forward in Triton: the dual form (ttt_layer.md), for GPUs from Ampere on.
 
-One program owns one head of one sequence and keeps W1^T and W2 in float32 accumulators in registers. A leading
-dimension splits both over the N warps, by hidden units, so that Z1, Y1 and both updates never leave a warp. Once per
-mini-batch, W2 is rounded and written to shared memory, where its three matmuls read it.
+One program owns one head of one sequence and loops over its mini-batches. W1^T and W2 stay in registers as float32
+accumulators of batched matmuls [N, F/N, D]. Warp n of N owns F/N hidden units, so K W1, Q W1 and both updates stay in
+a warp. Once per mini-batch, W2 is rounded and written to shared memory, where three matmuls read all of it.
 """
 
 from functools import partial
@@ -31,9 +31,9 @@ from tk_kernels.ttt_mlp import forward_wide
 
 __all__ = ["available", "launch", "launch_packed"]
 
-# Limits of `forward_gluon`: head dimension, most tokens per mini-batch, least shared memory of a block
+# Requirements of `forward_gluon`: head dimension, most tokens per mini-batch, least shared memory per block
 GLUON_HEAD_DIM, GLUON_ROWS, GLUON_SHARED_BYTES = 64, 16, 137_216
-# Largest head dimension and mini-batch whose weights and activations fit the registers of an SM without many spills
+# Largest head dimension and mini-batch for which `_forward` spills few registers
 IN_REGISTERS, ROWS_IN_REGISTERS = 64, 32
 
 
@@ -67,7 +67,7 @@ def run(
 
 
 def takes_gluon(q: Tensor, mini_batch: int) -> bool:
-    """Whether the Gluon kernel runs q [..., H, D]; its gradients need the exponents of bfloat16."""
+    """Whether the Gluon kernel runs on q [..., H, D]. Its unscaled gradients need the range of bfloat16."""
     fits = (q.shape[-1], q.dtype) == (GLUON_HEAD_DIM, torch.bfloat16) and mini_batch <= GLUON_ROWS
     runs = q.is_cuda and not triton.knobs.runtime.interpret
     return fits and runs and shared_bytes(q.device) >= GLUON_SHARED_BYTES
@@ -84,10 +84,15 @@ def _forward(
     w_stride=0, b1_stride=0, b2_stride=0, d_stride=0, f_stride=0,
     PACKED: tl.constexpr = False, PLANES: tl.constexpr = False,
 ):  # fmt: skip
-    # k, k_again and k_third are one tensor: each operand has a copy in shared memory, in the layout that it needs.
+    """Run one head of one sequence; the grid is B * H programs. M, DP, UP: see `tile`. N: warps. S: load stages.
+
+    q, k, v [B, T, H, D] with strides in elements; contiguous: out, lr [B, T, H], W1 [B, H, D, F], W2 [B, H, F, D], the
+    biases, the pending rows. PACKED: q, k, v, out [tokens, H, D]; weights, rows: slots of a generate state, with W1^T.
+    """
+    # k, k_again and k_third are one tensor, loaded once for each layout in shared memory that a matmul needs.
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
-    begin = 0  # position in the mini-batch at which the tokens begin
+    begin = 0  # position of the first token in its mini-batch
     if PACKED:
         first_token, T, before, begin, slot = packed_sequence(cu_seqlens, start, slots, seq, m)
         if T == 0:
@@ -111,7 +116,7 @@ def _forward(
         v += first_token * v_token
         out += first_token * (H * D)
         lr += first_token * H
-        seq, pid = 0, 0  # the pointers are those of the sequence and of the head's state
+        seq, pid = 0, 0  # the pointers above include their offsets
     d, i = tl.arange(0, DP), tl.arange(0, M)
     f = tl.arange(0, N)[:, None] * (F // N) + tl.arange(0, F // N)[None, :]  # [N, hidden units of a warp]
     inside, row = d < D, i < m
@@ -151,7 +156,7 @@ def _forward(
 
     for t in tl.range(-begin, T, m, num_stages=S):
         token = t + i
-        known = row & (token < T)  # with the rows of a mini-batch that began before these tokens
+        known = row & (token < T)  # rows that have a key; earlier tokens are negative, see `keys_at`
         valid = known
         if PACKED:
             valid &= token >= 0
@@ -195,7 +200,7 @@ def _forward(
             G2 = tl.where(inside[None, :], G2, 0.0)
         if PACKED:
             past = mask_k & (token < 0)[:, None]
-            if t < 0:  # G1 and X2 of the earlier rows are computed again from these
+            if t < 0:  # earlier tokens: load G2, from which G1 follows below
                 at_rows = i[:, None] * D + d[None, :]
                 G2 = tl.where(past, tl.load(g2_rows + at_rows, mask=past, other=0).to(tl.float32) * UP, G2)
 
@@ -235,7 +240,7 @@ def _forward(
             tl.store(x2_rows + wide, X2, mask=kept_wide)
             tl.store(g1_rows + wide, G1 * (1.0 / UP), mask=kept_wide)
 
-    tl.debug_barrier()  # the output weights may be the input weights
+    tl.debug_barrier()  # W1_out and W2_out can be W1 and W2, which all warps must have read
     if PACKED:
         store_weights(W1, low1, at2, V1 * (1.0 / UP), whole, PLANES)
         store_weights(W2, low2, at2, V2 * (1.0 / UP), whole, PLANES)

@@ -27,11 +27,7 @@ def forward(
     w_stride=0, b1_stride=0, b2_stride=0, d_stride=0, f_stride=0,
     PACKED: gl.constexpr = False, PLANES: gl.constexpr = False,
 ):  # fmt: skip
-    """Run one head of one sequence; the grid is B * H programs. Matmuls have a batch dimension of N warps.
-
-    q, k, v [B, T, H, D] with strides in elements; contiguous: out, lr [B, T, H], W1 [B, H, D, F], W2 [B, H, F, D], the
-    biases, the pending rows. PACKED: q, k, v, out [tokens, H, D]; *_out, *_rows: slots of a generate state, with W1^T.
-    """
+    """Run one head of one sequence. Arguments: those of `_forward` in `forward.py`. Matmuls have a batch of N warps."""
     D: gl.constexpr = 64
     F: gl.constexpr = 256
     M: gl.constexpr = 16

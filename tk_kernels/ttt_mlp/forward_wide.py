@@ -1,8 +1,8 @@
 """TTT-MLP forward in Triton for heads or mini-batches that exceed an SM's registers: dual form.
 
-One program owns one head of one sequence. W1 and W2 stay in the output tensors, read through the L2 cache. Each
-mini-batch makes two passes over them, in blocks of hidden units. The first computes Z2. The second computes the output
-and updates the weights; it recomputes Z1 and X2, so a program never holds all F hidden units.
+One program owns one head of one sequence and loops over its mini-batches. W1 and W2 stay in the output tensors, read
+through the L2 cache. Each mini-batch takes two passes over blocks of hidden units. The first computes Z2. The second
+recomputes Z1 and X2, computes the output and updates the weights. So a program never holds all F hidden units.
 """
 
 from __future__ import annotations
@@ -31,16 +31,15 @@ def forward(
     w_stride=0, b1_stride=0, b2_stride=0, d_stride=0, f_stride=0,
     PACKED: tl.constexpr = False, PLANES: tl.constexpr = False,
 ):  # fmt: skip
-    """Run all tokens of one head of one sequence per program.
+    """Run one head of one sequence. Arguments: those of `_forward` in `forward.py`.
 
-    M, DP: m and D, padded. UP: factor of the gradients. BLOCK: hidden units per block, divides F. S: load stages.
-    With PACKED, the output weights are the slots of a generate state, which hold W1 transposed.
+    BLOCK: hidden units per block, divides F. S: stages of the loads of W1 and W2.
     """
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
     d, i, unit = tl.arange(0, DP), tl.arange(0, M), tl.arange(0, BLOCK)
     inside, row = d < D, i < m
-    begin = 0  # position in the mini-batch at which the tokens begin
+    begin = 0  # position of the first token in its mini-batch
     if PACKED:
         first_token, T, before, begin, slot = packed_sequence(cu_seqlens, start, slots, seq, m)
         if T == 0:
@@ -75,7 +74,7 @@ def forward(
         v += first_token * v_token
         out += first_token * (H * D)
         lr += first_token * H
-        seq, pid = 0, 0  # the pointers are those of the sequence and of the head's state
+        seq, pid = 0, 0  # the pointers above include their offsets
     else:
         W1 += pid * (D * F)
         W2 += pid * (D * F)
@@ -105,7 +104,7 @@ def forward(
 
     for t in tl.range(-begin, T, m, num_stages=1):
         token = t + i
-        known = row & (token < T)  # with the rows of a mini-batch that began before these tokens
+        known = row & (token < T)  # rows that have a key; earlier tokens are negative, see `keys_at`
         valid = known
         if PACKED:
             valid &= token >= 0
@@ -124,7 +123,7 @@ def forward(
         Z2 = tl.zeros((M, DP), tl.float32)
         for first in tl.range(0, F, BLOCK, num_stages=S):
             f = first + unit
-            if PACKED:  # the high planes: rounded weights
+            if PACKED:  # W1^T; with PLANES, the high plane is the rounded weight
                 w1 = tl.trans(tl.load(W1_out + f[:, None] * D + d[None, :], mask=inside[None, :], other=0).to(DOT))
             else:
                 w1 = tl.load(W1_out + d[:, None] * F + f[None, :], mask=inside[:, None], other=0).to(DOT)
@@ -144,7 +143,7 @@ def forward(
             G2 = tl.where(inside[None, :], G2, 0.0)
         if PACKED:
             past = mask_k & (token < 0)[:, None]
-            if t < 0:  # G1 and X2 of the earlier rows are computed again from these
+            if t < 0:  # earlier tokens: load G2, from which G1 follows below
                 at_rows = i[:, None] * D + d[None, :]
                 G2 = tl.where(past, tl.load(g2_rows + at_rows, mask=past, other=0).to(tl.float32) * UP, G2)
         g2 = G2.to(DOT)

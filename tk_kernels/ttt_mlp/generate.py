@@ -2,12 +2,12 @@
 
 Two forms of the function in `reference.py` (ttt_layer.md, "Three forms"):
 
-dual    caches the rows of K, X2, lr * G1 and lr * G2 inside a mini-batch, reads W1 and W2 at every token, rewrites them
-        once in m tokens; on Hopper with 16 bits per weight the kernel of `generate_sm90.py` runs
+dual    caches the rows of K, X2, lr * G1 and lr * G2, reads W1 and W2 at every token, rewrites them at a mini-batch's
+        last token; on Hopper with 16 bits per weight, `generate_sm90.py` has the kernel
 
-primal  has the running sums of the gradients next to W1 and W2, reads and writes them at every token; heads up to 64
+primal  reads W1 and W2 and reads and writes the sums of their gradients at every token; heads up to 64
 
-One program owns one head of one sequence. It branches on the position of its sequence in device memory.
+One program owns one head of one sequence. It reads the sequence's position from device memory: sequences can differ.
 """
 
 from dataclasses import dataclass
@@ -96,13 +96,18 @@ def _dual(
     PLANES: tl.constexpr, ROPE: tl.constexpr, LOGITS: tl.constexpr,
     BLOCK: tl.constexpr, MATRIX: tl.constexpr, DOT: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
+    """Run one token of one head of one sequence; the grid is B * H programs.
+
+    q, k, v, out [B, H, D], lr [B, H], each with a stride over B. position [B, H].
+    The state, for slots [S]: weights1 (W1^T), weights2, low1, low2 [S, H, F, D], b1 [S, H, F], b2 [S, H, D], rows_k,
+    rows_g2 [S, H, m, D], rows_x2, rows_g1 [S, H, m, F].
+    """
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
     rd, rf, rm = tl.arange(0, DP), tl.arange(0, FP), tl.arange(0, MP)
     valid, wide = rd < D, rf < F
     row_type = rows_g1.dtype.element_ty
     pos = tl.load(position + pid)
-    # Hidden unit f is row f of weights1 (W1 transposed) and of weights2
     slot = slot_of(slots, seq, SLOTS)
     weights1 += slot * w_stride + head * (D * F)
     weights2 += slot * w_stride + head * (D * F)
@@ -112,8 +117,7 @@ def _dual(
     rows_x2 += slot * f_stride + head * (m * F)
     rows_g1 += slot * f_stride + head * (m * F)
     rows_g2 += slot * d_stride + head * (m * D)
-    # The compiler moves the weights to shared memory, and waits for the first before it requests the second. Loads
-    # between them overlap with the first.
+    # The compiler moves w1 to shared memory, and waits for it before it loads w2. Loads in between overlap with w1's.
     tile = rf[:, None] * D + rd[None, :]
     w1 = tl.load(weights1 + tile, mask=wide[:, None] & valid[None, :], other=0)
     k_row, k_pair = load_token(k, seq * k_stride + head * D, rd, valid, ROPE)
@@ -177,8 +181,8 @@ def _dual(
         )  # fmt: skip
 
 
-# Matrix times vector: with MATRIX on tensor cores, with 16 columns, the minimum; otherwise in float32. A vector fills
-# two columns (see `columns`), so only the weights and the cached rows are rounded to 16 bits.
+# Matrix times vector, in float32, or with MATRIX on tensor cores. There the vector fills two of 16 columns (`columns`),
+# so only weights and cached rows are rounded to 16 bits.
 
 
 @jit
@@ -219,6 +223,7 @@ def _primal(
     PLANES: tl.constexpr, ROPE: tl.constexpr, LOGITS: tl.constexpr,
     BLOCK: tl.constexpr, MATRIX: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
+    """Run one token of one head of one sequence, like `_dual`; dW1 is transposed like weights1."""
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
     rd, rf = tl.arange(0, DP), tl.arange(0, FP)
@@ -226,7 +231,7 @@ def _primal(
     pos = tl.load(position + pid)
     last = pos == m - 1
     at = pid * (D * F)
-    tile = at + rf[:, None] * D + rd[None, :]  # weights1 and dW1 are transposed
+    tile = at + rf[:, None] * D + rd[None, :]
     mask = wide[:, None] & valid[None, :]
     w1 = tl.load(weights1 + tile, mask=mask, other=0)
     w2 = tl.load(weights2 + tile, mask=mask, other=0)

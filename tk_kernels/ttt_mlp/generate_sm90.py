@@ -39,12 +39,7 @@ def dual(
     H: gl.constexpr, m: gl.constexpr, SLOTS: gl.constexpr,
     PLANES: gl.constexpr, ROPE: gl.constexpr, LOGITS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Run one token of one head of one sequence; the grid is B * H programs.
-
-    q, k, v, out [B, H, D], lr [B, H], each with a stride over B. position [B, H].
-    The state, for slots [S]: weights1 (W1^T), weights2, low1, low2 [S, H, F, D], b1 [S, H, F], b2 [S, H, D], rows_k,
-    rows_g2 [S, H, m, D], rows_x2, rows_g1 [S, H, m, F].
-    """
+    """Run one token of one head of one sequence. Arguments: those of `_dual`; PDL: see `dependent_launch`."""
     let_next_begin(PDL)
     D: gl.constexpr = 64
     F: gl.constexpr = 256

@@ -1,8 +1,7 @@
-"""TTT-MLP generate in Triton for heads wider than 64: W1 and W2 in blocks of hidden units.
+"""TTT-MLP generate in Triton for heads wider than 64: the dual form in blocks of hidden units.
 
-The kernels of `generate.py` hold both weights of a head in registers. Here each token makes two passes over blocks of
-hidden units, and the second finds the weights in a cache: the first computes Z2, the second G1 and the output. As in
-`generate.py`, weights1 is W1 transposed, so a hidden unit is one row of both weights.
+The kernels of `generate.py` hold W1 and W2 of a head in registers. This one passes over them twice per token, in blocks
+of hidden units: the first pass computes Z2; the second computes G1 and the output, and finds the weights in a cache.
 """
 
 from __future__ import annotations
@@ -35,6 +34,7 @@ def dual(
     PLANES: tl.constexpr, ROPE: tl.constexpr, LOGITS: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
     SLOTS: tl.constexpr,
 ):  # fmt: skip
+    """Run one token of one head of one sequence. Arguments: those of `_dual` in `generate.py`."""
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
     rd, rm, unit = tl.arange(0, DP), tl.arange(0, MP), tl.arange(0, BLOCK)
@@ -135,7 +135,7 @@ def apply_rows(
     D: tl.constexpr, F: tl.constexpr, m: tl.constexpr,
     PLANES: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Apply W1 -= s K^T g1, W2 -= s X2^T g2, b1 -= s sum(g1), b2 -= s sum(g2); s is `scale`."""
+    """Update one head by W1 -= s K^T g1, W2 -= s X2^T g2, b1 -= s sum(g1), b2 -= s sum(g2), with s = `scale`."""
     valid = rd < D
     rows_d = rm[:, None] * D + rd[None, :]
     counted = (rm[:, None] < m) & valid[None, :]
