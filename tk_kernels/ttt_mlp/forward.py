@@ -27,7 +27,7 @@ from tk_kernels.forward.common import (
 )
 from tk_kernels.generate.common import jit, load_weights, section_name, store_weights, tl, triton
 from tk_kernels.generate.tuning import FORWARD, Tuning, tuning
-from tk_kernels.ttt_mlp import forward_wide
+from tk_kernels.ttt_mlp import forward_gluon, forward_wide
 
 __all__ = ["available", "launch", "launch_packed"]
 
@@ -52,9 +52,7 @@ def run(
     row = "narrow" if head_dim <= IN_REGISTERS and mini_batch <= ROWS_IN_REGISTERS else "wide"
     options["grid"] = (sequences * heads,)
     if settings is None and takes_gluon(q, mini_batch):
-        from tk_kernels.ttt_mlp.forward_gluon import WARPS, forward
-
-        forward.run(q, k, *rest, m=mini_batch, num_warps=WARPS, **options)
+        forward_gluon.forward.run(q, k, *rest, m=mini_batch, num_warps=forward_gluon.WARPS, **options)
         return
     settings = settings or tuning("ttt_mlp", FORWARD, row, section_name(False, q.device))
     options |= tile(q, mini_batch) | {"F": hidden, "S": settings.stages, "num_warps": settings.warps}

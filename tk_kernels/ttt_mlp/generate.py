@@ -37,7 +37,7 @@ from tk_kernels.generate.common import (
 )
 from tk_kernels.generate.step import StepState, generate_step, portable_constants
 from tk_kernels.generate.tuning import Tuning
-from tk_kernels.ttt_mlp import generate_wide
+from tk_kernels.ttt_mlp import generate_sm90, generate_wide
 from tk_kernels.ttt_mlp.generate_wide import apply_rows
 from tk_kernels.ttt_mlp.reference import MLPPrimalState, MLPState
 
@@ -73,9 +73,7 @@ class GenerateState(StepState):
 
     def kernel(self, launch: Tuning) -> tuple[Any, dict[str, Any]]:
         if launch.sm90:
-            from tk_kernels.ttt_mlp.generate_sm90 import dual  # a late import: few machines have Gluon
-
-            return dual, {}
+            return generate_sm90.dual, {}
         F, D = self.b1.shape[2], self.b2.shape[2]
         constants = portable_constants(self, launch.block, F) | {"F": F}
         if D > IN_REGISTERS:
