@@ -1,6 +1,7 @@
 """TTT kernels: a folder per operator (ttt_linear, ttt_mlp) and shared code; see README.md."""
 
 FORMS = ("dual", "primal")  # ttt_layer.md, "Three forms"
+ROPE_THETA = 10000.0
 
 
 def check_choice(name: str, value: object, supported: tuple[object, ...]) -> None:

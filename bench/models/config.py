@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass, field, replace
 
 from bench.errors import UserError
+from tk_kernels import ROPE_THETA
 
 VOCABULARY = 32000
 QUERY_GROUP = 4  # query heads of one KV head in transformer-gqa
 CONV_KERNEL = 4
-ROPE_THETA = 10000.0
 NORM_EPS = 1e-6
 
 

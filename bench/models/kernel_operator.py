@@ -21,10 +21,11 @@ from bench.models.operator import (
     ready_for_prefill,
     rows_of,
 )
+from tk_kernels import ROPE_THETA
 from tk_kernels.forward.operator import THUNDERKITTENS, forward_packed
 from tk_kernels.generate.common import rope_table
 from tk_kernels.packed import Packed
-from tk_kernels.reference.layer import ROPE_THETA, Rotation
+from tk_kernels.reference.layer import Rotation
 
 
 class KernelOperator(TorchOperator):

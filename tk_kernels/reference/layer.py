@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tk_kernels import ROPE_THETA
+
 EPS = 1e-6  # for every LayerNorm
-ROPE_THETA = 10000.0
 Rotation = tuple[Tensor, Tensor]  # cos and sin
 
 
