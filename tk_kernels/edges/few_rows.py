@@ -192,7 +192,7 @@ def _few_rows_summed(
 ):  # fmt: skip
     """Compute OUTPUTS columns of out [R, N] on CUDA cores, from INPUTS columns of x [R, K] and W [N, K] at a time.
 
-    R is a power of two. NORMED: apply the norm to x first. GATED: it is LayerNorm times the output gate, and R = 1.
+    R is a power of two. NORMED: the norm of x is fused. GATED: it is LayerNorm times the output gate, and R = 1.
     """
     let_next_begin(PDL)
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)

@@ -41,7 +41,7 @@ def residual_convolution(
     """Return h + conv(RMSNorm(h)) and the RMSNorm of that sum, both [B, T, C] in h's dtype.
 
     h [B, T, C] contiguous. cache [B, 3, C]: the last three inputs of the convolution, replaced in place.
-    slots [B], only with T = 1: sequence b uses cache[slots[b]]; the cache has any number of sequences and any stride.
+    slots [B], only with T = 1: sequence b uses cache[slots[b]], and the cache has any size and stride in dimension 0.
     sequences, only with B = 1: the T tokens are packed sequences with this layout; each uses its slot of the cache.
     norm, next_norm [C]: weights of the first and second RMSNorm. weight [C, 1, 4], bias [C]: those of the convolution.
     pdl: make a dependent launch (`dependent_launch`), which reads cache, norms, weight and bias early.

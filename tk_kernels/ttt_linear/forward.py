@@ -1,8 +1,8 @@
 """TTT-Linear forward in Triton: the dual form (ttt_layer.md), for GPUs from Ampere on.
 
 One program owns one head of one sequence and loops over its mini-batches. W^T stays in registers as the float32
-accumulator of a batched matmul [N, D/N, D]. Warp n of N owns the D/N outputs n (rows of W^T), so W^T never moves
-between warps.
+accumulator of a batched matmul [N, D/N, D]. Each of N warps owns D/N outputs (rows of W^T), so W^T never moves between
+warps.
 
     Z = K W + b, Y = Q W + b       right operand: W, rounded
     W^T <- W^T + (-s lr G)^T K     into the accumulator
@@ -71,12 +71,12 @@ def _forward(
     """Run one head of one sequence; the grid is B * H programs. M, DP, UP: see `tile`.
 
     q, k, v [B, T, H, D] with strides in elements; contiguous: out, lr [B, T, H], W [B, H, D, D], b [B, H, D], and the
-    pending rows k_rows, g_rows [B, H, m, D]. PACKED: q, k, v, out [tokens, H, D]; slots of a generate state.
+    pending rows k_rows, g_rows [B, H, m, D]. PACKED: q, k, v, out [tokens, H, D]; W, b and rows: slots of a state.
     """
     # q_again is q: Triton 3.8 would not swizzle one copy in shared memory that two matmuls read.
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
-    begin = 0  # position in the mini-batch at which the tokens begin
+    begin = 0  # position of the first token in its mini-batch
     if PACKED:
         first_token, T, before, begin, slot = packed_sequence(cu_seqlens, start, slots, seq, m)
         if T == 0:
@@ -95,7 +95,7 @@ def _forward(
         v += first_token * v_token
         out += first_token * (H * D)
         lr += first_token * H
-        seq, pid = 0, 0  # the pointers are those of the sequence and of the head's state
+        seq, pid = 0, 0  # the pointers above include their offsets
     d, i = tl.arange(0, DP), tl.arange(0, M)
     o = tl.arange(0, N)[:, None] * (DP // N) + tl.arange(0, DP // N)[None, :]  # [N, outputs of a warp]
     inside, row = d < D, i < m
@@ -127,7 +127,7 @@ def _forward(
 
     for t in tl.range(-begin, T, m, num_stages=S):
         token = t + i
-        known = row & (token < T)  # with the rows of a mini-batch that began before these tokens
+        known = row & (token < T)  # rows that have a key; earlier tokens are negative, see `keys_at`
         valid = known
         if PACKED:
             valid &= token >= 0

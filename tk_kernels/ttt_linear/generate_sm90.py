@@ -3,8 +3,8 @@
 It computes `_dual` of `generate.py` for D = 64 and m <= 16, in Gluon, Triton's dialect with explicit layouts. A program
 is one warp and owns one head of one sequence. `cp.async` copies W and the cached rows to shared memory, so that they
 occupy no registers between their two uses: this token, and the update at the mini-batch's last token.
-k @ W and q @ W are float32 on CUDA cores: a thread owns 16 rows and 8 columns of W, and shared memory adds the sums of
-the four threads with the same columns. The update runs on tensor cores.
+k @ W and q @ W are float32 on CUDA cores: a thread owns 16 rows and 8 columns of W. The sums of the four threads with
+the same columns are exchanged through shared memory. The update runs on tensor cores.
 """
 
 from triton.experimental import gluon

@@ -2,9 +2,9 @@
 
 One program of 8 warps owns one head of one sequence and loops over its mini-batches. Each warp owns 32 hidden units:
 W1^T [32, 64] as float32 accumulators in registers; W2^T [64, 32] in shared memory twice, in float32 for the update and
-rounded to bfloat16 as a matmul operand. Each warp computes its part of Z2 and Z2bar [16, 64] for all tokens; shared
-memory adds the parts, and each warp normalizes two tokens. Compared with the kernel in `forward.py`, this one has fewer
-barriers and no spills.
+rounded to bfloat16 as a matmul operand. Each warp computes its part of Z2 and Z2bar [16, 64] for all tokens. The warps
+exchange the parts through shared memory, and each adds and normalizes those of two tokens. Compared with the kernel in
+`forward.py`, this one has fewer barriers and no spills.
 """
 
 from triton.experimental import gluon
@@ -51,7 +51,7 @@ def forward(
 
     pid = gl.program_id(0).to(gl.int64)
     seq, head = pid // H, pid % H
-    begin = 0  # position in the mini-batch at which the tokens begin
+    begin = 0  # position of the first token in its mini-batch
     if PACKED:
         first_token, T, before, begin, slot = packed_sequence(cu_seqlens, start, slots, seq, m)
         if T == 0:
@@ -72,7 +72,7 @@ def forward(
         v += first_token * v_token
         out += first_token * (H * D)
         lr += first_token * H
-        seq, pid = 0, 0  # the pointers are those of the sequence and of the head's state
+        seq, pid = 0, 0  # the pointers above include their offsets
     # W1^T [N, U, D], W2^T [N, D, U]
     n3 = gl.arange(0, N, layout=gl.SliceLayout(1, gl.SliceLayout(2, mma))).expand_dims(1).expand_dims(2)
     u1 = gl.arange(0, U, layout=gl.SliceLayout(0, gl.SliceLayout(2, mma))).expand_dims(0).expand_dims(2)
@@ -185,7 +185,7 @@ def forward(
         G2 = (G2 + offset - mean_g.expand_dims(1)) * ((rstd * rate) * RISE).expand_dims(1)
         if PACKED:
             is_begun = t < 0
-            if is_begun:  # G1 and X2 of the earlier rows are computed again from these
+            if is_begun:  # earlier tokens: load G2, from which G1 follows below
                 earlier = gl.load(g2_rows + at_rows, mask=past, other=0).to(gl.float32)
                 G2 = gl.where(past, earlier * RISE, G2)
         g_shared.store(G2.to(gl.bfloat16))
