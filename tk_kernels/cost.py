@@ -26,6 +26,10 @@ class Cost:
         self._biases = sum(outputs for _, outputs in pairs)  # times D
         self._row = sum(inputs + outputs for inputs, outputs in pairs)  # a token's inputs and gradients, times D
 
+    def state_bytes(self, batch: int, heads: int, head_dim: int, element_bytes: int = 4) -> int:
+        """Bytes of the weights and biases of all sequences and heads, at `element_bytes` per number."""
+        return batch * heads * (self._weights * head_dim + self._biases) * head_dim * element_bytes
+
     def forward_flops(self, batch: int, tokens: int, heads: int, head_dim: int, mini_batch: int = 16) -> int:
         """FLOPs of the dual form over `batch` sequences of `tokens` tokens each.
 
@@ -42,8 +46,7 @@ class Cost:
         element_bytes: bytes per element of q, k, v and z; the others are float32.
         """
         token = 4 * head_dim * element_bytes + 4
-        state = 4 * (self._weights * head_dim + self._biases) * head_dim
-        return batch * heads * (tokens * token + 2 * state)
+        return batch * tokens * heads * token + 2 * self.state_bytes(batch, heads, head_dim)
 
     def generate_flops(self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual") -> float:
         """FLOPs to generate one token in each of `batch` sequences, averaged over a mini-batch.
