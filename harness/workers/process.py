@@ -127,8 +127,11 @@ class WorkerProcess:
             answer = self._answer({"do": "probe"} | ({"entry": entry} if entry else {}), self._start_s)
             return Probe(answer["reason"], answer["versions"], answer["environment"])
         except WorkerLost as lost:
-            self.kill()
-            return Probe(f"the system could not be started: {lost}", status="unstarted")
+            why = str(lost)
+        except KeyError as error:
+            why = f"the worker's answer is unusable: {of_exception(error)}"
+        self.kill()
+        return Probe(f"the system could not be started: {why}", status="unstarted")
 
     def ask(
         self,

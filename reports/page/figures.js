@@ -21,7 +21,7 @@ class Figure {
     Object.assign(this, { host, data, points: new Points(data), stale: true });
     this.plot = host.querySelector(".plot");
     this.readout = host.querySelector(".readout");
-    [this.xLog, this.yLog, this.inches] = ["x-log", "y-log", "inches"].map((role) => host.querySelector(`[data-role=${role}]`));
+    [this.xLog, this.yLog, this.inches, this.link] = ["x-log", "y-log", "inches", "link"].map((role) => host.querySelector(`[data-role=${role}]`));
     this.more = host.querySelector(".more");
     this.measured = data.lines.filter((line) => this.points.hasResult(line));
     this.others = this.measured.filter((line) => !line.primary);

@@ -51,7 +51,7 @@ function goTo(anchor) {
 
 /* Highlight the figure that the address names, and scroll to it. */
 function followAddress(figures) {
-  const named = figures.find(({ data }) => encodeURIComponent(data.id) === location.hash.slice(1));
+  const named = figures.find(({ link }) => link.hash === location.hash);
   for (const figure of figures) figure.host.classList.toggle("linked", figure === named);
   named?.host.scrollIntoView();
 }

@@ -1,5 +1,6 @@
 """Systems are probed for whether they can run; systems of one interpreter share processes."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,13 @@ def test_a_hanging_probe_does_not_affect_others() -> None:
     assert "no answer within 10 s" in found[0].reason
 
 
-def test_an_error_in_one_probe_ends_the_others() -> None:
-    broken = Launch(command=["sh", "-c", "echo '{}'; cat"], entry="an answer without a reason")
-    with pytest.raises(KeyError, match="reason"):
-        probe([broken, launch("fake_systems:HangsAtProbe")], limit_s=3600.0)
+def test_a_worker_that_answers_otherwise_cannot_run() -> None:
+    (found,) = probe([Launch(["sh", "-c", "echo '{}'; cat"])])
+    assert (found.available, found.status) == (False, "unstarted")
+    assert "the worker's answer is unusable" in found.reason
+
+
+def test_ctrl_c_ends_a_hanging_probe() -> None:
+    hangs = Launch(["sh", "-c", f"kill -INT {os.getpid()}; sleep 600"])
+    with pytest.raises(KeyboardInterrupt):
+        probe([hangs], limit_s=3600.0)

@@ -52,6 +52,25 @@ def test_a_link_with_unknown_parts_opens_the_page(browser, saved, part):
         assert page.evaluate(STATE, 0)["y"] == "linear"
 
 
+def test_the_links_of_a_figure_lead_to_it(browser, tmp_path):
+    case = Case("ttt-linear", "torch", "1.3b", "forward", 16, 2048)
+    suites = ("first", "it's 1/2 (ü)", "last")
+    made = synthetic.made((suite, synthetic.ok(case, 4.0)) for suite in suites)
+    path = browsing.save(made, tmp_path, "page")
+    with browsing.opened(browser, path) as (page, _):
+        assert len(page.evaluate("page.figures.map(({ id }) => id)")) == 3
+        figure = page.locator("figure").nth(1)
+        figure.get_by_role("link", name="Link to this figure").click()
+        browsing.eventually(page, lambda: figure.get_attribute("class"), "linked")
+        address = page.url
+        browsing.open_all(page, "#index")
+        page.locator("#index a").nth(2).click()
+        browsing.eventually(page, lambda: figure.get_attribute("class"), "")
+        page.locator("#index a").nth(1).click()
+        browsing.eventually(page, lambda: figure.get_attribute("class"), "linked")
+        assert page.url == address
+
+
 def file_of(page, kind, title="Forward latency per token", name="fig15-forward"):
     with page.expect_download() as download:
         page.get_by_role("button", name=f"Save {kind} of {title}").click()
