@@ -29,7 +29,7 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
 
 
 def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
-    """Return why a case of a growing series is skipped: a smaller one did not fit. "" to run it."""
+    """Return why a case of a growing series is skipped (a smaller one failed), or "" to run it."""
     if not planned.grows:
         return ""
     for record in earlier:

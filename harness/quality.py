@@ -63,7 +63,7 @@ class ProcessSamples:
 
 @dataclass(frozen=True)
 class Quality:
-    """Flags of a case; unsteady_times: (metric, low, high) of an unsteady TTFT or ITL."""
+    """Flags of a case; unsteady_times: (metric, low, high), the interval of each unsteady TTFT or ITL."""
 
     contended: bool = False  # other programs used the machine
     hot: bool = False  # thermally throttled

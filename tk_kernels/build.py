@@ -240,7 +240,7 @@ def _compiler_version(nvcc: Path | None) -> str | None:
 
 
 def _folder(name: str, wanted: dict[str, str | None]) -> Path:
-    """A build's folder in the cache, named by a hash of the ingredients that need no nvcc or headers."""
+    """Return a build's cache folder. Its name leaves out nvcc and headers, which a cached build does not need."""
     known = [wanted[each] for each in ("sources", "flags", "host", "tvm_ffi", "architecture")]
     key = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
     return cache_directory() / "kernels" / f"{name.replace('/', '.')}-{key}"

@@ -143,7 +143,7 @@ def _checkout(revision: str) -> Iterator[Path]:
 
 @dataclass
 class _Side:
-    """One of the two commits: its run, how to start its workers by (system, backend), its hash."""
+    """One of the two commits of `ttt-bench ab`: its run, its workers' launches by (system, backend), its hash."""
 
     run: Run
     launches: Mapping[tuple[str, str], Launch]

@@ -55,8 +55,9 @@ class TTTState:
     """The state of `batch` sequences; its size does not depend on their length.
 
     length: tokens read so far per sequence; None after generate_step, or after a replay of its CUDA graph.
-    caches [2, layers, B, 3, C]: of blocks, then of Q and K; None with the Transformer backbone.
-    inner: the operator's states with a leading axis of layers; `layers` are views. None if each layer has its own.
+    caches [2, layers, B, 3, C]: last inputs of the blocks' convolutions, then of those of Q and K; None if each layer
+        has its own, or without convolutions.
+    inner: the operator's states with a leading axis of layers, of which `layers` holds views; None if each has its own.
     """
 
     batch: int

@@ -52,11 +52,11 @@ class Workload:
     tokens: tokens that one unit processes, over all sequences.
     capture: called once before `run` to capture CUDA graphs that `run` replays; their memory counts as the case's.
     inputs: tensors that the harness refills between samples and before the checked calls.
-    timed_check: called with a random generator before each checked call, to choose sequences and store their state.
-        It returns a function (outputs, number of calls of `run` since) that compares the outputs with the reference.
-        Between two checked calls, recent tokens stay and earlier ones change. An engine's is called after its last
-        batch, with outputs None. None without a reference.
-    renews_past: whether `timed_check` gives each sequence a new past, for work without an input that has a token axis.
+    timed_check: called with a random generator before each checked call; chooses sequences and stores their state.
+        Returns a function (outputs, number of calls of `run` since) that compares the outputs with the reference.
+        Before the second checked call only early tokens change: its outputs must change too. For an engine, both
+        functions are called after the last batch, with outputs None. None without a reference.
+    renews_past: whether `timed_check` itself draws new early tokens, for work without an input that has a token axis.
     `check`: compares outputs with the reference before timing. None without a reference.
     engine_samples: for a system that times itself; yields for each batch a list of milliseconds per unit.
         The first batches, at least one, are warm-up.

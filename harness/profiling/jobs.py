@@ -75,7 +75,7 @@ class Profiler:
         return tuple(planned for planned in job.cases if not is_done(self.kept(planned)))
 
     def kept(self, planned: Planned) -> Profile | None:
-        """Return the case's profile of an earlier call, which has times; None without one or without `resume`."""
+        """With `resume`, return the case's stored profile if it has times; otherwise None."""
         with suppress(ProfileError):
             if self.resume and (found := self.stored(planned)).status == "ok":
                 return found

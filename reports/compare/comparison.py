@@ -1,8 +1,8 @@
 """Compare two runs case by case: time ratio B/A, interval, environment and outcome.
 
-Between two stored runs of the same packages, the median difference is 0.7%, and 5% of the cases exceed 2%. So such a
-case counts as slower or faster only beyond `STORED_BAR`. For the two runs of `ttt-bench ab`, which alternate their
-processes, `reports.compare.decision` decides. Cases measured on two GPU models get a ratio but no outcome.
+Two stored runs of the same packages differ by 0.7% in the median case, and by over 2% in 5% of the cases. So a case of
+stored runs counts as slower or faster only beyond `STORED_BAR`. For `ttt-bench ab`, which alternates the processes of
+its two runs, `reports.compare.decision` decides. Cases measured on two GPU models get a ratio but no outcome.
 """
 
 import math

@@ -88,7 +88,7 @@ class Looks:
         return replace(self.systems[system], dash=self.dashes.get(backend, DASHES[0]))
 
     def words(self, column: str, value: Any, phase: str = "") -> str:
-        """Return a value as legends and captions show it; "" if missing, except for a device."""
+        """Return a value as legends show it; "" or "device not recorded" if missing. phase: for the column `timing`."""
         if value is None or pd.isna(value) or value == "":
             return "device not recorded" if column == "device" else ""
         if column == "system":

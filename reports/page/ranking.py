@@ -40,7 +40,7 @@ _CASE_SETTINGS = ("size", "batch", "context", "dtype", "l2")  # lines that diffe
 class Point:
     """A measured point in the figure's unit, with the ends (low, high) of its interval.
 
-    doubt: for a flagged point, the relative difference beyond which another point is still ranked apart; else 0.
+    doubt: the relative difference up to which a flagged point is not ranked against another; else 0.
     """
 
     x: float

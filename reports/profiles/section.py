@@ -57,8 +57,9 @@ class ShownProfile:
     """A profiled case as the page shows it.
 
     agreement: how well profiled and recorded time agree, in words.
-    slower_than: a `Diff` to each faster case of the group. drawn: the values for the scripts.
-    rows: the kernels of the table, with a text for each of `COLUMNS` in `cells`; `bound` and `waits` need counters.
+    slower_than: a `Diff` to each faster case of its figure. drawn: JSON values that the page's scripts draw.
+    rows: the kernel table; key `cells` has a text for each of `COLUMNS`; keys `bound` and `waits` are "" without
+        counters.
     """
 
     profile: Profile

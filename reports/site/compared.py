@@ -19,7 +19,7 @@ _SHARED = 0.5  # two runs are compared if they share this part of the measured c
 
 @dataclass(frozen=True)
 class Compared:
-    """Two runs of a site and their comparison; on one GPU model, `a` is older.
+    """Two runs of a site and their comparison; `a` is older.
 
     profiles: HTML that compares the profiles of the cases that both runs profiled; "" for none.
     """

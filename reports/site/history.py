@@ -16,9 +16,9 @@ Point = tuple[datetime, str, CaseSide]  # the start of a case's first record, th
 
 @dataclass(frozen=True)
 class History:
-    """The history of one system through the runs of a site.
+    """One system's latencies over the runs of a site.
 
-    runs: the ids of its runs. cases: JSON data of each case, by label; lines have their points as columns.
+    runs: ids of the runs that measured it. cases: JSON data of each case for the plots, sorted by label.
     """
 
     name: str

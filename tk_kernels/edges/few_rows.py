@@ -190,9 +190,10 @@ def _few_rows_summed(
     R: tl.constexpr, K: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute OUTPUTS columns of out [R, N] on CUDA cores, from INPUTS columns of x [R, K] and W [N, K] at a time.
+    """Compute OUTPUTS columns of out [R, N] = x W^T on CUDA cores, INPUTS inputs at a time.
 
-    R is a power of two. NORMED: the norm of x is fused. GATED: it is LayerNorm times the output gate, and R = 1.
+    x [R, K], W [N, K]; R is a power of two. SWIGLU: silu(x W^T) * (x up_weights^T). ADD: add to out.
+    NORMED: normalize x first. GATED: by LayerNorm times the output gate; R = 1.
     """
     let_next_begin(PDL)
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)

@@ -1,8 +1,8 @@
-"""TTT-Linear generate on Hopper: the dual form for states with 16 bits per weight.
+"""TTT-Linear generate on Hopper: the dual form for 16-bit weights or planes.
 
 It computes `_dual` of `generate.py` for D = 64 and m <= 16, in Gluon, Triton's dialect with explicit layouts. A program
 is one warp and owns one head of one sequence. `cp.async` copies W and the cached rows to shared memory, so that they
-occupy no registers between their two uses: this token, and the update at the mini-batch's last token.
+occupy no registers between the token's output and the update, which follows the mini-batch's last token.
 k @ W and q @ W are float32 on CUDA cores: a thread owns 16 rows and 8 columns of W. The sums of the four threads with
 the same columns are exchanged through shared memory. The update runs on tensor cores.
 """
@@ -123,10 +123,10 @@ def dual(
 
 @gluon.jit
 def apply_rows(w_shared, k_shared, g_shared, weights, low, scale, PLANES: gl.constexpr):
-    """Store W - scale K^T g, from the cached rows K and g of a mini-batch, 16 rows of W at a time.
+    """Store W - scale K^T g, 16 rows of W at a time, from a mini-batch's cached rows K and g.
 
-    w_shared [D, D]: W, or its high plane. k_shared, g_shared [16, D]: K and g, zeros past m. weights, low [D, D]: W in
-    global memory (see `store_weights`).
+    w_shared [D, D]: W; with PLANES, its high plane. k_shared, g_shared [16, D]: K and g, zeros after the mini-batch.
+    weights, low [D, D]: the results (see `store_weights`); with PLANES, low is also read.
     """
     D: gl.constexpr = 64
     product: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])

@@ -138,7 +138,7 @@ class FlaGenerate(FlaWork, Generate):
         return STEPS  # the reference reads no more
 
     def repeat(self, rng: Random, rows: list[int]) -> list[int]:
-        """Return each sequence as its own source: the captured state has another past for each."""
+        """Copy no sequence: each is its own source, because the captured state holds another past for each."""
         return [*range(self.case.batch)]
 
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
@@ -217,7 +217,10 @@ class GatedDeltaNet(Fla):
     sizes: ClassVar[dict[str, dict[str, Any]]] = {"1.3b": {"hidden_size": SIZES["1.3b"].width, "num_hidden_layers": 21}}
 
     def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
-        """FLOPs per state element: decay 1, prediction 2, update 2, output 2 (arXiv 2412.06464)."""
+        """Return the sizes that `bench.cost` counts; FLOPs per state element as in arXiv 2412.06464:
+
+        decay 1, prediction 2, update 2, output 2.
+        """
         config = model.inner.config
         key_dim, value_dim = config.head_dim, int(config.head_dim * config.expand_v)
         heads = config.num_heads
@@ -249,9 +252,9 @@ class RWKV7(Fla):
     }
 
     def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
-        """FLOPs per state element: decay 1, removal 4, addition 2, output 2 (arXiv 2503.14456).
+        """Return the sizes that `bench.cost` counts; per state element, decay 1 FLOP, removal 4, addition 2, output 2.
 
-        The inputs of the token shift, a hundredth of the state, are not counted.
+        Source: arXiv 2503.14456. The inputs of the token shift, a hundredth of the state, are not counted.
         """
         config = model.inner.config
         return DeltaRuleConfig(

@@ -24,11 +24,11 @@ STEPS = (0.001, 0.1)  # shortest and longest initial time step
 
 @dataclass(frozen=True)
 class Mamba3(Layer):
-    """Mamba-3 without its skip connection: a state space whose trapezoidal rule also reads the token before.
+    """Mamba-3 without its skip connection: a state space model in which each step adds two tokens.
 
-    a = exp(A dt), l = sigmoid(trap), k and q rotated by the sum of pi tanh(angle) dt so far;
-    S = a S + (1 - l) dt a v' k'^T + l dt v k^T with v' and k' of the token before; o = S q.
-    All heads share q, k and angles before their biases and time steps. angles: rotated pairs of channels.
+    S = a S + (1 - l) dt a v' k'^T + l dt v k^T with v' and k' of the previous token; o = S q.
+    a = exp(A dt), l = sigmoid(trap); k and q are rotated by the sum of pi tanh(angle) dt so far.
+    Heads share q, k and angles, but not biases and time steps. angles: number of rotated pairs of channels.
     Source: mamba-ssm 2.3.2, mamba_ssm/modules/mamba3.py.
     """
 

@@ -170,7 +170,7 @@ class Steps:
         }
 
     def run(self) -> torch.Tensor:
-        """Run all steps and return the outputs [units, B, H, D], grouped by set."""
+        """Run all steps; return the outputs [units, B, H, D], one `GenerateSet` after another."""
         for step in range(self.rounds):
             for some in self.sets:
                 some.advance(step)
