@@ -5,9 +5,9 @@
 //
 // A block computes tiles of 128 rows and OUTPUTS columns. Two warpgroups hold 64 rows each: gate and up are one
 // accumulator [64, 2 OUTPUTS], and columns j and OUTPUTS + j are in the same thread. A third warpgroup loads by TMA,
-// STAGES steps of 64 columns of x ahead, also across tiles. The grid has one block per SM. Blocks take tiles in turn,
-// or from a counter: if other kernels hold SMs, some blocks start late. OUTPUTS = 128 does the most work per loaded
-// byte; 96 is chosen if it leaves fewer SMs idle in the last round of tiles.
+// STAGES steps of 64 columns of x ahead, also across tiles. The grid has one block per SM. Blocks take tiles
+// round-robin, or from a counter, because some blocks start late if other kernels hold SMs. OUTPUTS = 128 does the most
+// work per loaded byte; 96 is chosen if it leaves fewer SMs idle in the last round of tiles.
 #include "forward/common.cuh"
 
 using namespace kittens;
@@ -30,7 +30,7 @@ template <int OUTPUTS_> struct layout {
         gl<bf16, 1, 1, -1, -1, weights_tile> weights[2];
         gl<bf16, 1, 1, -1, -1, out_tile> hidden;
         int row_tiles, column_tiles, steps;
-        int *taken;  // number of tiles taken after the first tile of each block; null: tiles in turn
+        int *taken;  // counter of tiles that blocks took after their first; null: round-robin
     };
     struct stage {
         rows_tile x[CONSUMERS];
@@ -40,7 +40,7 @@ template <int OUTPUTS_> struct layout {
         stage stages[STAGES];
         out_tile out[CONSUMERS];
         semaphore full[STAGES], empty[STAGES];
-        int number[STAGES];  // of the tile that starts in a stage; negative: no more tiles
+        int number[STAGES];  // of the tile whose first step is in a stage; negative: no more tiles
     };
     static constexpr int SHARED_BYTES = sizeof(shared) + 1024;
 };
@@ -88,7 +88,7 @@ template <typename L> __device__ inline void produce(const typename L::globals &
     arrive(s.full[at.stage]);
 }
 
-// silu(gate) * up. Four elements share one reciprocal, of all four factors 1 + e^-gate; each is at most about e^20.
+// silu(gate) * up. Four elements share one reciprocal, of the product of their 1 + e^-gate, each at most about 2^28.
 __device__ inline void activate(float2 &first, float2 &second, float2 gate0, float2 gate1, float2 up0, float2 up1) {
     const auto power = [](float x) {  // e^-x
         float y;
@@ -120,7 +120,7 @@ __device__ inline void consume(const typename L::globals &g, typename L::shared 
             wait(s.full[at.stage], at.phase);
             auto &weights = reinterpret_cast<typename L::pair_tile &>(stage.weights);
             using sums_tile = decltype(sums);
-            // Only the first matmul needs a fence: other instructions touch its registers.
+            // Only a tile's first matmul needs a fence: other instructions used the registers of sums.
             if constexpr (decltype(first)::value)
                 warpgroup::mm_ABt(sums, stage.x[group], weights);
             else
@@ -190,7 +190,7 @@ __global__ __launch_bounds__(L::THREADS, 1) void swiglu_product(const __grid_con
 
 constexpr int tiles_of(int64_t size, int each) { return int((size + each - 1) / each); }
 
-// taken: an int32 counter of tiles, 0 at the start; empty: tiles in turn
+// taken: the counter of tiles, an int32 that is 0 at the start; empty: round-robin
 void swiglu_product_launch(TensorView x, TensorView weights, TensorView hidden, TensorView taken) {
     const size_t M = x.size(0), K = x.size(1), F = hidden.size(1);
     TVM_FFI_ICHECK(is_bf16(x) && is_bf16(weights) && is_bf16(hidden)) << "x, weights and hidden must be bfloat16";

@@ -27,7 +27,7 @@ template <typename T> inline T *pointer(const TensorView &x) {
     return reinterpret_cast<T *>(static_cast<char *>(x.data_ptr()) + x.byte_offset());
 }
 
-// The address of a contiguous tensor of this shape; T float also checks its dtype.
+// The address of a contiguous tensor of this shape. If T is float, also checks its dtype.
 template <typename T> T *checked(const char *name, const TensorView &x, std::initializer_list<int64_t> shape) {
     check_shape(name, x, shape);
     TVM_FFI_ICHECK(x.IsContiguous()) << name << ": must be contiguous";

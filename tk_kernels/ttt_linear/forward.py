@@ -76,7 +76,7 @@ def _forward(
     # q_again is q: Triton 3.8 would not swizzle one copy in shared memory that two matmuls read.
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
-    begin = 0  # position of the first token in its mini-batch
+    begin = 0  # position of token 0 in its mini-batch
     if PACKED:
         first_token, T, before, begin, slot = packed_sequence(cu_seqlens, start, slots, seq, m)
         if T == 0:

@@ -34,13 +34,13 @@ template <int ROWS_, int WARPS_, int HEADS_, bool ROPE_> struct linear_layout {
     static constexpr unsigned DRIFT_PERIOD = 64;
     static constexpr int COLS = HEAD_DIM / WARPS;        // columns of W per warp
     // The producers are one warpgroup, one warp per head. They give most of their registers to the consumers
-    // (setmaxnreg): otherwise an even division would leave them a third of all registers.
+    // (setmaxnreg): at launch all threads have the same number, so the producers have a third or half of them.
     static constexpr int CONSUMERS = WARPS * HEADS;
     static constexpr int THREADS = (CONSUMERS + 4) * WARP_THREADS;
     static constexpr int BLOCKS = HEADS == 1 && ROWS == 16 ? 2 : 1;  // per SM
     static constexpr bool MOVE_REGISTERS = ROWS == 16;  // otherwise registers suffice
     static constexpr int PRODUCER_REGISTERS = HEADS == 1 ? 32 : 40;
-    static constexpr int CONSUMER_REGISTERS = HEADS == 1 ? 224 : 232;  // the launch has 256 x 128, or 384 x 168
+    static constexpr int CONSUMER_REGISTERS = HEADS == 1 ? 224 : 232;  // at launch 128 (256 threads) or 168 (384)
 
     using tile = st<bf16, ROWS, HEAD_DIM>;
     using tokens = gl<bf16, -1, -1, -1, HEAD_DIM, tma::descriptor<tile, dim::DEPTH>>;  // [B, T, H, D]
@@ -52,7 +52,7 @@ template <int ROWS_, int WARPS_, int HEADS_, bool ROPE_> struct linear_layout {
         int length, heads, sequences;                                      // T, H, B * H
     };
     struct stage { tile k, v, q; };  // out is written over q
-    using mean_parts = float[WARPS][HEAD_DIM + 1];  // for W's rows, then b: share of the mean from a warp's columns
+    using mean_parts = float[WARPS][HEAD_DIM + 1];  // of 64 rows of W and of b: the part of a warp's columns
 
     struct alignas(1024) head_shared {
         stage stages[STAGES];
@@ -60,7 +60,7 @@ template <int ROWS_, int WARPS_, int HEADS_, bool ROPE_> struct linear_layout {
         float squares[2][WARPS][ROWS];       // sums of zbar^2, by leave_squares()
         mean_parts mean, drift;
         float lr[STAGES][ROWS];
-        semaphore landed[STAGES], arrived[STAGES], finished[STAGES];  // loaded by TMA; rotated too; output written
+        semaphore landed[STAGES], arrived[STAGES], finished[STAGES];  // tiles loaded; RoPE applied too; output written
     };
     using rotations = float2[ROWS][HEAD_DIM / 2];  // cos and sin per position and pair of columns
     static constexpr int SHARED_BYTES = HEADS * sizeof(head_shared) + (ROPE ? sizeof(rotations) : 0) + 1024;

@@ -141,7 +141,7 @@ template <bool ROPE> struct answer_warps {
             launder(thread);
             uint32_t zbar = AT(zbar) + slot * TILE + swizzled(thread % 16, thread % 32 / 16);
             slot = slot >= ZBAR_SLOTS - GROUP ? slot - (ZBAR_SLOTS - GROUP) : slot + GROUP;
-            const uint32_t p2 = AT(x2) + slot_of<2>(group) * (GROUP * TILE);  // over X2's first block, read before
+            const uint32_t p2 = AT(x2) + slot_of<2>(group) * (GROUP * TILE);  // over X2's first block, once read
             mbarrier_wait(AT(group_ready), parity_of<1>(group) ^ 1);
             uint32_t sum[16];
             {

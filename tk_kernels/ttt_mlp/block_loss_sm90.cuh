@@ -190,7 +190,7 @@ template <bool ROPE> struct loss_warps {
             mbarrier_wait(AT(z2_ready), parity_of<1>(i));
             share_g2(i, c, sum_c, step);
         }
-        // Wait for the loads of tokens beyond the end
+        // The last loads, of tokens beyond the end, must complete before the CTA exits
         mbarrier_wait(kq_full(count + 2), parity_of<KQ_SLOTS>(count + 2));
         for (int i = count; i < count + 2; ++i) mbarrier_wait(v_full(i), parity_of<V_SLOTS>(i));
         store_rows();

@@ -18,7 +18,7 @@ static_assert(2 * STATE_REGISTERS + LOSS_REGISTERS + ANSWER_REGISTERS == 512);  
 constexpr float EPS = 1e-6f;
 constexpr float LARGEST_RATIO = 64.f;  // largest s_t / rho
 
-// Factors of stored values: NAME_KEPT is that of NAME. Powers of two are exact and save multiplications.
+// Factors of stored values: W1_KEPT * W1 is stored, and so on. Powers of two are exact and save multiplications.
 constexpr float W1_KEPT = 0.25f, W2_KEPT = 8.f, B2_KEPT = 4.f, G1_KEPT = 0.25f, G2_KEPT = 16.f, X2_KEPT = 0.5f;
 static_assert(X2_KEPT * W2_KEPT == B2_KEPT && X2_KEPT * G2_KEPT == W2_KEPT && G1_KEPT == W1_KEPT);
 constexpr uint32_t twice(uint32_t x) { return x | x << 16; }   // a word with the 16-bit value in both halves
@@ -67,12 +67,12 @@ struct query_scores {
     uint16_t queries[B][B], keys[B][B];
 };
 struct shared_map {
-    uint16_t w2[2][F][D];  // f16: W2 now, and W2 when the last group ended
+    uint16_t w2[2][F][D];  // f16: [1] at a group's start, kept for the answers of the group before; [0] later
     uint16_t x2[BLOCKS][X2_SLOTS][B][COLUMNS];  // f16
     uint16_t zbar[BLOCKS][ZBAR_SLOTS][B][COLUMNS];  // f16: Z1bar
     uint16_t g2[X2_SLOTS][B][D];  // f16
     queries_and_keys kq[KQ_SLOTS];  // bf16: Q_{i-2} and K_i
-    uint32_t diagonal[32][4];  // f16 pairs: C within a mini-batch, per lane
+    uint32_t diagonal[32][4];  // f16 pairs for each lane: C for n = i
     float b2_end[2][D];  // b2 when each of the last two groups ended, by group % 2
     uint16_t v[V_SLOTS][B][D];  // bf16
     query_scores p1q[P1_SLOTS];  // bf16, not swizzled: P1 of queries; u in the rows of keys
@@ -148,7 +148,7 @@ __device__ inline uint32_t swizzled(uint32_t row, uint32_t piece) {
 constexpr uint32_t UNIT = 16;
 constexpr uint32_t SWIZZLE_128_BYTES = 1u << 30;
 constexpr uint32_t K_STEP = 32;  // bytes of 16 elements along k in a swizzled row
-// The lower word, to which offsets / UNIT may be added
+// The lower word. To move the operand by n bytes, add n / UNIT.
 __device__ constexpr uint32_t operand(uint32_t at, uint32_t leading = 16) { return at / UNIT | leading / UNIT << 16; }
 // 128-byte rows, swizzled, eight of them 1024 bytes apart
 __device__ inline uint64_t tile(uint32_t lower, uint32_t plus = 0) {

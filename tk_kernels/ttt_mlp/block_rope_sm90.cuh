@@ -5,7 +5,7 @@
 
 namespace ttt::mlp_block {
 
-// A series, because sine and cosine are not constexpr. The error is below 1e-14 for angles below 16.
+// A Taylor series, because std::sin is not constexpr. The error is below 1e-14 for angles below 16.
 constexpr double PI = 3.14159265358979323846;
 constexpr double sine(double x) {
     while (x > PI) x -= 2 * PI;

@@ -21,11 +21,11 @@
 //   queries   Z1bar_i = Q_i W1_{i+1} + b1_{i+1} + (s_t / rho [j <= t] - u) (Q_i K_i^T + 1) G1_i
 //   answers   Z2bar_i = X2bar_i W2_end + b2_end + sum over n >= i of C_in (X2bar_i X2_n^T + 1) G2_n
 //             end: after the group. C = s_t / rho [j <= t] - u for n = i, and -u for later mini-batches of the group.
-// b1 is one mini-batch late: for Z1_{i+1} and Z1bar_{i-1} the matmul with G1_{i-1} adds u times its sum over tokens.
+// b1 is one mini-batch late: the matmul with G1_{i-1} adds the missing u sum_t G1_{i-1} to Z1_{i+1} and Z1bar_{i-1}.
 // Tokens of 0 with lr 0 fill T up to whole groups; they change nothing. A short last mini-batch is applied inside the
 // CTA, because its outputs need it. The state is stored before that.
 //
-// The *_KEPT constants scale stored values: W1 / 4 and b1 / 4, so z' = z / 4 and gelu / 2 = z' + z' tanh; 8 W2; 4 b2,
+// Values are stored times a constant *_KEPT: W1 / 4 and b1 / 4, so z' = z / 4 and gelu / 2 = z' + z' tanh; 8 W2; 4 b2,
 // so 4 Z2; 16 G2; G1 / 4.
 #pragma once
 
@@ -62,7 +62,7 @@ __device__ inline void prepare(const arguments &a) {
         store_f(AT(beta) + row_byte(thread), a.ln_bias[head * D + thread]);
         store_f(AT(gamma_gamma) + row_byte(thread), gamma * gamma);
     }
-    // u in the rows of keys in P1Q: adds u times the sum of G1, by which b1 is late
+    // u in P1Q's rows of keys: the matmul with G1 adds u times its sum, which b1 lacks
     constexpr int WORDS = B * B / 2;
     if (thread < int(P1_SLOTS) * WORDS)
         store_u(AT(p1q) + thread / WORDS * P1Q_TILE + P1Q_TILE / 2 + thread % WORDS * 4, to_bf16(u, u));

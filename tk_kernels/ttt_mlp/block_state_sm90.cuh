@@ -12,7 +12,7 @@ constexpr int PART = OWN * COLUMNS;  // hidden units per state warpgroup
 template <bool SCALED> struct state_warps {
     const arguments &a;
     int part, loads;  // which half of F; which tokens this warp loads
-    // Two offsets, of this lane's row of a transposed matrix and of its Z2. In two registers, other values would spill.
+    // Two offsets in one register, else others spill: this lane's row of a transposed matrix, and its part of Z2
     static constexpr int Z2_BITS = 18;
     static_assert(BASE + BYTES <= 1u << Z2_BITS);
     uint32_t both_at = swizzled((lane() & 7) + ((lane() >> 4) << 3), warp() * 2 + ((lane() >> 3) & 1)) << Z2_BITS |
@@ -162,7 +162,7 @@ template <bool SCALED> struct state_warps {
         commit_matmuls();
         float b1[2];
         load_f2(b1[0], b1[1], b1_at() + n * 8);
-        if (n == 1) publish();  // W2 was stored before
+        if (n == 1) publish();  // W2, which answer_keys stored
         await_matmuls<0>(z);
         uint32_t queries[4];
 #pragma unroll
@@ -178,7 +178,7 @@ template <bool SCALED> struct state_warps {
         project(0, u);
         hold(i);  // keep the operands of block 1 out of the registers of block 0
         project(1, u);
-        hold(i);  // an earlier load of b1 spills a register
+        hold(i);  // loading b1 earlier would spill a register
         add_to_b1(u);
         slot = slot == ZBAR_SLOTS - 1 ? 0 : slot + 1;
     }
@@ -224,7 +224,7 @@ template <bool SCALED> struct state_warps {
         }
         store_transposed(to + n * X2_BLOCK, x);
     }
-    // w: hidden units 16 k to 16 k + 15 of W2 as f16
+    // Sets w to hidden units 16 k to 16 k + 15 of W2, as f16
     __device__ void convert(int k, uint32_t (&w)[4], float u) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
@@ -232,7 +232,7 @@ template <bool SCALED> struct state_warps {
             w[e] = SCALED ? to_f16(u * first, u * second) : to_f16(first, second);
         }
     }
-    // X2 of mini-batch i, this warpgroup's part of Z2, updates of W1 and b2, W2 to shared memory, slopes
+    // Computes X2_i, this warpgroup's part of Z2_i and the slopes; updates W1 and b2; stores W2 in shared memory
     __device__ void answer_keys() {
         const uint32_t slot8 = slot_of<X2_SLOTS>(i) * TILE;
         const uint32_t x2 = x2_blocks + slot8 / UNIT, x2_to = AT(x2) + OWN * part * X2_BLOCK + slot8 + stored_at();

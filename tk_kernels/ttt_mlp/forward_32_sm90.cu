@@ -326,7 +326,7 @@ struct chain {
         warpgroup::mma_ABt(z, w1, x);
         wait_for(z);
     }
-    // Rows of F down a warp's registers -> [tokens, F] in shared memory, K-major for wgmma
+    // Stores x [F, tokens] as [tokens, F] in shared memory, K-major for wgmma
     __device__ void store_transposed(L::token_tile &tile, L::operand &x) {
         int lane = thread % 32;
 #pragma unroll

@@ -51,7 +51,7 @@ def forward(
 
     pid = gl.program_id(0).to(gl.int64)
     seq, head = pid // H, pid % H
-    begin = 0  # position of the first token in its mini-batch
+    begin = 0  # position of token 0 in its mini-batch
     if PACKED:
         first_token, T, before, begin, slot = packed_sequence(cu_seqlens, start, slots, seq, m)
         if T == 0:

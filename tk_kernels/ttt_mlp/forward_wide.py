@@ -39,7 +39,7 @@ def forward(
     seq, head = pid // H, pid % H
     d, i, unit = tl.arange(0, DP), tl.arange(0, M), tl.arange(0, BLOCK)
     inside, row = d < D, i < m
-    begin = 0  # position of the first token in its mini-batch
+    begin = 0  # position of token 0 in its mini-batch
     if PACKED:
         first_token, T, before, begin, slot = packed_sequence(cu_seqlens, start, slots, seq, m)
         if T == 0:

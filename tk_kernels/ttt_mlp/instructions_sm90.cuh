@@ -1,5 +1,5 @@
 // Hopper's instructions, one function each, through ThunderKittens' wrappers where it has them. Addresses in shared
-// memory are absolute bytes. The tests have a second version of these functions that runs on a CPU.
+// memory are absolute bytes. The emulator of the tests has a second version of these functions, for a CPU.
 #pragma once
 
 #include "forward/common.cuh"
@@ -141,7 +141,7 @@ __device__ inline void store_transposed(uint32_t at, uint32_t (&x)[4]) {
     move<bf16_2>::stsm4t(at, pair(x[0]), pair(x[1]), pair(x[2]), pair(x[3]));
 }
 
-// ---- wgmma: d [64, N] (16 rows per warp) = ADD d + a b, one asynchronous step of k = 16
+// ---- wgmma: d [64, N] (16 rows per warp) = a b, plus d with ADD; one asynchronous step of k = 16
 // Compiles to nothing. Without it the old values of d, which the matmul ignores, would occupy registers.
 template <int n> __device__ inline void clear(float (&d)[n]) {
 #pragma unroll
@@ -191,7 +191,7 @@ template <typename T> __device__ inline void multiply_warp(float (&d)[4], uint32
     warp::hmma16816(d0, d1, x[0], x[1], x[2], x[3], reinterpret_cast<two &>(b0), reinterpret_cast<two &>(b1), d0, d1);
 }
 
-// ---- numbers. A word holds two of 16 bits, the first in its lower half.
+// ---- numbers. A word holds two 16-bit numbers, the first in its lower half.
 __device__ inline half_2 halves(uint32_t x) { return reinterpret_cast<half_2 &>(x); }
 __device__ inline uint32_t word(half_2 x) { return reinterpret_cast<uint32_t &>(x); }
 __device__ inline uint32_t to_f16(float first, float second) {  // saturates
@@ -227,7 +227,7 @@ __device__ inline uint64_t words(uint32_t low, uint32_t high) {
 }
 
 // ---- constraints on ptxas
-// Forces the computation of x here by a branch that is never taken: ptxas delays arithmetic past barriers
+// Forces the computation of x here, by a branch that is never taken. Otherwise ptxas delays arithmetic past barriers.
 __device__ inline void need(float x) {
     if (__float_as_uint(x) == 0x7fc12345u) asm volatile("trap;");
 }
