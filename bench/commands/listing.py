@@ -4,7 +4,7 @@ import sys
 
 from bench.catalogue.suites import GROUPS, SUITES
 from bench.catalogue.systems import ADAPTERS
-from bench.environments import SYSTEMS_FILE, launches, systems_of_file
+from bench.environments import SYSTEMS_FILE, launches, no_interpreter, systems_of_file
 from bench.errors import CANNOT_IMPORT
 from bench.terminal import print_rows
 from harness.measure.environment import against_lock
@@ -20,12 +20,13 @@ def list_systems() -> None:
     found = probe([starts[adapter.system, adapter.backend] for adapter in ADAPTERS])
     rows = []
     for adapter, answer in zip(ADAPTERS, found, strict=True):
-        software = answer.environment.get("software", {})
+        launch, software = starts[adapter.system, adapter.backend], answer.environment.get("software", {})
         versions = [f"{name} {x}" for name, x in {"torch": software.get("torch", ""), **answer.versions}.items() if x]
-        locked = against_lock(software, starts[adapter.system, adapter.backend].locked)
+        locked = against_lock(software, launch.locked)
         words = ", ".join(filter(None, [*versions, locked]))
         if not answer.available:
-            words = answer.reason + (f" (install: {adapter.install})" if CANNOT_IMPORT in answer.reason else "")
+            lacking = CANNOT_IMPORT in answer.reason or no_interpreter(launch)
+            words = answer.reason + (f" (install: {adapter.install})" if lacking else "")
         rows.append((adapter.label, "yes" if answer.available else "no", words))
     print_rows(("system", "runs here", "versions or reason"), rows)
 

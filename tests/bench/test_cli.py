@@ -149,7 +149,11 @@ def test_the_list_of_suites_has_questions_without_markup_and_groups(monkeypatch,
     assert {suite.name for suite in SUITES} - {*everything.suites} == {"quick", "arrivals", "peers", "vllm-settings"}
 
 
-def test_the_list_of_systems_names_the_install_command_of_a_missing_package(monkeypatch, capsys):
+def test_the_list_of_systems_names_the_install_command_of_a_missing_package_or_interpreter(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "systems.toml").write_text('["mamba/mamba-ssm"]\npython = "/missing/bin/python"\n')
     monkeypatch.setenv("COLUMNS", "300")
     reasons = {"thunderkittens": NO_GPU, "triton-dual": f"{OTHER_GPU} A100", "vllm": "vllm cannot be imported"}
     reasons["torch"] = "it is unavailable on CUDA: use another"
@@ -157,9 +161,10 @@ def test_the_list_of_systems_names_the_install_command_of_a_missing_package(monk
     monkeypatch.setattr(listing, "probe", lambda _: answers)
     listing.list_systems()
     lines = capsys.readouterr().out.splitlines()
-    hints = [line for line in lines if "install: " in line]
+    hints = {line.split()[0]: line for line in lines if "install: " in line}
+    assert "(install: make venv-mamba)" in hints.pop("mamba/mamba-ssm")
     assert len(hints) == 5
-    assert all("vllm cannot" in line and "(install: make venv-vllm)" in line for line in hints)
+    assert all("vllm cannot" in line and "(install: make venv-vllm)" in line for line in hints.values())
 
 
 def test_without_a_gpu_no_system_asks_for_packages_first(tmp_path):
