@@ -81,6 +81,9 @@ function startDrawing(figures) {
     followAddress(figures);
     drawInView(figures);
   });
+  addEventListener("click", ({ target }) => {
+    if (target.closest("a")?.hash === location.hash) followAddress(figures); // the same address raises no hashchange
+  });
   followAddress(figures);
   return drawInView(figures);
 }

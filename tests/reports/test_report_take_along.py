@@ -17,6 +17,10 @@ STATE = """number => {
 }"""
 
 
+# Right below the bar of the page.
+IS_AT_TOP = "e => Math.abs(e.getBoundingClientRect().top - 64) < 4"
+
+
 def two_backends():
     pairs = (
         ("ttt-linear", "thunderkittens"),
@@ -69,6 +73,9 @@ def test_the_links_of_a_figure_lead_to_it(browser, tmp_path):
         page.locator("#index a").nth(1).click()
         browsing.eventually(page, lambda: figure.get_attribute("class"), "linked")
         assert page.url == address
+        page.evaluate("scrollTo(0, 0)")
+        page.locator("#index a").nth(1).click()
+        browsing.eventually(page, lambda: figure.evaluate(IS_AT_TOP), True)
 
 
 def file_of(page, kind, title="Forward latency per token", name="fig15-forward"):
