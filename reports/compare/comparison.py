@@ -22,7 +22,7 @@ BETWEEN_RUNS = {"gpu": 0.02, "gpus": 0.03, "cpu": 0.3}
 NOISE = "same within noise"
 ELSEWHERE = ("another GPU", "another driver", "another CPU")
 OUTCOMES = ("slower", "lost", "faster", "gained", "same", NOISE, "undecided", "unreliable", *ELSEWHERE)
-NAMED = 3  # most pairs of values (A, B) to list for a setting that depends on the case
+NAMED = 3  # a setting with more pairs of values (A, B) depends on the case, and they are not listed
 _UNFINISHED = "no record in {}, which is unfinished"
 
 
