@@ -66,8 +66,9 @@ SIGNS = (
 UNTRIED = ("skipped", "unstarted")  # statuses of cases that did not run; others without a result are failures
 # Settings whose values go into the column NOTES.
 NOTED_SETTINGS = ("check_limits", "warning")
+FIDELITY_METRICS = ("compared_tokens", "total_variation_first", "total_variation_last")
 # Metrics without a column: the page shows them as a rate, a note, or in a table of their own.
-_USED_METRICS = {*WORK_METRICS, *FAIRNESS_METRICS, "compared_tokens", "sequences_at_once"}
+_USED_METRICS = {*WORK_METRICS, *FAIRNESS_METRICS, *FIDELITY_METRICS, "sequences_at_once"}
 
 
 def frame(

@@ -246,6 +246,8 @@ def fidelity() -> Told:
             "compared_tokens": 2048,
             "total_variation_mean": distance,
             "total_variation_max": 3 * distance,
+            "total_variation_first": distance / 2,
+            "total_variation_last": 2 * distance,
             "argmax_disagreement": 10 * distance,
         }
         case = Case("ttt-linear", "triton-dual", "125m", "generate", 4, 2048, **how)

@@ -19,11 +19,11 @@ def test_each_compared_case_is_a_row_and_no_other_is():
     assert rows(*others) == []
     found = rows(*others, *(record for _, record in synthetic.fidelity()))
     assert [row[2:6] for row in found] == [[state, "bfloat16", "125m", "4 × 2048"] for state in ("float32", "bfloat16")]
-    assert found[1][6:] == ["2.50e-02", "7.50e-02", "25.00%"]
+    assert found[1][6:] == ["2.50e-02", "7.50e-02", "1.25e-02", "5.00e-02", "25.00%"]
 
 
 def test_the_last_comparison_of_a_case_counts():
     (_, first), *_ = synthetic.fidelity()
     again = synthetic.ok(first.case, 1.0, metrics={"total_variation_mean": 0.5, "argmax_disagreement": None})
     [row] = rows(first, again)
-    assert row[5:] == ["4", "5.00e-01", "", ""]
+    assert row[5:] == ["4", "5.00e-01", "", "", "", ""]

@@ -18,6 +18,7 @@ from harness.measure.system import Workload
 from harness.schema.case import Case
 
 SEED = 0  # seed of the drawn tokens, the same for every state precision
+PARTS = 8  # equal parts of a run; the first and the last show whether the distance grows
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def exact_run(reference: Any, sequences: int, tokens: int) -> Exact:
 def drift(model: Any, exact: Exact) -> dict[str, float]:
     """Run a model on an exact run's tokens; return how its probabilities differ.
 
-    total_variation_*: mean and maximum distance over all tokens and sequences.
+    total_variation_*: mean and maximum distance, and the mean over the run's first and last eighth.
     argmax_disagreement: share of positions at which the two models' most probable tokens differ.
     """
     ids, tokens, steps = exact.ids[0].clone(), len(exact.ids), []
@@ -89,10 +90,13 @@ def drift(model: Any, exact: Exact) -> dict[str, float]:
         distance = (logits.double().softmax(-1) - truth).abs().sum(-1) / 2
         steps.append((distance, logits.argmax(-1) != truth.argmax(-1)))
     distances, differs = (torch.stack(each).cpu() for each in zip(*steps, strict=True))  # [T, B]
+    part = max(1, tokens // PARTS)
     return {
         "compared_tokens": tokens,
         "total_variation_mean": float(distances.mean()),
         "total_variation_max": float(distances.max()),
+        "total_variation_first": float(distances[:part].mean()),
+        "total_variation_last": float(distances[-part:].mean()),
         "argmax_disagreement": float(differs.double().mean()),
     }
 

@@ -55,8 +55,7 @@ def test_a_rounded_state_drifts_and_drifts_further_with_more_tokens():
     model.operator.generate_step = rounded
     found = drift(model, run)
     assert found["total_variation_mean"] > 100 * exact["total_variation_mean"]
-    longer = drift(model, exact_run(reference, 2, 96))
-    assert longer["total_variation_mean"] > found["total_variation_mean"]
+    assert found["total_variation_max"] >= found["total_variation_last"] > found["total_variation_first"]
 
 
 def test_the_state_outlives_the_capture_of_a_graph(monkeypatch):
