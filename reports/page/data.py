@@ -43,7 +43,7 @@ def page_data(
 ) -> dict[str, Any]:
     """Return the page's data, which `page.js` reads as JSON. drawn: the page's figures.
 
-    profiles: for the number of each row with a profile, the anchor of the profile in the page.
+    profiles: {row number: HTML id of the row's profile}.
     """
     varied = [name for name in _SETTINGS if name in table and table[name].nunique(dropna=False) > 1]
     short = {*_SHORT, *varied, *telling_apart(table, [*SETTING_COLUMNS, *option_columns(table)])}
@@ -90,7 +90,7 @@ def _holds_numbers(column: pd.Series) -> bool:
 
 
 def _column(name: str, column: pd.Series) -> dict[str, Any]:
-    """Return the column's "numbers", or its distinct "values" and each row's index in "codes"."""
+    """Return a column as "numbers", or as distinct "values" and, in "codes", each row's index into them."""
     if _holds_numbers(column):
         return {"name": name, "numbers": [_number(value) for value in column.tolist()]}
     codes, found = pd.factorize(column, use_na_sentinel=False)

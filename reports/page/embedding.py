@@ -14,7 +14,7 @@ _OTHER_CHARTS = re.compile(r"([\w$]+)\.register\(\[(?:[\w$]+\(\),?)+\]\);(?=[\w$
 
 
 def packed(text: str) -> Markup:
-    """Return the text compressed and in base 64, which `load.js` unpacks."""
+    """Return the text gzipped and in base64; `load.js` unpacks it."""
     return Markup(base64.b64encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode())
 
 
@@ -27,7 +27,7 @@ def script_hash(script: str) -> str:
 def plotly_source() -> str:
     """Return the source of plotly.js that draws scatter plots only.
 
-    Other chart types are not registered: that took most of the CPU time before the first figure.
+    Registering the other chart types took most of the CPU time before the first figure.
     """
     return _OTHER_CHARTS.sub("", get_plotlyjs().replace("\r\n", "\n"))
 

@@ -26,9 +26,9 @@ class Figure:
     """The data of one figure as JSON; `x` and `y` are names of columns of the table.
 
     id: the figure's name in URLs. caption: the settings that all lines share. remarks: how the points were measured.
-    y_log: whether the y axis is logarithmic at first. headline: whether the figure answers the run's main question.
-    best: as in `FigureEntry`. claims: the paper's claims to check on the lines.
-    along: the axis that varies along a line if `x` is a measured value; else "".
+    y_label: the metric's label; `y_title` adds the unit. y_log: whether the y axis is logarithmic at first.
+    headline: whether `FigureEntry.primary` names lines; the page's headline then reads the figure.
+    source, best, claims, along: as in `FigureEntry`.
     """
 
     id: str
@@ -72,7 +72,7 @@ def axis_title(entry: MetricEntry) -> str:
 
 
 def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
-    """Fill in missing devices and commits of failed cases, if the run has a single one."""
+    """Give failed cases without a device or commit the run's, if the run has a single one."""
     values = {}
     for name in MACHINE_COLUMNS:
         known = [value for value in table[name].unique() if value]
@@ -125,7 +125,7 @@ def _drawn(looks: Looks, suite: str, entry: FigureEntry, rows: pd.DataFrame) -> 
 
 @dataclass(frozen=True)
 class _Panel(FigurePanel):
-    """Builds the `Figure` of one panel, and a second one of ratios, primal over dual."""
+    """Builds a panel's `Figure` and, for `FigureEntry.forms`, another of primal / dual ratios."""
 
     suite: str
 
@@ -212,7 +212,7 @@ class _Panel(FigurePanel):
         return [line for line in lines if line.primary and not found.isdisjoint(line.rows)] or lines
 
     def _states(self) -> str:
-        """Return the systems by state precision; "" if the figure has only one precision."""
+        """Return words on which systems use which state precision; "" if the figure has only one."""
         rows = self.rows[self.rows["state_dtype"] != ""]
         own = rows.groupby("system", sort=False)["state_dtype"].unique()
         systems: dict[str, list[str]] = {}

@@ -19,7 +19,7 @@ _FLAGS = {
     **dict.fromkeys((UNSTEADY, *UNSTEADY_TIMES.values()), "unsteady"),
     HOT: "thermally throttled",
 }
-_MOST_LETTERS = 130  # of a ranking; a longer one only counts where the most frequent winner is best
+_MOST_LETTERS = 130  # of a ranking; a longer one becomes the number of x at which the most frequent winner is best
 
 
 def headline(table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure]) -> list[str]:
@@ -62,7 +62,7 @@ def _span(values: Iterable[float]) -> str:
 
 
 def small_models(table: pd.DataFrame, kinds: Iterable[str]) -> str:
-    """Return the notice that the run measured small models on CPUs; "" for GPU records."""
+    """Return the notice that small models ran on CPUs; "" unless all device `kinds` are "cpu"."""
     if set(kinds) != {"cpu"}:
         return ""
     sizes = ", ".join(sorted(table["size"].unique()))
@@ -78,7 +78,7 @@ def unfinished(table: pd.DataFrame, missing: int) -> str:
 
 
 def _parts(view: View) -> str:
-    """Describe the x with the least total time of all parts; "" if no x has every part."""
+    """Return words on the x where the parts' total is least; "" if no x has every part."""
     parts = [{point.x: point.value for point in view.points(line)} for line in view.compared]
     totals = {x: sum(part[x] for part in parts) for x in set.intersection(*map(set, parts))} if parts else {}
     if not totals:
@@ -91,7 +91,7 @@ def _parts(view: View) -> str:
 
 
 def _winners(view: View) -> str:
-    """Describe the best lines at each x; "" if no x has results of two compared lines."""
+    """Return words on the best lines at each x; "" if no x has results of two compared lines."""
     found = standings(view)
     if not found:
         return ""
@@ -122,14 +122,14 @@ def _who(standing: Standing, view: View) -> str:
 
 
 def _where(xs: list[float], view: View) -> str:
-    """Return in words where on the axis `xs` are, such as ` at every batch`; "" if only one x was tried."""
+    """Return words for values `xs` of x, such as ` at every batch`; "" if only one x was tried."""
     if xs == view.tried:
         return f" at every {view.axis}" if len(xs) > 1 else ""
     return f" at {view.at(_among(xs, view.tried))}"
 
 
 def _lead(last: Standing, view: View) -> str:
-    """Return the best line's lead in words. last: the largest x with a single best line."""
+    """Return the best line's lead in words. last: the ranking at the largest x with one best line."""
     (best, _), (after, next_who) = last.ranks[:2]
     at = format_x(last.x) if len(view.tried) > 1 else view.at(format_x(last.x))
     if not view.is_speed:
@@ -158,7 +158,7 @@ def flags(rows: pd.DataFrame) -> list[str]:
 
 
 def _checked(view: View, claim: PaperClaim) -> str:
-    """Return a sentence on a claim; "" if no x has results of both its systems."""
+    """Return a sentence on whether a claim holds; "" if no x has results of both systems."""
     own, other = view.of_system(claim.system), view.of_system(claim.other)
     due = [x for x in view.tried if x >= claim.at_least]
     common = [x for x in due if x in own and x in other]

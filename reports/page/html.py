@@ -54,11 +54,11 @@ def render(
     missing: Sequence[Case] = (),
     in_site: str = "",
 ) -> str:
-    """Return the page of `records` as HTML, which loads nothing from outside.
+    """Return the page of `records` as HTML.
 
     profiled: the section on the run's profiles. table: `stats.frame` of the records; computed if None.
     missing: planned cases without a record.
-    in_site: the run's id if the page is part of a site; then it links to Plotly and downloads, and embeds neither.
+    in_site: the run's id if the page is in a site; then the page links to Plotly and downloads, and embeds neither.
     """
     table = frame(records, catalogue) if table is None else table
     lost = failures(table, missing, catalogue)
@@ -122,9 +122,9 @@ def _template() -> Template:
 
 
 def failures(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue) -> list[dict[str, Any]]:
-    """Return groups of cases without a result that share status, reason and other facts.
+    """Group cases without a result by status, system, backend, suites, reason, phase and L2 state.
 
-    Each dict has these facts, the number of `cases`, and `which`: phase, batches and contexts in words.
+    Each dict has the first five, the number of `cases`, and `which`: phase, batches and contexts in words.
     """
     keys, axes = ["status", "system", "backend", "suites", "reason"], ["phase", "l2", "batch", "context"]
     suites = suites_of_cases(catalogue)
@@ -148,7 +148,7 @@ def _which(rows: pd.DataFrame) -> str:
 
 
 def _by_suite(drawn: list[Figure]) -> list[tuple[str, list[tuple[int, Figure]]]]:
-    """Group (number, figure) by suite; those of `a-forward` and `a-generate` are in `a`."""
+    """Return [(suite, [(number, figure)])]; suites `a-forward` and `a-generate` count as `a`."""
     suites: dict[str, list[tuple[int, Figure]]] = {}
     for number, figure in enumerate(drawn):
         suite = figure.suite.removesuffix("-forward").removesuffix("-generate")

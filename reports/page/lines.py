@@ -1,7 +1,4 @@
-"""The lines of a figure: their rows, names and looks (color, marker, dash).
-
-A line refers to rows of `stats.frame` by number.
-"""
+"""The lines of a figure: their rows, names and looks (color, marker, dash)."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,7 +38,8 @@ class Line:
 
     short: what color and marker stand for, in words, such as the system. tone, marker, dash, hollow: as in `Look`.
     rows: row numbers in `stats.frame`, in order of x. base_rows: for a line of ratios, the rows of the denominators.
-    primary: whether the line answers the figure's question. unnamed: whether `FigureEntry.primary` lacks its system.
+    primary: whether the line answers the figure's question.
+    unnamed: whether `FigureEntry.primary` has no line of `system`.
     y: the column of the line's values if it differs from the figure's y, as for the lower bound; else "".
     """
 
@@ -88,7 +86,10 @@ class Looks:
         return replace(self.systems[system], dash=self.dashes.get(backend, DASHES[0]))
 
     def words(self, column: str, value: Any, phase: str = "") -> str:
-        """Return a value as legends show it; "" or "device not recorded" if missing. phase: for the column `timing`."""
+        """Return a column's value as legends show it; "" or "device not recorded" if missing.
+
+        phase: selects the words for `timing`.
+        """
         if value is None or pd.isna(value) or value == "":
             return "device not recorded" if column == "device" else ""
         if column == "system":
@@ -106,7 +107,7 @@ class Looks:
 
 @dataclass(frozen=True)
 class FigurePanel:
-    """The rows of one figure of the catalogue in order of x, for its lines."""
+    """One figure of the catalogue and its rows in order of x; makes the figure's lines."""
 
     looks: Looks
     entry: FigureEntry
@@ -145,7 +146,7 @@ class FigurePanel:
 
     @cached_property
     def _look_column(self) -> str:
-        """The column for color and marker: "system", or what differs in a figure of one system."""
+        """The column that color and marker show: "system", or, if split by system, one that differs."""
         differing = (name for name in ("state_dtype", "backend") if self.rows[name].nunique() > 1)
         return next(differing, "system") if "system" in self.entry.split else "system"
 
@@ -229,7 +230,7 @@ class FigurePanel:
         return Line(name, short, values["system"], "", 0, MARKERS[0], dash, False, rows, y=BOUND)
 
     def form_pairs(self) -> list[Line]:
-        """Return lines of primal / dual ratios, of rows that differ only in the form."""
+        """Return lines of the ratio primal / dual; a point divides two rows that differ only in form."""
         rows, x = self.rows, self.entry.x
         forms = forms_of(rows)
         if set(forms) < {"dual", "primal"}:
@@ -269,7 +270,7 @@ def _grouped(rows: pd.DataFrame, columns: list[str]) -> dict[tuple[Any, ...], li
 
 
 def _set_apart(line: Line, others: Sequence[Line]) -> Line:
-    """Return the line, with another dash or fill if one of `others` has its look."""
+    """Return the line; if one of `others` looks the same, with another dash or marker fill."""
     taken = {(other.dash, other.hollow) for other in others if (other.tone, other.marker) == (line.tone, line.marker)}
     first = DASHES.index(line.dash)
     dashes = [*DASHES[first:], *DASHES[:first]]
@@ -284,6 +285,6 @@ def sortable(value: Any) -> tuple[int, float, str]:
 
 
 def forms_of(rows: pd.DataFrame) -> pd.Series:
-    """Return each row's form, "dual" or "primal": option, else backend's suffix, else NaN."""
+    """Return each row's "dual" or "primal", from option `form` or the backend's suffix, or NaN."""
     suffix = rows["backend"].str.extract(r"-(dual|primal)$", expand=False)
     return rows["form"].astype(object).where(rows["form"].notna(), suffix) if "form" in rows else suffix

@@ -27,9 +27,9 @@ from reports.words import BETWEEN, format_setting
 
 LEVEL = 0.05  # values that differ by a smaller share are level: runs on different days differ by 2 to 3%
 EQUAL, INDISTINGUISHABLE, UNRANKED = f"equal within {LEVEL:.0%}", "indistinguishable", "too uncertain to rank"
-# Words for lines that share a rank (the last are for flagged points): the preposition before the other line.
+# {words for lines that share a rank: the preposition before the other line}. UNRANKED is for flagged points.
 TIES = {EQUAL: "to", INDISTINGUISHABLE: "from", UNRANKED: "against"}
-DOUBTFUL = 0.5  # the same for flagged values: an unsteady step took 36% longer in a second run
+DOUBTFUL = 0.5  # the LEVEL of flagged values: an unsteady step took 36% longer in a second run
 _UNSURE = {FEW_SAMPLES, LOADED, UNSTEADY, *UNSTEADY_TIMES.values()}  # flags that make a value doubtful
 # Columns with the ends of an error bar: the first pair that a row has counts.
 _BARS = (REPEAT_COLUMNS, ("latency_ms_low", "latency_ms_high"))
@@ -101,7 +101,7 @@ class View:
 
     @cached_property
     def ranked(self) -> list[Line]:
-        """The lines to rank: primary ones, and measured systems without a primary line."""
+        """The lines to rank: primary ones, and measured ones of systems not in `FigureEntry.primary`."""
         drawn = [line for line in self.figure.lines if not line.y and not line.base_rows]
         return [line for line in drawn if line.primary or (line.unnamed and self.points(line))]
 
@@ -109,7 +109,7 @@ class View:
     def alike(self) -> list[Line]:
         """The largest set of ranked lines that agree in all settings except system and backend.
 
-        Among equal sets, the one with more options at their defaults wins, then the last.
+        Among equal sets, the one with more options at their defaults wins, then the last line's.
         """
         own = {line.name: self._settings(line) for line in self.ranked}
         best: tuple[tuple[int, int], list[Line]] = (0, 0), []
@@ -151,14 +151,14 @@ class View:
 
     @cached_property
     def held(self) -> list[str]:
-        """The compared lines' settings in those columns in which ranked lines differ: `batch 16`."""
+        """The compared lines' settings in which ranked lines differ, in words such as `batch 16`."""
         values = dict(chain.from_iterable(self._settings(line).items() for line in self.compared))
         return [format_setting(self.catalogue.axis(name), value) for name, value in values.items()]
 
     def labels(self, lines: Sequence[Line], omitted: Collection[str] = ()) -> dict[str, str]:
         """Return {name of the line: its short name if that is unique among `lines`, else its name}.
 
-        omitted: parts of names to leave out, because the page's sentence states them already.
+        omitted: parts of names to leave out, because the page's sentence states them.
         """
         shorts = [line.short for line in lines]
         longs = [BETWEEN.join(part for part in line.name.split(BETWEEN) if part not in omitted) for line in lines]
@@ -197,7 +197,7 @@ class View:
                 yield Point(float(cells[x]), float(value) / scale, low, high, doubt)
 
     def reach(self, line: Line) -> float:
-        """Return the largest x of a line's cases, measured or failed; infinite if x is a result."""
+        """Return the largest x of a line's cases, except unstarted ones; infinite if x is measured."""
         if self.figure.along:  # x is a result, so no line stops at one
             return math.inf
         rows = self.rows([line])
