@@ -41,7 +41,7 @@ def with_common_ceilings(profiles: Sequence[Profile], records: Iterable[Record] 
 
 
 def reached(region: Region) -> dict[str, float | None]:
-    """Return the region's measured peaks, or a counted kernel's rate where it is higher.
+    """Return the region's measured peaks, each raised to a counted kernel's rate if that is higher.
 
     On a power-capped GPU, a GEMM of the case can be 15% faster than the GEMM that measures the peak.
     """

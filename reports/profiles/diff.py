@@ -29,13 +29,13 @@ class TimeDiff:
 
     @property
     def ms(self) -> float:
-        """How much longer `b` takes than `a`, in ms per unit of work; negative if `a` takes longer."""
+        """How much longer `b` takes than `a`, in ms per unit of work."""
         return (self.b_ms or 0.0) - (self.a_ms or 0.0)
 
 
 @dataclass(frozen=True)
 class Diff:
-    """Two profiles of the same unit of work to be compared, and their titles."""
+    """Two profiles of the same work to compare, and their titles."""
 
     a: Profile
     b: Profile
@@ -65,7 +65,7 @@ class Diff:
 
     @property
     def sentence(self) -> str:
-        """The difference in time from `a` to `b`, the parts that cause it, and a bottleneck."""
+        """How much slower or faster `b` is, which parts cause it and, if slower, a bottleneck."""
         ms = self.b.unit_ms - self.a.unit_ms
         rows = self.parts
         whole = sum(abs(row.ms) for row in rows)
@@ -77,7 +77,7 @@ class Diff:
         return f"{head}{f': {said}' if said else ''}.{why and f' {why}'}"
 
     def _bottleneck(self, rows: list[TimeDiff]) -> str:
-        """Return a sentence on the kernel that grew most in the part that grew most, or ""."""
+        """Return the bottleneck of the part that grew most, by its kernel that grew most, or ""."""
         longer = max(rows, key=lambda row: row.ms)
         if longer.name == GAPS:
             return f"Idle time is {cause(self.b)}."
@@ -112,7 +112,7 @@ def _signed(ms: float) -> str:
 
 
 def diff_of_runs(a: Run, b: Run, names: tuple[str, str]) -> Markup:
-    """Return HTML that compares the profiles of cases in both runs, or "". names: the titles."""
+    """Return HTML that compares cases profiled in both runs; "" for none. names: the runs' titles."""
     profiles = (with_common_ceilings([*run.profiles().values()], run.records()) for run in (a, b))
     before, after = ({each.case.key: each for each in side if each.region_us} for side in profiles)
     pairs = [Diff(each, after[key], *names) for key, each in before.items() if key in after]

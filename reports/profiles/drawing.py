@@ -11,9 +11,9 @@ NAMED = 100  # kernels per case that have a row in the page's table
 
 
 def drawing(profile: Profile) -> dict[str, Any]:
-    """Return the values that `section.js` draws; parts are indices in `LABELS`.
+    """Return the values that `section.js` draws; parts are indices into `LABELS`.
 
-    kernels: the part of each kernel that has a row in the page's table.
+    kernels: for each row of the page's kernel table, the kernel's part.
     """
     by_name = kernel_parts(profile)
     return {
@@ -82,14 +82,14 @@ def l2_intensity(kernel: Kernel) -> float | None:
 
 
 def unplaced(region: Region) -> float:
-    """Return the share of time in kernels without a roofline point; 0 if none has one."""
+    """Return the share of time in kernels without a roofline point; 0 if no kernel has one."""
     total = sum(kernel.time_us for kernel in region.kernels)
     placed = sum(kernel.time_us for _, kernel, *_ in _placed(region))
     return 1 - placed / total if placed else 0.0
 
 
 def _placed(region: Region) -> Iterator[tuple[int, Kernel, float, float]]:
-    """Yield (row, kernel, FLOPs per byte, TFLOP/s) above 0, as the axes are logarithmic."""
+    """Yield (row, kernel, FLOPs per byte, TFLOP/s); logarithmic axes need the last two above 0."""
     for place, kernel in enumerate(region.kernels[:NAMED]):
         _, tflops, intensity = rates(kernel)
         if tflops and intensity:

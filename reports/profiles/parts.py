@@ -87,7 +87,7 @@ def within_sentence(part: str) -> str:
 def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> str:
     """Return the part of the model that a kernel belongs to, a key of `LABELS`. path: the ranges around its launch.
 
-    has_layers: whether ranges mark the layers; then a GEMM in ranges that are outside all layers is the head's.
+    has_layers: whether ranges mark the layers; then a GEMM in ranges outside all layers is the head's.
     """
     if OPERATOR in path:
         return TTT
@@ -97,7 +97,7 @@ def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> 
 
 
 def parts(region: Region) -> list[ProfilePart]:
-    """Return the region's parts in the order of `LABELS`; their times add up to its time.
+    """Return the region's parts in the order of `LABELS`; their times add up to the region's.
 
     If kernels overlap, all times are scaled down so that the parts other than idle add up to the busy time.
     """
@@ -127,7 +127,10 @@ def parts(region: Region) -> list[ProfilePart]:
 
 
 def work_of(region: Region, present: Iterable[str]) -> dict[str, Work]:
-    """Return the least work of one unit by part. If no kernel is the head's, GEMMs include it."""
+    """Return a unit's least work by part.
+
+    present: the parts with kernels. Without HEAD among them, the GEMMs' work includes the head's.
+    """
     work = dict(region.work)
     if HEAD in work and HEAD not in present and PRODUCTS in work:
         work[PRODUCTS] += work.pop(HEAD)
@@ -146,7 +149,7 @@ def kernel_lower_bound_us(kernel: Kernel, region: Region) -> float | None:
 
 
 def is_fp32(kernel: Kernel) -> bool:
-    """Whether the kernel's peak is the FP32 rate: counted, with idle tensor cores."""
+    """Return whether FP32 is the kernel's peak: counters have it, and tensor cores are idle."""
     counters = kernel.counters
     return counters is not None and bool(counters.fp32_peak_tflops) and counters.use.get("tensor", _USED) < _USED
 
@@ -159,7 +162,7 @@ def ceilings_of(kernel: Kernel, region: Region) -> dict[str, float | None]:
 
 
 def kernel_parts(region: Region) -> dict[str, str]:
-    """Return, by name, the part in which each kernel of the region takes most of its time."""
+    """Return {kernel name: the part in which the kernel takes most of its time}."""
     found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for kernel, part, share in _shares(region):
         found[kernel.name][part] += share
@@ -184,7 +187,7 @@ class _PartFinder:
 
 
 def _outside_is_head(paths: Sequence[tuple[str, ...]]) -> bool:
-    """Whether a GEMM outside all layers is the LM head's; a CUDA graph has no layers."""
+    """Return whether GEMMs outside layers are the head's: layers exist, each other range encloses one."""
     layered = [path for path in paths if any(map(is_layer, path))]
     others = [path for path in paths if path and path not in layered]
     return bool(layered) and all(any(each[: len(path)] == path for each in layered) for path in others)

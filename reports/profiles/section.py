@@ -1,7 +1,4 @@
-"""The page's section on profiles: bars of parts, bottlenecks, kernels and counters.
-
-The page embeds the section's HTML, style and script; the script draws rooflines and timelines.
-"""
+"""The page's section on profiles: bars of parts, bottlenecks, kernels and counters."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -26,7 +23,7 @@ PACKAGE = "reports.profiles"
 SCRIPTS = ("roofline.js", "timeline.js", "section.js")
 _NAME_LIMIT = 108  # characters of a kernel's full name in the page
 _BAR = 1000.0  # units of a bar's width
-_LEAST_WAIT, _MOST_WAITS = 0.01, 3  # share of a warp's time for a wait to be shown, and how many are
+_LEAST_WAIT, _MOST_WAITS = 0.01, 3  # least share of a warp's time for a wait to be shown, and most waits shown
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ class ShownProfile:
     """A profiled case as the page shows it.
 
     agreement: how well profiled and recorded time agree, in words.
-    slower_than: a `Diff` to each faster case of its figure. drawn: JSON values that the page's scripts draw.
+    slower_than: a `Diff` to each faster case in its group (`_groups`). drawn: JSON values that the page's scripts draw.
     rows: the kernel table; key `cells` has a text for each of `COLUMNS`; keys `bound` and `waits` are "" without
         counters.
     """
@@ -103,9 +100,9 @@ class ShownProfile:
 
 
 def section(records: Sequence[Record], profiles: Collection[Profile], catalogue: Catalogue) -> Section | None:
-    """Return the section on the profiles; None if none has a time.
+    """Return the section on the profiles; None if no profile has a time.
 
-    records: the run's records, from which measured peaks and recorded latencies come.
+    records: the source of measured peaks and recorded latencies.
     """
     with_work = [profile for profile in profiles if profile.status == "ok" and profile.region_us]
     good = with_common_ceilings(with_work, records)
@@ -173,7 +170,7 @@ def _per_unit_ms(time_us: float | None, profile: Profile) -> float | None:
 
 
 def _groups(profiles: Iterable[Profile], latencies: Mapping[str, Recorded]) -> dict[str, list[Profile]]:
-    """Return {title: profiles} of the same phase, size, batch, sequences and context."""
+    """Group profiles by phase, size, batch, sequences at once and context: {title: profiles}."""
     groups: dict[str, list[Profile]] = {}
     for profile in profiles:
         case = profile.case

@@ -41,14 +41,14 @@ WORKING = {"selected": "issuing", "not_selected": "ready, another warp issues"}
 
 
 class Recorded(NamedTuple):
-    """A case's recorded latency in ms; `at_once` sequences ran at once, 0 for all."""
+    """A case's recorded latency in ms. at_once: how many sequences ran at once; 0 for all."""
 
     ms: float
     at_once: int = 0
 
 
 def sentences(region: Region) -> tuple[str, str]:
-    """Return two sentences: on the longest parts, and on the bottleneck."""
+    """Return two sentences: which parts take longest, and the bottleneck."""
     return _where(region), _why(region)
 
 
@@ -196,7 +196,7 @@ def roofs(kernel: Kernel, region: Region) -> tuple[float | None, float | None]:
 def short(name: str) -> str:
     """Return a kernel's name without templates and arguments, at most 80 characters.
 
-    CUTLASS kernels share one generic entry point; they get the name that is in its template argument.
+    CUTLASS kernels share one generic entry point; they get the name in its template argument.
     """
     if name.startswith(("Memcpy", "Memset")):
         return name
