@@ -14,11 +14,11 @@ MODEL_OPTIONS = ("backbone", "mini_batch", "checkpoint")  # options that change 
 
 @dataclass(frozen=True)
 class Model:
-    """A measured language model: system, backend, size, dtype and options of the model.
+    """A measured language model. options: its values of `MODEL_OPTIONS`.
 
     Unknown texts are "", unknown numbers None. weights_dtype: the dtype of the loaded weights.
     head_rows_per_prompt: for how many tokens of a prompt the LM head runs; 1 suffices for the next token.
-    kept_between_samples: what the system reuses from one sample to the next, such as a cache.
+    token_ids: how inputs are drawn. kept_between_samples: what samples reuse, such as a cache.
     """
 
     system: str
@@ -41,7 +41,7 @@ class Model:
 
 
 def fairness(records: Iterable[Record]) -> list[Model]:
-    """Return the measured models by size and dtype; [] if no record has a number of parameters.
+    """Return the measured models, sorted by size and dtype; [] if no record has a number of parameters.
 
     Cases of single layers are left out.
     """

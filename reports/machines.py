@@ -37,8 +37,8 @@ class Machines:
     """The environments and settings with which the records of a run were measured.
 
     common: {group: {fact: value}} for the facts that all records share.
-    hardware: (facts, number of records) for each combination of facts that differ, except packages.
-    backends: {(system, backend): {setting or package that differs: values in words}}.
+    hardware: (the machine's facts, number of records) per machine; only facts that differ, no packages.
+    backends: {(system, backend): {name: values in words}} for settings, and packages that differ.
     versions: the values of the facts in `_VERSIONS`, by label.
     """
 
@@ -88,7 +88,7 @@ def _alternatives(values: list[str]) -> str:
 
 
 def _facts(environment: Mapping[str, Any]) -> dict[Name, str]:
-    """Return what is constant in a case's environment, except variables that cannot change its speed."""
+    """Return a case's environment without readings and variables that cannot change speed."""
     facts: dict[Name, str] = {}
     for path, value in _leaves(environment):
         if _CHANGING.intersection(path) or (path[0] == "variables" and not changes_speed(path[-1])):
@@ -103,7 +103,7 @@ def _facts(environment: Mapping[str, Any]) -> dict[Name, str]:
 
 
 def _leaves(value: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield (keys of nested objects, scalar); list elements share their keys."""
+    """Yield (path of keys, scalar) for nested objects; the elements of a list share one path."""
     for name, inner in value.items():
         here = (*path, str(name))
         if isinstance(inner, dict):

@@ -17,7 +17,7 @@ CHROMIUM_ARGS = ("--no-sandbox", "--disable-gpu")
 PICTURE_STYLE = ".more, details, .top { display: none !important } .suite { padding: 0 24px } figure { border: 0 }"
 RESIZE_MS = 500  # time for figures to follow a change of their width
 WHOLE_PAGE = "all"
-_STARTS = {".png": (b"\x89png\r\n",), ".pdf": (b"%pdf",)}  # in lower case
+_STARTS = {".png": (b"\x89png\r\n",), ".pdf": (b"%pdf",)}  # first bytes of a file, in lower case
 _HEADER_END = 33  # bytes of a PNG's signature and its first chunk
 _WIDTH = 1240  # CSS pixels of the page
 _INCH, _DOTS = 96, 300  # CSS pixels and printed dots per inch
@@ -77,7 +77,7 @@ def chromium(*arguments: str) -> Iterator[Any]:
 
 
 def take(browser: Any, report: Path, figures: str = "") -> bytes:
-    """Return a PNG of one suite's figures on the page `report`, or of all of the page.
+    """Return a PNG of one suite's figures on the page `report`, or of the whole page.
 
     figures: as in `write_picture`. A PNG of figures has their titles and captions as its Description.
     """

@@ -73,7 +73,7 @@ def of_systems(records: Sequence[Record], systems: Sequence[str]) -> list[Record
 def refuse_overwriting(out: Path, kind: str, starts: tuple[bytes, ...]) -> None:
     """Raise RecordError if `out` is a folder, lies among records, or exists and is no file of this kind.
 
-    starts: the first bytes of such a file.
+    starts: the possible first bytes of such a file, in lower case.
     """
     if out.is_dir():
         raise RecordError(f"{out}: is a folder; name a file")

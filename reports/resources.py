@@ -14,7 +14,7 @@ def environment(package: str, tidy: bool = False) -> Environment:
     """Return a Jinja environment for the templates in the folder of a package.
 
     It escapes HTML and raises UndefinedError for unknown names, and ValueError for infinite numbers in JSON.
-    tidy: statements leave no empty lines.
+    tidy: template statements leave no empty lines.
     """
     found = Environment(
         loader=PackageLoader(package, "."),

@@ -43,7 +43,7 @@ SAMPLE_COLUMNS = ("samples", "processes", "throttled", "stop", "started_at")
 NOTES, MARKS = "notes", "marks"
 # Numbers computed from other columns (`_computed`).
 COMPUTED_COLUMNS = ("model_size", "tokens_per_s_each", "flops_per_token", "flops_share", "tokens_per_j")
-_TIMING, _QUALITY, _RECORDS = "_timing", "_quality", "records"  # of a row, without a column of the table
+_TIMING, _QUALITY, _RECORDS = "_timing", "_quality", "records"  # keys of a row that are no columns
 # The flags of a point, the gravest first.
 CACHE_FULL, FEW_SAMPLES, LOADED, HOT = "cache full", "few samples", "loaded machine", "thermal slowdown"
 UNSTEADY = "unsteady"
@@ -78,7 +78,7 @@ def frame(
 
     Columns: `COLUMNS`, options, `SAMPLE_COLUMNS`, and if any row has a value: `REPEAT_COLUMNS`, rates, metrics,
     `NOTES`, `MARKS`. Unknown numbers are NaN, unknown texts "".
-    latency_ms: the median of the processes' medians; its ends are the 95% interval within a process.
+    latency_ms: the median of the processes' medians; _low, _high: its 95% interval within a process.
     process_spread: the range of the processes' medians over their median.
     processes: the number of processes with samples or, if none has samples, of all processes.
     `ceilings`: measured peaks by device (`common_ceilings`); by default those of `records`. Pass them if `records` are
@@ -118,7 +118,7 @@ def row_keys(records: Iterable[Record]) -> list[str]:
 
 
 def marks_in(cell: Any, y: str = "") -> tuple[str, ...]:
-    """Return the flags in a cell of the column `MARKS`; with `y`, only that column's."""
+    """Return the flags in a cell of the column `MARKS`; with `y`, only those of column `y`."""
     marks = tuple(cell.split(", ")) if isinstance(cell, str) and cell else ()
     return tuple(mark for mark in marks if not y or mark in marks_of(y))
 
@@ -136,7 +136,7 @@ def option_columns(table: pd.DataFrame) -> list[str]:
 
 
 def metric_columns(recorded: Iterable[str], catalogue: Catalogue) -> list[str]:
-    """Return the recorded metrics that get a column, in the catalogue's order, then by name."""
+    """Return the recorded metrics that get a column, in the catalogue's order, others by name."""
     taken = {*COLUMNS, *SAMPLE_COLUMNS, *REPEAT_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS, NOTES, MARKS}
     found = set(recorded) - taken
     known = [metric.name for metric in catalogue.metrics if metric.name in found]
@@ -179,7 +179,10 @@ def _row(
     metrics: Sequence[str],
     ceilings: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Any]:
-    """Return a case's row on one machine. records: the number of its records on all machines."""
+    """Return a case's row on one machine.
+
+    group: the case's records there. records: their number on all machines.
+    """
     first = group[0]
     measured = [record for record in group if record.status == "ok"]
     found = merged_metrics(measured or group)

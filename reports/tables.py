@@ -13,7 +13,7 @@ from reports.grid import markdown, terminal_width, text
 from reports.stats import MARKS, OUTCOME_COLUMNS, option_columns
 from reports.words import short_commit
 
-MOST_COLUMNS = 8  # of a text table without --columns, if fewer tell the rows apart
+MOST_COLUMNS = 8  # of a text table without --columns, unless rows need more to differ
 _CASE = ("system", "backend", "phase", "batch", "context")
 
 
@@ -92,7 +92,7 @@ def _chosen(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
 
 
 def telling_apart(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
-    """Return few settings that distinguish rows of the same system, phase and sizes."""
+    """Return a few of `settings` that distinguish rows which agree in all of `_CASE`."""
     found: list[str] = []
     while True:
         alike = table[table.duplicated([*_CASE, *found], keep=False)]

@@ -39,14 +39,14 @@ def days(started: Iterable[str]) -> str:
 
 
 def share_of(number: int, whole: int, thing: str) -> str:
-    """Return `3 of the 12 points`, `all 12 points` or, of one, `the only point`."""
+    """Return `3 of the 12 points`, `all 12 points` or, if `whole` is 1, `the only point`."""
     if whole == 1:
         return f"the only {thing}"
     return f"all {whole:,} {thing}s" if number == whole else f"{number:,} of the {whole:,} {thing}s"
 
 
 def short_commit(commit: str, digits: int = 10) -> str:
-    """Return a commit with its hash shortened to `digits` characters; `DIRTY` stays."""
+    """Return a commit with its hash shortened to `digits` characters; a suffix `DIRTY` stays."""
     name, mark = commit.removesuffix(DIRTY), DIRTY if commit.endswith(DIRTY) else ""
     return (name[:digits] if re.fullmatch(r"[0-9a-f]{11,}", name) else name) + mark
 
@@ -54,7 +54,7 @@ def short_commit(commit: str, digits: int = 10) -> str:
 def left_out(rows: pd.DataFrame, catalogue: Catalogue) -> list[str]:
     """Return words on backends that skipped all cases, such as `no vLLM: there is no CUDA GPU`.
 
-    A backend with several reasons is divided by system.
+    For a backend with several reasons, each system is named.
     """
     found = []
     for backend, own in rows.groupby("backend", sort=False):

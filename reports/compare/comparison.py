@@ -22,7 +22,7 @@ BETWEEN_RUNS = {"gpu": 0.02, "gpus": 0.03, "cpu": 0.3}
 NOISE = "same within noise"
 ELSEWHERE = ("another GPU", "another driver", "another CPU")
 OUTCOMES = ("slower", "lost", "faster", "gained", "same", NOISE, "undecided", "unreliable", *ELSEWHERE)
-NAMED = 3  # a setting with more pairs of values (A, B) depends on the case, and they are not listed
+NAMED = 3  # a setting with more pairs of values (A, B) depends on the case; its values are not listed
 _UNFINISHED = "no record in {}, which is unfinished"
 
 
@@ -32,7 +32,7 @@ class NotComparable(RecordError):
 
 @dataclass(frozen=True)
 class Difference:
-    """A recorded property in which the two runs differ, such as the version of a package.
+    """A recorded property in which the two runs differ, such as a package's version.
 
     a, b: the property's value in each run; None if the values depend on the case.
     where: the labels of the systems and backends that differ; empty if all do.
@@ -70,7 +70,7 @@ class Row:
 
     @property
     def apart(self) -> float:
-        """The relative difference of the two times: longer / shorter - 1 (0.02 for 2%)."""
+        """The relative difference of the two times: longer / shorter - 1."""
         return max(self.result.ratio, 1 / self.result.ratio) - 1
 
 
@@ -93,7 +93,7 @@ class Missing:
 class Comparison:
     """The result of comparing run A with run B; `rows` begin with the largest difference.
 
-    interleaved: whether A and B are the two sides of one `ttt-bench ab`, which alternates their processes.
+    interleaved: whether A and B are the two sides of one `ttt-bench ab`.
     fail_on: the slowdown (0.01: 1%) beyond which a case regressed.
     near: the relative difference within which 95% of cases stay in two stored runs of the same packages.
     """
@@ -131,9 +131,8 @@ class Comparison:
 
 
 def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
-    """Return the comparison of runs A and B.
+    """Return the comparison of runs A and B; fail_on: as in `Comparison`.
 
-    fail_on: the slowdown (0.01: 1%) beyond which a case regressed.
     Raises NotComparable if no case is in both runs, RecordError if a run has no records or did not measure time.
     """
     sides = (RunCases.of(a), RunCases.of(b))
@@ -246,7 +245,10 @@ def _round_results(pairs: Sequence[Pair], fail_on: float) -> list[CaseResult]:
 
 
 def _result(pair: Pair, fail_on: float, outcome: str = "") -> CaseResult:
-    """Return the result of a case in two stored runs. outcome: set where the rounds of an `ab` are too few."""
+    """Return a case's result as in stored runs.
+
+    outcome: "undecided" for an `ab` with too few rounds, else "".
+    """
     where = "cpu" if pair.on_cpu else "gpus" if pair.on_other_gpus else "gpu"
     middle, half = pair.b.middle - pair.a.middle, math.hypot(pair.a.half, pair.b.half, BETWEEN_RUNS[where])
     rounds = len(pair.log_ratios) if outcome else min(pair.a.rounds, pair.b.rounds)

@@ -25,7 +25,7 @@ class CaseResult:
     """A case's outcome, such as "slower", and the ratio of B's time to A's.
 
     ratio: the geometric mean over the rounds; for two stored runs, the ratio of their medians.
-    low, high: the ratio's 95% interval. regressed: significantly slower by more than the requested limit.
+    low, high: the ratio's 95% interval. regressed: whether significantly slower by more than `fail_on`.
     """
 
     outcome: str
@@ -67,7 +67,10 @@ def decide(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[CaseR
 
 @dataclass(frozen=True)
 class _Estimates:
-    """Statistics of the cases' log ratios, one array element per case."""
+    """Statistics of the cases' log ratios, one array element per case.
+
+    deviation: the standard deviation of one round. freedom: the degrees of freedom of `deviation`.
+    """
 
     mean: Numbers
     deviation: Numbers
@@ -91,7 +94,7 @@ class _Estimates:
         return cls(np.nanmean(values, axis=1), np.sqrt(shrunk), rounds, freedom)
 
     def p_values(self, bar: float, sign: int = 1) -> Numbers:
-        """Return each case's p-value for a slowdown above `bar`; sign -1: for a speed-up."""
+        """Return p-values for a slowdown above `bar`, or below -bar for a negative bar; sign -1: a speed-up."""
         if bar < 0:  # of a slowdown (speed-up) of less than -bar
             return self._tail(np.log1p(-bar) - sign * self.mean)
         return self._tail(sign * self.mean - np.log1p(bar))

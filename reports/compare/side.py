@@ -24,14 +24,14 @@ GPU_UNIT = "GPU unit"
 VARIABLES = "environment variables"
 SAMPLING = ("budget_s", "min_samples", "warmup_s")  # settings of older records; now in run.json
 NO_GPU = "none"  # stands for the GPU in a CPU measurement
-FEW_SEQUENCES = 4  # an engine's step of so many is host-bound: another host changed it by 5%
+FEW_SEQUENCES = 4  # an engine's step with at most this many sequences is host-bound: another host changed it by 5%
 
 
 @dataclass(frozen=True)
 class Side:
     """One of the two compared runs, described in words.
 
-    measured: the first and last day (UTC) of its records, and how many cases or records are missing.
+    measured: the first and last day (UTC) of the run's records, and how many cases or records are missing.
     """
 
     name: str
@@ -48,11 +48,12 @@ class CaseSide:
     medians: the median in ms by repeat; {} without a result, for which `why` gives the reason.
     tokens: the tokens per sample by repeat; an engine's number depends on how many sequences fit into memory.
     below, above: the distances from log(ms per token) to the ends of its 95% interval; infinite if unknown.
-    samples: the number in all rounds. rounds: the planned rounds. timed: the rounds with samples.
+    samples: the number of samples in all rounds. rounds: the planned rounds. timed: the rounds with samples.
     others: the largest share of the CPU that other programs used if the CPU was contended; else 0.
-    hot: the GPU was thermally throttled. changed: the case has one process, and its samples drifted.
+    throttled: whether any sample was. hot: whether the GPU was thermally throttled.
+    changed: whether the case has a single process with drifting samples.
     devices: GPU and driver, or CPU, of each machine; if the two runs differ in this, only a ratio is shown.
-    facts: other properties of the processes, such as package versions. host_bound: CPU work limits an engine.
+    facts: other properties, such as package versions. host_bound: whether the CPU limits an engine with few sequences.
     """
 
     case: Case
@@ -122,7 +123,7 @@ class RunCases:
 
     @classmethod
     def of(cls, run: Run, records: Sequence[Record] | None = None) -> "RunCases":
-        """Return the run's cases for a comparison, from `records` or the run's folder."""
+        """Return the run's cases for a comparison; records: None to read them from its folder."""
         records = run.records() if records is None else records
         asked = run.file.requests[0] if run.file.requests else None
         return cls(

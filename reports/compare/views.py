@@ -24,7 +24,7 @@ STORED_MEANING = (
 )
 ELSEWHERE_MEANING = "Cases on two devices have a ratio, but do not count as slower or faster."
 NUMERIC = (False, True, True, True, True, False, False)
-NEAR = (0.01, 0.02, 0.03)  # limits of the table of two runs
+NEAR = (0.01, 0.02, 0.03)  # relative differences that `bench.numbers` counts
 NAMED_CASES = 12  # more cases without a comparison are counted by system
 MARKDOWN_ROWS = 100  # GitHub takes comments of up to 65,536 characters
 BEYOND = 0.05  # a run is confirmed if at most this share of its points differs by more than `Comparison.near`
@@ -116,7 +116,7 @@ def to_json(comparison: Comparison) -> str:
 
 
 def page(comparison: Comparison, profiles: str = "") -> str:
-    """Return a self-contained HTML page. profiles: HTML of `diff_of_runs` to append."""
+    """Return the comparison as a self-contained HTML page. profiles: HTML of `diff_of_runs`."""
     from reports.resources import environment, source
 
     styles = [("reports.page", "style.css"), ("reports.compare", "table.css"), ("reports.profiles", "section.css")]
@@ -126,7 +126,7 @@ def page(comparison: Comparison, profiles: str = "") -> str:
 
 
 def body(comparison: Comparison, links: Sequence[str] = ("", "")) -> Markup:
-    """Return the comparison's HTML, to go into <body>. links: pages of A and B, or ""."""
+    """Return the comparison's HTML, to go into <body>. links: URLs of A's and B's pages, or ""."""
     from reports.resources import environment
 
     template = environment("reports.compare", tidy=True).get_template("body.html.j2")

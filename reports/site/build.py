@@ -53,7 +53,7 @@ def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] 
 
 
 def _files_of_site(out: Path) -> set[str]:
-    """Return the files that the site in `out` wrote, none for a new or empty folder; else raise RecordError."""
+    """Return the site's files in `out`, none for a new or empty folder; RecordError if it is no site."""
     if not out.is_dir() or not listed(out):
         return set()
     try:

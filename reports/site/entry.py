@@ -30,7 +30,7 @@ class Entry:
     """A run as the site's index shows it, with its cases for comparisons (`held`).
 
     updated: the start of the last record in UTC; "" without records.
-    systems: (name, label, tone, marker) of each. note: as in `note_of`.
+    id, note: as in `run_id` and `note_of`. systems: (name, label, tone, marker) of each system.
     profiles, measured, cases: the numbers of profiles, cases with a result, and planned cases.
     page: the path of the run's page in the site; "" without records.
     """
@@ -57,7 +57,7 @@ def slug(name: str) -> str:
 
 
 def run_id(run: Run) -> str:
-    """Return a run's lasting id: its name and a digest of the name and the first request, if that is stored."""
+    """Return a run's lasting id: its name and a digest of the name and, if stored, the first request."""
     name = run.folder.resolve().name
     begun = [part for asked in run.file.requests[:1] for part in (asked.at, *asked.arguments)]
     return f"{slug(name)}-{_digest([name, *begun])}"
@@ -69,7 +69,7 @@ def system_id(name: str) -> str:
 
 
 def note_of(folder: Path) -> str:
-    """Return the note on a run in the neighbouring tables.toml, section `[runs]`, or ""."""
+    """Return the note on a run from tables.toml next to its folder, section `[runs]`, or ""."""
     place = folder.resolve()
     try:
         rows = tomllib.loads((place.parent / "tables.toml").read_text("utf-8"))["runs"]["runs"]
@@ -79,7 +79,7 @@ def note_of(folder: Path) -> str:
 
 
 def files_of(run: Run, found: str) -> tuple[Entry, dict[str, str]]:
-    """Return a run for the site's index, and its files as {path in the site: content}.
+    """Return a run's index entry, and the run's files as {path in the site: content}.
 
     found: the run's id. Raises RecordError if the run is unreadable.
     """
@@ -98,7 +98,7 @@ def files_of(run: Run, found: str) -> tuple[Entry, dict[str, str]]:
 
 
 def moment(text: str) -> datetime | None:
-    """Return an ISO 8601 time as a datetime in UTC, its default zone; None for other text."""
+    """Return an ISO 8601 time in UTC, which is also the default zone; None for other text."""
     try:
         found = datetime.fromisoformat(text)
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)

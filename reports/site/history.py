@@ -63,9 +63,9 @@ def _by_numbers(label: str) -> list[str | int]:
 
 
 def _case(points: Sequence[Point]) -> dict[str, Any]:
-    """Return a case's label, its label without phase and batch, and a line for each kind of machine.
+    """Return a case's data for the plots, with a line for each kind of machine.
 
-    Times are per token if an engine ran different numbers of sequences.
+    name: the label without phase and batch. Times are per token if an engine ran different numbers of sequences.
     """
     side = points[0][2]
     is_by_token = len({tokens for *_, each in points for tokens in each.tokens.values()}) > 1

@@ -20,7 +20,7 @@ PACKAGE = "reports.site"
 def shared_files(
     entries: Sequence[Entry], histories: Sequence[History], comparisons: Sequence[Compared]
 ) -> dict[str, str]:
-    """Return {path in the site: text} of the files of no single run. entries: newest first."""
+    """Return {path in the site: text} of the files that belong to no single run. entries: newest first."""
     styles = source(PAGE, "style.css"), source("reports.compare", "table.css"), profile_style()
     return {
         "assets/over-time.js": source(PAGE, "table.js") + source(PACKAGE, "history.js"),
