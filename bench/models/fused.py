@@ -100,7 +100,7 @@ class FusedBlock(TTTBlock):
         return projected[..., index * width : (index + 1) * width]
 
     def _rate_rows(self) -> slice:
-        """Return the learning rates' rows in the packed weight: their columns in its GEMM's output."""
+        """Return the learning rates' rows in the packed weight, also their columns in `projected`."""
         config = self.seq_modeling_block.config
         return slice(3 * config.width, 3 * config.width + config.heads)
 

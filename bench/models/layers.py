@@ -100,7 +100,7 @@ def slide(cache: Tensor, x: Tensor) -> Tensor:
 
 
 def empty_conv_cache(batch: int, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return a convolution's cache of its last three inputs before any token: zeros [B, 3, C]."""
+    """Return an empty cache for a convolution's last three inputs: zeros [B, 3, C]."""
     return torch.zeros(batch, CONV_KERNEL - 1, width, device=device, dtype=dtype)
 
 

@@ -124,7 +124,7 @@ class PhaseWork:
     def repeat(self, rng: Random, rows: list[int]) -> list[int]:
         """Give each sequence outside `rows` the ids of a random one in `rows` at its position in the mini-batch.
 
-        So every output can be compared with that of a checked sequence. Returns the index that each one copies.
+        So every output can be compared with that of a checked sequence. Returns the index that each sequence copies.
         """
         alike = [[row for row in rows if self._ahead[row] == ahead] for ahead in self._ahead]
         sources = [row if row in rows else rng.choice(like) for row, like in enumerate(alike)]
