@@ -15,7 +15,7 @@ class CausalLM(nn.Module):
     """A language model: next-token logits from token ids and a state, updated in place.
 
     A state's tensors stay at their addresses, so a CUDA graph of generate_step serves every later step and prompt.
-    A replay does not count tokens on the host: set `state.length = None` before a `prefill` without `reset_state`.
+    A replay does not update `state.length`: set it to None before a `prefill` that continues the sequences.
     """
 
     def init_state(self, batch: int, context: int) -> Any:
@@ -23,7 +23,7 @@ class CausalLM(nn.Module):
         raise NotImplementedError
 
     def reset_state(self, state: Any) -> None:
-        """Reset a state in place to that before any token."""
+        """Make a state empty again, in place."""
         raise NotImplementedError
 
     def generate_state(self, state: Any, into: Any = None) -> Any:
@@ -47,7 +47,7 @@ class CausalLM(nn.Module):
 
     @torch.no_grad()
     def logits(self, ids: Tensor, last: int) -> Tensor:
-        """Run ids [B, T] of new sequences; return logits [B, last, V] after `last` last tokens."""
+        """Run new sequences ids [B, T]; return logits [B, last, V] after each of the `last` final tokens."""
         return self._logits(self._hidden(ids, self.init_state(*ids.shape))[:, -last:])
 
     def _hidden(self, ids: Tensor, state: Any) -> Tensor:
@@ -75,7 +75,7 @@ class CausalLM(nn.Module):
 
     @property
     def tied(self) -> dict[str, str]:
-        """Further weight names of checkpoints: name -> this model's weight that it repeats."""
+        """Other names in checkpoints -> the weight of this model that each repeats."""
         return {}
 
 
@@ -186,7 +186,7 @@ class ChunkedModel(CausalLM):
 
 
 def check_ids(ids: Tensor, dimensions: int, batch: int) -> None:
-    """Raise ValueError unless ids are [batch, tokens] or, with one dimension, [batch], and not empty."""
+    """Raise ValueError unless ids are [batch, tokens], or [batch] if `dimensions` is 1, and not empty."""
     if ids.dim() != dimensions or ids.numel() == 0:
         layout = "[batch, tokens]" if dimensions == 2 else "[batch]"
         raise ValueError(f"ids of shape {list(ids.shape)}: expected {layout}, at least one token")

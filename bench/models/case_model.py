@@ -1,7 +1,7 @@
 """The model of a case: a size with options, or a checkpoint. Imports no torch.
 
 A case names a checkpoint as NAME@DIGEST, the folder's name and a digest of its content. Records hold no path.
-An environment variable tells worker processes the folder.
+Worker processes find the folder by an environment variable.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read a folder's config.json and its files' digest; CheckpointError if unsupported."""
+    """Read a folder's config.json, and hash it and the weights; CheckpointError if unsupported."""
     config = read_config(folder)
     digest = hashlib.sha256()
     for file in (folder / CONFIG_FILE, *listed(folder, "*.safetensors")):
@@ -60,7 +60,7 @@ def offer(checkpoint: Checkpoint) -> None:
 
 
 def checkpoint_folder(case: Case) -> Path | None:
-    """Return the folder of a case's checkpoint or None; CheckpointError if no --checkpoint names it."""
+    """Return the folder of a case's checkpoint, if any; CheckpointError if no --checkpoint names it."""
     if missing := checkpoint_missing(case):
         raise CheckpointError(missing)
     name = str(case.option("checkpoint", ""))
@@ -83,7 +83,7 @@ def config_of(case: Case) -> ModelConfig:
 
 
 def ttt_config_of(case: Case) -> TTTConfig:
-    """Return the configuration of a case's TTT model; ConfigError for unknown names."""
+    """Return `config_of(case)` for a TTT model's case."""
     config = config_of(case)
     assert isinstance(config, TTTConfig)
     return config

@@ -57,7 +57,7 @@ def load_weights(
 
 
 def copy_tensors(model: CausalLM, tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
-    """Copy tensors into the model's weights of the same names; return the names of these weights.
+    """Copy tensors into the model's weights of the same names; return these names.
 
     A tied head can come with the embedding or instead of it. Raises CheckpointError for a wrong or missing name, shape
     or dtype, for NaN or infinity, and for two tensors of one weight with different values.

@@ -144,7 +144,7 @@ class MambaConfig:
 
 @dataclass(frozen=True)
 class DeltaRuleConfig:
-    """A linear RNN with a delta rule (flash-linear-attention); states [key_dim, value_dim]."""
+    """Sizes of a linear RNN with a delta rule (flash-linear-attention); a head's state is [key_dim, value_dim]."""
 
     width: int
     layers: int
@@ -165,7 +165,7 @@ ModelConfig = TTTConfig | TransformerConfig | MambaConfig
 
 
 def model_config(model: str, size: str, *, backbone: str = "mamba", mini_batch: int = 16) -> ModelConfig:
-    """Return the configuration of a model in MODELS at a size of SIZES or of `cut`.
+    """Return the configuration of a model in MODELS; size: a key of SIZES or a result of `cut`.
 
     backbone, mini_batch: of TTT models only. Raises ConfigError for an unknown name or a mini-batch below 1.
     """
@@ -193,7 +193,7 @@ def model_config(model: str, size: str, *, backbone: str = "mamba", mini_batch: 
 
 
 def cut(size: str, layers: int) -> str:
-    """Return the name of a size that has only `layers` layers, such as `1.3b/2`."""
+    """Return the name of a size with only `layers` layers, such as `1.3b/2`."""
     return f"{size}{_CUT}{layers}"
 
 

@@ -32,7 +32,7 @@ def from_seed(
 ) -> CausalLM:
     """Build a model with random weights; a seed gives other weights on a CPU than on a GPU.
 
-    options: of the model's class, such as operator, block.
+    options: arguments of the model's class, such as operator.
     """
     kind, dtype = model_class(config), dtype or default_dtype(device)
     if isinstance(config, MambaConfig):  # its package draws the weights

@@ -79,7 +79,10 @@ class FusedBlock(TTTBlock):
         )
 
     def _split(self, projected: Tensor, rope: Rotation, state: LayerState, pdl: bool) -> Projections:
-        """Columns: [input of Q's and K's convolutions, v, output gate, lr], or [q, v, k, lr] without them."""
+        """Return the inner loop's inputs.
+
+        Columns: [input of Q's and K's convolutions, v, output gate, lr], or [q, v, k, lr] without them.
+        """
         layer = self.seq_modeling_block
         logits, bias = projected[..., self._rate_rows()], layer.learnable_ttt_lr_bias[:, 0]
         shared, v = self._columns(projected, 0), layer.heads(self._columns(projected, 1))
@@ -97,7 +100,7 @@ class FusedBlock(TTTBlock):
         return projected[..., index * width : (index + 1) * width]
 
     def _rate_rows(self) -> slice:
-        """Return the learning rates' rows of the packed weight, which are columns of its GEMM."""
+        """Return the learning rates' rows in the packed weight, also their columns in `projected`."""
         config = self.seq_modeling_block.config
         return slice(3 * config.width, 3 * config.width + config.heads)
 
@@ -120,7 +123,7 @@ class FusedBlock(TTTBlock):
         return self
 
     def _follow_parameters(self, rope: Rotation) -> bool:
-        """Copy changed learning rates and token scales to where kernels read them; return if any changed."""
+        """Copy changed learning-rate weights and token scales to where kernels read them; return whether any did."""
         layer = self.seq_modeling_block
         made_of = [weight._version for weight in (layer.learnable_ttt_lr_weight, layer.learnable_token_idx)]
         changed = made_of != self._made_of
@@ -134,7 +137,7 @@ class FusedBlock(TTTBlock):
 def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
     """Copy the projections' weights into one matrix, make the weights views of it, and return it.
 
-    Its shape is [sum of outputs + spare_rows, C]; the spare rows, at the end, are zero.
+    The matrix is [sum of outputs + spare_rows, C]; the spare rows, at the end, are zero.
     """
     weights = [projection.weight for projection in projections]
     inputs = weights[0].shape[1]

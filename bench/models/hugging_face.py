@@ -1,11 +1,11 @@
 """Read and write a TTT checkpoint's config.json in Hugging Face's layout, without torch.
 
 Keys and defaults are those of `TTTConfig` in the authors' PyTorch code (github.com/test-time-training/ttt-lm-pytorch).
-An absent key takes the authors' default. `ttt_base_lr` is then 1.0 for TTT-MLP too, although the paper uses 0.1.
-A value that asks for a function which `bench.models.ttt` does not compute raises CheckpointError with the key's name.
+An absent key takes its default. `ttt_base_lr` is then 1.0 for TTT-MLP too, although the paper uses 0.1.
+An unsupported value raises CheckpointError with the key's name.
 
 The authors' JAX code stores no config.json; `jax_checkpoint` converts its checkpoints.
-The JAX blocks `ttt_linear` and `ttt_mlp` have the Mamba backbone (`pre_conv`, `share_qk` and `use_gate` true).
+The JAX blocks `ttt_linear` and `ttt_mlp` have the Mamba backbone.
 """
 
 import json

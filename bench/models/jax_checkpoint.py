@@ -2,8 +2,8 @@
 
 The file is `streaming_params`, or `streaming_train_state` with the optimizer (ttt/infra/checkpoint.py of
 github.com/test-time-training/ttt-lm-jax). It is a stream of msgpack pairs (path, bytes). The bytes are one array in
-flax's msgpack: extension type 1 with (shape, dtype name, data in C order). The file holds no settings. The sizes
-follow from the shapes; epsilon and RoPE theta are those of all published configurations.
+flax's msgpack: extension type 1 with (shape, dtype name, data in C order). Sizes follow from the shapes;
+epsilon and RoPE theta are those of all published configurations.
 """
 
 import json
@@ -77,7 +77,7 @@ def convert(file: Path, folder: Path, base_lr: float | None = None) -> None:
 
 
 def read_arrays(file: Path) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    """Yield (path, tensor) per weight, not the optimizer's; CheckpointError if unreadable."""
+    """Yield (path, tensor) for each weight, none of the optimizer's; CheckpointError if unreadable."""
     import msgpack
 
     path: tuple[str, ...] = ()

@@ -31,7 +31,7 @@ from tk_kernels.reference.layer import Rotation
 class KernelOperator(TorchOperator):
     """The inner loop on the project's kernels.
 
-    form, precision: of the generate state; see `tk_kernels.ttt_linear.generate`. backend: of forward; "": the fastest.
+    form, precision: the generate state's; see `tk_kernels.ttt_linear.generate`. backend: forward's; "": the fastest.
     prefill_on_reference: whether forward runs in PyTorch, for systems that only measure generate.
     """
 
@@ -72,7 +72,7 @@ class KernelOperator(TorchOperator):
         initial: Sequence[Tensor],
         sequences: Packed,
     ) -> Tensor:
-        """Return out [1, N, H, D] for packed tokens, and update their slots of a generate state.
+        """Return the output [1, N, H, D] for packed tokens; update their slots in `state`, a generate state.
 
         initial: the weights (W1, b1, ...) with which new sequences begin.
         """
@@ -93,7 +93,7 @@ class KernelOperator(TorchOperator):
         initial: Sequence[Tensor],
         sequences: Packed,
     ) -> Tensor:
-        """`forward_packed` for equal lengths: the Hopper kernel runs on copies of the slots."""
+        """Run `forward_packed` for equal lengths: the Hopper kernel runs on copies of the slots."""
         batch, heads = len(sequences.slots), projections.q.shape[2]
         position = sequences.start.new_zeros(batch, heads)
         copies = rows_of(replace(state, position=None), sequences.slots)
@@ -111,7 +111,7 @@ class KernelOperator(TorchOperator):
         return out.flatten(0, 1)[None]
 
     def generate_state(self, state: Any) -> Any:
-        """Return a copy in the kernel's form and precision; a generate state is returned as it is."""
+        """Return a copy in the operator's form and precision; return a generate state as it is."""
         if isinstance(state, self._generate.GenerateState):
             return state
         return self._generate.GenerateState.from_state(state, self._generate_form, self._precision)

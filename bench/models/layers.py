@@ -80,7 +80,7 @@ class SwiGLU(nn.Module):
 
 
 class CausalConv(nn.Module):
-    """Depthwise convolution over four tokens, with bias; weight [C, 1, 4] of nn.Conv1d."""
+    """Depthwise convolution over four tokens, with bias; weight [C, 1, 4] as in nn.Conv1d."""
 
     def __init__(self, width: int, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
@@ -93,19 +93,19 @@ class CausalConv(nn.Module):
 
 
 def slide(cache: Tensor, x: Tensor) -> Tensor:
-    """Return cache [B, 3, C] and x [B, T, C] joined to [B, 3 + T, C]; store the last three in cache."""
+    """Return cache [B, 3, C] and x [B, T, C] joined to [B, 3 + T, C]; store its last three tokens in cache."""
     window = torch.cat((cache, x), dim=1)
     cache.copy_(window[:, -cache.shape[1] :])
     return window
 
 
 def empty_conv_cache(batch: int, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return a convolution's cache of its last three inputs before any token: zeros [B, 3, C]."""
+    """Return an empty cache for a convolution's last three inputs: zeros [B, 3, C]."""
     return torch.zeros(batch, CONV_KERNEL - 1, width, device=device, dtype=dtype)
 
 
 def rotate_halves(x: Tensor, rotated_by: Rotation) -> Tensor:
-    """Apply RoPE like Llama to pairs (i, i + D/2) of x [B, T, H, D], in cos and sin's dtype."""
+    """Apply Llama's RoPE to channels (i, i + D/2) of x [B, T, H, D], computed in cos and sin's dtype."""
     cos, sin = rotated_by
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
@@ -118,7 +118,7 @@ _CONVOLUTION = re.compile(r"conv(_q|_k)?\.(weight|bias)$")
 
 @torch.no_grad()
 def fill_with_initial_weights(module: nn.Module, generator: torch.Generator) -> None:
-    """Fill all parameters from the authors' initial distribution, in named order.
+    """Draw all parameters from the authors' initial distributions, in the order of `named_parameters`.
 
     Values are drawn in float32 and rounded, so a seed gives the same weights in every dtype.
     """

@@ -33,7 +33,7 @@ class Mamba(PackageModel):
     def __init__(
         self, config: MambaConfig, device: torch.device | str, dtype: torch.dtype, seed: int | None = None
     ) -> None:
-        """seed: of random weights; without one, the weights are undefined until they are loaded."""
+        """seed: of random weights; None leaves weights undefined until they are loaded."""
         super().__init__()
         self.config, device = config, torch.device(device)
         if seed is None:
@@ -105,7 +105,7 @@ def remember(model: nn.Module, config: MambaConfig) -> None:
 
 
 def transformers_config(config: MambaConfig) -> TransformersMambaConfig:
-    """Return the configuration as transformers has it, and vLLM."""
+    """Return the configuration in transformers' class, which vLLM reads too."""
     return TransformersMambaConfig(
         vocab_size=config.vocabulary,
         hidden_size=config.width,

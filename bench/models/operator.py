@@ -17,9 +17,9 @@ from tk_kernels.ttt_mlp import reference as ttt_mlp
 
 
 class Projections(NamedTuple):
-    """Inputs of a layer's inner loop: q, k, v [B, T, H, D], lr_logits [B, T, H]; steps lack T.
+    """Inputs of a layer's inner loop: q, k, v [B, T, H, D], lr_logits [B, T, H]; without T for a step.
 
-    lr_logits: x_j . w_h + c_h in at least float32; the learning rates lr_j if `ready`, when q and k also have RoPE.
+    lr_logits: x_j . w_h + c_h in at least float32. ready: lr_logits holds the learning rates lr_j; q, k have RoPE.
     pdl: whether kernels of the step are allowed to be dependent launches (`tk_kernels.generate.common`).
     """
 
@@ -31,7 +31,7 @@ class Projections(NamedTuple):
     pdl: bool = False
 
     def first(self) -> "Projections":
-        """Return the projections of token 0, without the dimension T, as a generate step takes them."""
+        """Return token 0's projections without the dimension T, for a generate step."""
         q, k, v, lr_logits = (each[:, 0] for each in self[:4])
         return Projections(q, k, v, lr_logits, self.ready, self.pdl)
 
@@ -57,7 +57,7 @@ class TorchOperator:
     """The inner loop, with RoPE and learning rate, in PyTorch; subclasses use kernels.
 
     A state is a named tuple or dataclass of tensors. Calls update it in place, so a CUDA graph stays valid.
-    form: "dual" or "primal". `forward` takes a dual state; `generate_step` takes one of `form` (`generate_state`).
+    form: "dual" or "primal". `forward` takes a dual state; `generate_step` takes one of `form`, from `generate_state`.
     """
 
     block_a_head = False  # whether `forward` is one kernel with one thread block per head and sequence
@@ -80,7 +80,7 @@ class TorchOperator:
         return states
 
     def restart_states(self, states: Any, layers: Sequence[Sequence[Tensor]]) -> None:
-        """Reset states of `init_states` in place: weights, and zeros in the other tensors."""
+        """Reset the result of `init_states` in place: initial weights, zeros in other tensors."""
         parameters = list(zip(*layers, strict=True))
         for each, weights in zip(states, parameters, strict=False):
             each.copy_(torch.stack([weight.detach() for weight in weights]).view(len(layers), 1, *each.shape[2:]))
@@ -101,7 +101,7 @@ class TorchOperator:
         return out
 
     def generate_state(self, state: Any) -> Any:
-        """Return the state for `generate_step`: accumulators (primal), or `state` (dual)."""
+        """Return the state for `generate_step`: `state` itself (dual), or its conversion (primal)."""
         return self._reference.primal_state(state) if self.form == "primal" and not _is_primal(state) else state
 
     def generate_step(self, projections: Projections, learner: Learner, state: Any) -> Tensor:
@@ -120,13 +120,13 @@ def _is_primal(state: Any) -> bool:
 
 
 def ready_for_prefill(projections: Projections, learner: Learner, position: Tensor) -> Projections:
-    """Make projections of T tokens `ready`; position [B]: of token 0 in the mini-batch."""
+    """Return `ready` projections of T tokens. position [B]: token 0's position in the mini-batch."""
     ahead = torch.arange(projections.q.shape[1], device=position.device)
     return ready_at(projections, learner, (position[:, None] + ahead) % learner.token_scale.shape[0])
 
 
 def ready_at(projections: Projections, learner: Learner, position: Tensor) -> Projections:
-    """Make projections `ready` at position [B, T] in the mini-batch, or [B] for a step."""
+    """Return `ready` projections. position [B, T], or [B] for a step: positions in the mini-batch."""
     if projections.ready:
         return projections
     cos, sin = (table[position].unsqueeze(-2) for table in learner.rope)

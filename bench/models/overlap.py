@@ -1,4 +1,4 @@
-"""Run two chunks of a prompt on two CUDA streams: GEMMs during an inner loop.
+"""Run two chunks of a prompt on two CUDA streams: one's GEMMs during the other's inner loop.
 
 A TTT kernel has one thread block per head and sequence, so few sequences leave most SMs idle. A chunk may enter a layer
 once the previous chunk has left it, because only the layer's state connects them.
@@ -15,14 +15,14 @@ _within: ContextVar[bool] = ContextVar("within", default=False)
 
 
 def beside_another_chunk() -> bool:
-    """Whether the caller is within `Overlap.chunk`, and its kernels share the GPU."""
+    """Whether the caller is within `Overlap.chunk`, so another chunk shares the GPU."""
     return _within.get()
 
 
 class Overlap:
     """Two CUDA streams that run a prompt's chunks in turn, one behind the other.
 
-    Both first wait for the current stream. `join` lets that stream reuse memory that was allocated in a chunk.
+    Both first wait for the current stream. After `join`, that stream may reuse memory allocated in a chunk.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -90,8 +90,8 @@ class TransformerBlock(nn.Module):
 class Transformer(ChunkedModel):
     """A Llama-like Transformer with the parameter names of Hugging Face's Llama.
 
-    All sequences of a batch have the same position. A step attends to the whole capacity of the cache under a mask, for
-    static shapes, so a longer context in `init_state` makes every step slower.
+    All sequences of a batch have the same position. For static shapes, a step attends to the whole
+    capacity of the cache under a mask, so a longer context in `init_state` makes every step slower.
     """
 
     def __init__(self, config: TransformerConfig, device: torch.device | str, dtype: torch.dtype) -> None:
@@ -110,7 +110,7 @@ class Transformer(ChunkedModel):
         return TransformerState(cache, torch.zeros(1, device=self.device, dtype=torch.int64))
 
     def reset_state(self, state: TransformerState) -> None:
-        """Reset the position to 0 in place; old tokens stay in the cache, and the mask hides them."""
+        """Set the position to 0; the mask hides old tokens in the cache."""
         state.position.zero_()
         state.length = 0
 

@@ -1,7 +1,7 @@
 """TTT language models: arXiv 2407.04620, section 2 (the layer) and appendix (backbones).
 
-A block is a convolution (only with the Mamba backbone), a TTT layer and SwiGLU. A TTT layer consists of projections, an
-inner loop (`TorchOperator`) and an output projection.
+A block is a convolution (only with the Mamba backbone), a TTT layer and SwiGLU. A TTT layer has projections, an inner
+loop (`TorchOperator`) and an output projection.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,9 +36,10 @@ from tk_kernels.reference.token_rows import overwrite
 
 @dataclass
 class LayerState:
-    """A block's state: the operator's `inner`, and the convolutions' last inputs [B, 3, C].
+    """A block's state. inner: the operator's state.
 
-    block_conv: of the block. qk_conv: of Q and K, which share their input. None with the Transformer backbone.
+    block_conv [B, 3, C]: last inputs of the block's convolution. qk_conv: those that Q's and K's convolutions share.
+    Both are None with the Transformer backbone.
     slots [B]: for a step of `FusedBlock`, the sequences' rows in state tensors with more than B rows.
     sequences: for packed tokens in `FusedBlock`, each sequence's range of tokens and its row.
     """
@@ -55,9 +56,9 @@ class TTTState:
     """The state of `batch` sequences; its size does not depend on their length.
 
     length: tokens read so far per sequence; None after generate_step, or after a replay of its CUDA graph.
-    caches [2, layers, B, 3, C]: last inputs of the blocks' convolutions, then of those of Q and K; None if each layer
-        has its own, or without convolutions.
-    inner: the operator's states with a leading axis of layers, of which `layers` holds views; None if each has its own.
+    caches [2, layers, B, 3, C]: last inputs of the blocks' convolutions, then Q's and K's; None without convolutions.
+    inner: the operator's states, stacked over layers.
+    `layers` holds views of both; both are None if only `layers` holds the tensors.
     """
 
     batch: int
@@ -87,7 +88,7 @@ class TTTLayer(nn.Module):
     """The TTT layer around its inner loop: projections, convolutions, norm, output gate.
 
     Projections and norms are in `dtype`. The inner loop's parameters (W1, b1, ..., learnable_*, ttt_norm_*) are at
-    least in float32, because a mini-batch changes them by less than half an ulp of bfloat16.
+    least in float32, because a mini-batch changes weights by less than half an ulp of bfloat16.
     """
 
     def __init__(self, config: TTTConfig, device: torch.device, dtype: torch.dtype) -> None:
@@ -119,7 +120,7 @@ class TTTLayer(nn.Module):
         return [self.get_parameter(name) for name in self.config.weight_shapes]
 
     def project(self, x: Tensor, state: LayerState) -> Projections:
-        """Return the inner loop's inputs for x [B, T, C]; store its convolutions' new inputs."""
+        """Return the inner loop's inputs for x [B, T, C]; store the convolutions' last inputs in `state`."""
         if state.qk_conv is None:
             q, k = self.q_proj(x), self.k_proj(x)
         else:
@@ -141,7 +142,10 @@ class TTTLayer(nn.Module):
         return Learner(token_scale, self.ttt_norm_weight, self.ttt_norm_bias, base_lr, rope, theta)
 
     def output(self, x: Tensor, out: Tensor) -> Tensor:
-        """Return [B, T, C] from out [B, T, H, D]; the layer's input x gives the output gate."""
+        """Return the layer's output [B, T, C] from that of the inner loop, `out` [B, T, H, D].
+
+        x: the layer's input, for the output gate.
+        """
         out = self.post_norm(out.flatten(-2))
         if self.config.backbone == "mamba":
             out = F.gelu(self.g_proj(x), approximate="tanh") * out
@@ -153,7 +157,7 @@ Learn = Callable[[Projections, Learner, Any], Tensor]
 
 
 def one_token(operator: TorchOperator) -> Learn:
-    """Return the inner loop of a generate step, on tensors with T = 1."""
+    """Return `operator.generate_step` as a `Learn`, on tensors with T = 1."""
     return lambda projections, learner, state: operator.generate_step(projections.first(), learner, state)[:, None]
 
 
@@ -258,13 +262,13 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def init_generate_state(self, batch: int, context: int = 0) -> TTTState:
-        """Convert layers one at a time, so forward's states of all layers never coexist."""
+        """Build the state layer by layer, so only one layer's forward state exists at once."""
         inner = (self.operator.generate_state(self._inner_state(block, batch)) for block in self.blocks)
         caches = self._by_layer(self._conv_caches(batch))
         return TTTState(batch, [LayerState(*each) for each in zip(*caches, inner, strict=True)])
 
     def _conv_caches(self, batch: int) -> Tensor | None:
-        """Return zeros [2, layers, B, 3, C]: of blocks, then of Q and K; None without convolutions."""
+        """Return zeros for `TTTState.caches`; None without convolutions."""
         if self.config.backbone == "transformer":
             return None
         caches = empty_conv_cache(2 * self.config.layers * batch, self.config.width, self.device, self.dtype)
@@ -294,7 +298,7 @@ class TTTModel(ChunkedModel):
         return cast(list[TTTBlock], list(self.model.layers))
 
     def _through_prompt(self, ids: Tensor, state: TTTState) -> Tensor:
-        """If the operator leaves SMs idle, two chunks at a time overlap on two CUDA streams."""
+        """Overlap two chunks at a time on two CUDA streams if the operator leaves SMs idle."""
         length = self._chunk_length(len(ids))
         if ids.shape[1] <= length or not self._leaves_idle(len(ids)):
             return super()._through_prompt(ids, state)
@@ -307,7 +311,7 @@ class TTTModel(ChunkedModel):
         return hidden[:, -1]
 
     def _leaves_idle(self, batch: int) -> bool:
-        """Whether thread blocks, one per head and sequence, use at most half of the SMs."""
+        """Whether the kernel, one thread block per head and sequence, uses at most half of the SMs."""
         if self.device.type != "cuda" or not self.operator.block_a_head:
             return False
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count

@@ -25,7 +25,7 @@ WITHOUT_EFFECT = ("steps", "compare", "positions")  # options that leave the mod
 class LanguageModel:
     """Base class of adapters of a language model in PyTorch.
 
-    The model has the interface of `bench.models.base.CausalLM`. phases: the classes of the timed work.
+    The model has the interface of `bench.models.base.CausalLM`. phases: each phase's class of timed work.
     """
 
     packages: tuple[str, ...] = ()
@@ -44,11 +44,11 @@ class LanguageModel:
         return ""
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return the settings that the record of a case shows, such as wider limits of the check."""
+        """Return the case's settings for its record, such as wider limits of the check."""
         return widened(case)
 
     def load(self, case: Case) -> Any:
-        """Load the model of the case on `device()`; by default the repository's (see `model_of`)."""
+        """Load the model of the case on `device()`; by default, call `model_of`."""
         return model_of(case)
 
     def build(self, case: Case) -> Workload:
@@ -86,7 +86,7 @@ class LanguageModel:
         return model.config
 
     def reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return the check's reference: the same weights in `dtype`, with `prefill` and `logits`."""
+        """Return the check's reference: a model with the same weights in `dtype`; it has `prefill` and `logits`."""
         reference = type(model)(model.config, device(), dtype)
         reference.copy_weights(model)
         return reference
@@ -100,7 +100,7 @@ class LanguageModel:
         return None if case.dtype == "float32" else self.timed_check_reference(model, getattr(torch, case.dtype))
 
     def _model(self, case: Case) -> Any:
-        """Return the model of the case, which is loaded unless the case before had the same."""
+        """Return the model of the case; load it unless the previous case had the same."""
         options = tuple(pair for pair in case.options if pair[0] not in WITHOUT_EFFECT)
         key = (case.size, case.dtype, case.state_dtype, options)
         if self.loaded != key:

@@ -59,7 +59,7 @@ def widened(case: Case) -> dict[str, str]:
 
 
 def limits_by_rounding(rounded: torch.Tensor | None, reference: torch.Tensor, case: Case) -> float:
-    """Return the factor on LOGIT_LIMITS that allows ROUNDINGS times the error of `rounded`.
+    """Return the factor on LOGIT_LIMITS that allows ROUNDINGS times the error of `rounded` against `reference`.
 
     rounded: logits of the reference's code in the case's dtype; None gives `widening(case)`, the maximum.
     """

@@ -19,7 +19,7 @@ GEMMS, REST_S = 100, 0.003
 
 @cache
 def peaks_of(device: str) -> dict[str, float | None]:
-    """Measure the GPU once per process. device: "cuda"; "cpu" gives {}.
+    """Return the GPU's peaks, measured once per process; {} for device "cpu".
 
     copy_gbs: 10^9 bytes per second, read plus written.
     product_tflops: 10^12 FLOPs per second of a GEMM with bfloat16 inputs and float32 sums.

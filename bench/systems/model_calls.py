@@ -1,4 +1,4 @@
-"""Functions that load a case's language model, or call one with the interface of `bench.models.base.CausalLM`."""
+"""Load a case's language model; call any model with the interface of `bench.models.base.CausalLM`."""
 
 from typing import Any
 
@@ -16,8 +16,8 @@ STEPS = 16  # generate steps per call, unless these are no whole mini-batches
 def model_of(case: Case, **options: Any) -> Any:
     """Load the case's model on `device()` in its dtype: its checkpoint, or random weights from a fixed seed.
 
-    options: of the model's class, such as `operator` and `block` of `TTTModel`.
-    Raises CheckpointError if the case's checkpoint cannot be loaded or has other settings.
+    options: arguments of the model's class, such as `operator` of `TTTModel`.
+    Raises CheckpointError if the case's checkpoint cannot be loaded or is unsupported.
     """
     dtype, folder = getattr(torch, case.dtype), checkpoint_folder(case)
     if folder is None:
@@ -48,7 +48,7 @@ def last_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def greedy_steps(model: Any, ids: torch.Tensor, state: Any, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run greedy steps on ids [B]; return the last logits [B, V] and tokens [steps, B] read."""
+    """Run greedy steps on ids [B]; return the last logits [B, V] and all tokens read [steps, B]."""
     read = []
     for _ in range(steps):
         read.append(ids)

@@ -80,15 +80,15 @@ class PhaseWork:
         return compare
 
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
-        """Draw new earlier tokens for all sequences, except prompts, which the harness renews.
+        """Draw new earlier tokens, except prompts, which the harness renews; return a `LogitsAfter`.
 
-        sources: each sequence's source, whose tokens its copies get (see `repeat`).
+        rows: the drawn sequences. sources: for each sequence, the one that it copies (see `repeat`).
         """
         return lambda model, some, tokens: last_logits(model, torch.cat([self.ids[some], tokens.T], dim=1))
 
     @property
     def tokens(self) -> int:
-        """Number of tokens that one unit of the work processes (see `Workload`)."""
+        """Number of tokens that one unit of the work processes."""
         return self.case.batch * self.case.context
 
     def measured(self, calls: int) -> dict[str, float | None]:
@@ -100,7 +100,7 @@ class PhaseWork:
         return self.adapter.timed_check_reference(self.model, exact)
 
     def rounded_reference(self) -> Any:
-        """Return the reference whose rounding sets the limits, or None; see `LanguageModel.rounded_reference`."""
+        """Return `LanguageModel.rounded_reference` for this model and case."""
         return self.adapter.rounded_reference(self.model, self.case)
 
     @property
@@ -109,7 +109,7 @@ class PhaseWork:
         return self.tokens // self.case.batch
 
     def drawn(self, rng: Random) -> list[int]:
-        """Draw, once for all checked calls, the sequences that the reference reads; sorted.
+        """Draw once the sequences that the reference reads; return their sorted indices.
 
         If sequences are staggered, draw one for each position in the mini-batch.
         """
@@ -122,9 +122,9 @@ class PhaseWork:
         return self._rows
 
     def repeat(self, rng: Random, rows: list[int]) -> list[int]:
-        """Make each sequence outside `rows` a copy of a random one in `rows` at its position.
+        """Give each sequence outside `rows` the ids of a random one in `rows` at its position in the mini-batch.
 
-        So every output can be compared with that of a checked sequence. Returns each sequence's source.
+        So every output can be compared with that of a checked sequence. Returns the index that each sequence copies.
         """
         alike = [[row for row in rows if self._ahead[row] == ahead] for ahead in self._ahead]
         sources = [row if row in rows else rng.choice(like) for row, like in enumerate(alike)]
@@ -139,7 +139,7 @@ class PhaseWork:
         logits_after: LogitsAfter,
         tokens: torch.Tensor,
     ) -> Checks:
-        """Check logits [B, V] of the sequences `rows`, and each one's most different copy.
+        """Check logits [B, V] of the sequences `rows`, and of the copy of each that differs most.
 
         sources: result of `repeat`. logits_after: result of `new_past`.
         tokens [steps, B]: tokens that the steps read; those at `choices` are checked too.
@@ -196,7 +196,7 @@ class Generate(PhaseWork):
     """The generate phase: each call runs whole mini-batches of greedy steps.
 
     A recurrent state continues from the call before.
-    With the option `positions`, single steps are timed too; "staggered" spreads sequences over a mini-batch.
+    With the option `positions`, single steps are timed too; its value "staggered" spreads sequences over a mini-batch.
     """
 
     token_axis = None
@@ -268,7 +268,7 @@ class Generate(PhaseWork):
         return self.case.context
 
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
-        """Overwrite the state with a random past."""
+        """Overwrite the state with that after a random past."""
         self._before = random_ids(self.model, *self._before.shape)[:, sources]
         self.restart()
         past = random_ids(self.model, self.units, self.case.batch)[:, sources]
@@ -290,8 +290,8 @@ class Generate(PhaseWork):
 class Request(PhaseWork):
     """The request phase: a prompt, then `steps` greedy tokens.
 
-    On a GPU, steps and short prompts replay CUDA graphs. The host measures TTFT and ITL as a serving engine does: it
-    launches a step, then waits for the token that it reads.
+    On a GPU, steps and short prompts replay CUDA graphs. The host measures TTFT and ITL as a serving engine does:
+    after launching a step, it waits for the token that the step reads.
     """
 
     def prepare(self) -> None:
@@ -356,5 +356,5 @@ class Request(PhaseWork):
         return token_times.metrics([[(first, steps)] for first, *steps in times])
 
     def choices(self, steps: int) -> list[int]:
-        """Return the indices of two compared tokens: after the prompt, and the last one read."""
+        """Return the indices of two compared tokens: the one after the prompt, and the last one read."""
         return sorted({0, steps - 1})

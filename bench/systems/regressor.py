@@ -37,7 +37,7 @@ class Given(NamedTuple):
 
     refill: "normal" of standard deviation `scale`, "uniform" from 0 to `scale`, or "" to keep it.
     axis: the tokens' axis; 0 if there is only the sequences' axis; None if all sequences share the input.
-    rows: rows of that axis per token.
+    rows: entries along `axis` per token.
     """
 
     value: Tensor
@@ -58,9 +58,9 @@ class Given(NamedTuple):
 class Layer(ABC):
     """A recurrent layer: its kernel, its heads, its random inputs and its naive form.
 
-    kernel: MODULE:FUNCTION, or MODULE:FUNCTION|FUNCTION to time the fastest on each case.
+    kernel: MODULE:FUNCTION, or MODULE:FUNCTION|FUNCTION, of which each case times the fastest.
     check_tokens: tokens of the check before timing. checked_tokens: most compared tokens of the timed call.
-    part: the part of a profile to which its work belongs.
+    part: the part of a profile to which the layer's work belongs.
     """
 
     kernel: str
@@ -87,17 +87,17 @@ class Layer(ABC):
 
     @abstractmethod
     def run(self, kernel: Callable[..., Any], inputs: dict[str, Tensor]) -> Results:
-        """Call the kernel; return "output" [B, T, H, V], and the final state in its tensors [B, ...]."""
+        """Call the kernel; return by name "output" [B, T, H, V] and the final state's tensors [B, ...]."""
 
     @abstractmethod
     def naive(self, **inputs: Tensor) -> Results:
-        """Return the same results from the definition of the layer, token by token, in at least float32."""
+        """Return the results of `run` by the layer's definition, token by token, in at least float32."""
 
 
 class Regressor:
     """Adapter of a package's layers; a subclass names them.
 
-    module: the package's module. packages: distributions whose versions the record has. layers: by system.
+    module: the package's module. packages: distributions whose versions are recorded. layers: each system's layer.
     """
 
     module: ClassVar[str]
@@ -152,7 +152,7 @@ class Regressor:
 def _fastest(
     kernels: Sequence[Callable[..., Any]], run: Callable[..., object]
 ) -> tuple[Callable[..., Any], dict[str, str]]:
-    """Tune the kernels; return the fastest, and the setting that has the time of each if there are several."""
+    """Tune the kernels; return the fastest, and a setting with the times if there are several."""
     if len(kernels) == 1:
         prepare(partial(run, kernels[0]))
         return kernels[0], {}

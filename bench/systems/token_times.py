@@ -16,7 +16,7 @@ def metrics(calls: Sequence[Sequence[tuple[float, Sequence[float]]]]) -> dict[st
     """Return TTFT and ITL in ms, as medians over calls with 95% intervals; {} without calls.
 
     calls: for each call its requests, each as (TTFT, ITLs) in ms.
-    A call's TTFT is the median over its requests, its ITL the median of their means.
+    A call's TTFT is the median over its requests; its ITL is the median of the requests' mean ITLs.
     """
     if not calls:
         return {}
@@ -30,7 +30,7 @@ def metrics(calls: Sequence[Sequence[tuple[float, Sequence[float]]]]) -> dict[st
 
 
 def percentiles(steps_ms: Sequence[float]) -> dict[str, float | None]:
-    """Return median, 99th percentile and maximum / mean of inter-token latencies in ms."""
+    """Return the median and 99th percentile of ITLs in ms, and their maximum / mean."""
     worst = max(steps_ms) / fmean(steps_ms)
     return {"itl_p50_ms": median(steps_ms), "itl_p99_ms": _p99(steps_ms), "itl_worst_over_mean": worst}
 

@@ -1,7 +1,7 @@
 """Compile a package's Triton kernels in parallel, and tune them on the timed shapes.
 
-Triton compiles kernels and autotuner configurations one by one, which takes minutes for a language model. Here a dry
-run without launches lists the kernels to compile. The autotuner then measures the timed work.
+Triton compiles kernels one by one, which takes minutes for a language model. Here a dry run without launches lists the
+kernels to compile. The autotuner then measures the timed work.
 JITFunction.run and two methods of Autotuner are replaced temporarily, because no knob of Triton does the same.
 """
 
@@ -46,7 +46,8 @@ def compile_ahead(call: Callable[[], object]) -> None:
 def untuned(ahead: Callable[[], object]) -> Iterator[None]:
     """Inside the context, let Triton use each kernel's smallest configuration, unmeasured.
 
-    ahead: a call whose kernels are compiled first. For references: large configurations can exceed shared memory.
+    For references, because large configurations can exceed shared memory.
+    ahead: a call whose kernels are compiled first.
     """
     with _chosen_by(_size):
         with _compiling_only():
@@ -72,7 +73,7 @@ def chosen_anew() -> Iterator[None]:
 
 
 def _size(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
-    """A proxy for a configuration's shared memory."""
+    """Return a proxy for a configuration's shared memory."""
     return config.num_stages * math.prod(
         extent for extent in config.kwargs.values() if isinstance(extent, int) and extent
     )
@@ -80,7 +81,7 @@ def _size(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
 
 @contextmanager
 def _chosen_by(cost: Callable[..., float]) -> Iterator[None]:
-    """Make autotuners choose the least `cost` in the context; discard their choices at its end."""
+    """Inside the context, let autotuners choose the configuration of least `cost`; discard these choices after."""
     from triton.runtime.autotuner import Autotuner
 
     before: dict[Any, set[Any]] = {}

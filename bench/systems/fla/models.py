@@ -35,7 +35,7 @@ SAME_KERNELS = (
 class FlaModel(PackageModel):
     """A language model of flash-linear-attention with the interface of `CausalLM`.
 
-    inner: the package's model. piece: tokens of a prompt that it reads at once; 0 for PREFILL_TOKENS of all sequences.
+    inner: the package's model. piece: tokens that it reads at once per prompt; 0: PREFILL_TOKENS over all prompts.
     """
 
     def __init__(self, inner: Any, piece: int = 0) -> None:
@@ -86,7 +86,7 @@ class FlaWork(PhaseWork):
 
 
 class FlaForward(FlaWork, Forward):
-    """The forward phase. The reference of a long prompt is the same model, which reads the prompt in pieces."""
+    """The forward phase; a long prompt's reference is the same model, which reads the prompt in pieces."""
 
     @property
     def _is_long(self) -> bool:
@@ -206,7 +206,7 @@ class Fla(TunedLanguageModel):
         return FlaModel(inner, RECURRENT_TOKENS)
 
     def rounded_reference(self, model: FlaModel, case: Case) -> FlaModel | None:
-        """Return the same weights on fla's recurrent kernels."""
+        """Return the same weights on fla's recurrent kernels; None for float32."""
         return None if case.dtype == "float32" else FlaModel(model.inner, RECURRENT_TOKENS)
 
 
@@ -254,7 +254,7 @@ class RWKV7(Fla):
     def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
         """Return the sizes that `bench.cost` counts; per state element, decay 1 FLOP, removal 4, addition 2, output 2.
 
-        Source: arXiv 2503.14456. The inputs of the token shift, a hundredth of the state, are not counted.
+        Source: arXiv 2503.14456. The token shift's inputs, 1% of the state, are not counted.
         """
         config = model.inner.config
         return DeltaRuleConfig(
@@ -268,6 +268,6 @@ class RWKV7(Fla):
         )
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Add the package's warning; a reference in the same package cannot rule out such errors."""
+        """Add the package's warning of errors, which a reference in the same package cannot rule out."""
         warning = "the package warns that its RWKV-7 may be incorrect, by the word of RWKV's author"
         return super().settings(case) | {"warning": warning}

@@ -40,7 +40,7 @@ class DeltaRule(Layer):
         return self.states * self.key_dim * self.value_dim
 
     def work(self, case: Case) -> Work:
-        """FLOPs per state element and token: decay 1, delta-rule update 4, output 2."""
+        """Count FLOPs per state element and token: decay 1, delta-rule update 4, output 2."""
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         decays = self.key_dim if self.vector_decay else 1
         keys = width * self.heads * self.key_dim * (1 + self.householder)  # with q
@@ -49,7 +49,7 @@ class DeltaRule(Layer):
         return Work((3 + 4 * self.householder) * tokens * self.state_numbers, moved)
 
     def random_inputs(self, case: Case) -> dict[str, Given]:
-        """q, k [B, T, H, K], v [B, T, H, V], beta [B, T, H], log-decays g [B, T, H] or [B, T, H, K].
+        """Draw q, k [B, T, H, K], v [B, T, H, V], beta [B, T, H], log-decays g [B, T, H] or [B, T, H, K].
 
         In k, v and beta, T is `householder` times the tokens. In v, beta and g, H is `states`. |k| is 1 on average.
         """
@@ -106,7 +106,7 @@ class Mesa(Layer):
         return self.heads * self.key_dim * (self.key_dim + self.value_dim)
 
     def work(self, case: Case) -> Work:
-        """FLOPs per state element and token: decay 1, update 2; 2 per iteration for G, 2 for S."""
+        """Count FLOPs per state element and token: decay 1, update 2; 2 per iteration for G, 2 for S."""
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         gram, values = (self.heads * self.key_dim * dim for dim in (self.key_dim, self.value_dim))
         row = width * 2 * (self.key_dim + self.value_dim) + 4 * 2  # q, k, v and output; beta and g
@@ -114,7 +114,7 @@ class Mesa(Layer):
         return Work(tokens * flops, tokens * self.heads * row + 4 * case.batch * self.state_numbers)
 
     def random_inputs(self, case: Case) -> dict[str, Given]:
-        """q, k [B, T, H, K], v [B, T, H, V], beta and log-decays g [B, T, H], lamb [H, K] >= 0.25."""
+        """Draw q, k [B, T, H, K], v [B, T, H, V], beta and log-decays g [B, T, H], lamb [H, K] >= 0.25."""
         shape, dtype = (case.batch, case.context, self.heads), getattr(torch, case.dtype)
         return {
             "q": Given(_normal(*shape, self.key_dim).to(dtype), "normal"),
@@ -161,7 +161,7 @@ MINI_BATCH = 16
 class TTTLinear(Layer):
     """The package's TTT-Linear, whose function is not the paper's.
 
-    The learning rate scales the query's row instead of the key's column, the output is o + LN(o), and q is scaled.
+    The learning rate scales the rows of Q K^T instead of the columns, the output is o + LN(o), and q is scaled.
     The package has two kernels: states first and outputs after them, or both in one.
     """
 
@@ -178,7 +178,7 @@ class TTTLinear(Layer):
         return layer_work(ttt_config_of(case), case)[TTT]
 
     def random_inputs(self, case: Case) -> dict[str, Given]:
-        """q, k, v [B, T, H, D], eta [B, T, H, 1], w and b [H, D], initial state [B, H, D, D] and bias [B, H, 1, D]."""
+        """Draw q, k, v [B, T, H, D], eta [B, T, H, 1], w, b [H, D], initial state [B, H, D, D], bias [B, H, 1, D]."""
         if refused := [f"{name}={value}" for name in ("form", "mini_batch", "part") if (value := case.option(name))]:
             raise Skip(f"{case.system_backend} has no {' and no '.join(refused)}; {case.system}/torch has")
         given = layer_inputs(ttt_config_of(case), case.batch, case.context, getattr(torch, case.dtype))
@@ -210,10 +210,10 @@ CHUNKED = "fla.ops.gated_delta_rule:chunk_gated_delta_rule"
 
 
 class FlaRegressor(Regressor):
-    """Adapter of flash-linear-attention's layers.
+    """Adapter of flash-linear-attention's layers at width 2,048.
 
-    The package's layers at width 2,048: Gated DeltaNet (arXiv 2412.06464), Kimi Delta Attention (2510.26692), Gated
-    DeltaProduct (2502.10297), MesaNet (2506.05233).
+    Sources: Gated DeltaNet (arXiv 2412.06464), Kimi Delta Attention (2510.26692), Gated DeltaProduct (2502.10297),
+    MesaNet (2506.05233).
     """
 
     module = "fla"

@@ -45,7 +45,7 @@ class Mamba3(Layer):
         return self.matrix + self.heads * (self.key_dim + self.value_dim + self.angles)
 
     def work(self, case: Case) -> Work:
-        """FLOPs per element of S and token: decay 1, update 2 for both terms together, output 2."""
+        """Count FLOPs per element of S and token: decay 1, update 2 for both terms together, output 2."""
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         shared = width * (2 * self.key_dim + self.angles)
         row = width * (2 * self.value_dim + 1) + 4 * 2  # v, output, trap; decay and time step
@@ -55,7 +55,7 @@ class Mamba3(Layer):
     def random_inputs(self, case: Case) -> dict[str, Given]:
         """Draw the arguments as the package's layer initialises them, for normalised activations.
 
-        Q, K [B, T, 1, K]; V [B, T, H, V]; ADT, DT, Trap [B, H, T]; Q_bias, K_bias [H, K]; Angles [B, T, H, S].
+        Q, K [B, T, 1, K]; V [B, T, H, V]; ADT, DT, Trap [B, H, T]; Q_bias, K_bias [H, K]; Angles [B, T, H, angles].
         """
         if case.dtype != "bfloat16":
             raise Skip("Mamba-3's kernel rounds its inputs to bfloat16")

@@ -118,7 +118,7 @@ class MambaSSM(TunedLanguageModel):
         return ScannedMamba(transformers.inner, device())
 
     def rounded_reference(self, model: MambaSSMModel, case: Case) -> None:
-        """Return None, because no other code rounds like the kernels of the package."""
+        """Return None, because no other code rounds like the package's kernels."""
 
 
 class Mamba2SSM(MambaSSM):

@@ -1,7 +1,7 @@
 """Measure how far a generating model drifts from an exact one, token by token.
 
 Both models read the same tokens (teacher forcing). The exact model, in float64, draws these tokens once from its own
-probabilities. Runs of the measured model with different state precisions are compared with the same exact run.
+probabilities. Runs with different state precisions are compared with the same exact run.
 """
 
 from collections.abc import Callable
@@ -23,9 +23,9 @@ PARTS = 8  # equal parts of a run; the first and the last show whether the dista
 
 @dataclass(frozen=True)
 class Exact:
-    """A run of the exact model: tokens ids [T, B], and probabilities [T, B, V] on the host.
+    """A run of the exact model: token ids [T, B], and probabilities [T, B, V] on the host.
 
-    They are float64, because rounding to float32 would be an eighth of the smallest measured distance.
+    Probabilities are float64, because rounding to float32 would be an eighth of the smallest measured distance.
     """
 
     ids: Tensor
@@ -33,7 +33,7 @@ class Exact:
 
 
 def compared(adapter: Any, workload: Workload, model: Any, case: Case) -> Workload:
-    """Add a check of the mean drift over `context` tokens, and its metrics, to the workload.
+    """Return the workload with a check of the mean drift over `context` tokens, and its metrics.
 
     adapter: the `TTTLanguageModel`, which keeps the last exact run for other state precisions.
     """
@@ -102,7 +102,7 @@ def drift(model: Any, exact: Exact) -> dict[str, float]:
 
 
 def _stepper(model: Any, ids: Tensor, tokens: int) -> Callable[[], Tensor]:
-    """Return a function that runs a step on the token ids in the buffer `ids` [B], on a GPU as a graph's replay."""
+    """Return a function that reads the tokens in buffer `ids` [B] and returns logits; on a GPU, it replays a graph."""
     state = model.init_generate_state(len(ids), tokens)
     logits: list[Tensor] = []
 

@@ -19,7 +19,7 @@ Call = tuple[Projections, Tensor]  # inputs of one layer's operator in float64, 
 
 
 class RecordedOperator:
-    """An operator that records another's calls: all layers for the prompt, then for each step."""
+    """An operator that records another operator's calls: all layers for the prompt, then for each step."""
 
     def __init__(self, operator: TorchOperator) -> None:
         self.calls: list[Call] = []

@@ -45,7 +45,7 @@ STREAMED = 20  # a state larger than this many L2 caches is evicted between step
 
 
 def build(case: Case, form: str, precision: str, backend: str) -> Workload:
-    """Build a layer's forward on `backend`, or generate steps in this form and precision."""
+    """Build the case's workload: a forward on `backend`, or generate steps in `form` and `precision`."""
     config = ttt_config_of(case)
     return _forward(case, config, backend) if case.phase == "forward" else _generate(case, config, form, precision)
 
@@ -108,7 +108,7 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
 class GenerateSet:
     """A batch of sequences that generate together: state, and a mini-batch's tokens.
 
-    generate: module of the kernels. outer: the arguments OUTER. tokens: q, k, v and lr, each [steps, B, ...].
+    generate: module of the kernels. outer: the arguments named in OUTER. tokens: q, k, v and lr, each [steps, B, ...].
     out: [steps, B, H, D]. launch: launch settings instead of those in `tuning.toml`.
     """
 
@@ -126,13 +126,13 @@ class GenerateSet:
 
     @classmethod
     def of(cls, generate: Any, inputs: dict[str, Any], form: str, precision: str) -> "GenerateSet":
-        """Make a set from a `forward`'s `inputs`."""
+        """Make a set from `inputs`, a forward's arguments by name."""
         state = generate.GenerateState.from_state(inputs["state"], form, precision)
         tokens = [inputs[name].transpose(0, 1).contiguous() for name in PER_TOKEN]
         return cls(generate, state, [inputs[name] for name in OUTER], tokens, torch.empty_like(tokens[0]))
 
     def copy(self, steps: int) -> "GenerateSet":
-        """Return a copy that has its own state tensors and only the first `steps` tokens."""
+        """Return a copy with its own state tensors and only the first `steps` tokens."""
         tokens = [each[:steps].clone() for each in self.tokens]
         return replace(self, state=deepcopy(self.state), tokens=tokens, out=self.out[:steps].clone())
 
@@ -143,7 +143,7 @@ class GenerateSet:
 
 
 class Steps:
-    """The timed generate steps: the sets take turns, `rounds` steps each, a mini-batch or more in all.
+    """The timed generate steps: in each of `rounds` rounds, every set runs a step; in all, a mini-batch or more.
 
     q, k, v, lr and the outputs are one tensor each for all sets: [sets, rounds, B, ...].
     """
@@ -177,9 +177,9 @@ class Steps:
         return self._out.flatten(0, 1)
 
     def timed_check(self, rng: Random) -> Callable[[torch.Tensor, int], Checks]:
-        """Draw sequences of one set, copy their state, and return a check of the last outputs.
+        """Draw sequences of one set, copy their state, and return a check of their last outputs.
 
-        The reference runs all steps since then from the copied state; more than CHECKED_STEPS steps are not compared.
+        The reference runs all steps since then from that copy; more than CHECKED_STEPS steps are not compared.
         """
         drawn_set = rng.randrange(len(self.sets))
         some = self.sets[drawn_set]
@@ -200,7 +200,7 @@ class Steps:
 
 @torch.no_grad()
 def _exact_steps(some: GenerateSet, begun: Any, rows: list[int], calls: int, rounds: int) -> torch.Tensor:
-    """Run the steps in float64, rounding 16-bit weights; return the last outputs [rows, H, D]."""
+    """Run the steps in float64, but round weights to a 16-bit state's dtype; return the last outputs [rows, H, D]."""
     reference = import_module(some.generate.__name__.rpartition(".")[0] + ".reference")
     precision = PRECISIONS[some.state.precision]
     outer, state = [each.double() for each in some.outer], to_float64(begun)
@@ -222,13 +222,13 @@ def generate_set(config: TTTConfig, batch: int, dtype: str, form: str, precision
 
 
 def steps_in_turn(first: GenerateSet, config: TTTConfig, dtype: str) -> Steps:
-    """Return steps over enough sets in turn that each reads its state from memory, not L2."""
+    """Return steps over so many sets that each step reads its state from memory, not L2."""
     streamed = first.state_bytes > STREAMED * l2_bytes()
     return Steps(staggered(first, 1 if streamed else input_sets(first.state_bytes, l2_bytes())), config, dtype)
 
 
 def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
-    """Return at least `at_least` copies of `first`, at positions spread over a mini-batch."""
+    """Return `first` and copies, at least `at_least` sets, at positions spread over a mini-batch."""
     m = len(first.tokens[0])
     count = 1 << (at_least - 1).bit_length() if at_least <= m else math.ceil(at_least / m) * m
     rounds = max(1, m // count)

@@ -118,8 +118,8 @@ def layer_timed_check(
 ) -> Callable[[Random], Callable[[Results, int], Checks]]:
     """Return a timed check (see `Workload`) of drawn sequences: the outputs of up to `most` tokens, and final states.
 
-    exact: called with sequences and their number of first tokens, returns the reference's results for them.
-    Final states are compared if these are all tokens.
+    exact(sequences, tokens): returns the reference's results for the first `tokens` tokens of these sequences.
+    Final states are compared only if `most` covers all tokens.
     """
     tokens, whole = min(case.context, most), case.context <= most
 
@@ -214,7 +214,7 @@ def exact_forward(reference: Any, inputs: dict[str, Any], rows: list[int], token
 
 
 def _exact_outputs(reference: Any, arguments: dict[str, Any], trace: Any, rows: list[int], tokens: int) -> Results:
-    """Return part "z" in float64 from the timed trace [mini-batches, B * H, ...]."""
+    """Return part "z", the outputs, in float64 from the states `trace` [mini-batches, B * H, ...]."""
     batch, mini_batches = len(arguments["q"]), tokens // len(arguments["token_scale"])
     exact = {name: to_float64(x[rows, :tokens] if name in PER_TOKEN else x) for name, x in arguments.items()}
     states = tuple(x[:mini_batches].unflatten(1, (batch, -1))[:, rows].flatten(1, 2).double() for x in trace)

@@ -36,7 +36,7 @@ class TTTLanguageModel(LanguageModel):
         return reference
 
     def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return the dual form on CUDA graphs: the primal form, one W per token, is too slow here."""
+        """Return a model in the dual form on CUDA graphs: the primal form, one W per token, is too slow here."""
         reference = super().reference(model, dtype)
         reference.operator = ReplayedOperator(reference.config.learner)
         return reference

@@ -39,7 +39,7 @@ SPARE_BLOCKS = 0.01  # share of the cache's blocks left free; the engine preempt
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of an engine, which serves all cases with equal settings."""
+    """An engine's settings; it serves all cases with equal settings."""
 
     size: str
     dtype: str
@@ -128,7 +128,7 @@ class Batch:
         ]
 
     def steady_ms(self, sequences: int) -> list[float]:
-        """Return the ms of steps in which all `sequences` generated, as in the step before.
+        """Return the ms of each step in which, as in the step before, all `sequences` sequences generated.
 
         Raises RuntimeError if there are none.
         """
@@ -227,7 +227,7 @@ class Engine:
         return self.core.scheduler.kv_cache_config.num_blocks
 
     def sequences_that_fit(self, tokens: int) -> int:
-        """Return how many sequences of `tokens` tokens run at once, with a share of the cache free."""
+        """Return how many sequences of `tokens` tokens run at once, with SPARE_BLOCKS of the cache free."""
         blocks_each = sum(-(-tokens // size) for size in self._block_sizes())
         return min(int(self.cache_blocks() * (1 - SPARE_BLOCKS)) // blocks_each, self.settings.max_num_seqs)
 
@@ -264,7 +264,7 @@ class Engine:
     def facts(self, head_rows: float | None = None) -> model_facts.Facts:
         """Return the facts for the fairness check.
 
-        head_rows: positions per prompt with computed logits; None if they were not counted.
+        head_rows: positions per prompt with computed logits; None if not counted.
         """
         (weights,) = self.llm.apply_model(lambda model: dict(model.named_parameters()))
         cached = self.llm.llm_engine.vllm_config.cache_config.enable_prefix_caching
@@ -333,7 +333,7 @@ def _start(folder: str, settings: Settings) -> Any:
 
 
 def _watch(client: Any) -> tuple[list[int], dict[str, list[float]]]:
-    """Count each step's new tokens, and record the tokens' timestamps by request id."""
+    """Wrap `client.get_output`; return the list and dict that it fills: new tokens, and timestamps by request id."""
     counts: list[int] = []
     tokens_at: dict[str, list[float]] = {}
     original = client.get_output

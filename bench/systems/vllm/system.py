@@ -75,7 +75,7 @@ class VllmSystem:
         return no_gpu() or other_release("vllm", *self.releases) or cannot_import("vllm", "vllm.platforms.cuda")
 
     def register(self) -> None:
-        """Register the model's class in vLLM; for a name, vLLM would start a process to inspect it."""
+        """Register the model's class in vLLM; given its name alone, vLLM would inspect it in another process."""
         from vllm import ModelRegistry
 
         module = importlib.import_module(self.implementation.partition(":")[0])
@@ -98,11 +98,11 @@ class VllmSystem:
         """Raise RuntimeError if the engine runs other kernels than the case needs. By default, do nothing."""
 
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
-        """Return logits [B, last, V] of ids [B, T]. reference: a model with its weights on the host."""
+        """Return logits [B, last, V] of ids [B, T]. reference: a model on the host."""
         return last_logits(reference, ids, last, torch.device(device()))
 
     def prompt_tokens(self, case: Case) -> int:
-        """Return the prompt length: the context, or for recurrent generate GENERATE_PROMPT at most."""
+        """Return the prompt length: the context; at most GENERATE_PROMPT for a recurrent model's generate."""
         short = case.phase == "generate" and not self.steps_grow
         return min(case.context, GENERATE_PROMPT) if short else case.context
 
@@ -140,7 +140,7 @@ class VllmSystem:
     def engine(self, case: Case) -> Engine:
         """Return this process's engine, which the first call starts.
 
-        Raises NeedsFreshProcess if it has other settings than the case needs, and Skip if vLLM cannot be imported.
+        Raises NeedsFreshProcess if its settings are not the case's, and Skip if vLLM cannot be imported.
         """
         settings = self._settings(case)
         if self._engine is None:
@@ -176,7 +176,7 @@ class VllmSystem:
         )
 
     def _cache_bytes(self, case: Case, graphs: str) -> int | None:
-        """Return the cache's bytes; None for all memory. A truncated model gets its layers' share."""
+        """Return the cache's bytes; None: vLLM chooses. A model of fewer layers gets their share."""
         name, layers = uncut(case.size)
         if not layers and graphs != "prompts":
             return None
@@ -186,7 +186,7 @@ class VllmSystem:
         return cache * part.layers // config.layers
 
     def _sequences(self, case: Case) -> int:
-        """Return max_num_seqs: one of few values, because each other value starts an engine."""
+        """Return max_num_seqs: one of few values, because each new value starts another engine."""
         each = self._kept_bytes(replace(case, size=uncut(case.size)[0]))
         possible = min(case.batch, gpu_memory() // each)
         return SEQUENCES if possible <= SEQUENCES else max(MANY_SEQUENCES, 1 << (possible - 1).bit_length())
@@ -259,7 +259,7 @@ class _Work:
         return 1
 
     def samples(self, policy: Policy) -> Iterator[list[float]]:
-        """Run batch after batch, without end, and yield the samples of each in ms."""
+        """Run batches without end; yield the samples of each in ms."""
         while True:
             yield self.samples_of(self.once())
 
@@ -304,7 +304,7 @@ class Prefill(_Work):
 
 
 class EngineGenerate(_Work):
-    """The generate phase. A sample is a step of all sequences; for TTT, a mini-batch's mean."""
+    """The generate phase. A sample is a step of all sequences; for TTT, the mean of a mini-batch's steps."""
 
     timed = "each step in which every sequence in flight generates"
 
@@ -317,7 +317,7 @@ class EngineGenerate(_Work):
             self.timed = f"{self.timed}; a sample is the mean of {self._steps} steps"
 
     def centre(self) -> None:
-        """Shorten the prompts by half of the generated tokens, to centre the timed steps."""
+        """Shorten the prompts by half of the generated tokens, so that timed steps lie around the context."""
         self.context = max(1, self.context - self.new_tokens // 2)
         self.timed = f"{self.timed}; prompts of {self.context} tokens, so that these steps lie around the context"
 
@@ -358,7 +358,7 @@ class EngineRequest(_Work):
         self._batches: deque[tuple[float, list[tuple[float, list[float]]]]] = deque(maxlen=token_times.TIMED_REQUESTS)
 
     def samples_of(self, batch: Batch) -> list[float]:
-        """Return the batch's time in ms, and store it with its TTFT and ITLs for `measured`."""
+        """Return the batch's time in ms; store it and each request's TTFT and ITLs for `measured`."""
         self._batches.append((batch.total_ms(), batch.requests_ms()))
         return super().samples_of(batch)
 
@@ -370,15 +370,15 @@ class EngineRequest(_Work):
         return token_times.metrics([requests for _, requests in list(self._batches)[-calls:]])
 
     def wanted_tokens(self, case: Case) -> int:
-        """Return one token more than steps, because reading the prompt generates a token too."""
+        """Return one more than the steps, because reading the prompt generates a token too."""
         return case.new_tokens + 1
 
 
 class EngineArrivals(EngineRequest):
     """The request phase with the option `rate`: requests arrive over time.
 
-    Arrivals are a Poisson process; lengths are from half to one and a half of the case's. One seed draws all, so every
-    system gets the same requests. The engine runs in this process, so times exclude HTTP.
+    Arrivals are a Poisson process; prompts and answers have half to one and a half of the case's tokens. One seed draws
+    all, so every system gets the same lengths and arrivals. The engine runs in this process, so times exclude HTTP.
     """
 
     timed = "from the first arrival to the last token; a request's TTFT includes its wait"

@@ -1,4 +1,4 @@
-"""Run the Llama-shaped Transformer in vLLM, FlashAttention 3 on Hopper, no fallback."""
+"""Run the Llama-shaped Transformer in vLLM: FlashAttention 3 on Hopper, without fallback."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
