@@ -76,7 +76,7 @@ def extended(work: Plan, out: Path) -> Run:
 def retry_of(run: Run, retry: str) -> Retry:
     """Return the function that decides from a record whether to measure its case again.
 
-    retry: "failed" repeats all but ok, "flagged" contended, throttled and unsteady cases, "lost" no case.
+    retry: "failed" repeats cases that are not ok, "flagged" contended, throttled or unsteady ones, "lost" none.
     """
     flagged = disturbed(run.records()) if retry == "flagged" else set()
     return lambda record: record.case.key in flagged or (retry == "failed" and record.status != "ok")

@@ -80,7 +80,7 @@ class Quality:
 def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) -> Quality:
     """Return the flags of one case.
 
-    group: its records from one machine and commit. timing: result of `timing_of` for those with samples, if known.
+    group: its records from one machine and commit. timing: `timing_of` the ok records with samples; None computes it.
     """
     measured = timed(record for record in group if record.status == "ok")
     if not measured:
@@ -168,7 +168,8 @@ def _unsteady_times(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, 
 def pooled_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float, float]:
     """Return (median, low, high): the processes' median, and a typical process's interval.
 
-    low, high: the median times the processes' median relative ends. Differences between processes do not count.
+    low, high: the median, multiplied by the median over processes of low / median and of high / median of each
+    process's `median_interval`. Differences between processes do not count.
     """
     within = [median_interval(samples) for samples in processes]
     centre = median(middle for middle, _, _ in within)

@@ -98,7 +98,7 @@ def summary(records: Sequence[Record]) -> str:
 
 
 def missing_packages(records: Sequence[Record]) -> list[str]:
-    """Return a sentence with the install command per system that lacks a package."""
+    """Return, for each system that lacks a package, a sentence with the install command."""
     skipped = [record for record in records if record.status == "skipped" and CANNOT_IMPORT in record.reason]
     lacking = {record.case.system_backend for record in skipped}
     return [f"{each.label} was skipped; to install it: {each.install}" for each in ADAPTERS if each.label in lacking]

@@ -68,10 +68,10 @@ class CallChecker:
             self._next_at = time.monotonic() + max(RENEW_EVERY_S, (time.monotonic() - now) / RENEW_SHARE)
 
     def checked_call(self, clock: Clock) -> Checks:
-        """Run the timed call on fresh inputs, outputs set to NaN; return the checks so far.
+        """Set the outputs to NaN, run the timed call on fresh inputs, and return all checks so far.
 
         clock: the clock that timed `run`.
-        If earlier tokens matter to the work, a second call changes only these, and its outputs must differ.
+        If outputs depend on early tokens, a second call gets new early tokens only; its outputs must change.
         """
         if self._ran:
             self._check_outputs()
@@ -130,7 +130,10 @@ class CallChecker:
             self._miss("inputs_changed_by_the_work")
 
     def _follow_inputs(self, name: str = "outputs_unchanged_by_new_inputs", past_renewed: bool = False) -> None:
-        """Check that each sequence whose inputs changed has other outputs; a refill can repeat tokens."""
+        """Fail the check `name` if a sequence's inputs changed but its outputs did not.
+
+        past_renewed: whether `timed_check` changed each sequence's early tokens. A refill can repeat tokens: no change.
+        """
         outputs, batch = list(tensors_of(self._outputs)), self._case.batch
         floating = [each for each in outputs if each.is_floating_point()]  # integers can be the inputs themselves
         now = [_rows(x, x.shape.index(batch) if batch in x.shape else None) for x in floating or outputs]
@@ -230,7 +233,7 @@ def lower_bound_check(workload: Workload, samples_ms: list[float]) -> list[Check
 def fill(given: Input, seed: int, early_only: bool = False) -> None:
     """Refill an input in place with random values from a seed.
 
-    early_only: keep the last `_RECENT` tokens (half of a short prompt), and inputs without a token axis.
+    early_only: leave the last `_RECENT` tokens (in a short prompt, half) and inputs without a token axis unchanged.
     """
     import torch
 
@@ -264,7 +267,10 @@ def _poison(tensor: Any) -> None:
 
 
 def _rows(tensor: Any, axis: int | None) -> Any:
-    """Return a copy of evenly spread elements, [sequences, elements]; axis None is one sequence."""
+    """Return a copy [sequences, elements] of evenly spread elements of a tensor.
+
+    axis: the tensor's axis of sequences; None treats the tensor as one sequence.
+    """
     found = tensor.detach()
     axis = None if axis is None else axis % found.dim()
     for other in sorted(set(range(found.dim())) - {axis}, key=lambda each: -found.shape[each]):

@@ -11,7 +11,11 @@ LEAD = "lead"  # the runs before the timed ones, which no profile shows
 
 
 class _Recording:
-    """State of this module. on: whether `nvtx_range` is a range of PyTorch's profiler too, which takes microseconds."""
+    """State of this module.
+
+    on: whether each `nvtx_range` is a range of PyTorch's profiler too, which takes microseconds.
+    entered: the function given to `on_range`, if any.
+    """
 
     on = False
     entered: Callable[[str], object] | None = None

@@ -60,7 +60,7 @@ class AxisEntry(Stored):
     """How reports name an axis of a figure: a field or an option of a case.
 
     phrase: words for a value in captions; {} stands for the value.
-    default: value of an option that a case does not list; None if some systems lack the option.
+    default: the option's value for cases that do not list it; None if some systems lack the option.
     """
 
     name: str
@@ -71,7 +71,7 @@ class AxisEntry(Stored):
 
 @dataclass(frozen=True)
 class PaperClaim(Stored):
-    """A claim of the TTT paper on a figure: from `at_least` on, `system` beats `other`.
+    """A claim of the TTT paper on a figure: from x = `at_least` on, `system` beats `other`.
 
     text: the claim in words, as captions quote it.
     margin: share by which `system` may be worse and still satisfy the claim.

@@ -143,7 +143,7 @@ class WorkerProcess:
         profiler: Mapping[str, Any] | None = None,
         last: bool = False,
     ) -> tuple[Record, dict[str, Any]]:
-        """Run a case; return its record, with the machine's load, and the fields of its profile.
+        """Run a case; return (record with the machine's load, fields of a `Profile`).
 
         profiler: `tool` and `keep` of `in_worker.profile`, for mode "profile".
         If the case needs a new process, one is started and gets the request too.
@@ -302,7 +302,7 @@ class WorkerProcess:
 
     @property
     def error_line(self) -> str:
-        """The last line of stderr since the last answer that names an error."""
+        """The last line that names an error, or else the last line, of stderr since the last answer."""
         return error_line(self._errors.decode(errors="replace"))
 
 

@@ -29,7 +29,7 @@ class Event:
 
     kind: "plan" (before the first case), "start" (of a case) or "record" (end of a case).
     planned, record: the case and its result. slot: name of its GPU slot, "" for the only one.
-    total, kept: for "plan", the numbers of cases in this call, and of cases that an earlier call finished.
+    total, kept: for "plan", how many cases this call has, and how many an earlier call finished.
     """
 
     kind: str

@@ -129,7 +129,7 @@ class Task:
 def run_task(
     run: Run, launches: Mapping[Pair, Launch], task: Task, options: Options, slot: GpuSlot = DEFAULT_SLOT
 ) -> list[str]:
-    """Run a task's share of `options.jobs`, by default of all jobs; return the jobs' names.
+    """Run a task's share of `options.jobs` (None: of all jobs); return the names of the share's jobs.
 
     Raises RunError if another Slurm job holds the run, or if the GPU does not answer any more.
     """
