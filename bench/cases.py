@@ -50,10 +50,7 @@ def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None
 
 
 def _named(name: str, device: str) -> list[Adapter]:
-    """Return the adapter SYSTEM/BACKEND; for SYSTEM, its adapters for the device, or all if it has none.
-
-    Raises UserError for an unknown name.
-    """
+    """Return the adapter SYSTEM/BACKEND; for SYSTEM, its adapters for the device, or all if it has none."""
     found = [adapter for adapter in ADAPTERS if name in (adapter.system, adapter.label)]
     if not found:
         systems = dict.fromkeys(adapter.system for adapter in ADAPTERS)

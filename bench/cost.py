@@ -47,7 +47,6 @@ def total(parts: Mapping[str, Work]) -> Work:
 
 
 def _work(config: Any, parameters: int, case: Case, form: str) -> dict[str, Work]:
-    """Return the work of a forward or a generate step, by the phase of `case`."""
     is_step = case.phase == "generate"
     tokens = case.batch * (1 if is_step else case.context)
     table, tables = config.vocabulary * config.width, 1 if getattr(config, "tied", True) else 2

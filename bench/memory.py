@@ -46,7 +46,7 @@ def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
 
 
 def _smaller_axis(smaller: Case, case: Case) -> str:
-    """Return the axis, "batch" or "context", if `smaller` is a smaller `case` in it alone, except for timing; or ""."""
+    """Return "batch" or "context" if `smaller` has less of it than `case` and only timing may also differ; or ""."""
     for axis in ("batch", "context"):
         if getattr(smaller, axis) < getattr(case, axis):
             others = (name for name in Case.__dataclass_fields__ if name not in (axis, "timing"))

@@ -27,11 +27,11 @@ class Facts:
     head_rows: float | None = None
 
     def metrics(self) -> dict[str, float | None]:
-        """Return the facts that a record stores as numbers, in `Record.metrics`."""
+        """Return the facts for `Record.metrics`."""
         return {"parameters": self.parameters, "vocabulary": self.vocabulary}
 
     def settings(self) -> dict[str, str]:
-        """Return the facts that a record stores as text, in `Record.settings`."""
+        """Return the facts for `Record.settings`."""
         token_ids = "uniform over the vocabulary, new for each sample"
         return {"weights_dtype": self.dtype, "token_ids": token_ids, "kept_between_samples": self.kept}
 

@@ -74,7 +74,7 @@ def with_numbers(text: str, definitions: Mapping[str, Definition], source_of: So
     """Return the text of a Markdown file with its tables rewritten.
 
     definitions: sections of the TOML file, by table name. source_of: returns a run's data, given its folder's name.
-    Raises UserError for a table that does not end, or without a definition, or whose definition selects no case.
+    Raises UserError for a table without end or definition, or if the definition selects no case.
     """
     if text.count(BEGINNING) != len(BLOCK.findall(text)):
         raise UserError(f"a table begins with {BEGINNING}NAME --> and does not end with <!-- end -->")
@@ -146,7 +146,7 @@ def _cell(options: Mapping[str, Any], source_of: SourceOf) -> Number:
 
 
 def _selected(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the rows that match `where`: a value by column; "a|b" matches either, also in a cell with several."""
+    """Return the rows that match `where`: a value by column; "a|b" matches either, also among several in a cell."""
     for name, wanted in where.items():
         values = wanted.split("|") if isinstance(wanted, str) else [wanted]
         cells = _column(rows, name).map(lambda cell: cell if isinstance(cell, tuple) else (cell,))

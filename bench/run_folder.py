@@ -100,7 +100,7 @@ def refuse_another_kind(current: Run, work: Plan) -> None:
 def refuse_another_device(current: Run, work: Plan) -> None:
     """Raise UserError if run and plan have different kinds or models of device.
 
-    On a machine without the run's kind of device, which only submits the run, models are not compared.
+    A machine without the run's kind of device only submits the run: models are not compared.
     """
     if current.jobs and work.device != current.file.device:
         kinds = f"is a run on {current.file.device}, and these cases are for {work.device}"

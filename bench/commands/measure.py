@@ -92,7 +92,7 @@ def dry_run(request: RunRequest, out: Path) -> None:
 
 
 def summary(records: Sequence[Record]) -> str:
-    """Count the records by status as `34 ok, 2 skipped`, the most frequent status first."""
+    """Count the records by status as `34 ok, 2 skipped`, the most frequent first."""
     counts = Counter(record.status for record in records)
     return ", ".join(f"{count} {status}" for status, count in counts.most_common())
 

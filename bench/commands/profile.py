@@ -88,7 +88,7 @@ def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
 def of_few_layers(case: Case) -> Case:
     """Return the case with fewer layers, whose memory Nsight Compute can save and restore.
 
-    Cases of one layer, of checkpoints and of small models stay as they are: few small layers would fit in L2.
+    Cases of one layer, of checkpoints and of small models stay unchanged: few small layers would fit in L2.
     """
     if case.option("scope", "model") != "model" or case.option("checkpoint", ""):
         return case

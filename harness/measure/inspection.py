@@ -4,7 +4,7 @@ Between samples the inputs are refilled with random values; outputs must be fini
 After the last sample the outputs are set to NaN, the timed call runs once more, and its outputs are compared with the
 reference (`Workload.timed_check`). Numbers of tokens, units of work and tensor sizes are compared with the case.
 
-These checks find mistakes, not an adapter that cheats on purpose by looking up answers or patching the harness.
+These checks find mistakes, not an adapter that cheats on purpose.
 Without `Workload.inputs` or `Workload.timed_check`, outputs are not compared, and the record notes that. An engine's
 own times are accepted if they are at least half of the roofline bound.
 """
@@ -132,7 +132,7 @@ class CallChecker:
     def _follow_inputs(self, name: str = "outputs_unchanged_by_new_inputs", past_renewed: bool = False) -> None:
         """Fail the check `name` if a sequence's inputs changed but its outputs did not.
 
-        past_renewed: whether `timed_check` changed each sequence's early tokens. A refill can repeat tokens: no change.
+        past_renewed: whether `timed_check` changed each sequence's early tokens.
         """
         outputs, batch = list(tensors_of(self._outputs)), self._case.batch
         floating = [each for each in outputs if each.is_floating_point()]  # integers can be the inputs themselves

@@ -203,8 +203,8 @@ FILLS = 0.9  # share of the block that samples must fill
 class EnergyMeter:
     """Context manager that measures energy per token in its block; nothing without a GPU.
 
-    The driver refreshes its energy counter about ten times a second, and a thread watches for refreshes. Mean power is
-    energy over time between the first refresh and the last.
+    Mean power is energy over time between the first and the last refresh of the driver's energy counter, which a thread
+    watches; there are about ten a second.
     """
 
     def __init__(self, gpu: Gpu | None) -> None:

@@ -42,7 +42,7 @@ class Clock:
     """Times one callable on a CPU, by the host's performance counter; `CudaEventClock` times one on a GPU.
 
     own_bytes: device memory that the clock itself allocates. launches: calls per sample.
-    wakes_s, settles_s: seconds of load until an idle device, or a throttled one, runs at a steady speed.
+    Seconds of load until a steady speed: wakes_s of an idle device, settles_s of a throttled one.
     loaded_s: seconds for which `prepare` already kept the device busy, without the first call.
     replays: whether each call replays a CUDA graph and so overwrites the same outputs.
     """
@@ -73,7 +73,7 @@ def never_throttled() -> bool:
 
 
 def measure(run: Callable[[], object], clock: Clock, policy: Policy, limited: bool = True) -> Timing:
-    """Prepare `run`, warm up, and return samples. limited: whether to warm up as long as a throttled device needs."""
+    """Prepare `run`, warm up, and return samples. limited: warm up as for a throttled device."""
     clock.prepare(run)
     warm_up(clock, policy, lambda: limited)
     return take_samples(clock, policy)

@@ -47,7 +47,7 @@ def profile(
 
     tool: "kineto" records inside the worker; "nsys" and "ncu" run the worker and capture the `profiler_range`.
     keep: path for Kineto's trace, "" to discard the trace. throttled: returns whether the GPU is throttled.
-    With Kineto, the fields include kernels and times; with Nsight tools, which report these, only the others.
+    With Kineto, the fields include kernels and times; Nsight tools report these themselves.
     Raises ProfileError if the trace is empty, or if an engine has no `Workload.engine_batch`.
     """
     work = _Work(case, workload, throttled)
@@ -201,7 +201,7 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
 def _counted(work: _Work) -> dict[str, Any]:
     """Run a call; let Nsight Compute count from the last `COUNTED_STEPS` passes of `COUNTED_LAYER` on.
 
-    A call without that layer is counted whole. The result is empty: Nsight Compute reports all fields.
+    A call without that layer is counted whole. Return {}.
     """
     first, passes = max(0, work.passes - COUNTED_STEPS), 0
     with ExitStack() as region:

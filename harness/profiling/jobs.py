@@ -57,7 +57,7 @@ class Profiler:
 
         For times, each job runs on the next free GPU slot; for counters, all run on the first.
         All cases are timed first, because Nsight Compute delays launches on the machine's other GPUs.
-        Raises RunError if a GPU does not answer any more.
+        Raises RunError for a lost GPU.
         """
         with signals_raise(), self.run.held():
             (self.run.folder / "profiles").mkdir(exist_ok=True)
@@ -99,7 +99,7 @@ class JobProfiler:
         self.under_profiler = UnderProfiler(profiler.run, profiler.launches[job.pair], slot, profiler.limits, stopped)
 
     def times(self) -> None:
-        """Profile the times of the job's cases, except for cases with a `Profiler.kept` profile."""
+        """Time the job's cases that have no `Profiler.kept` profile."""
         for planned in self.job.cases:
             if not self.profiler.kept(planned):
                 self._with_times(planned)

@@ -226,7 +226,7 @@ class WorkerProcess:
     def stop(self, limit_s: float = _STOP_S) -> int | None:
         """Close the worker's input and wait for its end; return its exit status.
 
-        The result is None if the worker was killed after `limit_s` seconds, and 0 without a worker.
+        The status is None if the worker was killed after `limit_s` seconds; 0 without a worker.
         """
         if (process := self._process) is None:
             return 0
@@ -342,7 +342,7 @@ def signal_of(status: int) -> str:
 def path_of_code(env: Mapping[str, str], root: Path | None = None) -> dict[str, str]:
     """Return {"PYTHONPATH": path} with the checkout `root` first, by default that of this file.
 
-    If this file is installed, return {}: other interpreters must not see the folder of installed packages.
+    {} if this file is installed: other interpreters must not see the installed packages.
     """
     root = root or (None if _ROOT.name in ("site-packages", "dist-packages") else _ROOT)
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH", "")]))} if root else {}
