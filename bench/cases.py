@@ -124,7 +124,7 @@ def ordered_jobs(cases: Iterable[Planned]) -> tuple[Job, ...]:
 
 
 def _by_model(cases: Sequence[Planned]) -> list[Planned]:
-    """Put cases of one model together; for an engine also by phase, because a change restarts it."""
+    """Put cases of one model together; an engine's also by phase, because a change of model or phase restarts it."""
     engine = any(each.case.timing == "engine" for each in cases)
     groups: dict[tuple, list[Planned]] = {}
     for each in cases:

@@ -187,7 +187,7 @@ class Profile(Region):
     status, reason: as in a record; every status except "ok" has a reason and no kernels.
     tools: versions of the profilers. commands: their command lines without folders. notes: what is missing.
     environment: as in a record.
-    stages_s: seconds of "times" and "ratios" (counters) with model builds and worker starts; "build" in version 0.1.
+    stages_s: seconds of "times" and "ratios" (counters) with model builds and worker starts; version 0.1 had "build".
     """
 
     tool: Literal["ttt-bench profile"] = field(default="ttt-bench profile", kw_only=True)

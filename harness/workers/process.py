@@ -40,7 +40,7 @@ class Launch:
     command: an interpreter, or a wrapper such as ["docker", "run", "-i", IMAGE, "python"].
     entry: MODULE:ATTRIBUTE[:ARGUMENT...] of the system's adapter; "" if each request names one.
     env: additional environment variables. root: checkout with the worker's code, None for this one.
-    locked: versions of the lock file by package, with which records compare the worker's.
+    locked: the lock file's versions by package, with which records compare the worker's versions.
     """
 
     command: Sequence[str] = (sys.executable,)
