@@ -15,7 +15,7 @@ from harness.schema.run_file import Job, Planned, jobs_of
 
 
 def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Checkpoint | None = None) -> list[Planned]:
-    """Return the suite's cases that the request selects; contexts and batches ascend in a panel.
+    """Return the suite's cases that the request selects; within a panel, contexts and batches ascend.
 
     device: "cpu" or "cuda". A checkpoint sets system and size; single layers are dropped, as their inputs are random.
     """
@@ -34,7 +34,7 @@ def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Chec
 def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None = None) -> tuple[Adapter, ...]:
     """Return the adapters for `names` (SYSTEM or SYSTEM/BACKEND), by default all for the device.
 
-    A checkpoint restricts them to its system. Raises UserError for an unknown name or another system.
+    A checkpoint restricts them to its system. Raises UserError for an unknown name, or one of another system.
     """
     if not names and not checkpoint:
         return tuple(adapter for adapter in ADAPTERS if device in adapter.devices)
@@ -50,7 +50,7 @@ def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None
 
 
 def _named(name: str, device: str) -> list[Adapter]:
-    """SYSTEM alone selects its adapters for the device, or all if none is for it."""
+    """Return the adapter SYSTEM/BACKEND; for SYSTEM, its adapters for the device, or all if it has none."""
     found = [adapter for adapter in ADAPTERS if name in (adapter.system, adapter.label)]
     if not found:
         systems = dict.fromkeys(adapter.system for adapter in ADAPTERS)
@@ -103,7 +103,8 @@ def _combinations(axes: Mapping[str, Sequence[Scalar]]) -> list[tuple[tuple[str,
 def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: str) -> str:
     """Return a case's timing: "engine" (times itself), "graph" (CUDA graph) or "eager".
 
-    On a GPU without `panel.timing`, generate steps use a graph, and launch-bound forwards if the adapter has `replays`.
+    On a GPU, `panel.timing` decides; if empty, it is "graph" for generate steps, and for launch-bound forwards if the
+    adapter has `replays`.
     """
     if adapter.engine:
         return "engine"
@@ -123,7 +124,7 @@ def ordered_jobs(cases: Iterable[Planned]) -> tuple[Job, ...]:
 
 
 def _by_model(cases: Sequence[Planned]) -> list[Planned]:
-    """Put cases of one model together; for an engine also by phase, because a change restarts it."""
+    """Put cases of one model together; an engine's also by phase, because a change of model or phase restarts it."""
     engine = any(each.case.timing == "engine" for each in cases)
     groups: dict[tuple, list[Planned]] = {}
     for each in cases:

@@ -47,7 +47,6 @@ def total(parts: Mapping[str, Work]) -> Work:
 
 
 def _work(config: Any, parameters: int, case: Case, form: str) -> dict[str, Work]:
-    """Return the work of a forward or a generate step, by the phase of `case`."""
     is_step = case.phase == "generate"
     tokens = case.batch * (1 if is_step else case.context)
     table, tables = config.vocabulary * config.width, 1 if getattr(config, "tied", True) else 2
@@ -74,12 +73,12 @@ def _learner_elements(config: Any) -> int:
 
 
 def _decay_elements(config: Any) -> int:
-    """Size of Mamba's decays A, or 0: weights whose work counts with the scan, not the GEMMs."""
+    """Return the size of Mamba's decays A, or 0: weights whose work counts with the scan, not the GEMMs."""
     return config.layers * config.state_numbers if isinstance(config, MambaConfig) and not config.groups else 0
 
 
 def _mixed(config: Any, case: Case, form: str) -> Work | None:
-    """Return the work of attention, scan or TTT layers, without the GEMMs; None if unknown.
+    """Return the work of attention, scan or TTT's inner loop, without projections; None if unknown.
 
     Bytes: a prompt writes the state or KV cache, and reads TTT's initial weights. A step reads the cache, or reads and
     writes the state.

@@ -35,7 +35,7 @@ def refuse_arguments(words: Sequence[str], group: Any) -> None:
 
 
 def guarded(call: Callable[[], Any]) -> int:
-    """Call the program and return its exit status; print a user error as one sentence on stderr."""
+    """Call the program and return its exit status; print user errors on stderr."""
     try:
         status = call() or 0
         sys.stdout.flush()

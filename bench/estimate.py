@@ -52,13 +52,13 @@ def _medians(runs: Iterable[list[Record]], kind: str) -> dict[str, float]:
 
 
 def job_seconds(cases: Iterable[Planned], past: Durations) -> float:
-    """Return the estimated seconds of a job's cases; a case that no run has timed counts as the median one."""
+    """Return the estimated seconds of a job's cases; an untimed case counts as the median one."""
     typical = median(past.values()) if past else 0.0
     return sum(past.get(planned.case.key, typical) for planned in cases)
 
 
 def longest_first(jobs: Sequence[Job], past: Durations) -> list[Job]:
-    """Sort jobs by estimated time, or by their number of cases if no case was timed; the longest first."""
+    """Sort jobs, longest first, by estimated time or, if no case was timed, by number of cases."""
     return sorted(jobs, key=lambda job: (job_seconds(job.cases, past), len(job.cases)), reverse=True)
 
 

@@ -29,7 +29,7 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
 
 
 def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
-    """Return why a case of a growing series is skipped (a smaller one failed), or "" to run it."""
+    """Return why a case of a growing series is skipped (a smaller one exceeded memory or time), or "" to run it."""
     if not planned.grows:
         return ""
     for record in earlier:
@@ -46,7 +46,7 @@ def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
 
 
 def _smaller_axis(smaller: Case, case: Case) -> str:
-    """Return the only axis in which `smaller` is below `case`, or ""; the timing is allowed to differ."""
+    """Return "batch" or "context" if `smaller` has less of it than `case` and only timing may also differ; or ""."""
     for axis in ("batch", "context"):
         if getattr(smaller, axis) < getattr(case, axis):
             others = (name for name in Case.__dataclass_fields__ if name not in (axis, "timing"))

@@ -27,11 +27,11 @@ class Facts:
     head_rows: float | None = None
 
     def metrics(self) -> dict[str, float | None]:
-        """Return the facts that a record stores as numbers, in `Record.metrics`."""
+        """Return the facts for `Record.metrics`."""
         return {"parameters": self.parameters, "vocabulary": self.vocabulary}
 
     def settings(self) -> dict[str, str]:
-        """Return the facts that a record stores as text, in `Record.settings`."""
+        """Return the facts for `Record.settings`."""
         token_ids = "uniform over the vocabulary, new for each sample"
         return {"weights_dtype": self.dtype, "token_ids": token_ids, "kept_between_samples": self.kept}
 
@@ -46,7 +46,10 @@ def facts_of(weights: Mapping[str, Any], vocabulary: int, **rest: Any) -> Facts:
 
 
 def checks(facts: Facts, case: Case) -> list[Check]:
-    """Return checks that a model equals the Transformer of its size in these facts, and the case's dtype."""
+    """Return checks of the facts: dtype is the case's, kept is "nothing", head_rows is 1 if counted.
+
+    Except for checkpoints, parameters and vocabulary must be those of the Transformer of the case's size.
+    """
     found = [
         Check.at_most("weights_of_another_dtype", float(facts.dtype != case.dtype), 0),
         Check.at_most("samples_that_leave_something", float(facts.kept != "nothing"), 0),

@@ -74,7 +74,7 @@ def with_numbers(text: str, definitions: Mapping[str, Definition], source_of: So
     """Return the text of a Markdown file with its tables rewritten.
 
     definitions: sections of the TOML file, by table name. source_of: returns a run's data, given its folder's name.
-    Raises UserError for a table that does not end, or without a definition, or whose definition selects no case.
+    Raises UserError for a table without end or definition, or if the definition selects no case.
     """
     if text.count(BEGINNING) != len(BLOCK.findall(text)):
         raise UserError(f"a table begins with {BEGINNING}NAME --> and does not end with <!-- end -->")
@@ -101,7 +101,7 @@ def _table(name: str, definitions: Mapping[str, Definition], source_of: SourceOf
 
 
 def _cases(definition: Definition, source_of: SourceOf) -> list[list[str]]:
-    """Return lines of cells, the head first; UserError if a row or a column has no value."""
+    """Return a table's lines of cells, the head first; UserError if a row or a column has no value."""
     columns = definition["columns"]
     shared = {name: definition[name] for name in OPTIONS if name in definition} | definition.get("where", {})
     lines = [[definition.get("head", ""), *(column["label"] for column in columns)]]
@@ -146,7 +146,7 @@ def _cell(options: Mapping[str, Any], source_of: SourceOf) -> Number:
 
 
 def _selected(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
-    """where: a value by column; "a|b" matches either. In a cell with several values, one match is enough."""
+    """Return the rows that match `where`: a value by column; "a|b" matches either, also among several in a cell."""
     for name, wanted in where.items():
         values = wanted.split("|") if isinstance(wanted, str) else [wanted]
         cells = _column(rows, name).map(lambda cell: cell if isinstance(cell, tuple) else (cell,))
@@ -196,7 +196,7 @@ def _facts(source: Source) -> list[str]:
 
 
 def _flags(cell: Any) -> dict[str, None]:
-    """Unsteady TTFT and unsteady ITL both give "unsteady"; the dict keeps one, in order."""
+    """Return a cell's flags as keys, in order; unsteady TTFT and unsteady ITL both become "unsteady"."""
     return dict.fromkeys(UNSTEADY if flag in UNSTEADY_TIMES.values() else flag for flag in marks_in(cell))
 
 

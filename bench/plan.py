@@ -65,7 +65,7 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences to print about systems from systems.toml or without their environment."""
+        """Sentences for the user: systems that systems.toml starts, and systems whose interpreter is missing."""
         planned = {"/".join(job.pair): self.launches[job.pair] for job in self.jobs}
         own = [label for label in systems_of_file() if label in planned]
         notes = [f"{SYSTEMS_FILE} of this folder starts {', '.join(own)}"] if own else []
@@ -106,7 +106,7 @@ class Plan:
 
 
 def skips(launches: Mapping[tuple[str, str], Launch], memory_bytes: int | None) -> SkipReason:
-    """Return the scheduler's function from a case to why it is skipped or ""; see `skip_reason`."""
+    """Return the function that tells the scheduler why to skip a case, or ""; see `skip_reason`."""
     return lambda planned, earlier: (
         no_interpreter(launches[planned.case.system, planned.case.backend])
         or skip_reason(planned, earlier, memory_bytes)
@@ -171,7 +171,7 @@ def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ..
 def _suites(
     request: RunRequest, device: str, checkpoint: Checkpoint | None, machine: Mapping[str, Any]
 ) -> dict[str, tuple[str, ...]]:
-    """Return labels SYSTEM/BACKEND by suite, () for all systems."""
+    """Return each requested suite's systems as labels SYSTEM/BACKEND; () stands for all systems."""
     found: dict[str, tuple[str, ...]] = {}
     for word in request.suites or (DEFAULT_SUITES[device],):
         group, systems = find_group(word), request.systems

@@ -87,7 +87,7 @@ class RunRequest(BaseModel):
         return found
 
     def published(self) -> "RunRequest":
-        """Return the request for run.json: without absolute paths and --slurm's persons and hosts."""
+        """Return the request for run.json, without absolute paths, and without persons and hosts in --slurm."""
         return self.model_copy(
             update={
                 "checkpoint": self.checkpoint and Path(self.checkpoint.resolve().name),

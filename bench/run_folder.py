@@ -76,7 +76,7 @@ def extended(work: Plan, out: Path) -> Run:
 def retry_of(run: Run, retry: str) -> Retry:
     """Return the function that decides from a record whether to measure its case again.
 
-    retry: "failed" repeats all but ok, "flagged" contended, throttled and unsteady cases, "lost" no case.
+    retry: "failed" repeats cases that are not ok, "flagged" contended, throttled or unsteady ones, "lost" none.
     """
     flagged = disturbed(run.records()) if retry == "flagged" else set()
     return lambda record: record.case.key in flagged or (retry == "failed" and record.status != "ok")
@@ -100,7 +100,7 @@ def refuse_another_kind(current: Run, work: Plan) -> None:
 def refuse_another_device(current: Run, work: Plan) -> None:
     """Raise UserError if run and plan have different kinds or models of device.
 
-    On a machine without the run's kind of device, which only submits the run, models are not compared.
+    A machine without the run's kind of device only submits the run: models are not compared.
     """
     if current.jobs and work.device != current.file.device:
         kinds = f"is a run on {current.file.device}, and these cases are for {work.device}"

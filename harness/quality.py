@@ -80,7 +80,7 @@ class Quality:
 def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) -> Quality:
     """Return the flags of one case.
 
-    group: its records from one machine and commit. timing: result of `timing_of` for those with samples, if known.
+    group: its records from one machine and commit. timing: `timing_of` the ok records with samples; None computes it.
     """
     measured = timed(record for record in group if record.status == "ok")
     if not measured:
@@ -118,7 +118,7 @@ def by_case(records: Iterable[Record]) -> dict[str, list[Record]]:
 def by_machine(repeats: Sequence[Record]) -> list[list[Record]]:
     """Return the repeats of a case grouped by machine and commit.
 
-    A failed repeat whose machine and commit have no group joins the first group.
+    A failed repeat without such a group joins the first one.
     """
     machines: dict[tuple[str, ...], list[Record]] = {}
     for record in repeats:
@@ -168,7 +168,8 @@ def _unsteady_times(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, 
 def pooled_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float, float]:
     """Return (median, low, high): the processes' median, and a typical process's interval.
 
-    low, high: the median times the processes' median relative ends. Differences between processes do not count.
+    low, high: the median times the processes' median low / median and high / median (`median_interval`), so that
+    differences between processes do not count.
     """
     within = [median_interval(samples) for samples in processes]
     centre = median(middle for middle, _, _ in within)
@@ -188,8 +189,7 @@ def quartiles_apart(samples: Sequence[float]) -> float:
 def ends_apart(samples: Sequence[float]) -> float:
     """Return the relative difference of the first and last quarter's medians.
 
-    It is 0 for fewer than twelve samples, or if the quarters' middle halves overlap. For steady Gaussian noise of 5%,
-    it exceeds 5% in at most 1.6% of cases.
+    It is 0 for fewer than twelve samples, or if the quarters' middle halves overlap.
     """
     if len(samples) < 2 * FEWEST:
         return 0.0

@@ -143,7 +143,7 @@ def _checkout(revision: str) -> Iterator[Path]:
 
 @dataclass
 class _Side:
-    """One of the two commits of `ttt-bench ab`: its run, its workers' launches by (system, backend), its hash."""
+    """One commit of `ttt-bench ab`: its run, its hash, and its worker launch for each (system, backend)."""
 
     run: Run
     launches: Mapping[tuple[str, str], Launch]

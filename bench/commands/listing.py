@@ -12,7 +12,7 @@ from harness.workers.process import probe
 
 
 def list_systems() -> None:
-    """Print whether each system can run here: its packages' versions, or the reason."""
+    """Print whether each system can run here, with its packages' versions or the reason why not."""
     print("importing each system's packages takes a few seconds", file=sys.stderr)
     if named := systems_of_file():
         print(f"{SYSTEMS_FILE} of this folder starts {', '.join(named)}", file=sys.stderr)

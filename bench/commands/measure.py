@@ -92,13 +92,13 @@ def dry_run(request: RunRequest, out: Path) -> None:
 
 
 def summary(records: Sequence[Record]) -> str:
-    """Count the records by status as `34 ok, 2 skipped`, the most frequent status first."""
+    """Count the records by status as `34 ok, 2 skipped`, the most frequent first."""
     counts = Counter(record.status for record in records)
     return ", ".join(f"{count} {status}" for status, count in counts.most_common())
 
 
 def missing_packages(records: Sequence[Record]) -> list[str]:
-    """Return a sentence with the install command per system that lacks a package."""
+    """Return, for each system that lacks a package, a sentence with the install command."""
     skipped = [record for record in records if record.status == "skipped" and CANNOT_IMPORT in record.reason]
     lacking = {record.case.system_backend for record in skipped}
     return [f"{each.label} was skipped; to install it: {each.install}" for each in ADAPTERS if each.label in lacking]

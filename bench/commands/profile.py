@@ -74,7 +74,7 @@ def profile(request: RunRequest, out: Path) -> None:
 
 
 def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
-    """Return a new run in `out`, or `before`: extended if of mode "profile", otherwise as it is."""
+    """Return a new run in `out`, or `before`, to which the plan is added if its mode is "profile"."""
     if before is None:
         return Run.create(out, file_of(work, "profile"))
     refuse_another_device(before, work)
@@ -88,7 +88,7 @@ def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
 def of_few_layers(case: Case) -> Case:
     """Return the case with fewer layers, whose memory Nsight Compute can save and restore.
 
-    Cases of one layer, of checkpoints and of small models stay: few small layers would fit in the L2 cache.
+    Cases of one layer, of checkpoints and of small models stay unchanged: few small layers would fit in L2.
     """
     if case.option("scope", "model") != "model" or case.option("checkpoint", ""):
         return case

@@ -74,17 +74,17 @@ def _command(request: RunRequest, out: Path) -> list[str]:
 
 
 def _unfinished(run: Run, work: Plan, request: RunRequest) -> set[str]:
-    """Return the keys of cases to run, so that tasks share only jobs with such cases."""
+    """Return the keys of the cases still to run; tasks share only the jobs that have some."""
     retry, jobs = retry_of(run, request.retry), work.requested(run.jobs)
     todo = [unfinished(run, job, repeat, retry) for job in jobs for repeat in range(run.file.repeats)]
     return {planned.case.key for cases in todo for planned in cases}
 
 
 def work(out: Path, keys: Path, checkpoint: Path | None) -> None:
-    """Run, as a Slurm task, its share of the jobs of the run in `out`.
+    """Run this Slurm task's share of the jobs of the run in `out`.
 
     keys: a file with the keys of the cases to run, one per line.
-    checkpoint: its folder, which run.json does not store. Raises UserError outside of a Slurm task.
+    checkpoint: the checkpoint's folder, which run.json does not store. Raises UserError outside of a Slurm task.
     """
     open_checkpoint(checkpoint)
     task = slurm.Task.here()

@@ -38,7 +38,7 @@ def status(out: Path) -> None:
 
 
 def _to_continue(run: Run, out: Path) -> str:
-    """Return "" if the run cannot continue: a side of `ab`, or a run of version 0.1, which stored no request."""
+    """Return the command that continues a run; "" for a side of `ab`, or for version 0.1, which stored no request."""
     last = run.file.requests[-1].request if run.file.requests else {}
     return RunRequest.stored(last).to_continue(out) if last and last.get("command") != "ab" else ""
 

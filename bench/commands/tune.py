@@ -51,7 +51,7 @@ def tune() -> None:
 
 
 def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
-    """Return TOML section -> row (a precision, or one of FORWARD_ROWS) -> fastest settings."""
+    """Return the fastest settings by section of `tuning.toml`, then by row: a precision, or one of FORWARD_ROWS."""
     forward, found = form == FORWARD, dict[str, dict[str, Tuning]]()
     for row in FORWARD_ROWS[f"ttt_{learner}"] if forward else PRECISIONS:
         name, launch = fastest_forward(learner, row) if forward else fastest_step(learner, form, row)
@@ -67,7 +67,7 @@ def _log(text: str) -> None:
 
 
 def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning | None]:
-    """Return this GPU's section in `tuning.toml` and the fastest correct step settings, or None."""
+    """Return (section in `tuning.toml`, fastest settings of a correct step or None)."""
     config, dtype = _config(learner, SIZE), "float32" if precision == "float32" else "bfloat16"
     some = generate_set(config, BATCH, dtype, form, precision)
     name = some.state.tuned_as()
@@ -87,7 +87,7 @@ def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning |
 
 
 def fastest_forward(learner: str, row: str) -> tuple[str, Tuning | None]:
-    """Return a section in `tuning.toml` and the fastest correct forward settings, or None.
+    """Return (section in `tuning.toml`, fastest settings of a correct forward or None).
 
     row: key in that section, which chooses the model size and the batch.
     """

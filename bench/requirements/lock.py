@@ -1,6 +1,6 @@
 """Write the lock files of this folder from pyproject.toml and the .in files, by `make lock`.
 
-A pin below the newest release gets a comment with the newest one; its `via` lines name the packages that require it.
+A pin below the newest release gets a comment with the newest one.
 """
 
 import re

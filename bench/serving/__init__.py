@@ -4,7 +4,7 @@
 def register() -> None:
     """Register TTT models in vLLM, once or repeatedly; vLLM calls this in each process.
 
-    If the plug-in was not tried with the installed release of vLLM, opening a TTT checkpoint raises ValueError.
+    With a release of vLLM that was not tried, opening a TTT checkpoint raises ValueError.
     """
     from transformers.models.auto.configuration_auto import AutoConfig
 

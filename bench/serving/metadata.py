@@ -14,13 +14,13 @@ from tk_kernels.packed import Packed, packed
 
 @dataclass
 class TTTMetadata(BaseMambaAttentionMetadata):
-    """vLLM's metadata of a step of a state-space model, and the TTT model's own form of it."""
+    """vLLM's metadata of a step for state-space models; `step` is the TTT model's form of it."""
 
     step: Step | None = None
 
 
 class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
-    """Adds to vLLM's metadata the step: slots as int64 with positions in the mini-batch, or packed sequences."""
+    """Builds vLLM's metadata with its `step`: `Generating` if all requests generate, otherwise `Packed`."""
 
     metadata_cls = TTTMetadata
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE

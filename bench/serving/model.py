@@ -24,7 +24,7 @@ from tk_kernels.packed import packed
 
 
 class ServedBlock(FusedBlock):
-    """A fused block without dependent launches: in vLLM, the kernel before it writes its state."""
+    """A fused block without dependent launches, because in vLLM the kernel before the block writes its state."""
 
     dependent_launches = False
 
@@ -106,7 +106,7 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
         return F.pad(self.ttt.model.norm(x), (0, 0, 0, len(input_ids) - len(x)))
 
     def _one_prompt(self, tokens: int, device: torch.device) -> tuple[Step, list[list[Tensor]]]:
-        """Return a stand-in for a step without requests (vLLM measures memory); layers share a page."""
+        """Return (step, per-layer views of one shared page) with which vLLM measures memory without requests."""
         ends = torch.tensor([0, tokens], dtype=torch.int32, device=device)
         page = self.layout.views(torch.zeros(1, self.layout.page_bytes, dtype=torch.int8, device=device))
         return packed(ends, ends[:1], ends[:1].long(), tokens), [page] * len(self.states)

@@ -55,7 +55,7 @@ class Layout:
         ]
 
     def generating(self, views: Sequence[Tensor], slots: Tensor, positions: Tensor) -> LayerState:
-        """Return a layer's state for a step at positions [B, H]; the step updates the slots [B]."""
+        """Return a layer's state for a generate step at positions [B, H] that updates slots [B]."""
         state = self._with(views, positions)
         return replace(state, inner=replace(state.inner, slots=slots), slots=slots)
 

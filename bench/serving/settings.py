@@ -1,4 +1,4 @@
-"""Register TTT models in vLLM: the class, its backend, and the check of settings."""
+"""Register TTT models in vLLM."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """Steps that compile every kernel and load every library when the engine starts, so that no request waits for them.
 
-vLLM then captures CUDA graphs of the steps in which all requests generate, which compiles their kernels. With
-`--enforce-eager` the first such step compiles them.
+Steps in which all requests generate are compiled later: by vLLM's CUDA graph capture or, with `--enforce-eager`, by
+the first such step.
 """
 
 import torch
@@ -13,7 +13,7 @@ from tk_kernels.packed import packed
 
 
 def warm_up(model: TTTModel, layout: Layout) -> None:
-    """Run steps that together launch every compiled variant of a kernel that a step with prompts can launch.
+    """Run steps that launch every compiled kernel variant of steps with prompts.
 
     Numbers of sequences between two powers of two share variants, and so do all numbers from LEAST_ROWS on.
     """

@@ -21,7 +21,7 @@ Call = Callable[[], object]
 
 
 def launches_for(run_ms: float) -> int:
-    """Return the launches of `run_ms` milliseconds that fill a sample of 1 ms, at most 256."""
+    """Return how many launches of `run_ms` milliseconds fill a sample of 1 ms: 1 to 256."""
     return MAX_LAUNCHES if run_ms <= 0 else min(MAX_LAUNCHES, max(1, math.ceil(SPAN_MS / run_ms)))
 
 
@@ -43,7 +43,7 @@ class CudaEventClock(Clock):
 
     timing: "eager" calls the callable and includes idle time of the GPU. "graph" replays it as a CUDA graph.
     l2: "cold" flushes the L2 cache before each launch, untimed. Each launch then has its own events, which cost
-        microseconds, so short work is timed "warm" with `input_sets` inputs in turn.
+        microseconds. Short work is therefore timed "warm", with `input_sets` copies of the inputs in turn.
     """
 
     settles_s = SETTLES_S
@@ -115,7 +115,7 @@ def _each(batch: Sequence[Call]) -> None:
 
 @cache
 def side_stream() -> Any:
-    """Return the CUDA stream for runs before a capture."""
+    """Return the CUDA stream for warm-up runs before a graph capture."""
     import torch
 
     return torch.cuda.Stream()  # only one: cuBLAS keeps 32 MB for every stream that it was used on

@@ -106,7 +106,7 @@ def _paired(before: dict[str, Any], after: dict[str, Any] | None) -> dict[str, A
 
 
 def software() -> dict[str, str]:
-    """Return versions by name: Python, the OS kernel, CUDA if torch is loaded, `PACKAGES`."""
+    """Return versions by name: Python, the OS kernel, CUDA if torch is loaded, packages in `PACKAGES`."""
     cuda = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
     kernel = re.match(r"[\d.]*\d", platform.release())  # a suffix may be somebody's name
     system = {platform.system().lower(): kernel[0]} if kernel else {}

@@ -4,7 +4,7 @@ Between samples the inputs are refilled with random values; outputs must be fini
 After the last sample the outputs are set to NaN, the timed call runs once more, and its outputs are compared with the
 reference (`Workload.timed_check`). Numbers of tokens, units of work and tensor sizes are compared with the case.
 
-These checks find mistakes, not an adapter that cheats on purpose by looking up answers or patching the harness.
+These checks find mistakes, not an adapter that cheats on purpose.
 Without `Workload.inputs` or `Workload.timed_check`, outputs are not compared, and the record notes that. An engine's
 own times are accepted if they are at least half of the roofline bound.
 """
@@ -68,10 +68,10 @@ class CallChecker:
             self._next_at = time.monotonic() + max(RENEW_EVERY_S, (time.monotonic() - now) / RENEW_SHARE)
 
     def checked_call(self, clock: Clock) -> Checks:
-        """Run the timed call on fresh inputs, outputs set to NaN; return the checks so far.
+        """Set the outputs to NaN, run the timed call on fresh inputs, and return all checks so far.
 
         clock: the clock that timed `run`.
-        If earlier tokens matter to the work, a second call changes only these, and its outputs must differ.
+        If outputs depend on early tokens, a second call gets new early tokens only; its outputs must change.
         """
         if self._ran:
             self._check_outputs()
@@ -130,7 +130,10 @@ class CallChecker:
             self._miss("inputs_changed_by_the_work")
 
     def _follow_inputs(self, name: str = "outputs_unchanged_by_new_inputs", past_renewed: bool = False) -> None:
-        """Check that each sequence whose inputs changed has other outputs; a refill can repeat tokens."""
+        """Fail the check `name` if a sequence's inputs changed but its outputs did not.
+
+        past_renewed: whether `timed_check` changed each sequence's early tokens.
+        """
         outputs, batch = list(tensors_of(self._outputs)), self._case.batch
         floating = [each for each in outputs if each.is_floating_point()]  # integers can be the inputs themselves
         now = [_rows(x, x.shape.index(batch) if batch in x.shape else None) for x in floating or outputs]
@@ -183,7 +186,7 @@ def tensors_of(outputs: Any) -> Iterator[Any]:
 
 
 def claim_checks(case: Case, workload: Workload) -> Iterator[Check]:
-    """Yield a failed check for each count (tokens, units of work) that differs from the case."""
+    """Yield a failed check for each count (tokens, units of work) that differs from the case's."""
     whole = case.context + case.new_tokens  # of a request
     claimed = case.batch * {"forward": case.context, "generate": 1, "request": whole}[case.phase]
     at_once = workload.metrics.get("sequences_at_once")
@@ -230,7 +233,7 @@ def lower_bound_check(workload: Workload, samples_ms: list[float]) -> list[Check
 def fill(given: Input, seed: int, early_only: bool = False) -> None:
     """Refill an input in place with random values from a seed.
 
-    early_only: keep the last `_RECENT` tokens (half of a short prompt), and inputs without a token axis.
+    early_only: leave the last `_RECENT` tokens (in a short prompt, half) and inputs without a token axis unchanged.
     """
     import torch
 
@@ -264,7 +267,10 @@ def _poison(tensor: Any) -> None:
 
 
 def _rows(tensor: Any, axis: int | None) -> Any:
-    """Return a copy of evenly spread elements, [sequences, elements]; axis None is one sequence."""
+    """Return a copy [sequences, elements] of evenly spread elements of a tensor.
+
+    axis: the tensor's axis of sequences; None treats the tensor as one sequence.
+    """
     found = tensor.detach()
     axis = None if axis is None else axis % found.dim()
     for other in sorted(set(range(found.dim())) - {axis}, key=lambda each: -found.shape[each]):

@@ -17,12 +17,13 @@ _LARGEST = math.log(sys.float_info.max)
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Return (median, low, high) of one process's samples, in order of time.
+    """Return (median, low, high) of one process's samples, given in order of time.
 
-    low, high: the r-th smallest and largest sample, ends of the 95% interval. The number of n independent samples below
-    the true median is binomial(n, 1/2), so the confidence is 1 - 2 P(binomial <= r - 1). n is `independent_samples`.
-    Fewer than `FEWEST` samples give their range. If many samples have a smaller n, the interval is the range of the
-    medians of blocks, which ignores single outliers. Raises ValueError if there are no samples.
+    low, high: the 95% interval, from the r-th smallest to the r-th largest sample. n is `independent_samples`.
+    The number of n independent samples below the true median is binomial(n, 1/2).
+    The confidence is therefore 1 - 2 P(binomial <= r - 1).
+    If n < `FEWEST`, the interval is the samples' range or, for many samples, the range of successive blocks' medians,
+    which ignores single outliers. Raises ValueError if there are no samples.
     """
     ordered = sorted(samples)
     count, worth = len(samples), independent_samples(samples)
@@ -44,9 +45,9 @@ def independent_samples(samples: Sequence[float]) -> int:
 
 
 def _worth_by_ranks(samples: Sequence[float]) -> int:
-    """Return n (1 - r) / (1 + r), r the correlation of successive ranks; n if r may be chance.
+    """Return the effective sample size n (1 - r) / (1 + r); n if r may be chance.
 
-    r is corrected for the bias about the samples' own mean (Marriott and Pope, Biometrika 41, 1954).
+    r: correlation of successive samples' ranks, corrected for bias (Marriott and Pope, Biometrika 41, 1954).
     """
     count, ordered = len(samples), sorted(samples)
     # Equal samples share a rank.
@@ -62,7 +63,7 @@ def _worth_by_ranks(samples: Sequence[float]) -> int:
 
 
 def _worth_by_signs(samples: Sequence[float]) -> int:
-    """Return the effective sample size n / (1 + 2 sum of autocorrelations); n if that at lag 1 is not significant.
+    """Return the effective sample size n / (1 + 2 sum of autocorrelations); n if lag 1 has no significant one.
 
     The autocorrelations are those of the signs of differences from the median. The sum ends at the first pair of lags
     that is not positive (Geyer, Practical Markov Chain Monte Carlo, 1992, section 3.3).
@@ -95,8 +96,8 @@ def repeats_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float
     """Return (median, low, high): the processes' median and its 95% interval.
 
     processes: the samples of each process, in order of time; ValueError if there are none.
-    The interval is Student's for the mean logarithm of the medians, widened to contain each process's own interval. It
-    does not predict a further process. For a single process, the result is its `median_interval`.
+    The interval is Student's t interval of the medians' mean logarithm, widened to contain each process's own interval.
+    The median of a further process may lie outside. For a single process, the result is its `median_interval`.
     """
     within = [median_interval(samples) for samples in processes]
     medians = [middle for middle, _, _ in within]
@@ -113,7 +114,7 @@ def repeats_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float
 
 @lru_cache(maxsize=4096)
 def _lower_rank(count: int) -> int:
-    """Return the largest r so that the r-th smallest to largest reach `CONFIDENCE`, at least 1."""
+    """Return the rank r of `median_interval` for n = count: the largest that reaches `CONFIDENCE`, at least 1."""
     below, rank = 0.0, 0
     while rank < (count + 1) // 2:
         # In logarithms: 2**-count underflows beyond a thousand samples.

@@ -44,7 +44,7 @@ class CaseRun:
 
     mode: "measure" times the case, "verify" only checks outputs, "profile" calls `profiler`.
     healthy: after `record`, whether the process can run another case.
-    profile: after `record`, the fields of a `Profile` that `profiler` returned.
+    profile: after `record`, the `Profile` fields from `profiler`.
     """
 
     case: Case

@@ -154,7 +154,7 @@ def _handle(pynvml: Any, visible: str | None) -> Any:
 
 
 def _by_uuid(pynvml: Any, name: str) -> Any:
-    """Return the handle for a UUID, or as in CUDA its unique prefix; None if unknown."""
+    """Return the handle for a UUID or, as CUDA allows, for its unique prefix; None if unknown."""
     if found := _quietly(lambda: pynvml.nvmlDeviceGetHandleByUUID(name)):
         return found
     devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
@@ -203,8 +203,8 @@ FILLS = 0.9  # share of the block that samples must fill
 class EnergyMeter:
     """Context manager that measures energy per token in its block; nothing without a GPU.
 
-    The driver refreshes its energy counter about ten times a second, and a thread watches for refreshes. Mean power is
-    energy over time between the first refresh and the last.
+    Mean power is energy over time between the first and the last refresh of the driver's energy counter, which a thread
+    watches; there are about ten a second.
     """
 
     def __init__(self, gpu: Gpu | None) -> None:
@@ -226,7 +226,7 @@ class EnergyMeter:
     def per_token(self, tokens: int, seconds: float) -> dict[str, float | None]:
         """Return the metric `energy_j_per_token`, mean power times time per token; {} if unreliable.
 
-        tokens, seconds: of all samples together, which must fill nine tenths of the block's time.
+        tokens, seconds: totals of all samples; `seconds` must be at least nine tenths of the block's time.
         """
         refreshes = [
             read

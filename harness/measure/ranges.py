@@ -11,7 +11,11 @@ LEAD = "lead"  # the runs before the timed ones, which no profile shows
 
 
 class _Recording:
-    """State of this module. on: whether `nvtx_range` is a range of PyTorch's profiler too, which takes microseconds."""
+    """State of this module.
+
+    on: whether `recorded` is on, which makes each `nvtx_range` take microseconds.
+    entered: the function given to `on_range`, if any.
+    """
 
     on = False
     entered: Callable[[str], object] | None = None
@@ -57,7 +61,7 @@ def on_range(entered: Callable[[str], object]) -> Iterator[None]:
 
 
 def is_recorded() -> bool:
-    """Whether `recorded` makes each `nvtx_range` a range of PyTorch's profiler too."""
+    """Whether `recorded` is on."""
     return _Recording.on
 
 

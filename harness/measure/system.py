@@ -56,7 +56,7 @@ class Workload:
         Returns a function (outputs, number of calls of `run` since) that compares the outputs with the reference.
         Before the second checked call only early tokens change: its outputs must change too. For an engine, both
         functions are called after the last batch, with outputs None. None without a reference.
-    renews_past: whether `timed_check` itself draws new early tokens, for work without an input that has a token axis.
+    renews_past: whether `timed_check` itself draws new early tokens, because no input has a token axis.
     `check`: compares outputs with the reference before timing. None without a reference.
     engine_samples: for a system that times itself; yields for each batch a list of milliseconds per unit.
         The first batches, at least one, are warm-up.

@@ -42,7 +42,7 @@ class Clock:
     """Times one callable on a CPU, by the host's performance counter; `CudaEventClock` times one on a GPU.
 
     own_bytes: device memory that the clock itself allocates. launches: calls per sample.
-    wakes_s, settles_s: seconds of load until an idle or a throttled device runs at a steady speed.
+    Seconds of load until a steady speed: wakes_s of an idle device, settles_s of a throttled one.
     loaded_s: seconds for which `prepare` already kept the device busy, without the first call.
     replays: whether each call replays a CUDA graph and so overwrites the same outputs.
     """
@@ -73,7 +73,7 @@ def never_throttled() -> bool:
 
 
 def measure(run: Callable[[], object], clock: Clock, policy: Policy, limited: bool = True) -> Timing:
-    """Prepare `run`, warm up, and return samples. limited: warm up as long as for a throttled device."""
+    """Prepare `run`, warm up, and return samples. limited: warm up as for a throttled device."""
     clock.prepare(run)
     warm_up(clock, policy, lambda: limited)
     return take_samples(clock, policy)
@@ -179,9 +179,9 @@ def stop_reason(
     """Return the criterion that ends sampling, or "" if sampling continues.
 
     "interval": the median's interval is narrow enough. "count": there are `MAX_SAMPLES`. "budget": the time is over.
-    A wide interval extends the budget to `PATIENCE` budgets, at most by `LONGEST_WAIT_S`; fewer than 1.5 times
-    `min_samples` extend it by `LONGEST_WAIT_S`.
-    due: whether to compute the interval now; None does so after every 10% more samples, to save time.
+    While the interval is wide, the limit is `PATIENCE` budgets, at most `LONGEST_WAIT_S` more than one. With fewer than
+    1.5 times `min_samples` samples, it is one budget plus `LONGEST_WAIT_S`.
+    due: whether to compute the interval now; None: only after every 10% more samples, to save time.
     least_s: seconds before a narrow interval can end sampling.
     """
     if len(samples) < policy.min_samples:

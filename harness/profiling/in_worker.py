@@ -46,8 +46,8 @@ def profile(
     """Run the case for a profiler and return fields of a `Profile`.
 
     tool: "kineto" records inside the worker; "nsys" and "ncu" run the worker and capture the `profiler_range`.
-    keep: path for Kineto's trace, "" to discard the trace.
-    With Kineto, the fields include kernels and times; with Nsight tools, only the fields that a report lacks.
+    keep: path for Kineto's trace, "" to discard the trace. throttled: returns whether the GPU is throttled.
+    With Kineto, the fields include kernels and times; Nsight tools report these themselves.
     Raises ProfileError if the trace is empty, or if an engine has no `Workload.engine_batch`.
     """
     work = _Work(case, workload, throttled)
@@ -83,7 +83,7 @@ class _Work:
         self.alone_us = 0.0  # time of a run without a profiler
 
     def warm(self) -> None:
-        """Run the work until it has compiled; set an engine's `units`, or `passes` and `call_s`."""
+        """Run the work until it has compiled; set `units` for an engine, otherwise `passes` and `call_s`."""
         if self.is_engine:
             self._once(nullcontext())
             return
@@ -119,7 +119,7 @@ class _Work:
         return self.clock.launch if self.clock else self.workload.run
 
     def load(self, run: Callable[[], object]) -> None:
-        """Call `run` until clock rates settle; choose the numbers of lead-in and profiled runs."""
+        """Call `run` until clock rates settle; set `lead` and `runs`, the numbers of runs for `window`."""
         start, runs, took_s, capped = time.monotonic(), 0, 0.0, False
         while self.device == "cuda" and took_s < SETTLES_S:
             capped = self.repeat(run, 1) or capped
@@ -132,9 +132,9 @@ class _Work:
             self.runs = max(least, min(RUNS, int(LONGEST_S / each_s)))
 
     def window(self, most: int = sys.maxsize) -> tuple[int, int]:
-        """Return the numbers of lead-in and profiled runs.
+        """Return (lead-in, profiled): how many runs to do unprofiled first, and how many to profile.
 
-        Their sum is at most `most`. If `most` limits the runs, a quarter of `most` remains for the lead-in.
+        most: limit of their sum. If it reduces the profiled runs, a quarter of it remains for the lead-in.
         """
         runs = min(self.runs, max(1, most - max(1, most // 4)))
         return min(self.lead, most - runs), runs
@@ -152,7 +152,7 @@ class _Work:
         return Runs(runs, self.units, self.calls, self.host_us[-runs:], self.alone_us, self.case.timing == "graph")
 
     def ranged(self, region: AbstractContextManager[Found]) -> Found:
-        """Run a call, or an engine's batch, with NVTX ranges, inside `region`."""
+        """Run a call, or an engine's batch, with NVTX ranges inside `region`; return what `region` yields."""
         entered: list[Found] = []
 
         @contextmanager
@@ -199,7 +199,10 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
 
 
 def _counted(work: _Work) -> dict[str, Any]:
-    """Run a call; count only the last `COUNTED_STEPS` passes through `COUNTED_LAYER`, else all."""
+    """Run a call; let Nsight Compute count from the last `COUNTED_STEPS` passes of `COUNTED_LAYER` on.
+
+    A call without that layer is counted whole. Return {}.
+    """
     first, passes = max(0, work.passes - COUNTED_STEPS), 0
     with ExitStack() as region:
 
@@ -218,7 +221,7 @@ def _counted(work: _Work) -> dict[str, Any]:
 def _captured(work: _Work) -> dict[str, Any]:
     """Run one call with ranges, then the timed runs, while Nsight Systems captures.
 
-    "seen": fields of a `Runs`. "apart": whether the timed runs came after the call with ranges.
+    "seen": fields of a `Runs`. "apart": False for an engine's generate, where the call with ranges is the timed run.
     """
     if work.is_part:
         work.ranged(profiler_range(work.device))

@@ -34,8 +34,8 @@ class Profiler:
 
     launches: the worker command of each (system, backend). tools: the profilers to use.
     skip: returns the reason to skip a case; "" to profile the case.
-    stand_in: returns a case with the same kernels and less memory, which Nsight Compute counts in place of the case,
-        because it saves all memory that a kernel can write.
+    stand_in: returns a case with the same kernels and less memory, to run under Nsight Compute, which saves all memory
+        that a kernel can write.
     say: called with sentences for the user.
     on_times: called with each profile that has times and waits for counters. on_profile: with each finished profile.
     resume: whether to keep earlier calls' profiles, or their times where counters are missing.
@@ -53,10 +53,11 @@ class Profiler:
     resume: bool = False
 
     def jobs(self, jobs: Sequence[Job], slots: Sequence[GpuSlot] = (DEFAULT_SLOT,)) -> list[Profile]:
-        """Profile the jobs' cases, each job on the next free GPU slot, counters on the first; return the profiles.
+        """Profile the jobs' cases; return the profiles.
 
+        For times, each job runs on the next free GPU slot; for counters, all run on the first.
         All cases are timed first, because Nsight Compute delays launches on the machine's other GPUs.
-        Raises RunError if a GPU does not answer any more.
+        Raises RunError for a lost GPU.
         """
         with signals_raise(), self.run.held():
             (self.run.folder / "profiles").mkdir(exist_ok=True)
@@ -98,7 +99,7 @@ class JobProfiler:
         self.under_profiler = UnderProfiler(profiler.run, profiler.launches[job.pair], slot, profiler.limits, stopped)
 
     def times(self) -> None:
-        """Profile the times of the job's cases, except for cases with a `Profiler.kept` profile."""
+        """Time the job's cases that have no `Profiler.kept` profile."""
         for planned in self.job.cases:
             if not self.profiler.kept(planned):
                 self._with_times(planned)
@@ -173,13 +174,13 @@ class JobProfiler:
         return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command))
 
     def _blame_the_case(self) -> None:
-        """Return if the case made a profiler fail, not the user (KeyboardInterrupt) or a lost GPU (RunError)."""
+        """After a profiler failed, raise KeyboardInterrupt if the run should end, or RunError if the GPU is lost."""
         if self.stopped():
             raise KeyboardInterrupt
         self.slot.refuse_lost_gpu()
 
     def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> str:
-        """Report an error to the user; give up a profiler that would fail for other cases too."""
+        """Report an error and return the sentence; stop using a profiler that would fail for other cases too."""
         advice = "" if isinstance(error, ToolLost) else "; try again (--resume), or say --with torch"
         why = sentence(f"{error}{advice}")
         self.profiler.say(why)
@@ -194,7 +195,7 @@ def _with_duration(profile: Profile, stage: str, start: float) -> Profile:
 
 
 def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:
-    """Add counters by kernel name, and a note if kernels without them take over 5% of the time."""
+    """Return the profile with counters, given by kernel name; note if kernels without any take over 5% of the time."""
     kernels = tuple(replace(each, counters=counters.get(each.name)) for each in profile.kernels)
     total = sum(kernel.time_us for kernel in kernels)
     missed = sum(kernel.time_us for kernel in kernels if kernel.counters is None)

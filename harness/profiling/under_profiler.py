@@ -28,7 +28,7 @@ _FOLDERS = re.compile(r"(?:/[^/\s:=,]+)+/")
 class ToolLost(ProfileError):
     """Raised if a profiler gives no result for a case, with the reason in one sentence.
 
-    status: of the case. lasting: whether the job's other cases would fail too. everywhere: whether all cases would.
+    status: the case's status. lasting, everywhere: whether the job's other cases, or all cases, would fail too.
     """
 
     def __init__(self, reason: str, lasting: bool = False, status: str = "failed", *, everywhere: bool = False) -> None:
@@ -70,9 +70,9 @@ class UnderProfiler:
         return found | {"commands": [command]}, record
 
     def by_ncu(self, case: Case, stand_in: Case) -> tuple[dict[str, Counters], str]:
-        """Count with a worker under Nsight Compute; return (counters by kernel name, command).
+        """Run `stand_in` in a worker under Nsight Compute; return (counters by kernel name, command).
 
-        stand_in: the case that runs; the key of `case` names the report.
+        case: the case to profile, whose key names the report.
         """
         report = self._raw(case, ".ncu-rep")
         wrapped, command = self._under(*ncu.wrapping(report, range_names(case.phase)))
@@ -80,7 +80,7 @@ class UnderProfiler:
         return ncu.read(_read_by(ncu.importing(report))), command
 
     def _under(self, *profiler: str) -> tuple[Launch, str]:
-        """Return the launch under a profiler, and its command line without folders."""
+        """Return (launch of the worker with `profiler` before its command, this command line without folders)."""
         launch = replace(self.launch, command=[*profiler, *self.launch.command])
         words = [*launch.command, "-m", "harness.worker", launch.entry]
         return launch, shlex.join(_FOLDERS.sub("", word) for word in words)
@@ -105,9 +105,9 @@ class UnderProfiler:
     def _run_case(
         self, worker: WorkerProcess, case: Case, *, last: bool = False, **fields: Any
     ) -> tuple[dict[str, Any], Record]:
-        """Return profile fields and record of a worker's answer; ToolLost unless it is usable and "ok".
+        """Run a case in a worker; return (profile fields, record). Raises ToolLost unless the record is "ok".
 
-        fields: `tool` and `keep` of `in_worker.profile`.
+        last: as in `WorkerProcess.ask`. fields: `tool` and `keep` of `in_worker.profile`.
         """
         policy, limit_s = self.run.file.policy, self.limits.case_s
         try:

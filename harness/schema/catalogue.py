@@ -60,7 +60,7 @@ class AxisEntry(Stored):
     """How reports name an axis of a figure: a field or an option of a case.
 
     phrase: words for a value in captions; {} stands for the value.
-    default: value of an option that a case does not list; None if some systems lack the option.
+    default: the option's value for cases that do not list it; None if some systems lack the option.
     """
 
     name: str
@@ -71,7 +71,7 @@ class AxisEntry(Stored):
 
 @dataclass(frozen=True)
 class PaperClaim(Stored):
-    """A claim of the TTT paper on a figure: from `at_least` on, `system` beats `other`.
+    """A claim of the TTT paper on a figure: from x = `at_least` on, `system` beats `other`.
 
     text: the claim in words, as captions quote it.
     margin: share by which `system` may be worse and still satisfy the claim.
@@ -92,7 +92,7 @@ class FigureEntry(Stored):
     source: the TTT paper's figure that this one reproduces, such as "Figure 15, left"; "" for none.
     split: axes, with a separate figure for each of their values.
     forms: whether to add a figure of the ratio primal / dual, TTT's two forms.
-    `lower_bound`: whether to draw the roofline bound (the metric `lower_bound_ms`) as well.
+    `lower_bound`: whether to draw the roofline bound (the metric `lower_bound_ms`).
     best: whether the figure's sentence compares the lines' highest y over all x, instead of their y at each x.
     primary: lines, named SYSTEM/BACKEND, that answer the figure's question; empty for all lines.
     claims: claims of the paper, checked on the primary lines.
@@ -162,18 +162,18 @@ class Catalogue(Stored):
         return Catalogue(**parts, phases=tuple((dict(self.phases) | dict(newer.phases)).items()))
 
     def system_label(self, name: str) -> str:
-        """Return the system's label, or `name` if the catalogue lacks the system."""
+        """Return the system's label; `name` if missing."""
         return next((each.label for each in self.systems if each.name == name), name)
 
     def backend_label(self, name: str) -> str:
-        """Return the backend's label, or `name` if the catalogue lacks the backend."""
+        """Return the backend's label; `name` if missing."""
         return next((each.label for each in self.backends if each.name == name), name)
 
     def metric(self, name: str) -> MetricEntry:
-        """Return the metric's entry, or one labelled `name` if the catalogue lacks it."""
+        """Return the metric's entry; one labelled `name` if missing."""
         return next((each for each in self.metrics if each.name == name), MetricEntry(name, name))
 
     def axis(self, name: str) -> AxisEntry:
-        """Return the entry of an axis, or one labelled `name` if the catalogue lacks it."""
+        """Return the axis's entry; one labelled `name` if missing."""
         words = name.replace("_", "-")
         return next((each for each in self.axes if each.name == name), AxisEntry(name, words, f"{words} {{}}"))

@@ -51,7 +51,7 @@ def listed(folder: Path, pattern: str = "*") -> list[Path]:
 
 @contextmanager
 def refusing(path: Path, verb: str, refusal: type[Exception]) -> Iterator[None]:
-    """Turn the block's OSError into a `refusal`: `PATH: cannot be VERB: REASON`."""
+    """Raise the block's OSError as a `refusal`: `PATH: cannot be VERB: REASON`."""
     try:
         yield
     except OSError as error:

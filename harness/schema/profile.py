@@ -88,7 +88,7 @@ class Kernel(Stored):
 
     @property
     def is_counted_unlike(self) -> bool:
-        """Whether the counted launches did other work, as their time differs from the mean."""
+        """Whether the counted launches took another time than all on average: they did other work."""
         counted_us = self.counters.time_us if self.counters else 0.0
         return bool(counted_us) and abs(counted_us - self.mean_us) > max(UNLIKE * self.mean_us, UNLIKE_US)
 
@@ -187,7 +187,7 @@ class Profile(Region):
     status, reason: as in a record; every status except "ok" has a reason and no kernels.
     tools: versions of the profilers. commands: their command lines without folders. notes: what is missing.
     environment: as in a record.
-    stages_s: seconds of "times" and "ratios" (counters) with model builds and worker starts; "build" in version 0.1.
+    stages_s: seconds of "times" and "ratios" (counters) with model builds and worker starts; version 0.1 had "build".
     """
 
     tool: Literal["ttt-bench profile"] = field(default="ttt-bench profile", kw_only=True)

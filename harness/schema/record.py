@@ -70,7 +70,7 @@ _Count = Annotated[int, Field(ge=0)]
 
 
 def _version(value: Any) -> Any:
-    """Return the current version for an older one; other validators translate older names."""
+    """Replace an older schema version by the current one; other validators translate older field names."""
     if isinstance(value, int) and not _OLDEST <= value <= SCHEMA_VERSION:
         raise ValueError(f"must be {_OLDEST} to {SCHEMA_VERSION}")
     return SCHEMA_VERSION if isinstance(value, int) else value

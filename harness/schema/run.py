@@ -160,7 +160,7 @@ class Run:
     def held(self, shared: bool = False) -> Iterator[None]:
         """Lock the run's folder in the block, or raise RunError if another process has locked it.
 
-        shared: as a Slurm task, which shares the lock with the run's other tasks.
+        shared: whether the run's other Slurm tasks may hold the lock at the same time.
         """
         with refusing(self.folder, "read", RunError):
             descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -33,7 +33,7 @@ class Planned(Stored):
     grows: bool = False
 
     def merged(self, other: "Planned") -> "Planned":
-        """Merge two plans of one case: the larger `min_samples`; `grows` if both have it."""
+        """Merge two plans of one case; return the larger `min_samples`, and `grows` if both have it."""
         return Planned(self.case, max(self.min_samples, other.min_samples), self.grows and other.grows)
 
 

@@ -40,7 +40,7 @@ class Launch:
     command: an interpreter, or a wrapper such as ["docker", "run", "-i", IMAGE, "python"].
     entry: MODULE:ATTRIBUTE[:ARGUMENT...] of the system's adapter; "" if each request names one.
     env: additional environment variables. root: checkout with the worker's code, None for this one.
-    locked: versions of the lock file by package, with which records compare the worker's.
+    locked: the lock file's versions by package, with which records compare the worker's versions.
     """
 
     command: Sequence[str] = (sys.executable,)
@@ -143,7 +143,7 @@ class WorkerProcess:
         profiler: Mapping[str, Any] | None = None,
         last: bool = False,
     ) -> tuple[Record, dict[str, Any]]:
-        """Run a case; return its record, with the machine's load, and the fields of its profile.
+        """Run a case; return (record with the machine's load, fields of a `Profile`).
 
         profiler: `tool` and `keep` of `in_worker.profile`, for mode "profile".
         If the case needs a new process, one is started and gets the request too.
@@ -226,7 +226,7 @@ class WorkerProcess:
     def stop(self, limit_s: float = _STOP_S) -> int | None:
         """Close the worker's input and wait for its end; return its exit status.
 
-        The result is None if the worker was killed after `limit_s` seconds, and 0 without a worker.
+        The status is None if the worker was killed after `limit_s` seconds; 0 without a worker.
         """
         if (process := self._process) is None:
             return 0
@@ -302,7 +302,7 @@ class WorkerProcess:
 
     @property
     def error_line(self) -> str:
-        """The last line of stderr since the last answer that names an error."""
+        """The last line that names an error, or else the last line, of stderr since the last answer."""
         return error_line(self._errors.decode(errors="replace"))
 
 
@@ -342,7 +342,7 @@ def signal_of(status: int) -> str:
 def path_of_code(env: Mapping[str, str], root: Path | None = None) -> dict[str, str]:
     """Return {"PYTHONPATH": path} with the checkout `root` first, by default that of this file.
 
-    If this file is installed, return {}: other interpreters must not see the folder of installed packages.
+    {} if this file is installed: other interpreters must not see the installed packages.
     """
     root = root or (None if _ROOT.name in ("site-packages", "dist-packages") else _ROOT)
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH", "")]))} if root else {}

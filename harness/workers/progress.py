@@ -16,7 +16,8 @@ _BAR_WIDTH, _NUMBERS_WIDTH = 10, 40
 class Progress:
     """Context manager that shows a run's progress, and on a terminal the case that began last.
 
-    title: name of the run. stream: stderr by default, so that stdout has results only. Pass it as `Options.on_event`.
+    Pass the instance as `Options.on_event`.
+    title: name of the run. stream: by default stderr.
     """
 
     def __init__(self, title: str = "", stream: TextIO | None = None) -> None:

@@ -29,7 +29,7 @@ class Event:
 
     kind: "plan" (before the first case), "start" (of a case) or "record" (end of a case).
     planned, record: the case and its result. slot: name of its GPU slot, "" for the only one.
-    total, kept: for "plan", the numbers of cases in this call, and of cases that an earlier call finished.
+    total, kept: for "plan", how many cases this call has, and how many an earlier call finished.
     """
 
     kind: str
@@ -71,7 +71,7 @@ def run_jobs(
     A case with a record runs again if its status is in `UNFINISHED`, or if `options.retry` returns True.
     launches: the worker command of each (system, backend). slots: GPU slots.
     shared: whether this process is a Slurm task, which shares the run; otherwise it locks the run.
-    Raises RecordError for an unusable file, and RunError if a GPU does not answer any more.
+    Raises RecordError for an unusable file, and RunError for a lost GPU.
     A KeyboardInterrupt (also for SIGTERM and SIGHUP) passes through after the workers are killed.
     """
     jobs = run.jobs if options.jobs is None else options.jobs
@@ -170,7 +170,7 @@ class _JobRun:
 def signals_raise() -> Iterator[None]:
     """Raise KeyboardInterrupt at SIGTERM and SIGHUP in the block, except for ignored signals.
 
-    Only the main thread can set handlers; in others nothing changes.
+    Outside the main thread, nothing changes.
     """
     is_main = threading.current_thread() is threading.main_thread()
     wanted = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]

@@ -129,9 +129,9 @@ class Task:
 def run_task(
     run: Run, launches: Mapping[Pair, Launch], task: Task, options: Options, slot: GpuSlot = DEFAULT_SLOT
 ) -> list[str]:
-    """Run a task's share of `options.jobs`, by default of all jobs; return the jobs' names.
+    """Run a task's share of `options.jobs` (None: of all jobs); return the names of the share's jobs.
 
-    Raises RunError if another Slurm job holds the run, or if the GPU does not answer any more.
+    Raises RunError if another Slurm job holds the run, or for a lost GPU.
     """
     jobs = (run.jobs if options.jobs is None else options.jobs)[task.number :: task.count]
     with run.held(shared=True):
@@ -143,7 +143,7 @@ def run_task(
 
 
 def submitted_job(folder: Path) -> str:
-    """Return the id of the Slurm job that a run was last submitted as; "" for none."""
+    """Return the id of a run's last Slurm job; "" for none."""
     try:
         return read_regular(folder / JOB).decode().strip()
     except OSError:
@@ -151,7 +151,7 @@ def submitted_job(folder: Path) -> str:
 
 
 def refuse_submitted(folder: Path) -> None:
-    """Raise RunError if the run was submitted to Slurm and may still be running there."""
+    """Raise RunError if the run may still be running in Slurm."""
     if not (job := submitted_job(folder)):
         return
     try:

@@ -56,6 +56,6 @@ def choose(way: str, device: str) -> Tools:
 
 
 def version_of(program: str) -> str:
-    """Return the version of a program on the path; "" without one that says its version."""
+    """Return the version that a program on the path prints; "" if it is missing or prints none."""
     found = _VERSION.search(output_of([program, "--version"])[0])
     return found.group(0) if found else ""

@@ -25,7 +25,7 @@ def recording(
 
     with_ranges: whether to record each `nvtx_range` too, which slows the block down.
     keep: path for the compressed trace, for a viewer such as Perfetto; None to discard the trace.
-    before: called before the block, with the profiler turned on but not recorded.
+    before: called before the block, with the profiler on but not recording.
     """
     from torch.profiler import ProfilerActivity, profile, schedule
 

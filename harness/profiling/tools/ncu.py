@@ -63,8 +63,9 @@ def wrapping(report: Path, phase_ranges: Sequence[str]) -> list[str]:
     """Return the start of a command that runs a worker under Nsight Compute.
 
     Inside `profiler_range`, Nsight Compute counts the kernels of `COUNTED_LAYER` and those outside all layers.
-    report: a file that it writes; the log has the suffix .log. phase_ranges: names of the ranges around the layers.
-    It replays each kernel with warm caches and free clocks, so its times differ from a run's.
+    Each kernel is replayed with warm caches and free clocks, so times differ from a run's.
+    report: path for the report; the log next to it has the suffix .log.
+    phase_ranges: names of the ranges around the layers.
     """
     return [
         PROGRAM,

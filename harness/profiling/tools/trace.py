@@ -139,7 +139,7 @@ def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], 
 
 
 def last_runs(launched: Sequence[Launched], runs: int, recorded: int) -> tuple[Sequence[Launched], int]:
-    """Return (launches, runs) of the last `runs` of `recorded` runs; of all if kernels differ."""
+    """Return (launches, number of runs): the last `runs` of `recorded` runs, or all if their kernels differ."""
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not _alike(in_order, recorded):
         return launched, recorded
@@ -177,7 +177,7 @@ def kernels_of(launched: Iterable[Launched]) -> list[Kernel]:
 
 
 def ranges_of(launched: Iterable[Launched], kernels: Sequence[Kernel]) -> list[Range]:
-    """Return the ranges around launches, by start, each with its launches of `kernels`."""
+    """Return the ranges around launches, by first launch; each has the count and time of every kernel in it."""
     indices = {kernel.name: index for index, kernel in enumerate(kernels)}
     found: dict[tuple[str, ...], dict[int, list[float]]] = {}
     for each in sorted(launched, key=lambda each: each.start_us):
@@ -195,7 +195,8 @@ def timeline_of(
 ) -> Timeline:
     """Return the timeline of the first of `runs` runs; if ranges show steps, of its first step.
 
-    timed: launches of the runs. ranged: launches of one call, whose ranges apply to a run of equally many launches.
+    timed: launches of the runs. ranged: launches of one call with ranges, unused if a run has another number of them.
+    kernels, ranges: the lists into which the timeline's indices point.
     The timeline has at most `TIMELINE_LIMIT` launches.
     """
     run = sorted(timed, key=lambda each: each.start_us)
