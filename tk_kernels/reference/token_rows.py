@@ -83,7 +83,7 @@ def clone(state: State) -> State:
 
 
 def mapped(state: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Apply a function to each tensor of a state: a tensor, or a dataclass or tuple of states."""
+    """Return a state with `function` applied to each tensor. A state is a tensor, or a dataclass or tuple of states."""
     if isinstance(state, Tensor):
         return function(state)
     if is_dataclass(state) and not isinstance(state, type):
