@@ -64,7 +64,7 @@ FLAGS = (
 
 @dataclass(frozen=True)
 class KernelResources:
-    """Registers and spilled bytes (stores plus loads) of one kernel per thread, from ptxas."""
+    """One kernel's registers and spilled bytes (stores plus loads) per thread, from ptxas."""
 
     name: str
     registers: int
@@ -81,7 +81,7 @@ class Built:
 
     @property
     def ingredients(self) -> dict[str, str | None]:
-        """The result of the function `ingredients` when the file was compiled, perhaps on another machine."""
+        """The result of the function `ingredients` at compilation, perhaps on another machine."""
         return json.loads((self.folder / NOTE).read_text())
 
     @property
@@ -174,7 +174,7 @@ def other_gpu(suits: Callable[[tuple[int, int]], bool], needed: str) -> str:
 
 
 def missing_to_compile() -> str:
-    """Return one sentence on the first missing requirement for compiling kernels, or ""."""
+    """Return the first missing requirement for compiling kernels, or ""."""
     if importlib.util.find_spec("tvm_ffi") is None:
         return NO_TVM_FFI
     if find_nvcc() is None:
@@ -195,7 +195,7 @@ def find_nvcc() -> Path | None:
 
 
 def ingredients(name: str) -> dict[str, str | None]:
-    """Return everything that determines a kernel's machine code; without nvcc or ThunderKittens, its version is None.
+    """Return everything that determines a kernel's machine code, by name; a missing nvcc or ThunderKittens is None.
 
     Raises BuildError if there is no such kernel, or if nvcc does not run.
     """

@@ -197,7 +197,7 @@ def _few_rows_summed(
     """Compute OUTPUTS columns of out [R, N] = x W^T on CUDA cores, INPUTS inputs at a time.
 
     x [R, K], W [N, K]; R is a power of two. SWIGLU: silu(x W^T) * (x up_weights^T). ADD: add to out.
-    NORMED: normalize x first. GATED: by LayerNorm times the output gate; R = 1.
+    NORMED: apply RMSNorm to x first; with GATED, LayerNorm times the output gate, for R = 1.
     """
     let_next_begin(PDL)
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)

@@ -162,8 +162,8 @@ def _layout(
 ) -> tuple[Tensor, Tensor, int, dict[str, Any]]:
     """Return the cache to read, the cache to write, the number of chunks, and further arguments of the kernel.
 
-    A program computes one chunk of one sequence. Unpacked single tokens update one cache in
-    place; otherwise the two caches are different tensors.
+    A program computes one chunk of one sequence. Unpacked single tokens update one cache in place; otherwise the caches
+    are different tensors.
     """
     if sequences is None:
         chunk = min(CHUNK, triton.next_power_of_2(tokens))
@@ -203,7 +203,7 @@ def _cached(at, valid, C: tl.constexpr):
 
 @jit
 def _packed_chunk(cu_seqlens, chunks, chunk):
-    """Return a chunk's sequence and offset in it, then that sequence's first row in [N, C] and its length."""
+    """Return a chunk's sequence and offset in it, then that sequence's first row in [N, C] and length."""
     seq = tl.load(chunks + 2 * chunk).to(tl.int64)
     first = tl.load(chunks + 2 * chunk + 1)
     token = tl.load(cu_seqlens + seq)

@@ -32,9 +32,9 @@ class Tuning:
 def tuning(operator: str, form: str, row: str, name: str) -> Tuning:
     """Return the settings for `name` from the user's file, or else from `tuning.toml`.
 
-    In each file, sections whose names are prefixes of `name` come first, the longest before others, then "default".
+    In each file, sections whose names are prefixes of `name` come first, longest first, then "default".
     form: "dual", "primal" or "forward". row: the state's precision; for the form "forward" one of FORWARD_ROWS.
-    name: a GPU's name, or the result of `generate.common.section_name`.
+    name: a result of `generate.common.section_name`.
     Raises KeyError if no section has the row, and ValueError if the user's file cannot be read.
     """
     for table in _tables():
@@ -78,7 +78,7 @@ def candidates(operator: str, form: str, row: str, sm90: bool = False) -> Iterat
 
 
 def section(gpu: str, operator: str, form: str, rows: Mapping[str, Tuning]) -> str:
-    """Format `rows`, settings by row, as a section of `tuning.toml`; fields with their default are left out."""
+    """Format `rows`, settings by row, as a section of `tuning.toml`, without fields at their default."""
     lines = [f'["{gpu}".{operator}.{form}]']
     for row, chosen in rows.items():
         kept = [(f.name, getattr(chosen, f.name)) for f in fields(chosen) if getattr(chosen, f.name) != f.default]

@@ -60,10 +60,10 @@ Trace = tuple[Tensor, ...]
 
 
 class Layer(NamedTuple):
-    """One layer in a state: weight [B, H, in, out], bias [B, H, out], and gradients so far.
+    """One layer in a state: weight [B, H, in, out], bias [B, H, out], and data of the mini-batch so far.
 
-    In a state with rows, x holds the inputs [B, H, m, in] and g holds lr_j * G_j [B, H, m, out]. In a state with
-    gradient sums, x is dW, shaped like the weight, and g is db, shaped like the bias.
+    With cached rows, x holds the inputs [B, H, m, in], and g [B, H, m, out] lr_j times the loss's gradient G_j at the
+    output. With gradient sums, x is dW, shaped like the weight, and g is db, shaped like the bias.
     """
 
     weight: Any
@@ -211,7 +211,7 @@ class Learner(Generic[State, PrimalState]):
         q, k, v [B, H, D], lr [B, H]. Sequences can have different positions in their mini-batches.
         state: its class selects the form, dual with rows, primal with gradient sums.
         inplace: update the tensors of the given state; otherwise return new tensors.
-        There is no host sync and no data-dependent control flow, so a CUDA graph can capture a call with inplace=True.
+        A CUDA graph can capture a call with inplace=True: there is no host sync or data-dependent control flow.
         """
         outer = self._checked({"q": q, "k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, "[B, H, D]", state)
         state = state if inplace else clone(state)

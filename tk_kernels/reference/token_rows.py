@@ -1,7 +1,7 @@
 """Advance one layer by tokens at any position, from cached rows or from gradient sums.
 
-x_rows and g_rows hold a row for each token j of the mini-batch so far: its input x_j, and lr_j * G_j. Weight and bias
-change only at the mini-batch's end.
+x_rows and g_rows hold a row for each token j of the mini-batch so far: its input x_j, and lr_j times the loss's
+gradient G_j at the output. Weight and bias change only at the mini-batch's end.
 Shapes: x [B, H, n, D] for n tokens, rows [B, H, m, D], weight [B, H, D, F], bias [B, H, F], positions [B, n] int64.
 """
 
