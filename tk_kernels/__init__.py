@@ -5,6 +5,6 @@ ROPE_THETA = 10000.0
 
 
 def check_choice(name: str, value: object, supported: tuple[object, ...]) -> None:
-    """Raise ValueError, which names the argument `name`, unless `value` is in `supported`."""
+    """Raise ValueError, naming the argument `name`, unless `value` is in `supported`."""
     if value not in supported:
         raise ValueError(f"{name} is {value!r}: supported are {', '.join(map(repr, supported))}")

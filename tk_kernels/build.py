@@ -2,9 +2,9 @@
 
 `build("ttt_linear/forward_sm90")` compiles `tk_kernels/ttt_linear/forward_sm90.cu` on any machine with nvcc, GPU or
 not; `load("ttt_linear/forward_sm90")` needs a Hopper GPU. Both compile only what the cache lacks. A machine without
-nvcc or ThunderKittens can use the cache of another machine.
+nvcc or ThunderKittens can use another machine's cache.
 
-nvcc is called directly: `tvm_ffi.cpp.build` would discard its output, which has the register counts and spills.
+nvcc is called directly: `tvm_ffi.cpp.build` would discard nvcc's register counts and spills.
 """
 
 import ctypes
@@ -64,7 +64,7 @@ FLAGS = (
 
 @dataclass(frozen=True)
 class KernelResources:
-    """Registers and bytes of spill stores and loads of one kernel, per thread, from ptxas."""
+    """One kernel's registers and spilled bytes (stores plus loads) per thread, from ptxas."""
 
     name: str
     registers: int
@@ -73,7 +73,7 @@ class KernelResources:
 
 @dataclass(frozen=True)
 class Built:
-    """One compiled kernel file in the cache."""
+    """A compiled `.cu` file; its cache `folder` holds library, compiler log and ingredients."""
 
     name: str
     folder: Path
@@ -81,7 +81,7 @@ class Built:
 
     @property
     def ingredients(self) -> dict[str, str | None]:
-        """The result of `ingredients` at the compilation, perhaps on another machine."""
+        """The result of the function `ingredients` at compilation, perhaps on another machine."""
         return json.loads((self.folder / NOTE).read_text())
 
     @property
@@ -120,7 +120,7 @@ def build(name: str) -> Built:
 
 
 def unavailable(name: str) -> str:
-    """Return why kernel `name` cannot run here, even after compilation, in one sentence; "" if it can."""
+    """Return why kernel `name` cannot run here, even after compilation, or ""."""
     tvm_ffi = "" if importlib.util.find_spec("tvm_ffi") else NO_TVM_FFI
     if reason := hidden() or tvm_ffi or other_gpu(lambda found: found == (9, 0), "a Hopper GPU (9.0)"):
         return reason
@@ -160,7 +160,7 @@ def hidden() -> str:
 def other_gpu(suits: Callable[[tuple[int, int]], bool], needed: str) -> str:
     """Return why the current GPU cannot run kernels, or "".
 
-    suits: whether a compute capability, such as (9, 0), is supported. needed: the supported GPUs, for the message.
+    suits: function that checks a compute capability, such as (9, 0). needed: the supported GPUs, for the message.
     """
     import torch
 
@@ -174,7 +174,7 @@ def other_gpu(suits: Callable[[tuple[int, int]], bool], needed: str) -> str:
 
 
 def missing_to_compile() -> str:
-    """Return one sentence on the first missing requirement for compiling kernels, or ""."""
+    """Return the first missing requirement for compiling kernels, or ""."""
     if importlib.util.find_spec("tvm_ffi") is None:
         return NO_TVM_FFI
     if find_nvcc() is None:
@@ -195,7 +195,7 @@ def find_nvcc() -> Path | None:
 
 
 def ingredients(name: str) -> dict[str, str | None]:
-    """Return what determines a kernel's machine code; compiler and ThunderKittens are None where they are missing.
+    """Return everything that determines a kernel's machine code, by name; a missing nvcc or ThunderKittens is None.
 
     Raises BuildError if there is no such kernel, or if nvcc does not run.
     """

@@ -16,13 +16,13 @@ def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def check_parameter(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    """Raise ValueError unless the tensor is contiguous with this shape; `name` is for the message."""
+    """Raise ValueError unless the tensor is contiguous with this shape."""
     check_shape(name, tensor, shape)
     check_contiguous(name, tensor)
 
 
 def check_contiguous(name: str, tensor: Tensor) -> None:
-    """Raise ValueError unless the tensor is contiguous; `name` is for the message."""
+    """Raise ValueError unless the tensor is contiguous."""
     if not tensor.is_contiguous():
         raise ValueError(f"{name} has strides {tensor.stride()}: must be contiguous")
 
@@ -39,7 +39,7 @@ def check_devices(**tensors: Tensor | None) -> None:
 def check_tokens(tokens: dict[str, Tensor], lr: Tensor, layout: str) -> None:
     """Raise ValueError unless all `tokens` have one shape and one dtype, and lr fits both.
 
-    layout: the shape in letters, "[B, T, H, D]" or "[B, H, D]"; lr has it without D.
+    layout: the tokens' shape in letters, "[B, T, H, D]" or "[B, H, D]"; lr has this shape without D.
     The tokens' dtype must be a key of STATE_DTYPE; lr must have the state's dtype.
     """
     first, *others = tokens
@@ -63,9 +63,9 @@ def check_outer(token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, heads: 
 
 
 def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> None:
-    """Raise ValueError unless tensors of `state` have these shapes and supported dtypes.
+    """Raise ValueError unless the fields of `state` that `shapes` names have these shapes and supported dtypes.
 
-    dtype: of the tokens. state.position must be int32, all other tensors STATE_DTYPE[dtype].
+    dtype: the tokens'. state.position must be int32, all other tensors STATE_DTYPE[dtype].
     """
     for name, shape in shapes.items():
         tensor = getattr(state, name)

@@ -16,7 +16,7 @@ SUM_BYTES = BIAS_BYTES = 4  # per element of the primal form's gradient sums, an
 class Cost:
     """FLOPs and bytes of TTT-Linear or TTT-MLP; the methods take the sizes of a problem.
 
-    widths: the width of each layer's input, then of the output, as multiples of D: (1, 1) or (1, 4, 1).
+    widths: each layer's input width, then the output width, as multiples of D: (1, 1) or (1, 4, 1).
     """
 
     def __init__(self, *widths: int) -> None:
@@ -41,7 +41,7 @@ class Cost:
         return batch * tokens * heads * (products + 2 * mini_batch * self._row * head_dim)
 
     def forward_bytes(self, batch: int, tokens: int, heads: int, head_dim: int, element_bytes: int = 2) -> int:
-        """Least bytes moved by a fused forward: q, k, v, lr, z once; weights and biases are read and written.
+        """Least bytes moved by a fused forward: q, k, v, lr and output z once; weights and biases are read and written.
 
         element_bytes: bytes per element of q, k, v and z; the others are float32.
         """
@@ -52,7 +52,7 @@ class Cost:
         """FLOPs to generate one token in each of `batch` sequences, averaged over a mini-batch.
 
         dual: matmuls with the weights as in `forward_flops`, and two per layer with (m+1)/2 cached rows on average.
-        primal: X @ W, Xbar @ W_t, dW += X^T G and W - s dW take 2 * in * out each; G @ W^T as in `forward_flops`.
+        primal: X @ W, dW += X^T G, W_t = W - s dW and Xbar @ W_t take 2 * in * out each; G @ W^T as in `forward_flops`.
         """
         check_choice("form", form, FORMS)
         times = 3 if form == "dual" else 4
@@ -65,7 +65,8 @@ class Cost:
     ) -> int:
         """Bytes of the generate state: weights, float32 biases, and cached rows or gradient sums.
 
-        state: the weights' precision, "planes" or a key of ELEMENT_BYTES. Raises ValueError for other words.
+        state: precision of the weights, a key of ELEMENT_BYTES or "planes" (float32 as two 16-bit tensors).
+        Raises ValueError for another form or state.
         """
         stored, read, _ = _weight_bytes(form, state)
         weights, biases = self._weights * head_dim**2, self._biases * head_dim
@@ -80,7 +81,7 @@ class Cost:
 
         Every token reads the weights and biases; the last of the m tokens also rewrites the weights.
         Dual form: a token reads the cached rows of (m-1)/2 earlier tokens on average, and writes its own.
-        Primal form: per mini-batch, the gradient sums are read m-1 times and written m-1 times.
+        Primal form: per mini-batch, the gradient sums are read and written m-1 times each.
         """
         _, read, rewrite = _weight_bytes(form, state)
         weights, biases = self._weights * head_dim**2, self._biases * head_dim
@@ -92,15 +93,15 @@ class Cost:
     def generate_bytes(
         self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual", state: str = "planes"
     ) -> float:
-        """Least bytes moved per step: those of the state, and 2 bytes per element of q, k, v, z."""
+        """Least bytes moved per step: `generate_state_traffic`, and 2 bytes per element of q, k, v and output z."""
         traffic = self.generate_state_traffic(batch, heads, head_dim, mini_batch, form, state)
         return traffic + batch * heads * 8 * head_dim
 
 
 def _weight_bytes(form: str, state: str) -> tuple[int, int, int]:
-    """Return three numbers of bytes per weight: stored, read per token, moved besides at a mini-batch's last token.
+    """Return bytes per weight: stored, read per token, and moved in addition at a mini-batch's last token.
 
-    Cached rows have the second number of bytes per element.
+    Cached rows take the second number of bytes per element.
     """
     check_choice("form", form, FORMS)
     check_choice("state", state, ("planes", *ELEMENT_BYTES))

@@ -16,9 +16,9 @@ class Packed:
     cu_seqlens [S + 1] int32: sequence s has the tokens cu_seqlens[s] to cu_seqlens[s + 1] - 1, or none.
     start [S] int32: tokens of each sequence before these. With 0, a sequence starts from the learned initial weights.
     slots [S] int64: index of each sequence's state in the tensors of states, all different.
-    chunks [at least N // CHUNK + S, 2] int32: for each chunk of up to CHUNK tokens its sequence and its offset there.
+    chunks [at least N // CHUNK + S, 2] int32: a row per chunk of up to CHUNK tokens: sequence, offset in it.
     In surplus rows the offset is at or past the sequence's end.
-    tokens: N. length: tokens per sequence, if all have the same number and start at a mini-batch; otherwise 0.
+    tokens: N. length: tokens per sequence, if all have the same number and begin at a mini-batch's start; otherwise 0.
     """
 
     cu_seqlens: Tensor

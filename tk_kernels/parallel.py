@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 def compile_all(calls: Iterable[Callable[[], object]]) -> None:
     """Compile the Triton kernels that `calls` launch with `warmup=True`, in one thread per core.
 
-    Threads share Python's lock, but a fork is unsafe once CUDA or other threads run.
+    Threads, not processes: a fork is unsafe once CUDA or other threads run.
     A failed compilation raises no error here: the first real launch of the kernel does.
     """
     from triton import AsyncCompileMode

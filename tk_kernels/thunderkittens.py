@@ -33,7 +33,7 @@ def find_thunderkittens() -> Path | None:
 
 
 def thunderkittens_version(root: Path | None) -> str | None:
-    """Return the pinned commit if the headers are those of it, otherwise their digest; None for no folder."""
+    """Return THUNDERKITTENS_COMMIT if the headers are that commit's, otherwise their digest; None without a folder."""
     if root is None:
         return None
     digest = hashlib.sha256()
@@ -77,7 +77,7 @@ def alone(path: Path) -> Iterator[None]:
 
 @contextmanager
 def named_when_whole(target: Path) -> Iterator[Path]:
-    """Yield a folder to fill; it replaces `target` if the block succeeds, or is removed."""
+    """Yield a folder to fill; it replaces `target` if the block succeeds, otherwise it is removed."""
     with TemporaryDirectory(prefix=".incomplete-", dir=target.parent) as parent:
         folder = Path(parent) / target.name
         folder.mkdir()

@@ -2,7 +2,7 @@
 
 Such a GEMM is memory-bound by W, so the fused operations cost nothing and save a launch.
 One or two rows of x: a program loads whole rows of W and sums on CUDA cores. It applies the norm's mean and scale to
-the sums, so no load of a weight waits for them. More rows: tensor cores multiply tiles.
+the sums, so loads of weights do not wait for the norm. More rows: tensor cores multiply tiles.
 """
 
 import math
@@ -40,8 +40,9 @@ SHARED_BYTES = 196_608  # shared memory that the largest tiles need
 class Norm:
     """Norm of the rows of x [..., K] before a GEMM, for the argument `before` of `few_rows_product`.
 
-    Only weight [K]: RMSNorm. With bias [K] and the output gate [..., K] too: LayerNorm times gelu_tanh(`gate`). For one
-    row of x, the GEMM's kernel computes it from sums, so float32 rounding errors grow by the factor mean / deviation.
+    weight [K] alone: RMSNorm. With bias [K] and the output gate [..., K]: LayerNorm times gelu_tanh(`gate`).
+    For one row of x, the GEMM's kernel computes LayerNorm from sums of x and x^2: float32 rounding errors grow by the
+    factor mean / deviation.
     """
 
     weight: Tensor
@@ -125,7 +126,7 @@ def few_rows_product(
 
 
 def _checked(x: Tensor, weights: Tensor, before: Norm | None, swiglu: bool, out: Tensor | None) -> tuple[Tensor, int]:
-    """Return x as rows [R, K] and N. Raises ValueError for unsupported arguments."""
+    """Return x as rows [R, K], and the number N of outputs. Raises ValueError for unsupported arguments."""
     *many, K = x.shape
     N, odd = divmod(len(weights), 2) if swiglu else (len(weights), 0)
     if not (many and 1 <= math.prod(many) <= MOST_ROWS) or odd or weights.dtype != x.dtype:
@@ -157,7 +158,10 @@ def _few_rows_product(
     R: tl.constexpr, K: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr, DOT: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute OUTPUTS columns of out [R, N] on tensor cores, from INPUTS columns of x [R, K] and W [N, K] at a time."""
+    """Compute OUTPUTS columns of out [R, N] = x W^T on tensor cores, INPUTS inputs at a time.
+
+    Arguments: those of `_few_rows_summed`. ROWS: R, padded. STAGES: load stages.
+    """
     let_next_begin(PDL)
     wait_for_previous(PDL)
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -193,7 +197,7 @@ def _few_rows_summed(
     """Compute OUTPUTS columns of out [R, N] = x W^T on CUDA cores, INPUTS inputs at a time.
 
     x [R, K], W [N, K]; R is a power of two. SWIGLU: silu(x W^T) * (x up_weights^T). ADD: add to out.
-    NORMED: normalize x first. GATED: by LayerNorm times the output gate; R = 1.
+    NORMED: apply RMSNorm to x first; with GATED, LayerNorm times the output gate, for R = 1.
     """
     let_next_begin(PDL)
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)

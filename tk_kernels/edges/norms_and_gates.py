@@ -22,7 +22,7 @@ COLUMNS = 2048  # columns of a SwiGLU row per program
 def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
     """Return LayerNorm(z) * gelu_tanh(`gate`) in z's dtype, all [..., C] (ttt_layer.md, step 6).
 
-    weight, bias [C]: those of the LayerNorm. `gate` can be a slice of columns of a wider tensor.
+    weight, bias [C]: LayerNorm's. `gate` can be a slice of columns of a wider tensor.
     pdl: a dependent launch (`dependent_launch`) reads `weight` and `bias` early.
     Arithmetic is float32, rounded once. Raises ValueError on a wrong shape, stride or device.
     """
@@ -74,7 +74,7 @@ def swiglu(x: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Return x as [N, C] with one stride between rows, copied only if no view has it."""
+    """Return x as [N, C] with one stride between rows: a view if possible, otherwise a copy."""
     if x.stride(-1) != 1:
         raise ValueError(f"strides {x.stride()}: the last must be 1")
     return x.view(-1, x.shape[-1]) if x.is_contiguous() else x.flatten(0, -2)

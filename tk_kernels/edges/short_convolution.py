@@ -162,7 +162,8 @@ def _layout(
 ) -> tuple[Tensor, Tensor, int, dict[str, Any]]:
     """Return the cache to read, the cache to write, the number of chunks, and further arguments of the kernel.
 
-    A program computes one chunk of one sequence. Only single tokens update the cache in place.
+    A program computes one chunk of one sequence. Unpacked single tokens update one cache in place; otherwise the caches
+    are different tensors.
     """
     if sequences is None:
         chunk = min(CHUNK, triton.next_power_of_2(tokens))
@@ -193,7 +194,7 @@ def _taps(weight, channel, valid, weight_stride, tap_stride):
 
 @jit
 def _cached(at, valid, C: tl.constexpr):
-    """Load the last three inputs, oldest first, from rows of C at the address `at`, past the L1."""
+    """Load a sequence's last three inputs, oldest first, from cache rows of C channels, bypassing the L1."""
     r3 = tl.load(at, mask=valid, other=0, cache_modifier=".cg")
     r2 = tl.load(at + C, mask=valid, other=0, cache_modifier=".cg")
     r1 = tl.load(at + 2 * C, mask=valid, other=0, cache_modifier=".cg")
@@ -202,7 +203,7 @@ def _cached(at, valid, C: tl.constexpr):
 
 @jit
 def _packed_chunk(cu_seqlens, chunks, chunk):
-    """Return a chunk's sequence and offset there, and the sequence's first row in [N, C] and its length."""
+    """Return a chunk's sequence and offset in it, then that sequence's first row in [N, C] and length."""
     seq = tl.load(chunks + 2 * chunk).to(tl.int64)
     first = tl.load(chunks + 2 * chunk + 1)
     token = tl.load(cu_seqlens + seq)
@@ -273,7 +274,7 @@ def _residual_convolution(
 
 @jit
 def _rotate(y, cos, sin, BLOCK: tl.constexpr):
-    """Return y [BLOCK] with its pairs (2i, 2i+1) rotated by angles [BLOCK / 2]."""
+    """Return y [BLOCK] with its pairs (2i, 2i+1) rotated by angles, given as cos and sin [BLOCK / 2]."""
     even, odd = tl.split(tl.reshape(y, (BLOCK // 2, 2)))
     return tl.reshape(tl.join(even * cos - odd * sin, odd * cos + even * sin), (BLOCK,))
 

@@ -39,7 +39,7 @@ def swiglu_product(x: Tensor, weights: Tensor, *, beside_others: bool = False) -
 
 
 def fits(rows: Tensor, weights: Tensor) -> bool:
-    """Whether the Hopper kernel can compute `rows` [M, C] and weights [2 F, C] on their GPU."""
+    """Whether the Hopper kernel supports `rows` [M, C] and weights [2 F, C] on their GPU."""
     outputs, inputs = len(weights) // 2, weights.shape[1]
     return (
         rows.is_cuda

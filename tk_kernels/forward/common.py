@@ -21,7 +21,7 @@ GRADIENT_SCALE = {torch.float16: 1024.0}
 
 
 def available() -> str:
-    """Return why the portable kernels cannot run here, in one sentence, or ""."""
+    """Return why the portable kernels cannot run here, or ""."""
     reason = common.available()
     if reason or triton.knobs.runtime.interpret:
         return reason
@@ -65,8 +65,9 @@ def launch(
 
     run: the operator's launch function, called with q, k, the kernel's other arguments, m, B and `settings`.
     tokens: q, k with RoPE, v, lr. outer: token_scale, ln_weight, ln_bias. Shapes are those of `ops.forward`.
-    weights: each layer's weight and bias. outputs: out, the next weights and biases, the pending rows. The next weights
-    can be `weights`, for an update in place. settings: None takes those of `tuning.toml` or a kernel in Gluon.
+    weights: each layer's weight and bias.
+    outputs: out, the next weights and biases (`weights` for an update in place), the last mini-batch's rows.
+    settings: None takes a kernel in Gluon if one supports q, otherwise the settings of `tuning.toml`.
     compile_only: compile the kernel and compute nothing.
     """
     q, k, v, lr = tokens
@@ -88,7 +89,7 @@ def launch_packed(
 ) -> Tensor:
     """Return the outputs [N, H, D] of packed sequences; advance their slots of `state`.
 
-    run: as in `launch`. kernel: any kernel that `run` launches, for the names of the arguments from cu_seqlens on.
+    run: as in `launch`. kernel: any kernel that `run` launches; it gives the arguments' names from cu_seqlens on.
     Other arguments: see `forward_packed`.
     """
     q, k, v, lr = tokens
@@ -107,7 +108,7 @@ def launch_packed(
 
 @jit
 def packed_sequence(cu_seqlens, start, slots, seq, m: tl.constexpr):
-    """Return a packed sequence's first row in [N, ...], its length, earlier tokens, those modulo m, and its slot."""
+    """Return a packed sequence's first row in [N, ...], its length, its number n of earlier tokens, n % m, its slot."""
     token = tl.load(cu_seqlens + seq)
     count = tl.load(cu_seqlens + seq + 1) - token
     before = tl.load(start + seq)
@@ -118,7 +119,7 @@ def packed_sequence(cu_seqlens, start, slots, seq, m: tl.constexpr):
 def keys_at(k, rows, token, begin, k_token, column, D: tl.constexpr, PACKED: tl.constexpr):
     """Return the addresses of elements (token, column) of K.
 
-    With PACKED, the tokens -begin to -1 are earlier ones of the mini-batch, with keys in the state's `rows` [m, D].
+    With PACKED, tokens -begin to -1 are the mini-batch's earlier ones; the state's `rows` [m, D] hold their keys.
     """
     if PACKED:
         return tl.where(token < 0, rows + (token + begin) * D, k + token * k_token) + column
@@ -161,9 +162,10 @@ def normalization(s0, s1, D: tl.constexpr):
 def gradient_coefficients(s0, s1, s2, s3, s4, s5, weight_squared, D: tl.constexpr):
     """Return mean, 1/std, mean(g) and mean(g * xhat) / std of rows z [D], for the gradient of `ln_l2_grad`.
 
-    xhat is the normalised z, R the target. With o = weight (bias - R) and c = z - mean, g = weight^2 c / std + o.
-    The arguments are sums over a row: s0 of z, s1 of z^2, s2 of u = weight^2 z, s3 of u z, s4 of o z, s5 of o.
-    weight_squared: the sum of weight^2. A row thus needs one reduction, not four in sequence.
+    xhat is the normalised z, R the target; weight, bias: LayerNorm's.
+    With o = weight (bias - R) and c = z - mean, g = weight^2 c / std + o.
+    The arguments are sums over a row: s0 of z, s1 of z^2, s2 of u = weight^2 z, s3 of u z, s4 of o z, s5 of o, and
+    weight_squared of weight^2. A row thus needs one reduction, not four in sequence.
     """
     mean, rstd = normalization(s0, s1, D)
     u = s2 - mean * weight_squared  # the sums of weight^2 c, and of weight^2 c^2

@@ -35,7 +35,7 @@ Outer = tuple[Tensor, Tensor, Tensor]  # token_scale [m], ln_weight, ln_bias [H,
 
 @cache
 def hopper_unavailable(kernel: str, arch: str | None) -> str:
-    """Return why this Hopper kernel cannot run here, or "". arch: TTT_BENCH_ARCH, which changes the result."""
+    """Return why this Hopper kernel cannot run here, or "". arch: TTT_BENCH_ARCH, so that the cache notices changes."""
     return build.unavailable(kernel)
 
 
@@ -43,7 +43,7 @@ class ForwardOperator:
     """The forward of TTT-Linear or TTT-MLP: checks arguments and runs one of three backends.
 
     name: "linear" or "mlp". learner: the PyTorch reference. portable: function that launches the Triton kernel.
-    widths: the width of each layer's input, then of the output, as multiples of the head dimension.
+    widths: each layer's input width, then the output width, as multiples of the head dimension.
     kernels: names of the Hopper kernels, by mini-batch.
     plan: function of q [B, T, H, D] and the mini-batch that returns further arguments of the Hopper kernel.
     """
@@ -66,7 +66,7 @@ class ForwardOperator:
         return self.learner.state._fields[: 2 * len(self.widths) - 2]
 
     def available(self, mini_batch: int = 16) -> str:
-        """Return why the Hopper kernel cannot run here, in one sentence, or "".
+        """Return why the Hopper kernel cannot run here, or "".
 
         Raises ValueError for a mini-batch without a Hopper kernel.
         """
@@ -160,7 +160,7 @@ class ForwardOperator:
         rope: bool,
         backend: str,
     ) -> None:
-        """Run `backend` and write to `outputs`: tokens' outputs, next weights and biases, rows."""
+        """Run `backend`, by default that of `choice`, and write to `outputs`: out, next weights and biases, rows."""
         q, mini_batch = tokens[0], len(outer[0])
         backend = backend or self.choice(q, mini_batch)
         if backend == THUNDERKITTENS:
@@ -213,7 +213,8 @@ def forward_packed(
     """Check the arguments, run `launch`, and return packed outputs [N, H, D] in q's dtype.
 
     launch: the `launch_packed` of a portable kernel. sequences: the layout of the N tokens.
-    tokens: q, k, v [N, H, D] with RoPE in the dtype of the state's rows, lr [N, H]. outer: as in `ops.forward`.
+    tokens: q, k, v [N, H, D] in the dtype of the state's rows, q and k with RoPE, lr [N, H].
+    outer: as in `ops.forward`.
     initial: the learned initial weights [H, ...] and biases [H, ...] or [H, 1, ...]; sequences with `start` 0 begin
         from them.
     state: a `GenerateState` in the dual form, whose slots are updated in place; its position is not read.
@@ -238,7 +239,7 @@ def forward_packed(
 
 
 def _check_tokens(tokens: Tokens, outer: Outer, layout: str) -> None:
-    """Raise ValueError unless tokens of shape `layout` and outer parameters fit the kernels."""
+    """Raise ValueError unless the kernels support the tokens, of shape `layout`, and the outer parameters."""
     (q, k, v, lr), (token_scale, ln_weight, ln_bias) = tokens, outer
     if q.ndim != layout.count(",") + 1 or q.shape[-1] not in HEAD_DIMS:
         raise ValueError(f"q has shape {tuple(q.shape)}: the kernels take {layout}, D one of {HEAD_DIMS}")

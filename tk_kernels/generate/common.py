@@ -46,7 +46,7 @@ def on_its_device(launch: Launch) -> Launch:
 
 
 def available() -> str:
-    """Return why the generate kernels cannot run here, in one sentence, or ""."""
+    """Return why the generate kernels cannot run here, or ""."""
     return "" if triton.knobs.runtime.interpret or torch.cuda.is_available() else NO_GPU
 
 
@@ -124,8 +124,8 @@ def runs_sm90(device: torch.device) -> bool:
 def dependent_launch(pdl: bool) -> dict[str, bool]:
     """Return launch arguments: programmatic dependent launch (PDL) if `pdl`, from Hopper on.
 
-    Such a kernel starts as soon as the launch before it allows, reads its parameters and state, then waits for all
-    earlier launches. The caller guarantees that the last launch without PDL and all since do not write these tensors.
+    With PDL, a kernel starts as soon as the launch before it allows, reads its parameters and state, then waits for all
+    earlier launches. The last launch without PDL and all since must not write parameters or state.
     """
     if not pdl or triton.knobs.runtime.interpret or hidden():
         return {"PDL": False}
@@ -136,7 +136,7 @@ def dependent_launch(pdl: bool) -> dict[str, bool]:
 def section_name(suits_sm90: bool, device: torch.device) -> str:
     """Return the name by which `tuning` finds settings: the GPU's name, or "cpu".
 
-    It begins with SM90 if a kernel in Gluon will run: `suits_sm90` says whether one supports the state.
+    The prefix is SM90 if a kernel in Gluon will run. suits_sm90: whether such a kernel supports the state.
     """
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return f"{SM90} {gpu}" if suits_sm90 and runs_sm90(device) else gpu
@@ -181,7 +181,7 @@ def join(high, low):
 def store_weights(weights, low, at, x, mask, PLANES: tl.constexpr):
     """Write the float32 tile x to `weights` at the offsets `at`, in the dtype of `weights`.
 
-    With PLANES, write the planes of `split_planes` to `weights` and `low`; all NaNs become 0x7FC00000.
+    With PLANES, write the planes of `split_planes` to `weights` and `low`.
     """
     if PLANES:
         bits = tl.where(x == x, x.to(tl.int32, bitcast=True), 0x7FC00000)
@@ -194,7 +194,7 @@ def store_weights(weights, low, at, x, mask, PLANES: tl.constexpr):
 
 @jit
 def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
-    """Load the tile of `weights` at `at` as float32; with PLANES, join it with that of `low`."""
+    """Load a float32 tile at the offsets `at` of `weights`; with PLANES, join the planes `weights` and `low`."""
     x = tl.load(weights + at, mask=mask, other=0)
     if PLANES:
         x = join(x, tl.load(low + at, mask=mask, other=0))
@@ -203,9 +203,9 @@ def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
 
 @jit
 def load_token(x, at, rd, valid, ROPE: tl.constexpr):
-    """Load one row of Q or K [D]; with ROPE, also the row with its pairs swapped, for `rotate`.
+    """Return one row [D] of Q or K, and a second: with ROPE the row with swapped pairs, for `rotate`, else the same.
 
-    Kernels issue all loads before the first use of a value, because a use may need a barrier that delays later loads.
+    Kernels issue all loads before the first use of a value, which may need a barrier that delays later loads.
     """
     row = tl.load(x + at + rd, mask=valid, other=0)
     pair = row
@@ -248,7 +248,7 @@ def learning_rate(rate, base_lr, D: tl.constexpr, LOGITS: tl.constexpr):
 def columns(x, FIRST: tl.constexpr, DOT: tl.constexpr):
     """Expand x [N] to a matmul operand [N, 16] of dtype DOT, for matrix times x on tensor cores.
 
-    Column FIRST is x rounded to DOT, the next its rounding error, others 0: the result is the sum of two columns.
+    Column FIRST is x rounded to DOT, the next the rounding error, others 0: sum the matmul's columns.
     """
     high = x.to(DOT)
     rest = (x - high.to(tl.float32)).to(DOT)
@@ -275,7 +275,7 @@ def ln_l2_grad(z, target, weight, bias, valid, D: tl.constexpr):
 
 @jit
 def to_float32_again(x):
-    """Convert a tile to float32 by other instructions, so that the compiler keeps no earlier result in registers."""
+    """Convert a tile to float32 again, by other instructions: the compiler then keeps no first result in registers."""
     if x.dtype == tl.bfloat16:
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     return x.to(tl.float32)

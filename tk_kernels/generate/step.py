@@ -32,10 +32,11 @@ FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 class StepState:
     """State of `generate_step`, updated in place; an operator's `GenerateState` adds the weights.
 
+    form: one of FORMS. precision: a key of PRECISIONS. mini_batch: m.
     position [B, H] int32: tokens so far in the current mini-batch, the same for all heads of a sequence.
-    gathered: data of the current mini-batch. In the dual form these are cached rows [B, H, m, width] of each layer's
-    inputs, then of each layer's lr * G, in the precision's row type. In the primal form they are each layer's gradient
-    sums dW, in the layout of the weight, and db, in float32.
+    gathered: data of the current mini-batch. Dual form: cached rows [B, H, m, width] of each layer's inputs, then of
+    each layer's lr * G, in the precision's row type. Primal form: each layer's float32 gradient sums, dW in the
+    weight's layout and db.
     slots [B], int32 or int64, dual form only: sequence b uses index slots[b] of the weights, biases and gathered. These
     can hold more than B sequences, at any stride. The step then reads `position` [B, H] without advancing it.
     """
@@ -139,7 +140,7 @@ class StepState:
 def portable_constants(state: StepState, block: int, rows: int) -> dict[str, Any]:
     """Return compile-time arguments of the portable kernels, by name.
 
-    block: rows of a weight, of all its `rows`, to rewrite at a time. DP, MP: D and m, padded. DOT: dtype of operands.
+    block: how many of a weight's `rows` to rewrite at a time. DP, MP: D and m, padded. DOT: dtype of matmul operands.
     """
     D = state.biases()[-1].shape[2]
     return {

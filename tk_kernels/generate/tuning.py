@@ -1,4 +1,4 @@
-"""Launch settings of the Triton kernels: two tables, and settings to try on other GPUs."""
+"""Launch settings of the Triton kernels, from `tuning.toml` or a user's file, and settings to try on other GPUs."""
 
 import os
 import tomllib
@@ -32,9 +32,9 @@ class Tuning:
 def tuning(operator: str, form: str, row: str, name: str) -> Tuning:
     """Return the settings for `name` from the user's file, or else from `tuning.toml`.
 
-    In each file, the section whose name is the longest prefix of `name` comes first, then the section "default".
+    In each file, sections whose names are prefixes of `name` come first, longest first, then "default".
     form: "dual", "primal" or "forward". row: the state's precision; for the form "forward" one of FORWARD_ROWS.
-    name: a GPU's name, or the result of `generate.common.section_name`.
+    name: a result of `generate.common.section_name`.
     Raises KeyError if no section has the row, and ValueError if the user's file cannot be read.
     """
     for table in _tables():
@@ -59,7 +59,7 @@ def _tables() -> list[dict[str, Any]]:
 
 
 def candidates(operator: str, form: str, row: str, sm90: bool = False) -> Iterator[Tuning]:
-    """Yield the settings to try; sm90: for `generate_sm90.py`, whose layouts fix the warps."""
+    """Yield settings to try for a row (see `tuning`). sm90: for `generate_sm90.py`, whose layouts fix the warps."""
     linear, dual = operator == "ttt_linear", form == "dual"
     if form == FORWARD:
         blocks = (0,) if linear or row == "narrow" else (32, 64, 128)
@@ -78,7 +78,7 @@ def candidates(operator: str, form: str, row: str, sm90: bool = False) -> Iterat
 
 
 def section(gpu: str, operator: str, form: str, rows: Mapping[str, Tuning]) -> str:
-    """Format settings as a section of `tuning.toml`, without fields that have their default."""
+    """Format `rows`, settings by row, as a section of `tuning.toml`, without fields at their default."""
     lines = [f'["{gpu}".{operator}.{form}]']
     for row, chosen in rows.items():
         kept = [(f.name, getattr(chosen, f.name)) for f in fields(chosen) if getattr(chosen, f.name) != f.default]

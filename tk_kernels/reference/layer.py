@@ -37,7 +37,7 @@ def rotation(position: Tensor, head_dim: int, dtype: torch.dtype, theta: float =
 
 
 def rotate_interleaved(x: Tensor, rotated_by: Rotation) -> Tensor:
-    """Rotate pairs (2i, 2i+1) of x [..., H, D] by cos and sin [..., 1, D/2], in their dtype."""
+    """Return x [..., H, D] with its pairs (2i, 2i+1) rotated by cos and sin [..., 1, D/2], in x's dtype."""
     cos, sin = rotated_by
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)

@@ -60,10 +60,10 @@ Trace = tuple[Tensor, ...]
 
 
 class Layer(NamedTuple):
-    """One layer in a state: weight [B, H, in, out], bias [B, H, out], and gradients so far.
+    """One layer in a state: weight [B, H, in, out], bias [B, H, out], and data of the mini-batch so far.
 
-    In a state with rows, x holds the inputs [B, H, m, in] and g holds lr_j * G_j [B, H, m, out]. In a state with
-    gradient sums, x is dW, shaped like the weight, and g is db, shaped like the bias.
+    With cached rows, x holds the inputs [B, H, m, in], and g [B, H, m, out] lr_j times the loss's gradient G_j at the
+    output. With gradient sums, x is dW, shaped like the weight, and g is db, shaped like the bias.
     """
 
     weight: Any
@@ -75,8 +75,8 @@ class Layer(NamedTuple):
 def layers_of(state: Sequence[Any], rows: bool = True) -> list[Layer]:
     """Group a state's tensors, or the names of its fields, by layer.
 
-    rows: whether the state holds cached rows; otherwise it holds gradient sums. Order of the fields: weight and bias of
-    each layer; then the rows of all inputs and of all gradients, or dW and db of each layer; then the position.
+    rows: whether the state holds cached rows, not gradient sums. Fields in order: weight and bias of each layer; rows
+    of all inputs, then of all gradients, or dW and db of each layer; the position.
     """
     n = len(state) // 4
     weights, biases, rest = state[: 2 * n : 2], state[1 : 2 * n : 2], state[2 * n : 4 * n]
@@ -115,8 +115,8 @@ class Learner(Generic[State, PrimalState]):
     ) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor of a state, by name.
 
-        widths: the width of each layer's input, then of the output. sequences: (B, H).
-        rows: whether the state holds cached rows; otherwise it holds gradient sums.
+        widths: each layer's input width, then the output width. sequences: (B, H).
+        rows: whether the state holds cached rows, not gradient sums.
         """
         shapes: dict[str, tuple[int, ...]] = {"position": sequences[:1]}
         for name, (inputs, outputs) in zip(self._names[0 if rows else 1], pairwise(widths), strict=True):
@@ -211,7 +211,7 @@ class Learner(Generic[State, PrimalState]):
         q, k, v [B, H, D], lr [B, H]. Sequences can have different positions in their mini-batches.
         state: its class selects the form, dual with rows, primal with gradient sums.
         inplace: update the tensors of the given state; otherwise return new tensors.
-        There is no host sync and no data-dependent control flow, so a CUDA graph can capture a call with inplace=True.
+        A CUDA graph can capture a call with inplace=True: there is no host sync or data-dependent control flow.
         """
         outer = self._checked({"q": q, "k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, "[B, H, D]", state)
         state = state if inplace else clone(state)
@@ -260,7 +260,7 @@ class Learner(Generic[State, PrimalState]):
     ) -> Tensor:
         """Return the outputs [B, T, H, D], by the parallel part of `forward`.
 
-        trace: the first result of `states` for the same tokens. Raises ValueError unless they are whole mini-batches.
+        trace: the first result of `states` for the same tokens. Raises ValueError unless these are whole mini-batches.
         """
         outer = self._checked({"q": q, "k": k}, lr, token_scale, ln_weight, ln_bias, "[B, T, H, D]")
         check_aligned(q.shape[1], 0, len(token_scale))
@@ -327,7 +327,7 @@ def _parts(trace: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor],
 
 
 def _read(q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tensor:
-    """Return Q + LN(Zbar): for each layer, Zbar = Xbar @ W + b - tril(eta * (Xbar @ X^T + 1)) @ G."""
+    """Return Q + LN(last Zbar). Per layer, Zbar = Xbar @ W + b - tril(eta * (Xbar @ X^T + 1)) @ G."""
     mini_batch = len(outer.token_scale)
     queries, keys = (with_bias_input(tiled(x, mini_batch).flatten(0, 1)) for x in (q, k))
     scale = outer.token_scale[:, None].expand(-1, mini_batch).tril()  # [m, m]: s_i for j <= i, otherwise 0

@@ -51,7 +51,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def subtract_matmul_(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Subtract a @ b from the matrices `total` in place, as `matmul` does; return `total`."""
+    """Subtract a @ b, with the precision of `matmul`, from the matrices `total` in place; return `total`."""
     if torch.compiler.is_compiling():  # tracing does not support baddbmm with an out_dtype
         return total.sub_(matmul(a, b))
     if a.dtype == torch.bfloat16 and a.is_cuda:
@@ -63,5 +63,6 @@ def read_layer(x: Tensor, weights: Tensor, rows: Tensor, gradients: Tensor, eta:
     """Return x @ W - (eta * (x @ rows^T)) @ gradients, one layer's output in the dual form.
 
     All are [N*B*H, ...]. x, rows: inputs for queries and for keys, from `with_bias_input`. weights: W, from `packed`.
+    eta [N*B*H, m, m]: s_i * lr_j for j <= i, otherwise 0.
     """
     return subtract_matmul_(matmul(x, weights), (matmul(x, rows.mT) * eta).to(x.dtype), gradients)

@@ -72,7 +72,7 @@ def train(
     *,
     read_updated: bool = True,
 ) -> tuple[Tensor, State]:
-    """Train f on each token t, then evaluate f(q_t); return all values [T, D] and the state.
+    """Train f on each token t, then evaluate f(q_t); return these values [T, D] and the final state.
 
     loss: function of weights, k_t and v_t. q, k, v [T, D], lr [T], token_scale [m].
     read_updated: evaluate with the weights theta_t after token t; False: with the weights of the mini-batch's start.

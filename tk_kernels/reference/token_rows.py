@@ -1,7 +1,7 @@
 """Advance one layer by tokens at any position, from cached rows or from gradient sums.
 
-x_rows and g_rows hold a row for each token j of the mini-batch so far: its input x_j, and lr_j * G_j. Weight and bias
-change only at the mini-batch's end.
+x_rows and g_rows hold a row for each token j of the mini-batch so far: its input x_j, and lr_j times the loss's
+gradient G_j at the output. Weight and bias change only at the mini-batch's end.
 Shapes: x [B, H, n, D] for n tokens, rows [B, H, m, D], weight [B, H, D, F], bias [B, H, F], positions [B, n] int64.
 """
 
@@ -83,7 +83,7 @@ def clone(state: State) -> State:
 
 
 def mapped(state: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Apply a function to each tensor of a state: a tensor, or a dataclass or tuple of states."""
+    """Return a state with `function` applied to each tensor. A state is a tensor, or a dataclass or tuple of states."""
     if isinstance(state, Tensor):
         return function(state)
     if is_dataclass(state) and not isinstance(state, type):

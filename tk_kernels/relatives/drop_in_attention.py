@@ -1,8 +1,8 @@
 """TTT-Linear in place of attention, without learned outer parameters (November 2024 post).
 
-It takes the q, k and v of an attention, to try TTT in a model without training a new layer. LayerNorm has weight 1 and
-bias 0, the token scale is 1/(i+1), and the learning rate is that of the untrained layer, sigmoid(0) / D.
-Unlike the post, it has a LayerNorm, a residual and mini-batches, so its outputs differ.
+It takes the q, k and v of an attention layer, to try TTT in a model without training a new layer. LayerNorm has weight
+1 and bias 0, the token scale is 1/(i+1), and the learning rate is that of the untrained layer, sigmoid(0) / D.
+Unlike the post's layer, it has a LayerNorm, a residual and mini-batches, so its outputs differ.
 """
 
 import torch

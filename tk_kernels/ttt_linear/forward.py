@@ -68,10 +68,11 @@ def _forward(
     cu_seqlens=None, start=None, slots=None, low=None, W_first=None, b_first=None, w_stride=0, b_stride=0,
     row_stride=0, PACKED: tl.constexpr = False, PLANES: tl.constexpr = False,
 ):  # fmt: skip
-    """Run one head of one sequence; the grid is B * H programs. M, DP, UP: see `tile`.
+    """Run one head of one sequence; the grid is B * H programs. M, DP, UP: see `tile`. N: warps. S: load stages.
 
     q, k, v [B, T, H, D] with strides in elements; contiguous: out, lr [B, T, H], W [B, H, D, D], b [B, H, D], and the
-    pending rows k_rows, g_rows [B, H, m, D]. PACKED: q, k, v, out [tokens, H, D]; W, b and rows: slots of a state.
+    last mini-batch's rows k_rows, g_rows [B, H, m, D].
+    PACKED: q, k, v, out [tokens, H, D]; W, b and rows are slots of a generate state.
     """
     # q_again is q: Triton 3.8 would not swizzle one copy in shared memory that two matmuls read.
     pid = tl.program_id(0).to(tl.int64)

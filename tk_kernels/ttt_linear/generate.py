@@ -3,12 +3,12 @@
 Two forms of the function in `reference.py` (ttt_layer.md, "Three forms"):
 
 dual    caches the rows of K and lr * G, reads W at every token, rewrites it at a mini-batch's last token;
-        on Hopper with 16 bits per weight, `generate_sm90.py` has the kernel
+        on Hopper with 16-bit weights or planes, `generate_sm90.py` has the kernel
 
 primal  reads W and reads and writes the sum of lr * K^T G at every token (arXiv 2407.04620, Section 3.1)
 
-One program owns one head of one sequence. It reads the position of its sequence from device memory, so sequences can
-differ and a CUDA graph can replay the launch.
+A program reads its sequence's position from device memory, so positions can differ and a CUDA graph can replay the
+launch.
 """
 
 from dataclasses import dataclass
@@ -152,7 +152,7 @@ def _primal(
     H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, m: tl.constexpr, MP: tl.constexpr,
     PLANES: tl.constexpr, ROPE: tl.constexpr, LOGITS: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Run one token of one head of one sequence, like `_dual`, with the sums dW [B, H, D, D], db [B, H, D]."""
+    """Run one token like `_dual`, with the gradient sums dW [B, H, D, D], db [B, H, D]."""
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
     rd = tl.arange(0, DP)

@@ -1,10 +1,10 @@
 """TTT-Linear generate on Hopper: the dual form for 16-bit weights or planes.
 
-It computes `_dual` of `generate.py` for D = 64 and m <= 16, in Gluon, Triton's dialect with explicit layouts. A program
-is one warp and owns one head of one sequence. `cp.async` copies W and the cached rows to shared memory, so that they
-occupy no registers between the token's output and the update, which follows the mini-batch's last token.
-k @ W and q @ W are float32 on CUDA cores: a thread owns 16 rows and 8 columns of W. The sums of the four threads with
-the same columns are exchanged through shared memory. The update runs on tensor cores.
+It computes `_dual` of `generate.py` for D = 64 and m <= 16, in Gluon. A program is one warp and owns one head of one
+sequence. `cp.async` copies W and the cached rows to shared memory, so that they occupy no registers between the token's
+output and the update, which follows the mini-batch's last token.
+k @ W and q @ W are float32 on CUDA cores: a thread owns 16 rows and 8 columns of W. Four threads with the same
+columns add their sums through shared memory. The update runs on tensor cores.
 """
 
 from triton.experimental import gluon
@@ -34,7 +34,7 @@ def dual(
     H: gl.constexpr, m: gl.constexpr, SLOTS: gl.constexpr,
     PLANES: gl.constexpr, ROPE: gl.constexpr, LOGITS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Run one token of one head of one sequence. Arguments: those of `_dual`; PDL: see `dependent_launch`."""
+    """Run one token like `_dual` of `generate.py`, with the same arguments. PDL: see `dependent_launch`."""
     let_next_begin(PDL)
     D: gl.constexpr = 64
     copied: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])  # a thread copies 8 columns, 16 bytes

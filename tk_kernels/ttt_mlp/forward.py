@@ -46,7 +46,7 @@ def run(
     settings: Tuning | None,
     **options: Any,
 ) -> None:
-    """Launch the kernel for these shapes on q, k and `rest`, its other arguments."""
+    """Launch the kernel for these shapes on q, k and `rest`, its arguments after k. settings: see `common.launch`."""
     heads, head_dim = q.shape[-2:]
     hidden = 4 * head_dim
     row = "narrow" if head_dim <= IN_REGISTERS and mini_batch <= ROWS_IN_REGISTERS else "wide"
@@ -85,7 +85,8 @@ def _forward(
     """Run one head of one sequence; the grid is B * H programs. M, DP, UP: see `tile`. N: warps. S: load stages.
 
     q, k, v [B, T, H, D] with strides in elements; contiguous: out, lr [B, T, H], W1 [B, H, D, F], W2 [B, H, F, D], the
-    biases, the pending rows. PACKED: q, k, v, out [tokens, H, D]; weights, rows: slots of a generate state, with W1^T.
+    biases, the last mini-batch's rows. PACKED: q, k, v, out [tokens, H, D]; weights and rows are slots of a generate
+    state, with W1^T.
     """
     # k, k_again and k_third are one tensor, loaded once for each layout in shared memory that a matmul needs.
     pid = tl.program_id(0).to(tl.int64)

@@ -3,8 +3,8 @@
 One program of 8 warps owns one head of one sequence and loops over its mini-batches. Each warp owns 32 hidden units:
 W1^T [32, 64] as float32 accumulators in registers; W2^T [64, 32] in shared memory twice, in float32 for the update and
 rounded to bfloat16 as a matmul operand. Each warp computes its part of Z2 and Z2bar [16, 64] for all tokens. The warps
-exchange the parts through shared memory, and each adds and normalizes those of two tokens. Compared with the kernel in
-`forward.py`, this one has fewer barriers and no spills.
+exchange the parts through shared memory; each then sums and normalizes two tokens' parts. This kernel has fewer
+barriers than that in `forward.py`, and no spills.
 """
 
 from triton.experimental import gluon

@@ -2,7 +2,7 @@
 
 One program owns one head of one sequence and loops over its mini-batches. W1 and W2 stay in the output tensors, read
 through the L2 cache. Each mini-batch takes two passes over blocks of hidden units. The first computes Z2. The second
-recomputes Z1 and X2, computes the output and updates the weights. So a program never holds all F hidden units.
+recomputes Z1 and X2, computes the output and updates the weights.
 """
 
 from __future__ import annotations

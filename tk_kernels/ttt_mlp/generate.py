@@ -3,11 +3,11 @@
 Two forms of the function in `reference.py` (ttt_layer.md, "Three forms"):
 
 dual    caches the rows of K, X2, lr * G1 and lr * G2, reads W1 and W2 at every token, rewrites them at a mini-batch's
-        last token; on Hopper with 16 bits per weight, `generate_sm90.py` has the kernel
+        last token; on Hopper with 16-bit weights or planes, `generate_sm90.py` has the kernel
 
-primal  reads W1 and W2 and reads and writes the sums of their gradients at every token; heads up to 64
+primal  reads W1 and W2 and reads and writes the sums of their gradients at every token; D up to 64
 
-One program owns one head of one sequence. It reads the sequence's position from device memory: sequences can differ.
+A program reads its sequence's position from device memory, so positions can differ.
 """
 
 from dataclasses import dataclass
@@ -221,7 +221,7 @@ def _primal(
     PLANES: tl.constexpr, ROPE: tl.constexpr, LOGITS: tl.constexpr,
     BLOCK: tl.constexpr, MATRIX: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Run one token of one head of one sequence, like `_dual`; dW1 is transposed like weights1."""
+    """Run one token like `_dual`, with gradient sums; dW1 is transposed like weights1."""
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
     rd, rf = tl.arange(0, DP), tl.arange(0, FP)

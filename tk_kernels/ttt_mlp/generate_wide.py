@@ -34,7 +34,7 @@ def dual(
     PLANES: tl.constexpr, ROPE: tl.constexpr, LOGITS: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
     SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Run one token of one head of one sequence. Arguments: those of `_dual` in `generate.py`."""
+    """Run one token like `_dual` of `generate.py`, with the same arguments."""
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
     rd, rm, unit = tl.arange(0, DP), tl.arange(0, MP), tl.arange(0, BLOCK)

@@ -60,5 +60,5 @@ def init_state(
     mini_batch: int = 16,
     dtype: torch.dtype = torch.float32,
 ) -> MLPState:
-    """Return the state of new sequences: W1 [H, D, F], b1 [H, 1, F], W2 [H, F, D], b2 [H, 1, D]."""
+    """Return the state of `batch` new sequences, from W1 [H, D, F], b1 [H, 1, F], W2 [H, F, D], b2 [H, 1, D]."""
     return MLP.init_state((W1, b1, W2, b2), batch, mini_batch, dtype)
