@@ -20,8 +20,8 @@ def explanation(case: Case, metrics: Mapping[str, float | None], latency_ms: flo
     """Return a case's `RATE_COLUMNS`; unknown numbers are NaN, an unknown `bound` "".
 
     metrics: the case's work and the measured peaks (`WORK_METRICS`). latency_ms: NaN if unknown.
-    tflops: TFLOP/s. gbs: GB/s.
-    bound: which of the two times is longer and sets the lower bound, "memory" or "compute".
+    tflops: TFLOP/s. gbs: GB/s. lower_bound_ms: the longer of memory time and compute time.
+    bound: the longer one, "memory" or "compute".
     lower_bound_share: lower bound over latency. copy_share: gbs over the bandwidth of a copy.
     """
     # The work of a part of a layer is not counted.

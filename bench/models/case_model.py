@@ -68,7 +68,7 @@ def checkpoint_folder(case: Case) -> Path | None:
 
 
 def checkpoint_missing(case: Case) -> str:
-    """Return why a case's checkpoint cannot be read; "" if it can, or if the case has none."""
+    """Return a sentence if no `--checkpoint` names the folder of the case's checkpoint; otherwise ""."""
     name = str(case.option("checkpoint", ""))
     return f"checkpoint {name}: name its folder by --checkpoint DIR" if name and name not in _offered() else ""
 

@@ -1,8 +1,8 @@
-"""`ttt.TTTBlock` with fused kernels around the inner loop: ten or fewer launches.
+"""`ttt.TTTBlock` in ten or fewer launches, plus the inner loop.
 
-Rows are the tokens of all sequences in a call. Projections that share an input are one GEMM, and kernels read the
-columns of its output in place. The output GEMMs add to the residual stream. A pass is one read or write of a tensor
-[B, T, C].
+Projections that share an input are one GEMM, and kernels read the columns of its output in place. The output GEMMs add
+to the residual stream. Here, rows are the tokens of all sequences in a call; a pass reads or writes a tensor [B, T, C]
+once.
 """
 
 from collections.abc import Callable, Sequence

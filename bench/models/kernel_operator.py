@@ -111,7 +111,7 @@ class KernelOperator(TorchOperator):
         return out.flatten(0, 1)[None]
 
     def generate_state(self, state: Any) -> Any:
-        """Return a copy in the operator's form and precision; return a generate state as it is."""
+        """Copy a forward state to generate's form and precision; return a generate state unchanged."""
         if isinstance(state, self._generate.GenerateState):
             return state
         return self._generate.GenerateState.from_state(state, self._generate_form, self._precision)

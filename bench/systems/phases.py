@@ -139,7 +139,7 @@ class PhaseWork:
         logits_after: LogitsAfter,
         tokens: torch.Tensor,
     ) -> Checks:
-        """Check logits [B, V] of the sequences `rows`, and of the copy of each that differs most.
+        """Compare logits [B, V] of the drawn sequences `rows`, and of each one's worst copy, with the reference.
 
         sources: result of `repeat`. logits_after: result of `new_past`.
         tokens [steps, B]: tokens that the steps read; those at `choices` are checked too.

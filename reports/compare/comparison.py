@@ -245,9 +245,9 @@ def _round_results(pairs: Sequence[Pair], fail_on: float) -> list[CaseResult]:
 
 
 def _result(pair: Pair, fail_on: float, outcome: str = "") -> CaseResult:
-    """Return a case's result as in stored runs.
+    """Return a case's result from the medians of both runs, not from paired rounds.
 
-    outcome: "undecided" for an `ab` with too few rounds, else "".
+    outcome: "undecided" for an `ab` with too few rounds; "" to decide here.
     """
     where = "cpu" if pair.on_cpu else "gpus" if pair.on_other_gpus else "gpu"
     middle, half = pair.b.middle - pair.a.middle, math.hypot(pair.a.half, pair.b.half, BETWEEN_RUNS[where])

@@ -94,7 +94,10 @@ class _Estimates:
         return cls(np.nanmean(values, axis=1), np.sqrt(shrunk), rounds, freedom)
 
     def p_values(self, bar: float, sign: int = 1) -> Numbers:
-        """Return p-values for a slowdown above `bar`, or below -bar for a negative bar; sign -1: a speed-up."""
+        """Return each case's p-value for a slowdown above `bar`; sign -1: for a speed-up.
+
+        With a negative `bar`, the slowdown or speed-up is below -bar.
+        """
         if bar < 0:  # of a slowdown (speed-up) of less than -bar
             return self._tail(np.log1p(-bar) - sign * self.mean)
         return self._tail(sign * self.mean - np.log1p(bar))

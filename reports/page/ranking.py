@@ -62,10 +62,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Standing:
-    """The ranking of the compared lines at one x.
+    """The ranking of the compared lines at one x, or by their best points (`View.best_standing`).
 
     ranks: (point, label of its line), the best first. level: labels of the lines that share the first rank.
-    tie: the words of `TIES` for lines that share the first rank.
+    tie: how they share it, a key of `TIES`.
     """
 
     x: float
@@ -197,7 +197,7 @@ class View:
                 yield Point(float(cells[x]), float(value) / scale, low, high, doubt)
 
     def reach(self, line: Line) -> float:
-        """Return the largest x of a line's cases, except unstarted ones; infinite if x is measured."""
+        """Return the largest x of a line's started cases; infinite if x is a result."""
         if self.figure.along:  # x is a result, so no line stops at one
             return math.inf
         rows = self.rows([line])

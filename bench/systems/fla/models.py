@@ -217,9 +217,9 @@ class GatedDeltaNet(Fla):
     sizes: ClassVar[dict[str, dict[str, Any]]] = {"1.3b": {"hidden_size": SIZES["1.3b"].width, "num_hidden_layers": 21}}
 
     def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
-        """Return the sizes that `bench.cost` counts; FLOPs per state element as in arXiv 2412.06464:
+        """Return the sizes that `bench.cost` counts; per state element, decay 1 FLOP, prediction, update, output 2 each.
 
-        decay 1, prediction 2, update 2, output 2.
+        Source: arXiv 2412.06464.
         """
         config = model.inner.config
         key_dim, value_dim = config.head_dim, int(config.head_dim * config.expand_v)

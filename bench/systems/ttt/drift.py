@@ -23,9 +23,9 @@ PARTS = 8  # equal parts of a run; the first and the last show whether the dista
 
 @dataclass(frozen=True)
 class Exact:
-    """A run of the exact model: token ids [T, B], and probabilities [T, B, V] on the host.
+    """A run of the float64 model: token ids [T, B], and next-token probabilities [T, B, V] on the host.
 
-    Probabilities are float64, because rounding to float32 would be an eighth of the smallest measured distance.
+    Probabilities stay in float64: rounding to float32 would reach an eighth of the smallest measured drift.
     """
 
     ids: Tensor

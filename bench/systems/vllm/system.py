@@ -91,7 +91,7 @@ class VllmSystem:
         raise NotImplementedError
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return the record's settings that `Engine.described` lacks, such as wider limits."""
+        """Return settings to record besides `Engine.described`: widened limits of the checks, if any."""
         return widened(case)
 
     def check(self, engine: Engine, case: Case) -> None:
@@ -229,7 +229,7 @@ class _Work:
         return self.batch * (self.context + self.new_tokens - 1)
 
     def samples_of(self, batch: Batch) -> list[float]:
-        """Return the samples of one batch, in ms."""
+        """Return a batch's samples in ms; here one, the time of the batch."""
         return [batch.total_ms()]
 
     def metrics(self) -> dict[str, float | None]:
