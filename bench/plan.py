@@ -185,6 +185,6 @@ def _suites(
 
 
 def suite_entry(suite: Suite, planned: Sequence[Planned], machine: Mapping[str, Any]) -> SuiteEntry:
-    """Return a suite as run.json stores it, with the keys of its planned cases."""
+    """Return a suite's entry of run.json: keys of its planned cases, and figures with backends that `machine` runs."""
     figures = tuple(replace(figure, primary=runnable(figure.primary, machine)) for figure in suite.figures)
     return SuiteEntry(suite.name, suite.question, figures, tuple(each.case.key for each in planned))

@@ -33,8 +33,8 @@ class Cost:
     def forward_flops(self, batch: int, tokens: int, heads: int, head_dim: int, mini_batch: int = 16) -> int:
         """FLOPs of the dual form over `batch` sequences of `tokens` tokens each.
 
-        X, Xbar: a layer's inputs computed from K and from Q. G: the loss's gradient at the layer's output.
-        Per token and layer, X @ W, Xbar @ W, X^T @ G and (not in the first layer) G @ W^T take 2 * in * out each.
+        m: `mini_batch`. in, out: a layer's widths. X, Xbar: its inputs for K and Q. G: gradient at its output.
+        Per token, head and layer, X @ W, Xbar @ W, X^T @ G and (not in the first) G @ W^T take 2 * in * out each.
         P = Xbar @ X^T takes 2 * m * in, and P @ G takes 2 * m * out: masked elements count.
         """
         products = 2 * (3 * self._weights + self._backward) * head_dim**2

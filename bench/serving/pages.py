@@ -70,9 +70,10 @@ class Layout:
 
 
 def hidden(model: TTTModel, layout: Layout, layers: Sequence[Sequence[Tensor]], ids: Tensor, step: Step) -> Tensor:
-    """Return the residual stream [N, C] for ids [N] of a step; update the slots' states.
+    """Return the residual stream [n, C] for a step's n tokens; update the slots' states.
 
-    layers: per layer, the result of `Layout.views`. The model has fused blocks and a `KernelOperator`.
+    ids [N]: may be padded after n. layers: per layer, the result of `Layout.views`.
+    The model must have fused blocks and a `KernelOperator`.
     """
     operator = model.operator
     assert isinstance(operator, KernelOperator)

@@ -37,7 +37,7 @@ _BELOW_BOUND = 0.5  # shortest allowed share of the roofline bound, as measured 
 
 
 class CallChecker:
-    """Checks one workload while a `Clock` times `CallChecker.run`, which keeps the outputs."""
+    """Check that a workload's timed outputs follow its inputs; a `Clock` times `CallChecker.run`."""
 
     def __init__(self, case: Case, workload: Workload) -> None:
         self._case, self._workload = case, workload

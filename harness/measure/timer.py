@@ -151,11 +151,11 @@ def warm_up_engine(
 def take_engine_samples(
     batches_ms: Iterable[Sequence[float]], policy: Policy, throttled: Callable[[], bool] = never_throttled
 ) -> Timing:
-    """Return samples of a system that times itself, until `stop_reason` or the last batch.
+    """Sample a system that times itself, until `stop_reason` gives a reason or the batches end.
 
-    batches_ms: yields a list of milliseconds for each batch. The first steps after a prompt differ, so lists are used
-    whole. A batch's steps are correlated, so a narrow interval ends sampling only from batch `BATCHES` on.
-    The budget limits the sum of the samples; `READS` budgets limit the elapsed time, prompts included.
+    batches_ms: yields each batch's samples in ms; all count, because the first steps after a prompt differ.
+    Samples of a batch are correlated, so a narrow interval ends sampling only from batch `BATCHES` on.
+    The budget limits the sum of the samples; `READS` times the budget limits the elapsed time, prompts included.
     Raises ValueError if there are no samples.
     """
     timing = Timing([], [], "")

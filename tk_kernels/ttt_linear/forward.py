@@ -68,10 +68,11 @@ def _forward(
     cu_seqlens=None, start=None, slots=None, low=None, W_first=None, b_first=None, w_stride=0, b_stride=0,
     row_stride=0, PACKED: tl.constexpr = False, PLANES: tl.constexpr = False,
 ):  # fmt: skip
-    """Run one head of one sequence; the grid is B * H programs. M, DP, UP: see `tile`. N: warps. S: load stages.
+    """Run one head of one sequence; write out, W_out, b_out and the last mini-batch's rows. Grid: B * H programs.
 
-    q, k, v [B, T, H, D] with strides in elements; contiguous: out, lr [B, T, H], W [B, H, D, D], b [B, H, D], and the
-    last mini-batch's rows k_rows, g_rows [B, H, m, D].
+    q, k, v [B, T, H, D] have strides in elements. Contiguous: out, lr [B, T, H], W [B, H, D, D], b [B, H, D] and
+    k_rows, g_rows [B, H, m, D].
+    m to INTERPRETED: see `tile`. N: warps. S: load stages. PLANES: see `load_weights`.
     PACKED: q, k, v, out [tokens, H, D]; W, b and rows are slots of a generate state.
     """
     # q_again is q: Triton 3.8 would not swizzle one copy in shared memory that two matmuls read.

@@ -217,7 +217,7 @@ class GatedDeltaNet(Fla):
     sizes: ClassVar[dict[str, dict[str, Any]]] = {"1.3b": {"hidden_size": SIZES["1.3b"].width, "num_hidden_layers": 21}}
 
     def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
-        """Return the sizes that `bench.cost` counts; per state element, decay 1 FLOP, prediction, update, output 2 each.
+        """Return the sizes that `bench.cost` counts; per state element, decay 1 FLOP, prediction 2, update 2, output 2.
 
         Source: arXiv 2412.06464.
         """

@@ -134,7 +134,7 @@ class Mamba2SSM(MambaSSM):
         return (1 << 31) // (2 * config.inner_width + 2 * 128 + config.inner_width // 64)
 
     def counted_as(self, model: MambaSSMModel) -> MambaConfig:
-        """Return the sizes that `bench.cost` counts: Mamba's, with the state size and groups of the package's Mamba-2."""
+        """Return the sizes that `bench.cost` counts: Mamba's, with the package's state size and groups."""
         mixer = model.inner.backbone.layers[0].mixer
         return replace(model.config, state_dim=mixer.d_state, groups=mixer.ngroups)
 
