@@ -8,9 +8,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -124,14 +124,11 @@ class WorkerProcess:
         Without a usable answer, kill the worker; the status is "unstarted".
         """
         try:
-            answer = self._answer({"do": "probe"} | ({"entry": entry} if entry else {}), self._start_s)
-            return Probe(answer["reason"], answer["versions"], answer["environment"])
+            with self._killed_if_lost():
+                answer = self._answer({"do": "probe"} | ({"entry": entry} if entry else {}), self._start_s)
+                return Probe(answer["reason"], answer["versions"], answer["environment"])
         except WorkerLost as lost:
-            why = str(lost)
-        except KeyError as error:
-            why = f"the worker's answer is unusable: {of_exception(error)}"
-        self.kill()
-        return Probe(f"the system could not be started: {why}", status="unstarted")
+            return Probe(f"the system could not be started: {lost}", status="unstarted")
 
     def ask(
         self,
@@ -151,7 +148,7 @@ class WorkerProcess:
         Raises WorkerLost without a usable answer within `limit_s` seconds, and KeyboardInterrupt if the run should end.
         """
         request = {"do": "case", "case": case.to_dict(), "policy": asdict(policy), "mode": mode, "profiler": profiler}
-        try:
+        with self._killed_if_lost():
             for _ in range(2):
                 found = self.ready()
                 if not found.available:
@@ -173,16 +170,22 @@ class WorkerProcess:
             claimed_s = sum(record.samples_ms) * record.calls / 1e3
             if claimed_s > took_s * 1.01 + 0.1:
                 raise ValueError(f"the samples add up to {claimed_s:.3g} s, but the case took only {took_s:.3g} s")
+        if not answer.get("healthy") and not last:
+            self.kill()
+        cpu = {**(record.environment.get("cpu") or {}), **load}
+        return replace(record, environment=record.environment | {"cpu": cpu}), answer.get("profile", {})
+
+    @contextmanager
+    def _killed_if_lost(self) -> Iterator[None]:
+        """Kill the worker if the block raises WorkerLost, which an answer with missing or wrong fields raises too."""
+        try:
+            yield
         except WorkerLost:
             self.kill()
             raise
         except (KeyError, ValueError) as error:
             self.kill()
             raise WorkerLost("failed", f"the worker's answer is unusable: {of_exception(error)}") from None
-        if not answer.get("healthy") and not last:
-            self.kill()
-        cpu = {**(record.environment.get("cpu") or {}), **load}
-        return replace(record, environment=record.environment | {"cpu": cpu}), answer.get("profile", {})
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._buffer, self._errors = bytearray(), b""
