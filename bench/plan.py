@@ -13,7 +13,7 @@ from bench.environments import SYSTEMS_FILE, launches, no_interpreter, systems_o
 from bench.errors import UserError
 from bench.memory import skip_reason, total_memory_bytes
 from bench.models.case_model import Checkpoint, offer, read_checkpoint
-from bench.request import LISTS, RunRequest, words
+from bench.request import RunRequest, words
 from harness.measure.environment import snapshot
 from harness.measure.nvml import visible_gpus
 from harness.schema.case import Device
@@ -124,7 +124,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
     if device == "cpu" and machine["device_kind"] != device:
         machine = snapshot(device)
     checkpoint = open_checkpoint(request.checkpoint)
-    if of_run and not any(getattr(request, name) for name in LISTS):
+    if of_run and request.names_no_cases:
         for job in of_run.jobs:
             if job.pair not in launches():
                 raise UserError(
