@@ -58,7 +58,7 @@ class Given(NamedTuple):
 class Layer(ABC):
     """A recurrent layer: its kernel, its heads, its random inputs and its naive form.
 
-    kernel: MODULE:FUNCTION, or MODULE:FUNCTION|FUNCTION, of which each case times the fastest.
+    kernel: MODULE:FUNCTION, or MODULE:FUNCTION|FUNCTION for several; each case times the fastest one.
     check_tokens: tokens of the check before timing. checked_tokens: most compared tokens of the timed call.
     part: the part of a profile to which the layer's work belongs.
     """

@@ -55,7 +55,7 @@ class CaseRun:
     profile: dict[str, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        # Fields of the record; after a failure, those that earlier stages set.
+        # Fields of the record; after a failure, only earlier stages have set theirs.
         self._known: dict[str, Any] = {"status": "ok", "metrics": {}, "stages_s": {}}
         self._checks: Checks | None = None
         self._claimed: dict[str, float | None] = {}  # the adapter's metrics before anything ran

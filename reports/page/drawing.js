@@ -3,7 +3,7 @@
 const PLOT_HEIGHT = 340;
 const MARGIN = { top: 18, bottom: 48, left: 60, right: 5 };
 const LANE_HEIGHT = 0.045; // share of the height for the failed cases of a line
-const LANES_HEIGHT = 0.25; // the most for those of all lines
+const LANES_HEIGHT = 0.25; // largest share for the failed cases of all lines
 const LABEL_GAP = 14, LABEL_SIZE = 12, LABEL_SHIFT = 9, LABEL_SHARE = 0.42;
 const NOTE_HEIGHT = 15;
 const TITLE_HEIGHT = 20, TITLE_LETTER = 8; // pixels: a row of the y title, a letter of it
