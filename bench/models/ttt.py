@@ -38,8 +38,8 @@ from tk_kernels.reference.token_rows import overwrite
 class LayerState:
     """A block's state. inner: the operator's state.
 
-    block_conv [B, 3, C]: last inputs of the block's convolution. qk_conv: last inputs shared by Q's and K's convolutions.
-    Both are None with the Transformer backbone.
+    block_conv [B, 3, C]: last inputs of the block's convolution. qk_conv: last inputs that Q's and K's convolutions
+    share. Both are None with the Transformer backbone.
     slots [B]: for a step of `FusedBlock`, the sequences' rows in state tensors with more than B rows.
     sequences: for packed tokens in `FusedBlock`, each sequence's range of tokens and its row.
     """
