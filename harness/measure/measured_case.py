@@ -3,9 +3,10 @@
 import secrets
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from random import Random
 from typing import Any
 
@@ -183,7 +184,8 @@ class CaseRun:
     ) -> tuple[Timing, EnergyMeter]:
         throttled = gpu.throttled if gpu else never_throttled
         metered = gpu if self.case.l2 == "warm" else None  # flushing the cache draws energy of its own
-        policy, batches = self.policy, None
+        policy = self.policy
+        batches: Iterator[Sequence[float]] | None = None
         if workload.engine_samples is not None:
             batches = iter(workload.engine_samples(policy))
         elif metered:  # the energy counter needs that long
@@ -191,7 +193,7 @@ class CaseRun:
         with nvtx_range(self.case.phase):
             with self._stage("warm_up"):
                 if batches:
-                    warm_up_engine(batches, policy, clock, throttled)
+                    batches = chain(warm_up_engine(batches, policy, clock, throttled), batches)
                 else:
                     clock.prepare(checker.run)
                     checker.before_sample()  # the first time takes tens of milliseconds, in which a GPU rests

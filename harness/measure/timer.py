@@ -21,7 +21,7 @@ WARMUP_BUDGETS = 12  # longest warm-up in budgets; a budget of 1/6 s still allow
 STEADY = 0.02  # largest relative difference of two successive windows that agree
 _WINDOW = 5  # samples of a window
 _WINDOW_S = 0.5  # seconds of a window of fewer samples, if calls are long
-BATCHES = 3  # batches of an engine before its interval may end sampling
+BATCHES = 2  # batches of an engine before its interval may end sampling
 READS = 10  # budgets that an engine may take in all, prompts included
 
 
@@ -139,13 +139,18 @@ def warm_up_engine(
     policy: Policy,
     clock: Clock,
     throttled: Callable[[], bool] = never_throttled,
-) -> None:
-    """Run batches of a system that times itself, until the least warm-up is over."""
+) -> list[Sequence[float]]:
+    """Run batches of a system that times itself, until the least warm-up is over.
+
+    Return [the last batch] if that time was over before the batch's samples began, as after long prompts; else [].
+    """
     start, limited = time.monotonic(), False
-    for _ in batches_ms:
+    for batch in batches_ms:
         limited = limited or throttled()
-        if time.monotonic() - start >= least_warmup_s(clock, policy, limited):
-            return
+        least, elapsed = least_warmup_s(clock, policy, limited), time.monotonic() - start
+        if elapsed >= least:
+            return [batch] if 0 < least <= elapsed - sum(batch) / 1e3 else []
+    return []
 
 
 def take_engine_samples(

@@ -182,7 +182,7 @@ def test_whole_engine_batches_are_kept() -> None:
     timing = take_engine_samples(batches, Policy(budget_s=0, min_samples=6), lambda: True)
     assert (timing.stop, len(timing.samples_ms), len(timing.throttled)) == ("budget", 32, 32)
     more = take_engine_samples(batches, Policy(budget_s=0, min_samples=33))
-    assert (more.stop, len(more.samples_ms)) == ("budget", 64)
+    assert (more.stop, len(more.samples_ms)) == ("interval", 64)
 
 
 def test_the_interval_needs_several_engine_batches() -> None:
@@ -191,7 +191,7 @@ def test_the_interval_needs_several_engine_batches() -> None:
     assert (timing.stop, len(timing.samples_ms)) == ("interval", BATCHES * 32)
 
 
-@pytest.mark.parametrize(("batch_s", "batches"), [(0.4, 3), (3.0, 3), (4.0, 3), (6.0, 3), (30.0, 2)])
+@pytest.mark.parametrize(("batch_s", "batches"), [(0.4, 3), (3.0, 3), (4.0, 3), (6.0, 2), (30.0, 2)])
 def test_the_budget_of_an_engine_counts_timed_steps(
     batch_s: float, batches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,9 +213,21 @@ def test_an_engine_warms_up_by_whole_batches(monkeypatch: pytest.MonkeyPatch) ->
         (True, Policy(budget_s=1 / 12), 2),
         (False, Policy(budget_s=0.0), 1),
     ):
-        batches = iter([[float(number)] for number in range(100)])
-        warm_up_engine(batches, policy, clock, lambda throttled=throttled: throttled)
-        assert next(batches) == [float(dropped)]
+        batches = iter([[500.0 + number] for number in range(100)])
+        assert warm_up_engine(batches, policy, clock, lambda throttled=throttled: throttled) == []
+        assert next(batches) == [500.0 + dropped]
+
+
+@pytest.mark.parametrize(("batch_s", "steps_ms", "kept"), [(2.5, 500.0, True), (2.5, 502.0, False), (1.0, 4.0, False)])
+def test_an_engines_batch_counts_if_its_prompts_warmed_up(
+    batch_s: float, steps_ms: float, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moment = itertools.count(0.0, batch_s)
+    monkeypatch.setattr("harness.measure.timer.time.monotonic", lambda: next(moment))
+    clock = FakeClock(itertools.repeat(1.0))
+    clock.wakes_s = 2.0
+    steps = [steps_ms / 4] * 4
+    assert warm_up_engine(itertools.repeat(steps), Policy(), clock) == [steps] * kept
 
 
 def test_inspection_comes_before_each_sample_and_not_into_it() -> None:
