@@ -59,12 +59,12 @@ _ADAPTERS: dict[str, tuple[Adapter, ...]] = {
     "ttt-linear": (*_ttt("linear"), _REGRESSOR),
     "ttt-mlp": _ttt("mlp"),
     "transformer": _TRANSFORMERS,
-    "transformer-gqa": _TRANSFORMERS,
     "mamba": (
         Adapter("mamba-ssm", "bench.systems.mamba.ssm:MambaSSM", install=MAMBA, replays=True, headline=True),
         Adapter("vllm", "bench.systems.vllm.mamba:VllmMamba", install=VLLM, engine=True),
         Adapter("torch", "bench.systems.mamba.pytorch:TorchMamba", devices=("cpu",), slow=True),
     ),
+    "transformer-gqa": _TRANSFORMERS,
     "mamba2": (Adapter("mamba-ssm", "bench.systems.mamba.ssm:Mamba2SSM", install=MAMBA, replays=True),),
     "mamba3": (Adapter("mamba-ssm", "bench.systems.mamba.mamba3:Mamba3SSM", LAYER, "float32", MAMBA, FORWARD),),
     "gated-deltanet": (
@@ -76,7 +76,7 @@ _ADAPTERS: dict[str, tuple[Adapter, ...]] = {
     "mesanet": (_REGRESSOR,),
     "rwkv7": (Adapter("fla", f"{_FLA}.models:RWKV7", ("model",), "float32", MAMBA, NO_REQUEST, replays=True),),
 }
-# In the order of jobs: headlines first, slow references last.
+# In the order of jobs: headlines first, of these the paper's systems first; slow references last.
 ADAPTERS: tuple[Adapter, ...] = tuple(
     sorted(
         (replace(adapter, system=name) for name, adapters in _ADAPTERS.items() for adapter in adapters),
