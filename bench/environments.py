@@ -1,7 +1,7 @@
 """How to start each system's worker: with this Python, or as systems.toml defines.
 
 ["transformer/vllm"]
-python = "~/.venvs/vllm/bin/python"       # or: command = ["docker", "run", "-i", "IMAGE", "python"], which wins
+python = "~/.venvs/vllm/bin/python"       # overridden by: command = ["docker", "run", "-i", "IMAGE", "python"]
 env = { VLLM_USE_FLASHINFER_SAMPLER = "0" }
 
 With --gpus, a worker in a container must see the GPU of its job: ["docker", "run", "-i", "--gpus", "all", "--env",
@@ -30,7 +30,7 @@ SYSTEMS_FILE = Path("systems.toml")  # of the current folder
 # A worker on the CPU sees no GPU. GNU OpenMP spins GOMP_SPINCOUNT times before a thread sleeps. With its default count,
 # a contended core slows a step a hundredfold; without spinning, an idle machine loses a factor of four.
 CPU_ENV = {"GOMP_SPINCOUNT": "30000", GPU_VARIABLE: ""}
-_LOCKS = {VLLM: ("vllm",), MAMBA: ("cuda", "mamba")}  # files of bench/requirements by the command that installs them
+_LOCKS = {VLLM: ("vllm",), MAMBA: ("cuda", "mamba")}  # lock files, by the command that installs them
 
 
 class _Entry(BaseModel):
@@ -52,7 +52,7 @@ def launches(device: str = "") -> dict[tuple[str, str], Launch]:
     """
     entries = _read(SYSTEMS_FILE)
     own = Launch(command=[sys.executable])
-    here = ("cuda" if visible_gpus() else "cpu",)  # as the Makefile decides
+    here = ("cuda" if visible_gpus() else "cpu",)  # the lock that `make bench` installs
     found = {}
     for each in ADAPTERS:
         locked = _locked(*_LOCKS.get(each.install, here))
@@ -66,7 +66,7 @@ def launches(device: str = "") -> dict[tuple[str, str], Launch]:
 
 @cache
 def _locked(*names: str) -> dict[str, str]:
-    """Return the versions in lock files of bench/requirements by package."""
+    """Return the version of each package in lock files of bench/requirements."""
     files = [Path(__file__).parent / "requirements" / f"{name}.txt" for name in names]
     return dict(re.findall(r"^([\w.-]+)(?:\[.+\])?==([^\s;]+)", "".join(map(Path.read_text, files)), re.MULTILINE))
 

@@ -1,4 +1,4 @@
-"""Decide whether a case can fit: its fewest bytes against the device's memory."""
+"""Decide whether a case can fit: compare the bytes that it needs at least with the device's memory."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ from tk_kernels.cost import ELEMENT_BYTES
 def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int | None) -> str:
     """Return why the scheduler skips a case, or "" to run it.
 
-    earlier: the job's records so far. memory_bytes: of the device; None if unknown.
+    earlier: the job's records so far. memory_bytes: the device's memory; None if unknown.
     In a growing series, the first case that cannot fit runs, so that the figure shows where memory ends.
     """
     if missing := checkpoint_missing(planned.case):
@@ -46,7 +46,7 @@ def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
 
 
 def _smaller_axis(smaller: Case, case: Case) -> str:
-    """Return "batch" or "context" if `smaller` has less of it than `case` and only timing may also differ; or ""."""
+    """Return the one axis, "batch" or "context", that is smaller in `smaller`; "" if more than timing differs too."""
     for axis in ("batch", "context"):
         if getattr(smaller, axis) < getattr(case, axis):
             others = (name for name in Case.__dataclass_fields__ if name not in (axis, "timing"))

@@ -37,7 +37,7 @@ from reports.words import short_commit
 
 BLOCK = re.compile(r"(<!-- table (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 BEGINNING = "<!-- table "
-OPTIONS = ("run", "label", "value", "profile", "unit", "scale")  # every other key of a row or column selects cases
+OPTIONS = ("run", "label", "value", "profile", "unit", "scale")  # all other keys of a row or column select cases
 KEY = "key of the case"  # a column of `Source.rows`
 
 Definition = Mapping[str, Any]
@@ -53,7 +53,7 @@ class Source:
 
     @classmethod
     def of(cls, run: Run) -> "Source":
-        """Return a run's data; profiles share their device's highest measured peaks."""
+        """Return a run's data; all profiles of a device get the highest peaks measured on it."""
         records, profiles = run.records(), run.profiles()
         ceilings = common_ceilings(records, profiles.values())
         rows = frame(records, run.catalogue, ceilings).assign(**{KEY: row_keys(records)})
@@ -101,7 +101,7 @@ def _table(name: str, definitions: Mapping[str, Definition], source_of: SourceOf
 
 
 def _cases(definition: Definition, source_of: SourceOf) -> list[list[str]]:
-    """Return a table's lines of cells, the head first; UserError if a row or a column has no value."""
+    """Return a table as lists of cells, the head first; UserError for a row or column without a value."""
     columns = definition["columns"]
     shared = {name: definition[name] for name in OPTIONS if name in definition} | definition.get("where", {})
     lines = [[definition.get("head", ""), *(column["label"] for column in columns)]]
@@ -146,7 +146,7 @@ def _cell(options: Mapping[str, Any], source_of: SourceOf) -> Number:
 
 
 def _selected(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the rows that match `where`: a value by column; "a|b" matches either, also among several in a cell."""
+    """Return the rows that have the values of `where`, by column; "a|b" is a or b. A cell may be a tuple of values."""
     for name, wanted in where.items():
         values = wanted.split("|") if isinstance(wanted, str) else [wanted]
         cells = _column(rows, name).map(lambda cell: cell if isinstance(cell, tuple) else (cell,))

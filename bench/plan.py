@@ -28,7 +28,7 @@ from tk_kernels.build import hidden
 
 @dataclass(frozen=True)
 class Plan:
-    """The jobs of a request, as `plan` makes them.
+    """The jobs of a request, as `plan` returns them.
 
     device: the device to measure. machine: a snapshot of this machine, which need not have that device.
     """
@@ -106,7 +106,7 @@ class Plan:
 
 
 def skips(launches: Mapping[tuple[str, str], Launch], memory_bytes: int | None) -> SkipReason:
-    """Return the function that tells the scheduler why to skip a case, or ""; see `skip_reason`."""
+    """Return the function by which the scheduler decides whether to skip a case, as `skip_reason` does."""
     return lambda planned, earlier: (
         no_interpreter(launches[planned.case.system, planned.case.backend])
         or skip_reason(planned, earlier, memory_bytes)
@@ -152,7 +152,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
 
 
 def open_checkpoint(folder: Path | None) -> Checkpoint | None:
-    """Read the folder of --checkpoint and publish it to workers; CheckpointError if unsupported."""
+    """Read the folder of --checkpoint, if given, and offer it to workers; CheckpointError if unsupported."""
     if folder is None:
         return None
     checkpoint = read_checkpoint(folder)
@@ -161,7 +161,7 @@ def open_checkpoint(folder: Path | None) -> Checkpoint | None:
 
 
 def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ...]:
-    """Replace `thunderkittens` by `triton` in labels SYSTEM/BACKEND, on a GPU other than Hopper."""
+    """Replace `thunderkittens` by `triton` in labels SYSTEM/BACKEND if the Hopper kernels cannot run."""
     capability = (machine["gpu"] or {}).get("compute_capability")
     if not hidden() and capability in (None, "9.0"):
         return tuple(labels)

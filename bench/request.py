@@ -1,4 +1,4 @@
-"""The request of one command: parsed, stored in run.json, and written as a command."""
+"""The request of one command: parsed, stored in run.json, and written as a command line."""
 
 import re
 import shlex
@@ -26,10 +26,10 @@ Count = Annotated[int, Field(ge=1, le=MOST)]
 class RunRequest(BaseModel):
     """The arguments of `run`, `verify`, `profile` or `ab`; UserError for bad values.
 
-    suites, systems, batch, context, phase: also comma-separated text; () takes the suite's own values.
+    suites, systems, batch, context, phase: tuples or comma-separated text; () takes the default suite or its values.
     sides: the revisions of `ab`. rounds: its processes per case and side. way: the profiler (`--with`).
     budget_s: seconds of sampling per case; None for the suite's or the device's default.
-    retry: which finished cases to measure again; a given value also sets `resume`.
+    retry: which finished cases to measure again (`run_folder.retry_of`); giving it also sets `resume`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -65,9 +65,9 @@ def request_of(work: Plan) -> PastRequest:
 
 
 def extended(work: Plan, out: Path) -> Run:
-    """Add the plan to the run in `out` and return the run; RunError if it is in use."""
+    """Add the plan to the run in `out` and return the run; RunError if another process works on it."""
     with Run.open(out).held():
-        current = Run.open(out)  # opened again: another process may have extended it before the lock
+        current = Run.open(out)  # read under the lock: another process may have extended it
         (out / JOB).unlink(missing_ok=True)
         current.extend(work.jobs, work.catalogue, request_of(work))
     return current
@@ -76,14 +76,14 @@ def extended(work: Plan, out: Path) -> Run:
 def retry_of(run: Run, retry: str) -> Retry:
     """Return the function that decides from a record whether to measure its case again.
 
-    retry: "failed" repeats cases that are not ok, "flagged" contended, throttled or unsteady ones, "lost" none.
+    retry: "failed" repeats cases that are not ok, "flagged" contended, throttled or unsteady cases, "lost" no case.
     """
     flagged = disturbed(run.records()) if retry == "flagged" else set()
     return lambda record: record.case.key in flagged or (retry == "failed" and record.status != "ok")
 
 
 def refuse_another_kind(current: Run, work: Plan) -> None:
-    """Raise UserError if the run is of `ab`, or has another mode, device or budget than the plan."""
+    """Raise UserError if the run is of `ab`, measures no times, or has another device or budget than the plan."""
     if current.mode != "measure":
         raise UserError(f"{current.folder}: is a run of mode {current.mode!r}, not 'measure'; name another folder")
     if current.file.repeats > 1:
@@ -98,9 +98,9 @@ def refuse_another_kind(current: Run, work: Plan) -> None:
 
 
 def refuse_another_device(current: Run, work: Plan) -> None:
-    """Raise UserError if run and plan have different kinds or models of device.
+    """Raise UserError if run and plan have different kinds of device, or different models of it.
 
-    A machine without the run's kind of device only submits the run: models are not compared.
+    Models are not compared on a machine without such a device, which can only submit the run to Slurm.
     """
     if current.jobs and work.device != current.file.device:
         kinds = f"is a run on {current.file.device}, and these cases are for {work.device}"

@@ -27,7 +27,7 @@ class Adapter:
     devices: tuple[str, ...] = ("cuda",)  # by default; it runs on others if --systems names it
     replays: bool = False  # whether a launch-bound forward is timed as replays of a CUDA graph
     engine: bool = False  # a serving engine, such as vLLM, that times itself
-    headline: bool = False  # figures of the paper's results open with it
+    headline: bool = False  # among the lines that answer the paper's questions
     slow: bool = False  # a slow reference, whose jobs run last
     system: str = ""
 

@@ -64,7 +64,7 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, fmt: str, html: Path
     work.refuse_elsewhere()
     note(*work.notes)
     with _checkout(request.sides[0]) as old, _checkout(request.sides[1]) as new:
-        file = file_of(work, "measure")  # with one time: reports recognize `ab` by it
+        file = file_of(work, "measure")  # one for both sides: reports recognize `ab` by its equal times
         runs = [_Side.create(*each, work, file) for each in zip(folders, (old, new), strict=True)]
         _measure_in_turns(runs, work)
     found = _show(*folders, bar, fmt, html)
@@ -86,7 +86,7 @@ def percentage(text: str) -> float:
 
 
 def _show(a: Path, b: Path, fail_on: float | None, fmt: str, html: Path | None) -> "Comparison":
-    """Print the comparison and write its page; exit with status 3 if there is none."""
+    """Print and return the comparison, and write its page; exit status 3 if nothing can be compared."""
     from reports.compare import comparison as comparing
     from reports.compare import views
     from reports.profiles.diff import diff_of_runs
@@ -161,7 +161,7 @@ class _Side:
         turn = f"round {number + 1}, {self.run.folder.name} {self.commit[:10]}"
 
         def show(event: Event) -> None:
-            if event.kind != "plan":  # `_measure_in_turns` shows one for all rounds
+            if event.kind != "plan":  # `_measure_in_turns` shows one plan for all rounds
                 progress(replace(event, slot=turn) if event.kind == "record" else event)
 
         options = Options(jobs=[job], repeat=number, limits=work.request.limits, on_event=show, skip=work.skip)

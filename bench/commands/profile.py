@@ -27,7 +27,7 @@ from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.words import Recorded, agreement, recorded, sentences
 
 LEAST_WIDTH = 1536  # two layers have 100 MB of weights, twice an H100's L2; those of a narrower model would fit
-COUNTED_LAYERS = COUNTED + 1  # up to the layer whose kernels are counted
+COUNTED_LAYERS = COUNTED + 1  # with layer COUNTED as the last one
 
 
 def profile(request: RunRequest, out: Path) -> None:

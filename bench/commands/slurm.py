@@ -28,7 +28,7 @@ SCRIPT, KEYS = "slurm.sbatch", "slurm.keys"
 
 
 def submit(request: RunRequest, out: Path) -> None:
-    """Plan a run here, without the GPUs if need be, and submit a Slurm array for it."""
+    """Plan a run on this machine, which needs no GPU, and submit a Slurm array for it."""
     wanted, request = slurm_options(request)
     before = resumed(request, out)
     work = plan(request, before)
@@ -65,7 +65,7 @@ def slurm_options(request: RunRequest) -> tuple[slurm.SlurmRequest, RunRequest]:
 
 
 def _command(request: RunRequest, out: Path) -> list[str]:
-    """Return a task's command; -P keeps code in its working folder from replacing this code."""
+    """Return a task's command; -P keeps code in the task's working folder from replacing this code."""
     here = [f"{name}={value}" for name, value in path_of_code(os.environ).items()]
     command = ["env", *here, sys.executable, "-P", "-m", "bench", "work", str(out), "--keys", str(out / KEYS)]
     if request.checkpoint:

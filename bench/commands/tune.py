@@ -1,4 +1,4 @@
-"""`ttt-bench build --tune`: measure Triton launch settings on one layer, as `tuning.toml` sections."""
+"""`ttt-bench build --tune`: measure Triton launch settings on one layer, and print sections for `tuning.toml`."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ from tk_kernels.generate.tuning import FORWARD, FORWARD_ROWS, Tuning, candidates
 from tk_kernels.parallel import compile_all
 
 SIZE, BATCH = "1.3b", 512
-FORWARD_SIZES = {"wide": "760m"}  # by row of `tuning.toml`, else SIZE; wide: heads of 96
+FORWARD_SIZES = {"wide": "760m"}  # by row of `tuning.toml`; SIZE for other rows. wide: head dimension 96
 FORWARD_BATCHES = {"few": 1}
 FORWARD_TOKENS, CHECKED_TOKENS = 2048, 128
 POLICY = Policy(budget_s=0.5)

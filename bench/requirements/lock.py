@@ -31,7 +31,7 @@ OF_CUDA = re.compile(r"^(?:nvidia-(?!ml-py)|cuda-)")
 
 
 def compiled(*arguments: str, requirements: str = "") -> str:
-    """Return the pins of `uv pip compile`, or exit with its message. requirements: its stdin."""
+    """Return the pins that `uv pip compile` prints, or exit with its error. requirements: text for its stdin."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-emit-index-url"]
     command += ["--no-emit-find-links", "--config-file", str(FOLDER / "uv.toml"), *arguments]
     done = subprocess.run(
@@ -57,7 +57,7 @@ def lock(name: str) -> str:
 
 
 def noted(block: str, newest: dict[str, str]) -> str:
-    """Return a package's lines of a lock file, with a comment if `newest` has a newer one."""
+    """Return a package's lines of a lock file; comment on another version in `newest`, versions by package."""
     match = PACKAGE.match(block)
     if match is None or newest[match[1]] == match[2]:
         return block
