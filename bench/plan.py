@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from bench.cases import adapters_of, ordered_jobs, suite_cases, with_keys
@@ -19,10 +18,11 @@ from harness.measure.nvml import visible_gpus
 from harness.schema.case import Device
 from harness.schema.catalogue import Catalogue, SuiteEntry
 from harness.schema.policy import Policy
+from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned
+from harness.workers import slurm
 from harness.workers.process import Launch
-from harness.workers.scheduler import SkipReason
 from tk_kernels.build import hidden
 
 
@@ -72,9 +72,11 @@ class Plan:
         lacking = {label: why for label, launch in planned.items() if (why := no_interpreter(launch))}
         return [*notes, *(f"no {label}: {why} ({planned[label].command[0]})" for label, why in lacking.items())]
 
-    @cached_property
-    def skip(self) -> SkipReason:
-        return skips(self.launches, total_memory_bytes(self.machine) if self.here else None)
+    def skip(self, planned: Planned, earlier: Sequence[Record]) -> str:
+        """Return why the scheduler skips a case, or "" to run it. earlier: its job's records so far."""
+        launch = self.launches[planned.case.system, planned.case.backend]
+        memory_bytes = total_memory_bytes(self.machine) if self.here else None
+        return no_interpreter(launch) or skip_reason(planned, earlier, memory_bytes)
 
     @cached_property
     def keys(self) -> frozenset[str]:
@@ -105,25 +107,21 @@ class Plan:
         return sum(len(job.cases) for job in self.jobs)
 
 
-def skips(launches: Mapping[tuple[str, str], Launch], memory_bytes: int | None) -> SkipReason:
-    """Return the function by which the scheduler decides whether to skip a case, as `skip_reason` does."""
-    return lambda planned, earlier: (
-        no_interpreter(launches[planned.case.system, planned.case.backend])
-        or skip_reason(planned, earlier, memory_bytes)
-    )
-
-
 def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
-    """Turn a request into jobs. Raises UserError for a mistake in the request.
+    """Turn a request into jobs, and offer its checkpoint to workers. Raises UserError for a mistake in the request.
 
     of_run: the run that the request continues. A request that names no cases plans all cases of that run.
     """
     machine = snapshot()
-    wanted = of_run.file.device if of_run and request.device == "auto" else request.device
-    device: Device = machine["device_kind"] if wanted == "auto" else wanted
+    default = of_run.file.device if of_run else machine["device_kind"]
+    if request.slurm is not None and slurm.parsed(request.slurm).gpu:
+        default = "cuda"
+    device: Device = default if request.device == "auto" else request.device
     if device == "cpu" and machine["device_kind"] != device:
         machine = snapshot(device)
-    checkpoint = open_checkpoint(request.checkpoint)
+    checkpoint = read_checkpoint(request.checkpoint) if request.checkpoint else None
+    if checkpoint:
+        offer(checkpoint)
     if of_run and request.names_no_cases:
         for job in of_run.jobs:
             if job.pair not in launches():
@@ -149,15 +147,6 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
         raise UserError(f"{' '.join(request.words())}: no case matches; drop an option or name another suite")
     entries = tuple(suite_entry(suite, planned, machine) for suite, planned in cases if planned)
     return Plan(request, device, machine, ordered_jobs(everything), replace(CATALOGUE, suites=entries))
-
-
-def open_checkpoint(folder: Path | None) -> Checkpoint | None:
-    """Read the folder of --checkpoint, if given, and offer it to workers; CheckpointError if unsupported."""
-    if folder is None:
-        return None
-    checkpoint = read_checkpoint(folder)
-    offer(checkpoint)
-    return checkpoint
 
 
 def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ...]:

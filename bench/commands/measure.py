@@ -8,7 +8,6 @@ from pathlib import Path
 
 from bench import estimate
 from bench.catalogue.systems import ADAPTERS
-from bench.commands.slurm import slurm_options
 from bench.errors import CANNOT_IMPORT, INTERRUPTED
 from bench.plan import plan
 from bench.request import RunRequest
@@ -59,8 +58,6 @@ def _sum_up(records: Sequence[Record], request: RunRequest, out: Path) -> None:
 
 def dry_run(request: RunRequest, out: Path) -> None:
     """Print a run's cases, jobs and estimated time, without a resumed run's finished cases."""
-    if request.slurm is not None:
-        _, request = slurm_options(request)
     earlier = resumed(request, out) if request.resume else None
     work = plan(request, earlier)
     if earlier:
@@ -70,10 +67,8 @@ def dry_run(request: RunRequest, out: Path) -> None:
     past = estimate.past_durations(work.machine if work.here else None, out)
     rows, times, total, kept = [], list[float](), 0, 0
     for job in work.requested(earlier.joined(work.jobs) if earlier else work.jobs):
-        left = list(job.cases)
-        if earlier:
-            left = unfinished(earlier, job, 0, retry_of(earlier, request.retry))
-            kept += len(job.cases) - len(left)
+        left = unfinished(earlier, job, 0, retry_of(earlier, request.retry)) if earlier else job.cases
+        kept += len(job.cases) - len(left)
         if not left:
             continue
         for planned in left:
