@@ -4,13 +4,12 @@ import re
 
 from bench.errors import UserError
 from bench.terminal import print_rows
+from tk_kernels import build
+from tk_kernels.thunderkittens import fetch_thunderkittens, find_thunderkittens
 
 
 def build_kernels() -> None:
     """Compile CUDA kernels that are not cached; print their registers and spills."""
-    from tk_kernels import build
-    from tk_kernels.thunderkittens import fetch_thunderkittens, find_thunderkittens
-
     try:
         if build.find_nvcc() and find_thunderkittens() is None:
             fetch_thunderkittens()

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bench.errors import NOT_COMPARABLE, REGRESSION, UserError
 from bench.plan import Plan, plan
@@ -16,15 +15,16 @@ from bench.run_folder import file_of
 from bench.terminal import note
 from harness.measure.environment import ask_git, commit_and_dirty, uncommitted
 from harness.schema.files import refusing, write_atomically
-from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Job, RunFile
 from harness.workers.process import Launch
 from harness.workers.progress import Progress
 from harness.workers.scheduler import Event, Options, run_jobs
-
-if TYPE_CHECKING:
-    from reports.compare.comparison import Comparison
+from reports.compare import comparison as comparing
+from reports.compare import views
+from reports.compare.decision import BAR, LEAST_ROUNDS, MOST_ROUNDS
+from reports.profiles.diff import diff_of_runs
+from reports.publish import refuse_what_is_no_page
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,8 +47,6 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, fmt: str, html: Path
     fail_on, fmt, html: as in `compare`; fail_on None takes the default.
     Exit status 1 for a regression, 3 if nothing can be compared.
     """
-    from reports.compare.decision import LEAST_ROUNDS, MOST_ROUNDS
-
     bar = None if fail_on is None else percentage(fail_on)
     if not LEAST_ROUNDS <= request.rounds <= MOST_ROUNDS:
         raise UserError(f"--rounds {request.rounds}: must be from {LEAST_ROUNDS} to {MOST_ROUNDS}")
@@ -74,8 +72,6 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, fmt: str, html: Path
 
 def percentage(text: str) -> float:
     """Parse `5%` as 0.05; UserError for other text, or a value below BAR or above 1000%."""
-    from reports.compare.decision import BAR
-
     try:
         value = float(text.removesuffix("%")) / 100
     except ValueError:
@@ -85,13 +81,8 @@ def percentage(text: str) -> float:
     return value
 
 
-def _show(a: Path, b: Path, fail_on: float | None, fmt: str, html: Path | None) -> "Comparison":
+def _show(a: Path, b: Path, fail_on: float | None, fmt: str, html: Path | None) -> comparing.Comparison:
     """Print and return the comparison, and write its page; exit status 3 if nothing can be compared."""
-    from reports.compare import comparison as comparing
-    from reports.compare import views
-    from reports.profiles.diff import diff_of_runs
-    from reports.publish import refuse_what_is_no_page
-
     if html:
         refuse_what_is_no_page(html)
     try:
@@ -157,7 +148,10 @@ class _Side:
         return cls(Run.create(folder, file), launches, commit)
 
     def measure(self, job: Job, number: int, work: Plan, progress: Progress) -> set[str]:
-        """Run round `number` of a job in a fresh process; return the keys of cases with a result."""
+        """Run round `number` of a job in a fresh process; return the keys of cases with a result.
+
+        Raises UserError for a result of another commit.
+        """
         turn = f"round {number + 1}, {self.run.folder.name} {self.commit[:10]}"
 
         def show(event: Event) -> None:
@@ -169,23 +163,17 @@ class _Side:
         keys = {planned.case.key for planned in job.cases}
         ok = [each for each in records if each.case.key in keys and each.repeat == number and each.status == "ok"]
         for record in ok:
-            self._refuse_other_code(record)
+            if (ran := record.environment.get("commit") or "") != self.commit:  # in a container without PYTHONPATH
+                raise UserError(
+                    f"{record.case.system_backend}: its worker ran the code of {ran[:10] or 'an unknown commit'}, "
+                    f"not of {self.commit[:10]}; a command of a systems.toml must pass PYTHONPATH on"
+                )
         return {record.case.key for record in ok}
-
-    def _refuse_other_code(self, record: Record) -> None:
-        """Raise UserError if a record is of another commit, as from a container without PYTHONPATH."""
-        ran = str(record.environment.get("commit") or "")
-        if ran != self.commit:
-            raise UserError(
-                f"{record.case.system_backend}: its worker ran the code of {ran[:10] or 'an unknown commit'}, "
-                f"not of {self.commit[:10]}; a command of a systems.toml must pass PYTHONPATH on"
-            )
 
 
 def _measure_in_turns(sides: Sequence[_Side], work: Plan) -> None:
     """Alternate A B and B A to balance drift; a case that fails on one side is dropped from later rounds."""
-    jobs = list(work.jobs)
-    rounds = work.request.rounds
+    jobs, rounds = list(work.jobs), work.request.rounds
     with Progress("ab") as progress:
         progress(Event("plan", total=2 * rounds * work.total))
         for number in range(rounds):
