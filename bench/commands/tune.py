@@ -1,6 +1,5 @@
 """`ttt-bench build --tune`: measure Triton launch settings on one layer, and print sections for `tuning.toml`."""
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,6 +21,7 @@ from bench.systems.ttt.kernel_layer import (
     steps_in_turn,
 )
 from bench.systems.ttt.layer import PER_TOKEN, check_forward, inputs_of, layer_inputs
+from bench.terminal import note
 from harness.measure.correctness import Checks
 from harness.measure.cuda_clock import CudaEventClock
 from harness.measure.timer import measure
@@ -56,14 +56,10 @@ def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
     for row in FORWARD_ROWS[f"ttt_{learner}"] if forward else PRECISIONS:
         name, launch = fastest_forward(learner, row) if forward else fastest_step(learner, form, row)
         if launch is None:
-            _log(f"ttt-{learner} {form} {row}: no candidate can be used")
+            note(f"ttt-{learner} {form} {row}: no candidate can be used")
         else:
             found.setdefault(name, {})[row] = launch
     return found
-
-
-def _log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning | None]:
@@ -141,5 +137,5 @@ def _fastest(
             fault = " ".join(str(error).split())
         if not fault:
             took[launch] = time_us(launch)
-        _log(f"{what} {launch}: {fault or f'{took[launch]:.1f} us'}")
+        note(f"{what} {launch}: {fault or f'{took[launch]:.1f} us'}")
     return min(took, key=lambda launch: took[launch], default=None)
