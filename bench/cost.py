@@ -51,8 +51,10 @@ def _work(config: Any, parameters: int, case: Case, form: str) -> dict[str, Work
     tokens = case.batch * (1 if is_step else case.context)
     table, tables = config.vocabulary * config.width, 1 if getattr(config, "tied", True) else 2
     weights, element = parameters - tables * table - _learner_elements(config), ELEMENT_BYTES[case.dtype]
+    has_decays = isinstance(config, MambaConfig) and not config.groups  # A of a Mamba, which counts with the scan
+    multiplied = weights - (config.layers * config.state_numbers if has_decays else 0)
     found = {
-        PRODUCTS: Work(2 * (weights - _decay_elements(config)) * tokens, element * weights),
+        PRODUCTS: Work(2 * multiplied * tokens, element * weights),
         HEAD: Work(2 * case.batch * table, element * table),
         EDGES: Work(0, 0),
         OTHER: Work(0, ID_BYTES * tokens),
@@ -70,11 +72,6 @@ def _learner_elements(config: Any) -> int:
     if not isinstance(config, TTTConfig):
         return 0
     return config.layers * sum(heads * rows * columns for heads, rows, columns in config.weight_shapes.values())
-
-
-def _decay_elements(config: Any) -> int:
-    """Return the number of decays A of a Mamba, whose work counts with the scan; 0 for other models."""
-    return config.layers * config.state_numbers if isinstance(config, MambaConfig) and not config.groups else 0
 
 
 def _mixed(config: Any, case: Case, form: str) -> Work | None:

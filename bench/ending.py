@@ -5,8 +5,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import typer
-
 from bench.errors import INTERRUPTED, UserError
 from bench.request import LISTS
 from harness.schema.reason import printable
@@ -43,7 +41,7 @@ def guarded(call: Callable[[], Any]) -> int:
         return _print_error("interrupted", INTERRUPTED) if status == INTERRUPTED else status
     except (UserError, RecordError) as error:
         return _print_error(str(error), 2)
-    except (typer.Abort, KeyboardInterrupt):
+    except KeyboardInterrupt:
         return _print_error("interrupted", INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that Python's flush at exit succeeds
