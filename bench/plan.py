@@ -7,8 +7,8 @@ from typing import Any
 
 from bench.cases import adapters_of, ordered_jobs, suite_cases, with_keys
 from bench.catalogue import CATALOGUE
-from bench.catalogue.suites import BUDGETS_S, DEFAULT_SUITES, SUITES, Suite, find_group, find_suite
-from bench.environments import SYSTEMS_FILE, launches, no_interpreter, systems_of_file
+from bench.catalogue.suites import BUDGETS_S, DEFAULT_SUITES, GROUPS, SUITES, Suite, find_suite
+from bench.environments import launches, no_interpreter, notes_on_file
 from bench.errors import UserError
 from bench.memory import skip_reason, total_memory_bytes
 from bench.models.case_model import Checkpoint, offer, read_checkpoint
@@ -67,10 +67,8 @@ class Plan:
     def notes(self) -> list[str]:
         """Sentences for the user: systems that systems.toml starts, and systems whose interpreter is missing."""
         planned = {"/".join(job.pair): self.launches[job.pair] for job in self.jobs}
-        own = [label for label in systems_of_file() if label in planned]
-        notes = [f"{SYSTEMS_FILE} of this folder starts {', '.join(own)}"] if own else []
-        lacking = {label: why for label, launch in planned.items() if (why := no_interpreter(launch))}
-        return [*notes, *(f"no {label}: {why} ({planned[label].command[0]})" for label, why in lacking.items())]
+        found = ((label, no_interpreter(launch), launch.command[0]) for label, launch in planned.items())
+        return [*notes_on_file(planned), *(f"no {label}: {why} ({program})" for label, why, program in found if why)]
 
     def skip(self, planned: Planned, earlier: Sequence[Record]) -> str:
         """Return why the scheduler skips a case, or "" to run it. earlier: its job's records so far."""
@@ -163,7 +161,7 @@ def _suites(
     """Return each requested suite's systems as labels SYSTEM/BACKEND; () stands for all systems."""
     found: dict[str, tuple[str, ...]] = {}
     for word in request.suites or (DEFAULT_SUITES[device],):
-        group, systems = find_group(word), request.systems
+        group, systems = GROUPS.get(word), request.systems
         if group and not systems:
             own = f"{checkpoint.system}/" if checkpoint else ""
             systems = tuple(label for label in runnable(group.systems, machine) if label.startswith(own))

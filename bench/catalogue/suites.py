@@ -71,7 +71,7 @@ def _sections() -> list[Suite | Group]:
 
 _SECTIONS = _sections()
 SUITES = tuple(each for each in _SECTIONS if isinstance(each, Suite))
-GROUPS = tuple(each for each in _SECTIONS if isinstance(each, Group))
+GROUPS = {each.name: each for each in _SECTIONS if isinstance(each, Group)}
 
 
 def find_suite(name: str) -> Suite:
@@ -79,17 +79,11 @@ def find_suite(name: str) -> Suite:
     for suite in SUITES:
         if suite.name == name:
             return suite
-    names = [suite.name for suite in SUITES] + [group.name for group in GROUPS]
     if name.partition("/")[0] in {adapter.system for adapter in ADAPTERS}:
         raise UserError(f"{name!r} is a system, not a suite; use --systems {name}")
-    raise unknown(f"suite {name!r}", name, names)
+    raise unknown(f"suite {name!r}", name, [*(suite.name for suite in SUITES), *GROUPS])
 
 
 DEFAULT_SUITES = {"cuda": "paper", "cpu": "quick"}  # suite or group that `ttt-bench run` measures, by device
 # Seconds of sampling per case by device; suites share this default, because they share cases.
 BUDGETS_S = {"cuda": 1.0, "cpu": 1.5}
-
-
-def find_group(name: str) -> Group | None:
-    """Return the group called `name`, or None."""
-    return next((group for group in GROUPS if group.name == name), None)

@@ -2,7 +2,7 @@
 
 from bench.catalogue.suites import GROUPS, SUITES
 from bench.catalogue.systems import ADAPTERS
-from bench.environments import SYSTEMS_FILE, launches, no_interpreter, systems_of_file
+from bench.environments import launches, no_interpreter, notes_on_file
 from bench.errors import CANNOT_IMPORT
 from bench.terminal import note, print_rows
 from harness.measure.environment import against_lock
@@ -12,8 +12,7 @@ from harness.workers.process import probe
 def list_systems() -> None:
     """Print whether each system can run here, with its packages' versions or the reason why not."""
     note("importing each system's packages takes a few seconds")
-    if named := systems_of_file():
-        note(f"{SYSTEMS_FILE} of this folder starts {', '.join(named)}")
+    note(*notes_on_file({adapter.label for adapter in ADAPTERS}))
     starts = launches()
     found = probe([starts[adapter.system, adapter.backend] for adapter in ADAPTERS])
     rows = []
@@ -32,5 +31,5 @@ def list_systems() -> None:
 def list_suites() -> None:
     """Print each suite and group with its question and device."""
     rows = [(suite.name, suite.device or "any", suite.question) for suite in SUITES]
-    rows += [(group.name, "cuda", f"{group.question}: {', '.join(group.suites)}") for group in GROUPS]
+    rows += [(group.name, "cuda", f"{group.question}: {', '.join(group.suites)}") for group in GROUPS.values()]
     print_rows(("suite", "device", "question"), rows)

@@ -49,10 +49,10 @@ def test_a_plan_names_the_file_in_one_sentence(file):
     [
         ("[mamba\n", "cannot be read as TOML"),
         ('["mamba/cuda"]\npython = "p"\n', r"system \[mamba/cuda\]: unknown; did you mean mamba/torch"),
-        ('["mamba/torch"]\npyhton = "p"\n', r"\[mamba/torch\] pyhton: Extra inputs are not permitted"),
+        ('["mamba/torch"]\npyhton = "p"\n', r"mamba/torch.pyhton: Extra inputs are not permitted"),
         ("[mamba/torch]\n", "a name with a slash needs quotes"),
-        ('["mamba/torch"]\npython = 3\n', r"\[mamba/torch\] python"),
-        ('["mamba/torch"]\ncommand = []\n', r"\[mamba/torch\] command: List should have at least 1 item"),
+        ('["mamba/torch"]\npython = 3\n', "mamba/torch.python: Input should be a valid string, not 3"),
+        ('["mamba/torch"]\ncommand = []\n', "mamba/torch.command: List should have at least 1 item"),
         ("mamba = 3\n", r"system \[mamba\]: unknown"),
     ],
 )
