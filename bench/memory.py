@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from bench.kept import kept_bytes
@@ -48,9 +49,9 @@ def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
 def _smaller_axis(smaller: Case, case: Case) -> str:
     """Return the one axis, "batch" or "context", that is smaller in `smaller`; "" if more than timing differs too."""
     for axis in ("batch", "context"):
-        if getattr(smaller, axis) < getattr(case, axis):
-            others = (name for name in Case.__dataclass_fields__ if name not in (axis, "timing"))
-            return axis if all(getattr(smaller, name) == getattr(case, name) for name in others) else ""
+        size = getattr(case, axis)
+        if getattr(smaller, axis) < size and replace(smaller, timing=case.timing, **{axis: size}) == case:
+            return axis
     return ""
 
 

@@ -1,6 +1,5 @@
 """Create the run folder of a command, or open the run that it continues."""
 
-import math
 from pathlib import Path
 
 from bench.errors import UserError
@@ -90,7 +89,7 @@ def refuse_another_kind(current: Run, work: Plan) -> None:
         raise UserError(f"{current.folder}: has rounds of `ttt-bench ab`, which cannot be resumed; name another folder")
     refuse_another_device(current, work)
     own_s, asked_s = current.file.policy.budget_s, work.request.budget_s
-    if asked_s is not None and not math.isclose(own_s, asked_s, rel_tol=1e-4):
+    if asked_s is not None and f"{own_s:g}" != f"{asked_s:g}":
         raise UserError(
             f"{current.folder}: samples each case for {own_s:g} s, not {asked_s:g}; "
             f"name another folder or use --budget {own_s:g}"
