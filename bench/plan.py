@@ -1,11 +1,11 @@
 """Plan a run: turn a request into jobs. Planning imports no system and needs no GPU."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from bench.cases import adapters_of, ordered_jobs, suite_cases, with_keys
+from bench.cases import adapters_of, ordered_jobs, suite_cases
 from bench.catalogue import CATALOGUE
 from bench.catalogue.suites import BUDGETS_S, DEFAULT_SUITES, GROUPS, SUITES, Suite, find_suite
 from bench.environments import launches, no_interpreter, notes_on_file
@@ -79,10 +79,6 @@ class Plan:
     @cached_property
     def keys(self) -> frozenset[str]:
         return frozenset(planned.case.key for job in self.jobs for planned in job.cases)
-
-    def requested(self, jobs: Iterable[Job]) -> list[Job]:
-        """Return a run's jobs with only the cases that this plan requests."""
-        return with_keys(jobs, self.keys)
 
     def gpus(self, *, here: bool = True) -> list[str]:
         """Return the GPUs of --gpus, named as in CUDA_VISIBLE_DEVICES; [] without the option.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import estimate
+from bench.cases import with_keys
 from bench.catalogue.systems import ADAPTERS
 from bench.errors import CANNOT_IMPORT, INTERRUPTED
 from bench.plan import plan
@@ -28,7 +29,7 @@ def run(request: RunRequest, out: Path) -> None:
     work.refuse_elsewhere()
     slots = slots_of(work.gpus(), work.device)
     current = open_run(work, out, before)
-    jobs = work.requested(current.jobs)
+    jobs = with_keys(current.jobs, work.keys)
     try:
         note(*work.notes)
         if request.gpus:
@@ -66,7 +67,7 @@ def dry_run(request: RunRequest, out: Path) -> None:
     note(*work.notes)
     past = estimate.past_durations(work.machine if work.here else None, out)
     rows, times, total, kept = [], list[float](), 0, 0
-    for job in work.requested(earlier.joined(work.jobs) if earlier else work.jobs):
+    for job in with_keys(earlier.joined(work.jobs) if earlier else work.jobs, work.keys):
         left = unfinished(earlier, job, 0, retry_of(earlier, request.retry)) if earlier else job.cases
         kept += len(job.cases) - len(left)
         if not left:

@@ -38,7 +38,7 @@ def submit(request: RunRequest, out: Path) -> None:
         write_atomically(out / SCRIPT, script)
         retry = retry_of(current, request.retry)
         # Tasks share only the jobs that have cases left.
-        left = [each for job in work.requested(current.jobs) for each in unfinished(current, job, 0, retry)]
+        left = [each for job in with_keys(current.jobs, work.keys) for each in unfinished(current, job, 0, retry)]
         write_atomically(out / KEYS, "".join(f"{planned.case.key}\n" for planned in left))
         try:
             array = slurm.submit(str(out / SCRIPT))
@@ -83,13 +83,8 @@ def work(out: Path, keys: Path, checkpoint: Path | None) -> None:
     [slot] = slots_of(visible_gpus()[:1] if node.device == "cuda" else [], node.device)
     try:
         with Progress(f"task {task.number}") as progress:
-            options = Options(
-                jobs=jobs,
-                limits=request.limits,
-                retry=retry_of(run, request.retry),
-                skip=node.skip,
-                on_event=progress,
-            )
+            retry = retry_of(run, request.retry)
+            options = Options(jobs=jobs, limits=request.limits, retry=retry, skip=node.skip, on_event=progress)
             done = slurm.run_task(run, node.launches, task, options, slot)
     except KeyboardInterrupt:
         # Status 1 instead of 130, because the script restarts a task whose status is above 128.
