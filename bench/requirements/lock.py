@@ -49,19 +49,14 @@ def lock(name: str) -> str:
     blocks = re.split(r"^(?=[\w.-]+(?:\[[\w,-]+\])?==)", text, flags=re.MULTILINE)
     if name == "cpu":
         blocks = [block for block in blocks if not OF_CUDA.match(block)]
-    names = "\n".join(match[1] for block in blocks if (match := PACKAGE.match(block)))
+    text = "".join(blocks)
+    names = "\n".join(name for name, _ in PACKAGE.findall(text))
     alone = [each for each in arguments if each not in (*PROJECT, "--generate-hashes", "--no-deps")]
     newest = dict(PACKAGE.findall(compiled(*alone, "--no-deps", "-", requirements=names)))
     sources = f"{name}.in and pyproject.toml" if PROJECT[0] in arguments else f"{name}.in"
-    return HEADER.format(sources=sources, what=what) + "".join(noted(block, newest) for block in blocks)
-
-
-def noted(block: str, newest: dict[str, str]) -> str:
-    """Return a package's lines of a lock file; comment on another version in `newest`, versions by package."""
-    match = PACKAGE.match(block)
-    if match is None or newest[match[1]] == match[2]:
-        return block
-    return f"# newest: {newest[match[1]]}\n{block}"
+    notes = {name: f"# newest: {version}\n" for name, version in newest.items()}
+    text = PACKAGE.sub(lambda pin: pin[0] if pin[2] == newest[pin[1]] else notes[pin[1]] + pin[0], text)
+    return HEADER.format(sources=sources, what=what) + text
 
 
 for each in sys.argv[1:] or LOCKS:
