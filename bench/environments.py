@@ -54,12 +54,11 @@ def launches(device: str = "") -> dict[tuple[str, str], Launch]:
     device: "cpu" hides the GPU from the workers. Raises UserError if systems.toml cannot be read or has a mistake.
     """
     entries = _read()
-    own = Launch(command=[sys.executable])
     here = ("cuda" if visible_gpus() else "cpu",)  # the lock that `make bench` installs
     found = {}
     for each in ADAPTERS:
         locked = _locked(*_LOCKS.get(each.install, here))
-        launch = replace(entries.get(each.label, own), entry=each.entry, locked=locked)
+        launch = replace(entries.get(each.label, Launch()), entry=each.entry, locked=locked)
         found[each.system, each.backend] = launch
     if device != "cpu":
         return found

@@ -11,6 +11,7 @@ from bench.environments import launches
 from bench.errors import UserError
 from bench.plan import plan
 from bench.request import RunRequest
+from harness.workers.process import Launch
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +30,7 @@ def test_an_interpreter_of_its_own(file):
     launch = launches()["mamba", "torch"]
     assert (launch.command, launch.env) == (["/opt/mamba/bin/python"], {"A": "1"})
     assert launch.entry.startswith("bench.systems.")
-    assert launches()["ttt-mlp", "torch"].command == [sys.executable]
+    assert launches()["ttt-mlp", "torch"].command == Launch().command
 
 
 def test_a_container_command_after_a_byte_order_mark(file):
@@ -96,7 +97,7 @@ def test_what_make_baselines_writes_names_systems_that_exist(monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[2] / "bench/requirements")
     found = launches()
     assert found["transformer", "vllm"].command == [".venv-vllm/bin/python"]
-    own = {pair for pair, launch in found.items() if launch.command != [sys.executable]}
+    own = {pair for pair, launch in found.items() if launch.command != Launch().command}
     assert own == {(each.system, each.backend) for each in ADAPTERS if each.install != "make bench"}
 
 
