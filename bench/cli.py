@@ -217,7 +217,7 @@ def report(
     given = [name for name, path in targets.items() if path is not None]
     if len(given) > 1:
         raise UserError(f"{' '.join(given)}: use one of them")
-    target, notes = output or png or pdf or run / "report.html", list[str]()
+    target = output or png or pdf or run / "report.html"
     with refusing(target, "written", UserError):
         if png or pdf:
             from reports.picture import write_picture
@@ -226,9 +226,8 @@ def report(
         else:
             from reports.publish import write_report
 
-            notes = write_report(run, target)
+            note(*write_report(run, target))
     print(f"wrote {target}")
-    note(*notes)
 
 
 @app.command()

@@ -21,9 +21,8 @@ def refuse_arguments(words: Sequence[str], group: Any) -> None:
     command = group.commands.get(next((word for word in words if not word.startswith("-")), ""))
     given = [word.partition("=")[0] for word in words]
     for option in command.params if command else ():
-        if getattr(option, "multiple", True) or getattr(option, "is_flag", False):
-            continue
-        if sum(given.count(name) for name in option.opts) > 1:
+        is_flag = getattr(option, "is_flag", True)  # arguments have none
+        if not is_flag and sum(given.count(name) for name in option.opts) > 1:
             hint = "; separate its values by commas" if option.name in LISTS else ""
             raise UserError(f"{max(option.opts, key=len)} is given twice{hint}")
     for word, after in zip(words, [*words[1:], None], strict=False):

@@ -95,7 +95,7 @@ class RunRequest(BaseModel):
         return self.model_copy(
             update={
                 "checkpoint": self.checkpoint and Path(self.checkpoint.resolve().name),
-                "out": self.out and Path(_public_path(str(self.out))),
+                "out": self.out and _public_path(self.out),
                 "slurm": self.slurm and _PRIVATE.sub(r"\1=...", self.slurm),
             }
         )
@@ -119,11 +119,10 @@ def _written(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _public_path(path: str) -> str:
-    absolute, here = Path(path), Path.cwd()
-    if not absolute.is_absolute():
+def _public_path(path: Path) -> Path:
+    if not path.is_absolute():
         return path
-    return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else absolute.name or path
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else Path(path.name or path)
 
 
 def words(option: str, text: str | None) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from bench.request import RunRequest
 from bench.terminal import note
 from harness.measure.environment import refusal_of_git
 from harness.quality import disturbed
+from harness.schema.case import Mode
 from harness.schema.record import utc_now
 from harness.schema.run import Run
 from harness.schema.run_file import PastRequest, RunFile
@@ -42,17 +43,10 @@ def open_run(work: Plan, out: Path, before: Run | None) -> Run:
     return Run.create(out, file_of(work, "measure"))
 
 
-def file_of(work: Plan, mode: str) -> RunFile:
-    """Return the content of a new run's run.json. mode: "measure", "verify" or "profile"."""
-    return RunFile(
-        mode,  # type: ignore[arg-type]
-        work.device,
-        work.jobs,
-        work.catalogue,
-        work.policy,
-        work.request.rounds,
-        (request_of(work),),
-    )
+def file_of(work: Plan, mode: Mode) -> RunFile:
+    """Return the content of a new run's run.json."""
+    requests = (request_of(work),)
+    return RunFile(mode, work.device, work.jobs, work.catalogue, work.policy, work.request.rounds, requests)
 
 
 def request_of(work: Plan) -> PastRequest:

@@ -103,12 +103,9 @@ def _show(a: Path, b: Path, fail_on: float | None, fmt: str, html: Path | None) 
             html.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(html, views.page(found, diff_of_runs(*runs, (found.a.name, found.b.name))))
         print(f"wrote {html}", file=sys.stderr)
-    why = ""
-    if not found.counts.keys() - {"gained"}:
-        why = "no case has a result on both sides"
-    elif found.elsewhere and fail_on is not None:
-        why = "every case is from another device"
-    if why:
+    empty = not found.counts.keys() - {"gained"}
+    if empty or (found.elsewhere and fail_on is not None):
+        why = "no case has a result on both sides" if empty else "every case is from another device"
         note(f"the runs cannot be compared: {why}")
         sys.exit(NOT_COMPARABLE)
     return found
