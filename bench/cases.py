@@ -17,7 +17,7 @@ from harness.schema.run_file import Job, Planned, jobs_of
 def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Checkpoint | None = None) -> list[Planned]:
     """Return the suite's cases that the request selects; within a panel, contexts and batches ascend.
 
-    device: "cpu" or "cuda". A checkpoint sets system and size, and drops single layers, whose inputs are random.
+    device: "cpu" or "cuda". checkpoint: sets system and size, and excludes single layers, whose inputs are random.
     """
     adapters = adapters_of(request.systems, device, checkpoint)
     found = (
@@ -50,7 +50,7 @@ def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None
 
 
 def _named(name: str, device: str) -> list[Adapter]:
-    """Return the adapter SYSTEM/BACKEND; for SYSTEM, its adapters for the device, or all if none is for it."""
+    """Return the adapter of SYSTEM/BACKEND; for SYSTEM, its adapters for the device or, if there are none, all."""
     found = [adapter for adapter in ADAPTERS if name in (adapter.system, adapter.label)]
     if not found:
         systems = dict.fromkeys(adapter.system for adapter in ADAPTERS)
@@ -103,8 +103,8 @@ def _combinations(axes: Mapping[str, Sequence[Scalar]]) -> list[tuple[tuple[str,
 def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: str) -> str:
     """Return a case's timing: "engine" (times itself), "graph" (CUDA graph) or "eager".
 
-    On a GPU, `panel.timing` decides; if empty, it is "graph" for generate steps, and for launch-bound forwards if the
-    adapter has `replays`.
+    On a GPU, `panel.timing` decides. If that is empty, generate steps have "graph", and so have launch-bound forwards
+    of an adapter with `replays`.
     """
     if adapter.engine:
         return "engine"
@@ -117,7 +117,7 @@ def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: 
 
 
 def ordered_jobs(cases: Iterable[Planned]) -> tuple[Job, ...]:
-    """Return the cases' jobs in the catalogue's order, with the cases of one model next to each other."""
+    """Return the cases' jobs in the order of ADAPTERS, with the cases of one model next to each other."""
     order = {(adapter.system, adapter.backend): rank for rank, adapter in enumerate(ADAPTERS)}
     found = sorted(jobs_of(cases), key=lambda job: order[job.pair])
     return tuple(replace(job, cases=tuple(_by_model(job.cases))) for job in found)

@@ -51,7 +51,7 @@ def _work(config: Any, parameters: int, case: Case, form: str) -> dict[str, Work
     tokens = case.batch * (1 if is_step else case.context)
     table, tables = config.vocabulary * config.width, 1 if getattr(config, "tied", True) else 2
     weights, element = parameters - tables * table - _learner_elements(config), ELEMENT_BYTES[case.dtype]
-    has_decays = isinstance(config, MambaConfig) and not config.groups  # A of a Mamba, which counts with the scan
+    has_decays = isinstance(config, MambaConfig) and not config.groups  # Mamba's A, whose work counts with the scan
     multiplied = weights - (config.layers * config.state_numbers if has_decays else 0)
     found = {
         PRODUCTS: Work(2 * multiplied * tokens, element * weights),

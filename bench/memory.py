@@ -1,4 +1,4 @@
-"""Decide whether a case can fit: compare the bytes that it needs at least with the device's memory."""
+"""Decide whether a case can fit: compare a lower bound on its bytes with the device's memory."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,7 +47,7 @@ def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
 
 
 def _smaller_axis(smaller: Case, case: Case) -> str:
-    """Return the one axis, "batch" or "context", that is smaller in `smaller`; "" if more than timing differs too."""
+    """Return the axis ("batch" or "context") that alone is smaller in `smaller`, "" for none; timing may differ."""
     for axis in ("batch", "context"):
         size = getattr(case, axis)
         if getattr(smaller, axis) < size and replace(smaller, timing=case.timing, **{axis: size}) == case:
@@ -58,7 +58,7 @@ def _smaller_axis(smaller: Case, case: Case) -> str:
 def beyond_memory_of(case: Case, total: int) -> str:
     """Return why a model's weights and states cannot fit into `total` bytes, or "".
 
-    An engine need not hold more than one sequence. Layers and models not in MODELS are not estimated.
+    An engine must hold only one sequence. Single layers and models not in MODELS give "".
     """
     if case.system not in MODELS or case.option("scope", "model") != "model":
         return ""

@@ -26,8 +26,8 @@ Count = Annotated[int, Field(ge=1, le=MOST)]
 class RunRequest(BaseModel):
     """The arguments of `run`, `verify`, `profile` or `ab`; UserError for bad values.
 
-    suites, systems, batch, context, phase: tuples or comma-separated text; () takes the default suite or its values.
-    sides: the revisions of `ab`. rounds: its processes per case and side. way: the profiler (`--with`).
+    suites, systems, batch, context, phase: tuples or comma-separated text; () for the default suite or its values.
+    sides: the two revisions of `ab`. rounds: processes per case and side of `ab`. way: the profiler (`--with`).
     budget_s: seconds of sampling per case; None for the suite's or the device's default.
     retry: which finished cases to measure again (`run_folder.retry_of`); giving it also sets `resume`.
     """
@@ -126,7 +126,7 @@ def _public_path(path: Path) -> Path:
 
 
 def words(option: str, text: str | None) -> tuple[str, ...]:
-    """Split comma-separated text into words, each once; () for None. UserError for no words."""
+    """Split comma-separated text into words, each once; () for None. UserError if there are no words."""
     if text is None:
         return ()
     found = [word.strip() for word in text.split(",") if word.strip()]

@@ -26,7 +26,7 @@ class Panel(Stored):
     sizes: tuple[str, ...] = ("1.3b",)
     scope: str = "model"  # or "layer"
     l2: str = "warm"
-    timing: str = ""  # "" for the system's own; see `cases.timing_of`
+    timing: str = ""  # "" for the default of `cases.timing_of`
     # Whether batch or context grow until memory is exhausted: after the first case that does not fit, skip larger ones.
     grows: bool = False
     backends: tuple[str, ...] = ()  # () for all
@@ -45,7 +45,7 @@ class Suite(Stored):
     device: str = "cuda"  # "" for any device
     min_samples: int = FEWEST  # per case, whatever the time budget
     trial: bool = False  # left out of the group `all`: tiny models, a search for settings, or cases that take minutes
-    budget_s: float = 0.0  # of sampling per case; 0 for BUDGETS_S. A run of several suites takes the highest
+    budget_s: float = 0.0  # of sampling per case; 0 for BUDGETS_S. A run of several suites takes their highest
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Group(Stored):
 
 
 def _sections() -> list[Suite | Group]:
-    """Return the sections of `suites.toml`, with the names that "headlines" and "everything" stand for."""
+    """Return the sections of `suites.toml`; lists of names replace the words "headlines" and "everything"."""
     text = (Path(__file__).parent / "suites.toml").read_text(encoding="utf-8")
     named = [{"name": name, **section} for name, section in tomllib.loads(text).items()]
     everything = [each["name"] for each in named if "panels" in each and not each.get("trial")]

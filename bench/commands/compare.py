@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def compare(a: Path, b: Path, fail_on: str | None, fmt: str, html: Path | None) -> None:
-    """Compare run `b` with run `a`; exit status 1 for a regression, 3 for nothing to compare.
+    """Compare run `b` with run `a`; exit status 1 for a regression, 3 if nothing can be compared.
 
     fail_on: the slowdown that counts as a regression, such as "5%"; None never gives status 1.
     fmt: "text", "markdown" or "json", on stdout. html: also write a page to this file.
@@ -44,7 +44,7 @@ def compare(a: Path, b: Path, fail_on: str | None, fmt: str, html: Path | None) 
 def ab(request: RunRequest, out: Path, fail_on: str | None, fmt: str, html: Path | None) -> None:
     """Measure two commits in turns into OUT/old and OUT/new, and compare them.
 
-    fail_on, fmt, html: as in `compare`; fail_on None takes the default.
+    fail_on, fmt, html: as in `compare`, but `fail_on` None stands for the default slowdown.
     Exit status 1 for a regression, 3 if nothing can be compared.
     """
     bar = None if fail_on is None else percentage(fail_on)
@@ -62,7 +62,7 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, fmt: str, html: Path
     work.refuse_elsewhere()
     note(*work.notes)
     with _checkout(request.sides[0]) as old, _checkout(request.sides[1]) as new:
-        file = file_of(work, "measure")  # one for both sides: reports recognize `ab` by its equal times
+        file = file_of(work, "measure")  # for both sides: reports recognize `ab` by the equal times of two runs
         runs = [_Side.create(*each, work, file) for each in zip(folders, (old, new), strict=True)]
         _measure_in_turns(runs, work)
     found = _show(*folders, bar, fmt, html)
@@ -113,7 +113,7 @@ def _show(a: Path, b: Path, fail_on: float | None, fmt: str, html: Path | None) 
 
 @contextmanager
 def _checkout(revision: str) -> Iterator[Path]:
-    """Yield the root of a temporary worktree of a revision of this checkout."""
+    """Check out a revision into a temporary git worktree, and yield the root of that worktree."""
     commit, refusal = ask_git(ROOT, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
     if refusal:
         raise UserError(f"{revision}: is no revision of this checkout: {refusal}")
@@ -160,7 +160,7 @@ class _Side:
         keys = {planned.case.key for planned in job.cases}
         ok = [each for each in records if each.case.key in keys and each.repeat == number and each.status == "ok"]
         for record in ok:
-            if (ran := record.environment.get("commit") or "") != self.commit:  # in a container without PYTHONPATH
+            if (ran := record.environment.get("commit") or "") != self.commit:  # as in a container without PYTHONPATH
                 raise UserError(
                     f"{record.case.system_backend}: its worker ran the code of {ran[:10] or 'an unknown commit'}, "
                     f"not of {self.commit[:10]}; a command of a systems.toml must pass PYTHONPATH on"

@@ -58,12 +58,12 @@ def _sum_up(records: Sequence[Record], request: RunRequest, out: Path) -> None:
 
 
 def dry_run(request: RunRequest, out: Path) -> None:
-    """Print a run's cases, jobs and estimated time, without a resumed run's finished cases."""
+    """Print the cases, jobs and estimated time of a run; a resumed run's finished cases are only counted."""
     earlier = resumed(request, out) if request.resume else None
     work = plan(request, earlier)
     if earlier:
         refuse_another_kind(earlier, work)
-    work.gpus(here=False)  # refuses a wrong list
+    work.gpus(here=False)  # raises UserError for a wrong --gpus
     note(*work.notes)
     past = estimate.past_durations(work.machine if work.here else None, out)
     rows, times, total, kept = [], list[float](), 0, 0

@@ -39,7 +39,7 @@ POLICY = Policy(budget_s=0.5)
 
 
 def tune() -> None:
-    """Measure launch settings; print a TOML section per learner and form, and a log to stderr.
+    """Measure launch settings of all Triton kernels; print sections for `tuning.toml`, and a log to stderr.
 
     Raises UserError without a GPU.
     """
@@ -51,7 +51,7 @@ def tune() -> None:
 
 
 def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
-    """Return the fastest settings by section of `tuning.toml`, then by row: a precision, or one of FORWARD_ROWS."""
+    """Return a kernel's fastest settings by section of `tuning.toml`, then by row (a precision or FORWARD_ROWS)."""
     forward, found = form == FORWARD, dict[str, dict[str, Tuning]]()
     for row in FORWARD_ROWS[f"ttt_{learner}"] if forward else PRECISIONS:
         name, launch = fastest_forward(learner, row) if forward else fastest_step(learner, form, row)
@@ -63,7 +63,7 @@ def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
 
 
 def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning | None]:
-    """Return (section in `tuning.toml`, fastest settings of a correct step or None)."""
+    """Return (name of a section of `tuning.toml`, fastest correct settings for its row `precision` or None)."""
     config, dtype = _config(learner, SIZE), "float32" if precision == "float32" else "bfloat16"
     some = generate_set(config, BATCH, dtype, form, precision)
     name = some.state.tuned_as()
@@ -83,9 +83,9 @@ def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning |
 
 
 def fastest_forward(learner: str, row: str) -> tuple[str, Tuning | None]:
-    """Return (section in `tuning.toml`, fastest settings of a correct forward or None).
+    """Return (name of a section of `tuning.toml`, fastest correct settings for its row `row` or None).
 
-    row: key in that section, which chooses the model size and the batch.
+    row: one of FORWARD_ROWS; it determines the model size and the batch.
     """
     config = _config(learner, FORWARD_SIZES.get(row, SIZE))
     kernel, reference = (import_module(f"tk_kernels.ttt_{learner}.{part}") for part in ("forward", "reference"))
