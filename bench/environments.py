@@ -55,15 +55,13 @@ def launches(device: str = "") -> dict[tuple[str, str], Launch]:
     """
     entries = _read()
     here = ("cuda" if visible_gpus() else "cpu",)  # the lock that `make bench` installs
+    unset = {name: value for name, value in CPU_ENV.items() if name == GPU_VARIABLE or name not in os.environ}
     found = {}
     for each in ADAPTERS:
-        locked = _locked(*_LOCKS.get(each.install, here))
-        launch = replace(entries.get(each.label, Launch()), entry=each.entry, locked=locked)
-        found[each.system, each.backend] = launch
-    if device != "cpu":
-        return found
-    unset = {name: value for name, value in CPU_ENV.items() if name == GPU_VARIABLE or name not in os.environ}
-    return {pair: replace(launch, env={**unset, **launch.env}) for pair, launch in found.items()}
+        launch, locked = entries.get(each.label, Launch()), _locked(*_LOCKS.get(each.install, here))
+        env = {**(unset if device == "cpu" else {}), **launch.env}
+        found[each.system, each.backend] = replace(launch, entry=each.entry, locked=locked, env=env)
+    return found
 
 
 @cache
