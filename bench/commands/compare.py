@@ -169,7 +169,7 @@ class _Side:
 
 
 def _measure_in_turns(sides: Sequence[_Side], work: Plan) -> None:
-    """Alternate A B and B A to balance drift; a case that fails on one side is dropped from later rounds."""
+    """Run each job on both sides, in alternating order to balance drift; drop cases that fail on one side."""
     jobs, rounds = list(work.jobs), work.request.rounds
     with Progress("ab") as progress:
         progress(Event("plan", total=2 * rounds * work.total))
