@@ -17,7 +17,7 @@ from harness.schema.run_file import Job, Planned, jobs_of
 def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Checkpoint | None = None) -> list[Planned]:
     """Return the suite's cases that the request selects; within a panel, contexts and batches ascend.
 
-    device: "cpu" or "cuda". A checkpoint sets system and size; single layers are dropped, as their inputs are random.
+    device: "cpu" or "cuda". checkpoint: sets system and size, and excludes single layers, whose inputs are random.
     """
     adapters = adapters_of(request.systems, device, checkpoint)
     found = (
@@ -34,7 +34,7 @@ def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Chec
 def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None = None) -> tuple[Adapter, ...]:
     """Return the adapters for `names` (SYSTEM or SYSTEM/BACKEND), by default all for the device.
 
-    A checkpoint restricts them to its system. Raises UserError for an unknown name, or one of another system.
+    A checkpoint allows only its own system. Raises UserError for an unknown name or another system.
     """
     if not names and not checkpoint:
         return tuple(adapter for adapter in ADAPTERS if device in adapter.devices)
@@ -50,7 +50,7 @@ def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None
 
 
 def _named(name: str, device: str) -> list[Adapter]:
-    """Return the adapter SYSTEM/BACKEND; for SYSTEM, its adapters for the device, or all if it has none."""
+    """Return the adapter of SYSTEM/BACKEND; for SYSTEM, its adapters for the device or, if there are none, all."""
     found = [adapter for adapter in ADAPTERS if name in (adapter.system, adapter.label)]
     if not found:
         systems = dict.fromkeys(adapter.system for adapter in ADAPTERS)
@@ -103,8 +103,8 @@ def _combinations(axes: Mapping[str, Sequence[Scalar]]) -> list[tuple[tuple[str,
 def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: str) -> str:
     """Return a case's timing: "engine" (times itself), "graph" (CUDA graph) or "eager".
 
-    On a GPU, `panel.timing` decides; if empty, it is "graph" for generate steps, and for launch-bound forwards if the
-    adapter has `replays`.
+    On a GPU, `panel.timing` decides. If that is empty, generate steps have "graph", and so have launch-bound forwards
+    of an adapter with `replays`.
     """
     if adapter.engine:
         return "engine"
@@ -117,7 +117,7 @@ def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: 
 
 
 def ordered_jobs(cases: Iterable[Planned]) -> tuple[Job, ...]:
-    """Return the cases' jobs in the catalogue's order, with the cases of one model next to each other."""
+    """Return the cases' jobs in the order of ADAPTERS, with the cases of one model next to each other."""
     order = {(adapter.system, adapter.backend): rank for rank, adapter in enumerate(ADAPTERS)}
     found = sorted(jobs_of(cases), key=lambda job: order[job.pair])
     return tuple(replace(job, cases=tuple(_by_model(job.cases))) for job in found)

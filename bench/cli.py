@@ -15,7 +15,7 @@ from bench.terminal import note
 from harness.schema.files import refusing
 from harness.schema.reason import counted
 
-_COLUMN_INCHES = 3.3  # width of a column of a paper
+_COLUMN_INCHES = 3.3  # width of one column of a paper
 app = typer.Typer(
     add_completion=False,
     invoke_without_command=True,
@@ -38,7 +38,7 @@ Checkpoint = Annotated[Path | None, typer.Option(help="A checkpoint's folder; de
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run folder; default: out/DATE-TIME.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Keep finished cases; run the rest.")]
 Budget = Annotated[float | None, typer.Option("--budget", help="Seconds of sampling per case; default: the suite's.")]
-FailOn = Annotated[str | None, typer.Option(help="Exit with status 1 if a case is slower by more, such as 5%.")]
+FailOn = Annotated[str | None, typer.Option(help="Exit with status 1 if a case is slower by more than, say, 5%.")]
 Gpus = Annotated[str | None, typer.Option(help="One job per GPU: `all`, or numbers of nvidia-smi such as 0,1.")]
 TimeLimit = Annotated[float, typer.Option("--time-limit", help="Seconds per case, with its model and checks.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
@@ -135,7 +135,7 @@ def run(
 
 
 def _request(call: typer.Context, **more: Any) -> RunRequest:
-    """Return the request of a command, whose parameters have the names of the request's fields."""
+    """Return a command's request; each parameter sets the field of the same name, and `more` the others."""
     return RunRequest.stored({"command": call.info_name, **call.params, **more})
 
 
@@ -159,7 +159,7 @@ def work(
     keys: Annotated[Path, typer.Option(help="A file with the keys of the cases to run, one per line.")],
     checkpoint: Checkpoint = None,
 ) -> None:
-    """Run jobs of a run as one of its Slurm tasks."""
+    """Run this Slurm task's share of a run."""
     from bench.commands.slurm import work
 
     work(run, keys, checkpoint)
@@ -217,7 +217,7 @@ def report(
     given = [name for name, path in targets.items() if path is not None]
     if len(given) > 1:
         raise UserError(f"{' '.join(given)}: use one of them")
-    target, notes = output or png or pdf or run / "report.html", list[str]()
+    target = output or png or pdf or run / "report.html"
     with refusing(target, "written", UserError):
         if png or pdf:
             from reports.picture import write_picture
@@ -226,9 +226,8 @@ def report(
         else:
             from reports.publish import write_report
 
-            notes = write_report(run, target)
+            note(*write_report(run, target))
     print(f"wrote {target}")
-    note(*notes)
 
 
 @app.command()
@@ -301,7 +300,7 @@ def ab(
 ) -> None:
     """Measure two commits in turns on this machine and compare them.
 
-    Each case is faster, slower, same or undecided. Exit status 1 if one is slower.
+    Each case is faster, slower, same or undecided. Exit status 1 if a case is slower.
     """
     from bench.commands import compare as commands
 

@@ -2,11 +2,11 @@
 
 FLOPs, two per multiply-add:
 - Each weight multiplies each token once (Kaplan et al., arXiv 2001.08361, section 2.1).
-- The head multiplies the last token of a prompt. The embedding and TTT's initial weights W1, b1, ... multiply nothing.
-- Causal attention: two GEMMs over T^2 / 2 pairs.
+- The LM head multiplies a sequence's last token. The embedding is a lookup; W1, b1, ... belong to the inner loop.
+- Causal attention: two GEMMs over T^2 / 2 pairs of tokens.
 - Mamba's scan: 6 per token and element of the state (arXiv 2312.00752, equation 2).
 - Delta rules: 7 per token and element for Gated DeltaNet, 9 for RWKV-7 (`bench.systems.fla.models`).
-- TTT's inner loop: `tk_kernels.cost`; tiles under a causal mask count whole.
+- TTT's inner loop: `tk_kernels.cost`; elements that a causal mask sets to zero count.
 
 Bytes: weights once per call or step, token ids, and the state, KV cache and convolution inputs, read and written.
 Activations are not counted, because a fused kernel need not write them.
@@ -23,14 +23,14 @@ from harness.schema.work import EDGES, HEAD, OTHER, PRODUCTS, SCAN, TTT, Work
 from tk_kernels.cost import COSTS, ELEMENT_BYTES
 
 ID_BYTES = 8
-LEARNER_BYTES = 4  # a learner's initial weights are float32 in a model of any dtype
+LEARNER_BYTES = 4  # per element of TTT's initial weights, which are float32 in a model of any dtype
 
 
 def model_work(config: Any, parameters: int, case: Case, form: str = "dual") -> dict[str, Work]:
-    """Return FLOPs and bytes of a forward, generate step or request, by profile part.
+    """Return a case's FLOPs and bytes (of a forward, generate step or request) by profile part, such as `SCAN`.
 
-    config: from `bench.models.config`; for any other, attention, scan or inner loop is not counted.
-    parameters: their number in the model. form: of TTT's generate step, "dual" or "primal".
+    config: the model's; if not from `bench.models.config`, attention, scan and inner loop are not counted.
+    parameters: the model's parameter count. form: of TTT's generate step, "dual" or "primal".
     """
     if case.phase != "request":
         return _work(config, parameters, case, form)
@@ -51,8 +51,10 @@ def _work(config: Any, parameters: int, case: Case, form: str) -> dict[str, Work
     tokens = case.batch * (1 if is_step else case.context)
     table, tables = config.vocabulary * config.width, 1 if getattr(config, "tied", True) else 2
     weights, element = parameters - tables * table - _learner_elements(config), ELEMENT_BYTES[case.dtype]
+    has_decays = isinstance(config, MambaConfig) and not config.groups  # Mamba's A, whose work counts with the scan
+    multiplied = weights - (config.layers * config.state_numbers if has_decays else 0)
     found = {
-        PRODUCTS: Work(2 * (weights - _decay_elements(config)) * tokens, element * weights),
+        PRODUCTS: Work(2 * multiplied * tokens, element * weights),
         HEAD: Work(2 * case.batch * table, element * table),
         EDGES: Work(0, 0),
         OTHER: Work(0, ID_BYTES * tokens),
@@ -72,13 +74,8 @@ def _learner_elements(config: Any) -> int:
     return config.layers * sum(heads * rows * columns for heads, rows, columns in config.weight_shapes.values())
 
 
-def _decay_elements(config: Any) -> int:
-    """Return the size of Mamba's decays A, or 0: weights whose work counts with the scan, not the GEMMs."""
-    return config.layers * config.state_numbers if isinstance(config, MambaConfig) and not config.groups else 0
-
-
 def _mixed(config: Any, case: Case, form: str) -> Work | None:
-    """Return the work of attention, scan or TTT's inner loop, without projections; None if unknown.
+    """Return the work of attention, scan or TTT's inner loop, without projections; None for an unknown config.
 
     Bytes: a prompt writes the state or KV cache, and reads TTT's initial weights. A step reads the cache, or reads and
     writes the state.

@@ -1,11 +1,9 @@
-"""Run the program: every user error becomes one sentence and an exit status."""
+"""Run the program; turn every user error into one sentence and an exit status."""
 
 import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
-
-import typer
 
 from bench.errors import INTERRUPTED, UserError
 from bench.request import LISTS
@@ -18,14 +16,13 @@ _PATHS = ("--out", "--output", "-o")
 def refuse_arguments(words: Sequence[str], group: Any) -> None:
     """Raise UserError if an option is given twice (Typer takes the last), or if a path is empty.
 
-    words: the command-line arguments. group: the click group that has their command.
+    words: the command-line arguments. group: the click group of all commands.
     """
     command = group.commands.get(next((word for word in words if not word.startswith("-")), ""))
     given = [word.partition("=")[0] for word in words]
     for option in command.params if command else ():
-        if getattr(option, "multiple", True) or getattr(option, "is_flag", False):
-            continue
-        if sum(given.count(name) for name in option.opts) > 1:
+        is_flag = getattr(option, "is_flag", True)  # arguments have none
+        if not is_flag and sum(given.count(name) for name in option.opts) > 1:
             hint = "; separate its values by commas" if option.name in LISTS else ""
             raise UserError(f"{max(option.opts, key=len)} is given twice{hint}")
     for word, after in zip(words, [*words[1:], None], strict=False):
@@ -43,17 +40,17 @@ def guarded(call: Callable[[], Any]) -> int:
         return _print_error("interrupted", INTERRUPTED) if status == INTERRUPTED else status
     except (UserError, RecordError) as error:
         return _print_error(str(error), 2)
-    except (typer.Abort, KeyboardInterrupt):
+    except KeyboardInterrupt:
         return _print_error("interrupted", INTERRUPTED)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for Python's flush at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that Python's flush at exit succeeds
         return 1
     except OSError as error:
         if error.filename is None or not error.strerror:
             raise
         return _print_error(f"{error.filename}: {error.strerror}", 2)
     except Exception as error:
-        # Typer bundles its own click in newer releases, so its usage errors share no class.
+        # Usage errors have no common class, because newer releases of Typer bundle their own click.
         if not hasattr(error, "format_message"):
             raise
         return _print_error(error.format_message().rstrip("."), 2)

@@ -1,7 +1,7 @@
 """How to start each system's worker: with this Python, or as systems.toml defines.
 
 ["transformer/vllm"]
-python = "~/.venvs/vllm/bin/python"       # or: command = ["docker", "run", "-i", "IMAGE", "python"], which wins
+python = "~/.venvs/vllm/bin/python"       # overridden by: command = ["docker", "run", "-i", "IMAGE", "python"]
 env = { VLLM_USE_FLASHINFER_SAMPLER = "0" }
 
 With --gpus, a worker in a container must see the GPU of its job: ["docker", "run", "-i", "--gpus", "all", "--env",
@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import tomllib
+from collections.abc import Container
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -24,13 +25,14 @@ from bench.errors import UserError, unknown
 from harness.measure.nvml import VARIABLE as GPU_VARIABLE
 from harness.measure.nvml import visible_gpus
 from harness.schema.files import read_regular, refusing
+from harness.schema.reason import invalid
 from harness.workers.process import Launch
 
 SYSTEMS_FILE = Path("systems.toml")  # of the current folder
 # A worker on the CPU sees no GPU. GNU OpenMP spins GOMP_SPINCOUNT times before a thread sleeps. With its default count,
 # a contended core slows a step a hundredfold; without spinning, an idle machine loses a factor of four.
 CPU_ENV = {"GOMP_SPINCOUNT": "30000", GPU_VARIABLE: ""}
-_LOCKS = {VLLM: ("vllm",), MAMBA: ("cuda", "mamba")}  # files of bench/requirements by the command that installs them
+_LOCKS = {VLLM: ("vllm",), MAMBA: ("cuda", "mamba")}  # lock files, by the command that installs them
 
 
 class _Entry(BaseModel):
@@ -40,9 +42,10 @@ class _Entry(BaseModel):
     env: dict[str, str] = {}
 
 
-def systems_of_file() -> list[str]:
-    """Return the labels SYSTEM/BACKEND of the current folder's systems.toml, if any."""
-    return list(_read(SYSTEMS_FILE))
+def notes_on_file(labels: Container[str]) -> list[str]:
+    """Return a sentence on which of `labels` (SYSTEM/BACKEND) the current folder's systems.toml starts, if any."""
+    own = [label for label in _read() if label in labels]
+    return [f"{SYSTEMS_FILE} of this folder starts {', '.join(own)}"] if own else []
 
 
 def launches(device: str = "") -> dict[tuple[str, str], Launch]:
@@ -50,23 +53,20 @@ def launches(device: str = "") -> dict[tuple[str, str], Launch]:
 
     device: "cpu" hides the GPU from the workers. Raises UserError if systems.toml cannot be read or has a mistake.
     """
-    entries = _read(SYSTEMS_FILE)
-    own = Launch(command=[sys.executable])
-    here = ("cuda" if visible_gpus() else "cpu",)  # as the Makefile decides
+    entries = _read()
+    here = ("cuda" if visible_gpus() else "cpu",)  # the lock that `make bench` installs
+    unset = {name: value for name, value in CPU_ENV.items() if name == GPU_VARIABLE or name not in os.environ}
     found = {}
     for each in ADAPTERS:
-        locked = _locked(*_LOCKS.get(each.install, here))
-        launch = replace(entries.get(each.label, own), entry=each.entry, locked=locked)
-        found[each.system, each.backend] = launch
-    if device != "cpu":
-        return found
-    unset = {name: value for name, value in CPU_ENV.items() if name == GPU_VARIABLE or name not in os.environ}
-    return {pair: replace(launch, env={**unset, **launch.env}) for pair, launch in found.items()}
+        launch, locked = entries.get(each.label, Launch()), _locked(*_LOCKS.get(each.install, here))
+        env = {**(unset if device == "cpu" else {}), **launch.env}
+        found[each.system, each.backend] = replace(launch, entry=each.entry, locked=locked, env=env)
+    return found
 
 
 @cache
 def _locked(*names: str) -> dict[str, str]:
-    """Return the versions in lock files of bench/requirements by package."""
+    """Return the version of each package in lock files of bench/requirements."""
     files = [Path(__file__).parent / "requirements" / f"{name}.txt" for name in names]
     return dict(re.findall(r"^([\w.-]+)(?:\[.+\])?==([^\s;]+)", "".join(map(Path.read_text, files)), re.MULTILINE))
 
@@ -78,26 +78,24 @@ def no_interpreter(launch: Launch) -> str:
     return "its interpreter does not exist; `make baselines` creates the environments" if missing else ""
 
 
-def _read(file: Path) -> dict[str, Launch]:
-    if not os.path.lexists(file):
+def _read() -> dict[str, Launch]:
+    if not os.path.lexists(SYSTEMS_FILE):
         return {}
-    with refusing(file, "read", UserError):
-        content = read_regular(file)
+    with refusing(SYSTEMS_FILE, "read", UserError):
+        content = read_regular(SYSTEMS_FILE)
     try:
         tables = tomllib.loads(content.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         hint = '; a name with a slash needs quotes: ["transformer/vllm"]' if "table declaration" in str(error) else ""
-        raise UserError(f"{file}: cannot be read as TOML: {error}{hint}") from None
+        raise UserError(f"{SYSTEMS_FILE}: cannot be read as TOML: {error}{hint}") from None
     names = [adapter.label for adapter in ADAPTERS]
     for label in tables:
         if label not in names:
-            raise unknown(f"{file}: system [{label}]", label, names)
+            raise unknown(f"{SYSTEMS_FILE}: system [{label}]", label, names)
     try:
         entries = TypeAdapter(dict[str, _Entry]).validate_python(tables)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = "".join(f" {part}:" for part in first["loc"][1:])
-        raise UserError(f"{file}: [{first['loc'][0]}]{where} {first['msg']}") from None
+        raise UserError(f"{SYSTEMS_FILE}: {invalid(error)}") from None
     return {
         label: Launch(command=entry.command or [os.path.expanduser(entry.python or sys.executable)], env=entry.env)
         for label, entry in entries.items()

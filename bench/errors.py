@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 REGRESSION, NOT_COMPARABLE, INTERRUPTED = 1, 3, 130  # exit statuses
-CANNOT_IMPORT = "cannot be imported"  # in the reason of a system that lacks a package
+CANNOT_IMPORT = "cannot be imported"  # part of the reason to skip a system that lacks a package
 
 
 class UserError(ValueError):
@@ -12,9 +12,9 @@ class UserError(ValueError):
 
 
 def unknown(what: str, word: str, known: Iterable[str], short: str = "") -> UserError:
-    """Return the error for an unknown name: it suggests the nearest known one, or lists all.
+    """Return the error for an unknown name; its message suggests the nearest known name, or lists all.
 
-    what: the start of the message, such as "--systems x". word: the unknown name. short: a text instead of the list.
+    what: the start of the message, such as "--systems x". word: the unknown name. short: text instead of the list.
     """
     names = list(known)
     near = get_close_matches(word, names, n=1)

@@ -1,4 +1,4 @@
-"""Estimate a run's duration from earlier runs of the same cases on like devices."""
+"""Estimate a run's duration from earlier runs of the same cases on the same kind of device."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -20,8 +20,8 @@ Durations = Mapping[str, float]  # seconds by case key
 def past_durations(machine: Mapping[str, Any] | None, out: Path) -> Durations:
     """Return each case's median seconds in earlier runs on the same kind of device, by case key.
 
-    Runs in `out`, in its subfolders and next to it count; for a case without any, published runs count.
-    machine: a snapshot; None stands for a machine with a GPU.
+    Runs in `out`, in its subfolders and next to it count. Published runs count for cases that these runs lack.
+    machine: a snapshot of the machine; None stands for a machine with a GPU.
     """
     kind = machine["device_kind"] if machine else "cuda"
     out = out.resolve()
@@ -34,7 +34,7 @@ def _runs_in(folder: Path) -> set[Path]:
 
 
 def _tried(folder: Path) -> list[Record]:
-    """Return the records of cases that ran, if the folder has a run that can be read."""
+    """Return the records of cases that ran; [] if the folder has no readable run, or one without times."""
     try:
         run = Run.open(folder)
         records = run.records() if run.mode == "measure" else []
@@ -52,13 +52,13 @@ def _medians(runs: Iterable[list[Record]], kind: str) -> dict[str, float]:
 
 
 def job_seconds(cases: Iterable[Planned], past: Durations) -> float:
-    """Return the estimated seconds of a job's cases; an untimed case counts as the median one."""
+    """Return the estimated seconds of a job's cases; a case missing in `past` takes the median of `past`."""
     typical = median(past.values()) if past else 0.0
     return sum(past.get(planned.case.key, typical) for planned in cases)
 
 
 def longest_first(jobs: Sequence[Job], past: Durations) -> list[Job]:
-    """Sort jobs, longest first, by estimated time or, if no case was timed, by number of cases."""
+    """Return the jobs, longest first: by estimated time or, if `past` is empty, by number of cases."""
     return sorted(jobs, key=lambda job: (job_seconds(job.cases, past), len(job.cases)), reverse=True)
 
 

@@ -20,7 +20,7 @@ def state_bytes(config: Any, case: Case, form: str = "dual") -> int:
 
     form: of TTT's generate state, "dual" or "primal". A forward ends with a whole mini-batch, so it caches no tokens.
     """
-    size = state_element_bytes(case)
+    size = ELEMENT_BYTES[(case.state_dtype or case.dtype).removesuffix("-planes")]  # two planes of 16 bits are 4 bytes
     if isinstance(config, TransformerConfig):  # a key and a value per token and layer
         return 2 * config.layers * config.kv_width * case.context * size
     if not isinstance(config, TTTConfig):
@@ -34,11 +34,6 @@ def state_bytes(config: Any, case: Case, form: str = "dual") -> int:
 def generate_precision(case: Case) -> str:
     """Return the precision of a TTT state as `tk_kernels.cost` names it."""
     return (case.state_dtype or "float32").removeprefix("float32-")
-
-
-def state_element_bytes(case: Case) -> int:
-    """Return the bytes per element of a case's state; 4 for float32 in two 16-bit planes."""
-    return ELEMENT_BYTES[(case.state_dtype or case.dtype).removesuffix("-planes")]
 
 
 def window_bytes(config: Any, element_bytes: int) -> int:

@@ -1,7 +1,8 @@
-"""Decide whether a case can fit: its fewest bytes against the device's memory."""
+"""Decide whether a case can fit: compare a lower bound on its bytes with the device's memory."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from bench.kept import kept_bytes
@@ -17,7 +18,7 @@ from tk_kernels.cost import ELEMENT_BYTES
 def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int | None) -> str:
     """Return why the scheduler skips a case, or "" to run it.
 
-    earlier: the job's records so far. memory_bytes: of the device; None if unknown.
+    earlier: the job's records so far. memory_bytes: the device's memory; None if unknown.
     In a growing series, the first case that cannot fit runs, so that the figure shows where memory ends.
     """
     if missing := checkpoint_missing(planned.case):
@@ -46,18 +47,18 @@ def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
 
 
 def _smaller_axis(smaller: Case, case: Case) -> str:
-    """Return "batch" or "context" if `smaller` has less of it than `case` and only timing may also differ; or ""."""
+    """Return the axis ("batch" or "context") that alone is smaller in `smaller`, "" for none; timing may differ."""
     for axis in ("batch", "context"):
-        if getattr(smaller, axis) < getattr(case, axis):
-            others = (name for name in Case.__dataclass_fields__ if name not in (axis, "timing"))
-            return axis if all(getattr(smaller, name) == getattr(case, name) for name in others) else ""
+        size = getattr(case, axis)
+        if getattr(smaller, axis) < size and replace(smaller, timing=case.timing, **{axis: size}) == case:
+            return axis
     return ""
 
 
 def beyond_memory_of(case: Case, total: int) -> str:
     """Return why a model's weights and states cannot fit into `total` bytes, or "".
 
-    An engine need not hold more than one sequence. Layers and models not in MODELS are not estimated.
+    An engine must hold only one sequence. Single layers and models not in MODELS give "".
     """
     if case.system not in MODELS or case.option("scope", "model") != "model":
         return ""

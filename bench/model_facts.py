@@ -1,4 +1,4 @@
-"""Check that language models are comparable: size, vocabulary, dtype, work."""
+"""Check that language models are comparable: parameters, vocabulary, dtype, logits, and no cache between samples."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ from bench.models.config import model_config, parameter_count
 from harness.measure.correctness import Check
 from harness.schema.case import Case
 
-PARAMETERS_OFF_LIMIT = 0.08  # Mamba's 48 blocks are within 8% of the Transformer, all other models within 6%
+PARAMETERS_OFF_LIMIT = 0.08  # of the Transformer's; Mamba (48 blocks) is within 8%, other models within 6%
 
 
 @dataclass(frozen=True)
 class Facts:
     """Facts about the model that a worker built, for `checks`.
 
-    dtype: of most weights; the inner loop's parameters, decays and norms may have a wider one.
-    kept: what a sample leaves for the next one, such as an engine's prefix cache; "nothing" passes the check.
+    dtype: of most weights; inner-loop parameters, decays and norms may have a wider dtype.
+    kept: the data that a sample leaves for the next sample, such as "a prefix cache"; only "nothing" passes the check.
     head_rows: tokens per prompt of a forward for which the LM head computes logits; None if not counted.
     """
 
@@ -37,7 +37,7 @@ class Facts:
 
 
 def facts_of(weights: Mapping[str, Any], vocabulary: int, **rest: Any) -> Facts:
-    """Return the facts of a model with these weights by name; a tied weight appears once."""
+    """Return a model's facts. weights: tensors by name, tied ones once. rest: other fields of `Facts`."""
     counts: dict[str, int] = {}
     for weight in weights.values():
         name = str(weight.dtype).removeprefix("torch.")
@@ -46,9 +46,9 @@ def facts_of(weights: Mapping[str, Any], vocabulary: int, **rest: Any) -> Facts:
 
 
 def checks(facts: Facts, case: Case) -> list[Check]:
-    """Return checks of the facts: dtype is the case's, kept is "nothing", head_rows is 1 if counted.
+    """Return checks that dtype is the case's, that kept is "nothing", and that head_rows is 1 if counted.
 
-    Except for checkpoints, parameters and vocabulary must be those of the Transformer of the case's size.
+    Except for checkpoints, vocabulary and (nearly) parameters must be as many as in the Transformer of the case's size.
     """
     found = [
         Check.at_most("weights_of_another_dtype", float(facts.dtype != case.dtype), 0),
@@ -62,12 +62,12 @@ def checks(facts: Facts, case: Case) -> list[Check]:
         found.append(Check.at_most("vocabulary_off_transformer", vocabulary_off, 0))
     if facts.head_rows is not None:
         found.append(Check.at_most("head_rows_per_prompt", facts.head_rows, 1))
-        found.append(Check.at_most("head_rows_not_seen", max(0.0, 1 - facts.head_rows), 0))  # another head was used
+        found.append(Check.at_most("head_rows_not_seen", max(0.0, 1 - facts.head_rows), 0))  # 0: another head was used
     return found
 
 
 def count_head_rows(call: Callable[[], Any], head: Any) -> tuple[Any, int]:
-    """Run `call`; return its result, and how many tokens it multiplied by weight `head`."""
+    """Run `call`; return its result, and for how many tokens `F.linear` multiplied by the weight `head`."""
     import torch.nn.functional as F
     from torch.overrides import TorchFunctionMode
 

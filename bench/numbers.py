@@ -7,6 +7,7 @@ The comments of `reports/results/tables.toml` describe the definitions.
 import re
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -37,7 +38,7 @@ from reports.words import short_commit
 
 BLOCK = re.compile(r"(<!-- table (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 BEGINNING = "<!-- table "
-OPTIONS = ("run", "label", "value", "profile", "unit", "scale")  # every other key of a row or column selects cases
+OPTIONS = ("run", "label", "value", "profile", "unit", "scale")  # all other keys of a row or column select cases
 KEY = "key of the case"  # a column of `Source.rows`
 
 Definition = Mapping[str, Any]
@@ -53,7 +54,7 @@ class Source:
 
     @classmethod
     def of(cls, run: Run) -> "Source":
-        """Return a run's data; profiles share their device's highest measured peaks."""
+        """Return a run's data; all profiles of a device get the highest peaks measured on it."""
         records, profiles = run.records(), run.profiles()
         ceilings = common_ceilings(records, profiles.values())
         rows = frame(records, run.catalogue, ceilings).assign(**{KEY: row_keys(records)})
@@ -101,7 +102,7 @@ def _table(name: str, definitions: Mapping[str, Definition], source_of: SourceOf
 
 
 def _cases(definition: Definition, source_of: SourceOf) -> list[list[str]]:
-    """Return a table's lines of cells, the head first; UserError if a row or a column has no value."""
+    """Return a table as lists of cells, the head first; UserError for a row or column without a value."""
     columns = definition["columns"]
     shared = {name: definition[name] for name in OPTIONS if name in definition} | definition.get("where", {})
     lines = [[definition.get("head", ""), *(column["label"] for column in columns)]]
@@ -146,7 +147,7 @@ def _cell(options: Mapping[str, Any], source_of: SourceOf) -> Number:
 
 
 def _selected(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the rows that match `where`: a value by column; "a|b" matches either, also among several in a cell."""
+    """Return the rows that match `where`, a value by column. "a|b" means a or b; in a tuple, any element may match."""
     for name, wanted in where.items():
         values = wanted.split("|") if isinstance(wanted, str) else [wanted]
         cells = _column(rows, name).map(lambda cell: cell if isinstance(cell, tuple) else (cell,))
@@ -187,23 +188,17 @@ def _facts(source: Source) -> list[str]:
     units = len(set(filter(None, measured["device_id"])))
     gpu = ", ".join(sorted(set(measured["device"]))) + (f" ({counted(units, 'GPU')})" if units else "")
     began = sorted(filter(None, measured["started_at"]))
+    first, last = (f"{time[:10]} {time[11:16]}" for time in (began[0], began[-1]))
+    period = first[:11] + span(first[11:], last.removeprefix(first[:11]))  # a second day only if it differs
     commits = list(dict.fromkeys(short_commit(each, 8) for each in measured["commit"]))
     commit = commits[0] if len(commits) == 1 else counted(len(commits), "commit")
-    flags = [flag for cell in measured.get(MARKS, ()) for flag in _flags(cell)]
-    doubts = [f"{flags.count(flag)} {flag}" for flag in dict.fromkeys(flags)]
+    flags = Counter[str]()
+    for cell in measured.get(MARKS, ()):  # a case with unsteady TTFT and unsteady ITL counts once
+        unique = dict.fromkeys(UNSTEADY if each in UNSTEADY_TIMES.values() else each for each in marks_in(cell))
+        flags.update(unique.keys())
     planned = sum(len(job.cases) for job in source.run.jobs)
-    return [gpu, _period(began[0], began[-1]), commit, "; ".join([f"{measured[KEY].nunique()} of {planned}", *doubts])]
-
-
-def _flags(cell: Any) -> dict[str, None]:
-    """Return a cell's flags as keys, in order; unsteady TTFT and unsteady ITL both become "unsteady"."""
-    return dict.fromkeys(UNSTEADY if flag in UNSTEADY_TIMES.values() else flag for flag in marks_in(cell))
-
-
-def _period(first: str, last: str) -> str:
-    """Format two ISO times as `2026-11-23 13:59 to 14:24`, a second day only if it differs."""
-    day, last_day = first[:10], last[:10]
-    return f"{day} {span(first[11:16], last[11:16] if last_day == day else f'{last_day} {last[11:16]}')}"
+    results = [f"{measured[KEY].nunique()} of {planned}", *(f"{count} {flag}" for flag, count in flags.items())]
+    return [gpu, period, commit, "; ".join(results)]
 
 
 def _run_pairs(definition: Definition, source_of: SourceOf) -> list[list[str]]:

@@ -1,15 +1,14 @@
 """Plan a run: turn a request into jobs. Planning imports no system and needs no GPU."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from bench.cases import adapters_of, ordered_jobs, suite_cases, with_keys
+from bench.cases import adapters_of, ordered_jobs, suite_cases
 from bench.catalogue import CATALOGUE
-from bench.catalogue.suites import BUDGETS_S, DEFAULT_SUITES, SUITES, Suite, find_group, find_suite
-from bench.environments import SYSTEMS_FILE, launches, no_interpreter, systems_of_file
+from bench.catalogue.suites import BUDGETS_S, DEFAULT_SUITES, GROUPS, SUITES, Suite, find_suite
+from bench.environments import launches, no_interpreter, notes_on_file
 from bench.errors import UserError
 from bench.memory import skip_reason, total_memory_bytes
 from bench.models.case_model import Checkpoint, offer, read_checkpoint
@@ -19,16 +18,17 @@ from harness.measure.nvml import visible_gpus
 from harness.schema.case import Device
 from harness.schema.catalogue import Catalogue, SuiteEntry
 from harness.schema.policy import Policy
+from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned
+from harness.workers import slurm
 from harness.workers.process import Launch
-from harness.workers.scheduler import SkipReason
 from tk_kernels.build import hidden
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The jobs of a request, as `plan` makes them.
+    """The jobs of a request, as `plan` returns them.
 
     device: the device to measure. machine: a snapshot of this machine, which need not have that device.
     """
@@ -67,22 +67,18 @@ class Plan:
     def notes(self) -> list[str]:
         """Sentences for the user: systems that systems.toml starts, and systems whose interpreter is missing."""
         planned = {"/".join(job.pair): self.launches[job.pair] for job in self.jobs}
-        own = [label for label in systems_of_file() if label in planned]
-        notes = [f"{SYSTEMS_FILE} of this folder starts {', '.join(own)}"] if own else []
-        lacking = {label: why for label, launch in planned.items() if (why := no_interpreter(launch))}
-        return [*notes, *(f"no {label}: {why} ({planned[label].command[0]})" for label, why in lacking.items())]
+        found = ((label, no_interpreter(launch), launch.command[0]) for label, launch in planned.items())
+        return [*notes_on_file(planned), *(f"no {label}: {why} ({program})" for label, why, program in found if why)]
 
-    @cached_property
-    def skip(self) -> SkipReason:
-        return skips(self.launches, total_memory_bytes(self.machine) if self.here else None)
+    def skip(self, planned: Planned, earlier: Sequence[Record]) -> str:
+        """Return why the scheduler skips a case, or "" to run it. earlier: its job's records so far."""
+        launch = self.launches[planned.case.system, planned.case.backend]
+        memory_bytes = total_memory_bytes(self.machine) if self.here else None
+        return no_interpreter(launch) or skip_reason(planned, earlier, memory_bytes)
 
     @cached_property
     def keys(self) -> frozenset[str]:
         return frozenset(planned.case.key for job in self.jobs for planned in job.cases)
-
-    def requested(self, jobs: Iterable[Job]) -> list[Job]:
-        """Return a run's jobs with only the cases that this plan requests."""
-        return with_keys(jobs, self.keys)
 
     def gpus(self, *, here: bool = True) -> list[str]:
         """Return the GPUs of --gpus, named as in CUDA_VISIBLE_DEVICES; [] without the option.
@@ -105,25 +101,21 @@ class Plan:
         return sum(len(job.cases) for job in self.jobs)
 
 
-def skips(launches: Mapping[tuple[str, str], Launch], memory_bytes: int | None) -> SkipReason:
-    """Return the function that tells the scheduler why to skip a case, or ""; see `skip_reason`."""
-    return lambda planned, earlier: (
-        no_interpreter(launches[planned.case.system, planned.case.backend])
-        or skip_reason(planned, earlier, memory_bytes)
-    )
-
-
 def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
-    """Turn a request into jobs. Raises UserError for a mistake in the request.
+    """Turn a request into jobs, and offer its checkpoint to workers. Raises UserError for a mistake in the request.
 
     of_run: the run that the request continues. A request that names no cases plans all cases of that run.
     """
     machine = snapshot()
-    wanted = of_run.file.device if of_run and request.device == "auto" else request.device
-    device: Device = machine["device_kind"] if wanted == "auto" else wanted
+    default = of_run.file.device if of_run else machine["device_kind"]
+    if request.slurm is not None and slurm.parsed(request.slurm).gpu:
+        default = "cuda"
+    device: Device = default if request.device == "auto" else request.device
     if device == "cpu" and machine["device_kind"] != device:
         machine = snapshot(device)
-    checkpoint = open_checkpoint(request.checkpoint)
+    checkpoint = read_checkpoint(request.checkpoint) if request.checkpoint else None
+    if checkpoint:
+        offer(checkpoint)
     if of_run and request.names_no_cases:
         for job in of_run.jobs:
             if job.pair not in launches():
@@ -151,17 +143,8 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
     return Plan(request, device, machine, ordered_jobs(everything), replace(CATALOGUE, suites=entries))
 
 
-def open_checkpoint(folder: Path | None) -> Checkpoint | None:
-    """Read the folder of --checkpoint and publish it to workers; CheckpointError if unsupported."""
-    if folder is None:
-        return None
-    checkpoint = read_checkpoint(folder)
-    offer(checkpoint)
-    return checkpoint
-
-
 def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ...]:
-    """Replace `thunderkittens` by `triton` in labels SYSTEM/BACKEND, on a GPU other than Hopper."""
+    """Replace `thunderkittens` by `triton` in labels SYSTEM/BACKEND if the Hopper kernels cannot run."""
     capability = (machine["gpu"] or {}).get("compute_capability")
     if not hidden() and capability in (None, "9.0"):
         return tuple(labels)
@@ -174,7 +157,7 @@ def _suites(
     """Return each requested suite's systems as labels SYSTEM/BACKEND; () stands for all systems."""
     found: dict[str, tuple[str, ...]] = {}
     for word in request.suites or (DEFAULT_SUITES[device],):
-        group, systems = find_group(word), request.systems
+        group, systems = GROUPS.get(word), request.systems
         if group and not systems:
             own = f"{checkpoint.system}/" if checkpoint else ""
             systems = tuple(label for label in runnable(group.systems, machine) if label.startswith(own))

@@ -1,4 +1,4 @@
-"""The request of one command: parsed, stored in run.json, and written as a command."""
+"""The request of one command: parsed, stored in run.json, and written as a command line."""
 
 import re
 import shlex
@@ -26,10 +26,10 @@ Count = Annotated[int, Field(ge=1, le=MOST)]
 class RunRequest(BaseModel):
     """The arguments of `run`, `verify`, `profile` or `ab`; UserError for bad values.
 
-    suites, systems, batch, context, phase: also comma-separated text; () takes the suite's own values.
-    sides: the revisions of `ab`. rounds: its processes per case and side. way: the profiler (`--with`).
+    suites, systems, batch, context, phase: tuples or comma-separated text; () for the default suite or its values.
+    sides: the two revisions of `ab`. rounds: processes per case and side of `ab`. way: the profiler (`--with`).
     budget_s: seconds of sampling per case; None for the suite's or the device's default.
-    retry: which finished cases to measure again; a given value also sets `resume`.
+    retry: which finished cases to measure again (`run_folder.retry_of`); giving it also sets `resume`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -95,7 +95,7 @@ class RunRequest(BaseModel):
         return self.model_copy(
             update={
                 "checkpoint": self.checkpoint and Path(self.checkpoint.resolve().name),
-                "out": self.out and Path(_public_path(str(self.out))),
+                "out": self.out and _public_path(self.out),
                 "slurm": self.slurm and _PRIVATE.sub(r"\1=...", self.slurm),
             }
         )
@@ -119,15 +119,14 @@ def _written(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _public_path(path: str) -> str:
-    absolute, here = Path(path), Path.cwd()
-    if not absolute.is_absolute():
+def _public_path(path: Path) -> Path:
+    if not path.is_absolute():
         return path
-    return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else absolute.name or path
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else Path(path.name or path)
 
 
 def words(option: str, text: str | None) -> tuple[str, ...]:
-    """Split comma-separated text into words, each once; () for None. UserError for no words."""
+    """Split comma-separated text into words, each once; () for None. UserError if there are no words."""
     if text is None:
         return ()
     found = [word.strip() for word in text.split(",") if word.strip()]

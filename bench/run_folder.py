@@ -1,6 +1,5 @@
 """Create the run folder of a command, or open the run that it continues."""
 
-import math
 from pathlib import Path
 
 from bench.errors import UserError
@@ -9,6 +8,7 @@ from bench.request import RunRequest
 from bench.terminal import note
 from harness.measure.environment import refusal_of_git
 from harness.quality import disturbed
+from harness.schema.case import Mode
 from harness.schema.record import utc_now
 from harness.schema.run import Run
 from harness.schema.run_file import PastRequest, RunFile
@@ -43,17 +43,10 @@ def open_run(work: Plan, out: Path, before: Run | None) -> Run:
     return Run.create(out, file_of(work, "measure"))
 
 
-def file_of(work: Plan, mode: str) -> RunFile:
-    """Return the content of a new run's run.json. mode: "measure", "verify" or "profile"."""
-    return RunFile(
-        mode,  # type: ignore[arg-type]
-        work.device,
-        work.jobs,
-        work.catalogue,
-        work.policy,
-        work.request.rounds,
-        (request_of(work),),
-    )
+def file_of(work: Plan, mode: Mode) -> RunFile:
+    """Return the content of a new run's run.json."""
+    requests = (request_of(work),)
+    return RunFile(mode, work.device, work.jobs, work.catalogue, work.policy, work.request.rounds, requests)
 
 
 def request_of(work: Plan) -> PastRequest:
@@ -65,9 +58,9 @@ def request_of(work: Plan) -> PastRequest:
 
 
 def extended(work: Plan, out: Path) -> Run:
-    """Add the plan to the run in `out` and return the run; RunError if it is in use."""
+    """Add the plan to the run in `out` and return the run; RunError if another process works on it."""
     with Run.open(out).held():
-        current = Run.open(out)  # opened again: another process may have extended it before the lock
+        current = Run.open(out)  # read under the lock: another process may have extended it
         (out / JOB).unlink(missing_ok=True)
         current.extend(work.jobs, work.catalogue, request_of(work))
     return current
@@ -76,21 +69,21 @@ def extended(work: Plan, out: Path) -> Run:
 def retry_of(run: Run, retry: str) -> Retry:
     """Return the function that decides from a record whether to measure its case again.
 
-    retry: "failed" repeats cases that are not ok, "flagged" contended, throttled or unsteady ones, "lost" none.
+    retry: "failed" repeats cases that are not ok, "flagged" contended, throttled or unsteady cases, "lost" no case.
     """
     flagged = disturbed(run.records()) if retry == "flagged" else set()
     return lambda record: record.case.key in flagged or (retry == "failed" and record.status != "ok")
 
 
 def refuse_another_kind(current: Run, work: Plan) -> None:
-    """Raise UserError if the run is of `ab`, or has another mode, device or budget than the plan."""
+    """Raise UserError if the run is of `ab`, measures no times, or has another device or budget than the plan."""
     if current.mode != "measure":
         raise UserError(f"{current.folder}: is a run of mode {current.mode!r}, not 'measure'; name another folder")
     if current.file.repeats > 1:
         raise UserError(f"{current.folder}: has rounds of `ttt-bench ab`, which cannot be resumed; name another folder")
     refuse_another_device(current, work)
     own_s, asked_s = current.file.policy.budget_s, work.request.budget_s
-    if asked_s is not None and not math.isclose(own_s, asked_s, rel_tol=1e-4):
+    if asked_s is not None and f"{own_s:g}" != f"{asked_s:g}":
         raise UserError(
             f"{current.folder}: samples each case for {own_s:g} s, not {asked_s:g}; "
             f"name another folder or use --budget {own_s:g}"
@@ -98,9 +91,9 @@ def refuse_another_kind(current: Run, work: Plan) -> None:
 
 
 def refuse_another_device(current: Run, work: Plan) -> None:
-    """Raise UserError if run and plan have different kinds or models of device.
+    """Raise UserError if run and plan have different kinds of device, or different models of it.
 
-    A machine without the run's kind of device only submits the run: models are not compared.
+    Models are not compared on a machine without such a device, which can only submit the run to Slurm.
     """
     if current.jobs and work.device != current.file.device:
         kinds = f"is a run on {current.file.device}, and these cases are for {work.device}"

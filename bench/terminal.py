@@ -11,7 +11,7 @@ def note(*texts: str) -> None:
 
 
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table as wide as the terminal; numbers never wrap."""
+    """Print a table that fits the terminal's width; text wraps, numbers never do."""
     from reports.grid import terminal_width, text
 
     rows = list(rows)

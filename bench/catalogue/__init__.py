@@ -9,6 +9,6 @@ from pydantic import TypeAdapter
 from harness.schema.catalogue import Catalogue
 
 _FILE = Path(__file__).parent / "catalogue.toml"
-# All names and labels. run.json stores it with the suites of the run.
+# All names and labels; run.json stores them with the suites of the run.
 CATALOGUE = TypeAdapter(Catalogue).validate_json(json.dumps(tomllib.loads(_FILE.read_text(encoding="utf-8"))))
 OPTION_DEFAULTS = {axis.name: axis.default for axis in CATALOGUE.axes if axis.default is not None}

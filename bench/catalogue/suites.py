@@ -26,7 +26,7 @@ class Panel(Stored):
     sizes: tuple[str, ...] = ("1.3b",)
     scope: str = "model"  # or "layer"
     l2: str = "warm"
-    timing: str = ""  # "" for the system's own; see `cases.timing_of`
+    timing: str = ""  # "" for the default of `cases.timing_of`
     # Whether batch or context grow until memory is exhausted: after the first case that does not fit, skip larger ones.
     grows: bool = False
     backends: tuple[str, ...] = ()  # () for all
@@ -45,7 +45,7 @@ class Suite(Stored):
     device: str = "cuda"  # "" for any device
     min_samples: int = FEWEST  # per case, whatever the time budget
     trial: bool = False  # left out of the group `all`: tiny models, a search for settings, or cases that take minutes
-    budget_s: float = 0.0  # of sampling per case; 0 for BUDGETS_S. A run of several suites takes the highest
+    budget_s: float = 0.0  # of sampling per case; 0 for BUDGETS_S. A run of several suites takes their highest
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Group(Stored):
 
 
 def _sections() -> list[Suite | Group]:
-    """Return the sections of `suites.toml`, with its words "headlines" and "everything" replaced by lists."""
+    """Return the sections of `suites.toml`; lists of names replace the words "headlines" and "everything"."""
     text = (Path(__file__).parent / "suites.toml").read_text(encoding="utf-8")
     named = [{"name": name, **section} for name, section in tomllib.loads(text).items()]
     everything = [each["name"] for each in named if "panels" in each and not each.get("trial")]
@@ -71,7 +71,7 @@ def _sections() -> list[Suite | Group]:
 
 _SECTIONS = _sections()
 SUITES = tuple(each for each in _SECTIONS if isinstance(each, Suite))
-GROUPS = tuple(each for each in _SECTIONS if isinstance(each, Group))
+GROUPS = {each.name: each for each in _SECTIONS if isinstance(each, Group)}
 
 
 def find_suite(name: str) -> Suite:
@@ -79,17 +79,11 @@ def find_suite(name: str) -> Suite:
     for suite in SUITES:
         if suite.name == name:
             return suite
-    names = [suite.name for suite in SUITES] + [group.name for group in GROUPS]
     if name.partition("/")[0] in {adapter.system for adapter in ADAPTERS}:
         raise UserError(f"{name!r} is a system, not a suite; use --systems {name}")
-    raise unknown(f"suite {name!r}", name, names)
+    raise unknown(f"suite {name!r}", name, [*(suite.name for suite in SUITES), *GROUPS])
 
 
 DEFAULT_SUITES = {"cuda": "paper", "cpu": "quick"}  # suite or group that `ttt-bench run` measures, by device
 # Seconds of sampling per case by device; suites share this default, because they share cases.
 BUDGETS_S = {"cuda": 1.0, "cpu": 1.5}
-
-
-def find_group(name: str) -> Group | None:
-    """Return the group called `name`, or None."""
-    return next((group for group in GROUPS if group.name == name), None)

@@ -10,7 +10,7 @@ ANYWHERE = ("cpu", "cuda")
 BOTH, LAYER = ("model", "layer"), ("layer",)
 FORWARD, PREFILL, GENERATE, NO_REQUEST = ("forward",), ("forward", "request"), ("generate",), ("forward", "generate")
 VLLM, MAMBA = "make venv-vllm", "make venv-mamba"  # `make baselines` runs both
-# Up to this many tokens a 1.3B model's forward is launch-bound on a slow host. Beyond them a graph only costs memory.
+# Up to this many tokens a 1.3B model's forward is launch-bound on a slow host; with more, a graph only costs memory.
 LAUNCH_BOUND_TOKENS = 8192
 
 
@@ -24,10 +24,10 @@ class Adapter:
     state_dtype: str = ""  # of the recurrent state or KV cache; "" for the dtype of the weights
     install: str = "make bench"  # the command that installs its packages
     phases: tuple[str, ...] = ("forward", "generate", "request")
-    devices: tuple[str, ...] = ("cuda",)  # by default; it runs on others if --systems names it
+    devices: tuple[str, ...] = ("cuda",)  # by default; on other devices it runs if --systems names it
     replays: bool = False  # whether a launch-bound forward is timed as replays of a CUDA graph
     engine: bool = False  # a serving engine, such as vLLM, that times itself
-    headline: bool = False  # figures of the paper's results open with it
+    headline: bool = False  # the system's backend in figures of the paper's results
     slow: bool = False  # a slow reference, whose jobs run last
     system: str = ""
 

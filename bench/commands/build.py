@@ -4,13 +4,12 @@ import re
 
 from bench.errors import UserError
 from bench.terminal import print_rows
+from tk_kernels import build
+from tk_kernels.thunderkittens import fetch_thunderkittens, find_thunderkittens
 
 
 def build_kernels() -> None:
     """Compile CUDA kernels that are not cached; print their registers and spills."""
-    from tk_kernels import build
-    from tk_kernels.thunderkittens import fetch_thunderkittens, find_thunderkittens
-
     try:
         if build.find_nvcc() and find_thunderkittens() is None:
             fetch_thunderkittens()
@@ -21,11 +20,7 @@ def build_kernels() -> None:
     for module in modules:
         source = "nvcc" if module.compiled else "cache"
         for kernel in module.resources:
-            rows.append((module.name, _plain(kernel.name), str(kernel.registers), str(kernel.spilled_bytes), source))
+            name = kernel.name.removeprefix("void ").replace("(anonymous namespace)::", "").partition("(")[0]
+            name = re.sub(r"\w+::", "", name).replace("> >", ">>").strip()  # without namespaces
+            rows.append((module.name, name, str(kernel.registers), str(kernel.spilled_bytes), source))
     print_rows(("module", "kernel", "registers", "spilled bytes", "from"), rows)
-
-
-def _plain(name: str) -> str:
-    """Return a kernel's name and template arguments, without type and namespaces."""
-    name = name.removeprefix("void ").replace("(anonymous namespace)::", "").partition("(")[0]
-    return re.sub(r"\w+::", "", name).replace("> >", ">>").strip()

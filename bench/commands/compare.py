@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bench.errors import NOT_COMPARABLE, REGRESSION, UserError
 from bench.plan import Plan, plan
@@ -16,21 +15,22 @@ from bench.run_folder import file_of
 from bench.terminal import note
 from harness.measure.environment import ask_git, commit_and_dirty, uncommitted
 from harness.schema.files import refusing, write_atomically
-from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Job, RunFile
 from harness.workers.process import Launch
 from harness.workers.progress import Progress
 from harness.workers.scheduler import Event, Options, run_jobs
-
-if TYPE_CHECKING:
-    from reports.compare.comparison import Comparison
+from reports.compare import comparison as comparing
+from reports.compare import views
+from reports.compare.decision import BAR, LEAST_ROUNDS, MOST_ROUNDS
+from reports.profiles.diff import diff_of_runs
+from reports.publish import refuse_what_is_no_page
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def compare(a: Path, b: Path, fail_on: str | None, fmt: str, html: Path | None) -> None:
-    """Compare run `b` with run `a`; exit status 1 for a regression, 3 for nothing to compare.
+    """Compare run `b` with run `a`; exit status 1 for a regression, 3 if nothing can be compared.
 
     fail_on: the slowdown that counts as a regression, such as "5%"; None never gives status 1.
     fmt: "text", "markdown" or "json", on stdout. html: also write a page to this file.
@@ -44,11 +44,9 @@ def compare(a: Path, b: Path, fail_on: str | None, fmt: str, html: Path | None) 
 def ab(request: RunRequest, out: Path, fail_on: str | None, fmt: str, html: Path | None) -> None:
     """Measure two commits in turns into OUT/old and OUT/new, and compare them.
 
-    fail_on, fmt, html: as in `compare`; fail_on None takes the default.
+    fail_on, fmt, html: as in `compare`, but `fail_on` None stands for the default slowdown.
     Exit status 1 for a regression, 3 if nothing can be compared.
     """
-    from reports.compare.decision import LEAST_ROUNDS, MOST_ROUNDS
-
     bar = None if fail_on is None else percentage(fail_on)
     if not LEAST_ROUNDS <= request.rounds <= MOST_ROUNDS:
         raise UserError(f"--rounds {request.rounds}: must be from {LEAST_ROUNDS} to {MOST_ROUNDS}")
@@ -64,7 +62,7 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, fmt: str, html: Path
     work.refuse_elsewhere()
     note(*work.notes)
     with _checkout(request.sides[0]) as old, _checkout(request.sides[1]) as new:
-        file = file_of(work, "measure")  # with one time: reports recognize `ab` by it
+        file = file_of(work, "measure")  # for both sides: reports recognize `ab` by the equal times of two runs
         runs = [_Side.create(*each, work, file) for each in zip(folders, (old, new), strict=True)]
         _measure_in_turns(runs, work)
     found = _show(*folders, bar, fmt, html)
@@ -74,8 +72,6 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, fmt: str, html: Path
 
 def percentage(text: str) -> float:
     """Parse `5%` as 0.05; UserError for other text, or a value below BAR or above 1000%."""
-    from reports.compare.decision import BAR
-
     try:
         value = float(text.removesuffix("%")) / 100
     except ValueError:
@@ -85,13 +81,8 @@ def percentage(text: str) -> float:
     return value
 
 
-def _show(a: Path, b: Path, fail_on: float | None, fmt: str, html: Path | None) -> "Comparison":
-    """Print the comparison and write its page; exit with status 3 if there is none."""
-    from reports.compare import comparison as comparing
-    from reports.compare import views
-    from reports.profiles.diff import diff_of_runs
-    from reports.publish import refuse_what_is_no_page
-
+def _show(a: Path, b: Path, fail_on: float | None, fmt: str, html: Path | None) -> comparing.Comparison:
+    """Print and return the comparison, and write its page; exit status 3 if nothing can be compared."""
     if html:
         refuse_what_is_no_page(html)
     try:
@@ -112,12 +103,9 @@ def _show(a: Path, b: Path, fail_on: float | None, fmt: str, html: Path | None) 
             html.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(html, views.page(found, diff_of_runs(*runs, (found.a.name, found.b.name))))
         print(f"wrote {html}", file=sys.stderr)
-    why = ""
-    if not found.counts.keys() - {"gained"}:
-        why = "no case has a result on both sides"
-    elif found.elsewhere and fail_on is not None:
-        why = "every case is from another device"
-    if why:
+    empty = not found.counts.keys() - {"gained"}
+    if empty or (found.elsewhere and fail_on is not None):
+        why = "no case has a result on both sides" if empty else "every case is from another device"
         note(f"the runs cannot be compared: {why}")
         sys.exit(NOT_COMPARABLE)
     return found
@@ -125,7 +113,7 @@ def _show(a: Path, b: Path, fail_on: float | None, fmt: str, html: Path | None) 
 
 @contextmanager
 def _checkout(revision: str) -> Iterator[Path]:
-    """Yield the root of a temporary worktree of a revision of this checkout."""
+    """Check out a revision into a temporary git worktree, and yield the root of that worktree."""
     commit, refusal = ask_git(ROOT, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
     if refusal:
         raise UserError(f"{revision}: is no revision of this checkout: {refusal}")
@@ -157,11 +145,14 @@ class _Side:
         return cls(Run.create(folder, file), launches, commit)
 
     def measure(self, job: Job, number: int, work: Plan, progress: Progress) -> set[str]:
-        """Run round `number` of a job in a fresh process; return the keys of cases with a result."""
+        """Run round `number` of a job in a fresh process; return the keys of cases with a result.
+
+        Raises UserError for a result of another commit.
+        """
         turn = f"round {number + 1}, {self.run.folder.name} {self.commit[:10]}"
 
         def show(event: Event) -> None:
-            if event.kind != "plan":  # `_measure_in_turns` shows one for all rounds
+            if event.kind != "plan":  # `_measure_in_turns` shows one plan for all rounds
                 progress(replace(event, slot=turn) if event.kind == "record" else event)
 
         options = Options(jobs=[job], repeat=number, limits=work.request.limits, on_event=show, skip=work.skip)
@@ -169,23 +160,17 @@ class _Side:
         keys = {planned.case.key for planned in job.cases}
         ok = [each for each in records if each.case.key in keys and each.repeat == number and each.status == "ok"]
         for record in ok:
-            self._refuse_other_code(record)
+            if (ran := record.environment.get("commit") or "") != self.commit:  # as in a container without PYTHONPATH
+                raise UserError(
+                    f"{record.case.system_backend}: its worker ran the code of {ran[:10] or 'an unknown commit'}, "
+                    f"not of {self.commit[:10]}; a command of a systems.toml must pass PYTHONPATH on"
+                )
         return {record.case.key for record in ok}
-
-    def _refuse_other_code(self, record: Record) -> None:
-        """Raise UserError if a record is of another commit, as from a container without PYTHONPATH."""
-        ran = str(record.environment.get("commit") or "")
-        if ran != self.commit:
-            raise UserError(
-                f"{record.case.system_backend}: its worker ran the code of {ran[:10] or 'an unknown commit'}, "
-                f"not of {self.commit[:10]}; a command of a systems.toml must pass PYTHONPATH on"
-            )
 
 
 def _measure_in_turns(sides: Sequence[_Side], work: Plan) -> None:
-    """Alternate A B and B A to balance drift; a case that fails on one side is dropped from later rounds."""
-    jobs = list(work.jobs)
-    rounds = work.request.rounds
+    """Run each job on both sides, in alternating order to balance drift; drop cases that fail on one side."""
+    jobs, rounds = list(work.jobs), work.request.rounds
     with Progress("ab") as progress:
         progress(Event("plan", total=2 * rounds * work.total))
         for number in range(rounds):

@@ -8,7 +8,10 @@ TOKENIZER = "tokenizer.json"
 
 
 def generate(folder: Path, prompt: str, tokens: int) -> None:
-    """Continue the prompt greedily, token by token, for `tokens` or to the end token."""
+    """Print the greedy continuation of a prompt: `tokens` tokens, or fewer if the model ends the text.
+
+    folder: a checkpoint with a tokenizer. Raises UserError for an unusable tokenizer or prompt.
+    """
     from transformers import PreTrainedTokenizerFast, TextStreamer
 
     from bench.models.hugging_face import read_config
@@ -19,7 +22,7 @@ def generate(folder: Path, prompt: str, tokens: int) -> None:
         raise UserError(f"{folder}: holds no {TOKENIZER}; add the model's")
     try:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    except Exception as error:  # its reader raises many kinds
+    except Exception as error:  # the tokenizer's reader raises exceptions of many types
         raise UserError(f"{folder}: cannot read {TOKENIZER} ({type(error).__name__}: {error})") from None
     ids = tokenizer(prompt, return_tensors="pt").input_ids
     if not ids.numel():

@@ -1,21 +1,18 @@
 """`ttt-bench list`: the suites and the systems."""
 
-import sys
-
 from bench.catalogue.suites import GROUPS, SUITES
 from bench.catalogue.systems import ADAPTERS
-from bench.environments import SYSTEMS_FILE, launches, no_interpreter, systems_of_file
+from bench.environments import launches, no_interpreter, notes_on_file
 from bench.errors import CANNOT_IMPORT
-from bench.terminal import print_rows
+from bench.terminal import note, print_rows
 from harness.measure.environment import against_lock
 from harness.workers.process import probe
 
 
 def list_systems() -> None:
     """Print whether each system can run here, with its packages' versions or the reason why not."""
-    print("importing each system's packages takes a few seconds", file=sys.stderr)
-    if named := systems_of_file():
-        print(f"{SYSTEMS_FILE} of this folder starts {', '.join(named)}", file=sys.stderr)
+    note("importing each system's packages takes a few seconds")
+    note(*notes_on_file({adapter.label for adapter in ADAPTERS}))
     starts = launches()
     found = probe([starts[adapter.system, adapter.backend] for adapter in ADAPTERS])
     rows = []
@@ -34,5 +31,5 @@ def list_systems() -> None:
 def list_suites() -> None:
     """Print each suite and group with its question and device."""
     rows = [(suite.name, suite.device or "any", suite.question) for suite in SUITES]
-    rows += [(group.name, "cuda", f"{group.question}: {', '.join(group.suites)}") for group in GROUPS]
+    rows += [(group.name, "cuda", f"{group.question}: {', '.join(group.suites)}") for group in GROUPS.values()]
     print_rows(("suite", "device", "question"), rows)

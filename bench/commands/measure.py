@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import estimate
+from bench.cases import with_keys
 from bench.catalogue.systems import ADAPTERS
-from bench.commands.slurm import slurm_options
 from bench.errors import CANNOT_IMPORT, INTERRUPTED
 from bench.plan import plan
 from bench.request import RunRequest
@@ -29,7 +29,7 @@ def run(request: RunRequest, out: Path) -> None:
     work.refuse_elsewhere()
     slots = slots_of(work.gpus(), work.device)
     current = open_run(work, out, before)
-    jobs = work.requested(current.jobs)
+    jobs = with_keys(current.jobs, work.keys)
     try:
         note(*work.notes)
         if request.gpus:
@@ -58,22 +58,18 @@ def _sum_up(records: Sequence[Record], request: RunRequest, out: Path) -> None:
 
 
 def dry_run(request: RunRequest, out: Path) -> None:
-    """Print a run's cases, jobs and estimated time, without a resumed run's finished cases."""
-    if request.slurm is not None:
-        _, request = slurm_options(request)
+    """Print the cases, jobs and estimated time of a run; a resumed run's finished cases are only counted."""
     earlier = resumed(request, out) if request.resume else None
     work = plan(request, earlier)
     if earlier:
         refuse_another_kind(earlier, work)
-    work.gpus(here=False)  # refuses a wrong list
+    work.gpus(here=False)  # raises UserError for a wrong --gpus
     note(*work.notes)
     past = estimate.past_durations(work.machine if work.here else None, out)
     rows, times, total, kept = [], list[float](), 0, 0
-    for job in work.requested(earlier.joined(work.jobs) if earlier else work.jobs):
-        left = list(job.cases)
-        if earlier:
-            left = unfinished(earlier, job, 0, retry_of(earlier, request.retry))
-            kept += len(job.cases) - len(left)
+    for job in with_keys(earlier.joined(work.jobs) if earlier else work.jobs, work.keys):
+        left = unfinished(earlier, job, 0, retry_of(earlier, request.retry)) if earlier else job.cases
+        kept += len(job.cases) - len(left)
         if not left:
             continue
         for planned in left:

@@ -26,8 +26,8 @@ from harness.workers.slurm import refuse_submitted
 from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.words import Recorded, agreement, recorded, sentences
 
-LEAST_WIDTH = 1536  # two layers have 100 MB of weights, twice an H100's L2; those of a narrower model would fit
-COUNTED_LAYERS = COUNTED + 1  # up to the layer whose kernels are counted
+LEAST_WIDTH = 1536  # two layers of this width have 100 MB of weights, twice an H100's L2; narrower ones would fit
+COUNTED_LAYERS = COUNTED + 1  # layers 0 to COUNTED
 
 
 def profile(request: RunRequest, out: Path) -> None:
@@ -74,7 +74,7 @@ def profile(request: RunRequest, out: Path) -> None:
 
 
 def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
-    """Return a new run in `out`, or `before`, to which the plan is added if its mode is "profile"."""
+    """Return a new run in `out`, or the run `before`; a run of mode "profile" gets the plan added."""
     if before is None:
         return Run.create(out, file_of(work, "profile"))
     refuse_another_device(before, work)
@@ -88,7 +88,7 @@ def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
 def of_few_layers(case: Case) -> Case:
     """Return the case with fewer layers, whose memory Nsight Compute can save and restore.
 
-    Cases of one layer, of checkpoints and of small models stay unchanged: few small layers would fit in L2.
+    Cases of one layer, of checkpoints and of small models stay unchanged: a few small layers would fit in L2.
     """
     if case.option("scope", "model") != "model" or case.option("checkpoint", ""):
         return case

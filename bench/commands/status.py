@@ -11,10 +11,13 @@ from harness.workers import slurm
 
 
 def status(out: Path) -> None:
-    """Print unfinished jobs, whether a process works on them, or how to continue an idle run."""
+    """Print a run's unfinished jobs and counts of results, and who works on the run or how to continue it."""
     run = Run.open(out)
-    submitted = slurm.submitted_job(out)
-    states, unknown = _states(submitted)
+    submitted, states, unknown = slurm.submitted_job(out), dict[str, str](), ""
+    try:
+        states = slurm.task_states(submitted) if submitted else states
+    except slurm.SlurmError as error:
+        unknown = str(error)
     holder = f"Slurm job {submitted}" if states or unknown else "a process" if run.is_held else ""
     rows, records = [], []
     for job in run.jobs:
@@ -33,19 +36,6 @@ def status(out: Path) -> None:
         counts = ", ".join(f"{count} {state.lower()}" for state, count in Counter(states.values()).items())
         print(f"Slurm job {submitted}: {unknown or counts or 'ended'}")
     if rows and not holder:
-        command = _to_continue(run, out)
+        last = run.file.requests[-1].request if run.file.requests else {}  # {} in a run of version 0.1
+        command = RunRequest.stored(last).to_continue(out) if last and last.get("command") != "ab" else ""
         print("no process works on this run" + (f"; to continue:\n  {command}" if command else ""))
-
-
-def _to_continue(run: Run, out: Path) -> str:
-    """Return the command that continues a run; "" for a side of `ab`, or for version 0.1, which stored no request."""
-    last = run.file.requests[-1].request if run.file.requests else {}
-    return RunRequest.stored(last).to_continue(out) if last and last.get("command") != "ab" else ""
-
-
-def _states(job: str) -> tuple[dict[str, str], str]:
-    """Return (state of a Slurm job's unfinished tasks by index, ""), or ({}, why it is unknown)."""
-    try:
-        return slurm.task_states(job) if job else {}, ""
-    except slurm.SlurmError as error:
-        return {}, str(error)

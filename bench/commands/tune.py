@@ -1,6 +1,5 @@
-"""`ttt-bench build --tune`: measure Triton launch settings on one layer, as `tuning.toml` sections."""
+"""`ttt-bench build --tune`: measure Triton launch settings on one layer, and print sections for `tuning.toml`."""
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,6 +21,7 @@ from bench.systems.ttt.kernel_layer import (
     steps_in_turn,
 )
 from bench.systems.ttt.layer import PER_TOKEN, check_forward, inputs_of, layer_inputs
+from bench.terminal import note
 from harness.measure.correctness import Checks
 from harness.measure.cuda_clock import CudaEventClock
 from harness.measure.timer import measure
@@ -32,14 +32,14 @@ from tk_kernels.generate.tuning import FORWARD, FORWARD_ROWS, Tuning, candidates
 from tk_kernels.parallel import compile_all
 
 SIZE, BATCH = "1.3b", 512
-FORWARD_SIZES = {"wide": "760m"}  # by row of `tuning.toml`, else SIZE; wide: heads of 96
+FORWARD_SIZES = {"wide": "760m"}  # by row of `tuning.toml`; SIZE for other rows. wide: head dimension 96
 FORWARD_BATCHES = {"few": 1}
 FORWARD_TOKENS, CHECKED_TOKENS = 2048, 128
 POLICY = Policy(budget_s=0.5)
 
 
 def tune() -> None:
-    """Measure launch settings; print a TOML section per learner and form, and a log to stderr.
+    """Measure launch settings of all Triton kernels; print sections for `tuning.toml`, and a log to stderr.
 
     Raises UserError without a GPU.
     """
@@ -51,23 +51,19 @@ def tune() -> None:
 
 
 def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
-    """Return the fastest settings by section of `tuning.toml`, then by row: a precision, or one of FORWARD_ROWS."""
+    """Return a kernel's fastest settings by section of `tuning.toml`, then by row (a precision or FORWARD_ROWS)."""
     forward, found = form == FORWARD, dict[str, dict[str, Tuning]]()
     for row in FORWARD_ROWS[f"ttt_{learner}"] if forward else PRECISIONS:
         name, launch = fastest_forward(learner, row) if forward else fastest_step(learner, form, row)
         if launch is None:
-            _log(f"ttt-{learner} {form} {row}: no candidate can be used")
+            note(f"ttt-{learner} {form} {row}: no candidate can be used")
         else:
             found.setdefault(name, {})[row] = launch
     return found
 
 
-def _log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning | None]:
-    """Return (section in `tuning.toml`, fastest settings of a correct step or None)."""
+    """Return (name of a section of `tuning.toml`, fastest correct settings for its row `precision` or None)."""
     config, dtype = _config(learner, SIZE), "float32" if precision == "float32" else "bfloat16"
     some = generate_set(config, BATCH, dtype, form, precision)
     name = some.state.tuned_as()
@@ -87,9 +83,9 @@ def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning |
 
 
 def fastest_forward(learner: str, row: str) -> tuple[str, Tuning | None]:
-    """Return (section in `tuning.toml`, fastest settings of a correct forward or None).
+    """Return (name of a section of `tuning.toml`, fastest correct settings for its row `row` or None).
 
-    row: key in that section, which chooses the model size and the batch.
+    row: one of FORWARD_ROWS; it determines the model size and the batch.
     """
     config = _config(learner, FORWARD_SIZES.get(row, SIZE))
     kernel, reference = (import_module(f"tk_kernels.ttt_{learner}.{part}") for part in ("forward", "reference"))
@@ -141,5 +137,5 @@ def _fastest(
             fault = " ".join(str(error).split())
         if not fault:
             took[launch] = time_us(launch)
-        _log(f"{what} {launch}: {fault or f'{took[launch]:.1f} us'}")
+        note(f"{what} {launch}: {fault or f'{took[launch]:.1f} us'}")
     return min(took, key=lambda launch: took[launch], default=None)

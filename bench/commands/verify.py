@@ -25,7 +25,7 @@ def verify(request: RunRequest) -> None:
     work.refuse_elsewhere()
     note(*work.notes)
     with tempfile.TemporaryDirectory() as folder:
-        # run.json names this machine's GPU, so a worker that sees none cannot pass for one that does.
+        # run.json names this machine's GPU, so the scheduler refuses records of a worker that sees no GPU.
         current = Run.create(Path(folder) / "run", file_of(work, "verify"))
         with Progress("verify") as progress:
             options = Options(limits=request.limits, on_event=progress, skip=work.skip)

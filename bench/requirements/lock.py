@@ -31,7 +31,7 @@ OF_CUDA = re.compile(r"^(?:nvidia-(?!ml-py)|cuda-)")
 
 
 def compiled(*arguments: str, requirements: str = "") -> str:
-    """Return the pins of `uv pip compile`, or exit with its message. requirements: its stdin."""
+    """Return the pins that `uv pip compile` prints, or exit with its error. requirements: text for its stdin."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-emit-index-url"]
     command += ["--no-emit-find-links", "--config-file", str(FOLDER / "uv.toml"), *arguments]
     done = subprocess.run(
@@ -49,19 +49,14 @@ def lock(name: str) -> str:
     blocks = re.split(r"^(?=[\w.-]+(?:\[[\w,-]+\])?==)", text, flags=re.MULTILINE)
     if name == "cpu":
         blocks = [block for block in blocks if not OF_CUDA.match(block)]
-    names = "\n".join(match[1] for block in blocks if (match := PACKAGE.match(block)))
+    text = "".join(blocks)
+    names = "\n".join(name for name, _ in PACKAGE.findall(text))
     alone = [each for each in arguments if each not in (*PROJECT, "--generate-hashes", "--no-deps")]
     newest = dict(PACKAGE.findall(compiled(*alone, "--no-deps", "-", requirements=names)))
     sources = f"{name}.in and pyproject.toml" if PROJECT[0] in arguments else f"{name}.in"
-    return HEADER.format(sources=sources, what=what) + "".join(noted(block, newest) for block in blocks)
-
-
-def noted(block: str, newest: dict[str, str]) -> str:
-    """Return a package's lines of a lock file, with a comment if `newest` has a newer one."""
-    match = PACKAGE.match(block)
-    if match is None or newest[match[1]] == match[2]:
-        return block
-    return f"# newest: {newest[match[1]]}\n{block}"
+    notes = {name: f"# newest: {version}\n" for name, version in newest.items()}
+    text = PACKAGE.sub(lambda pin: pin[0] if pin[2] == newest[pin[1]] else notes[pin[1]] + pin[0], text)
+    return HEADER.format(sources=sources, what=what) + text
 
 
 for each in sys.argv[1:] or LOCKS:

@@ -167,9 +167,9 @@ def test_a_run_says_its_name_and_never_its_path(folder: Path, tmp_path: Path) ->
 
 def test_a_request_says_no_path_and_no_account() -> None:
     request = RunRequest(
-        suites=("quick",), device="cpu", slurm="account=secret,nodelist=n7,time=1", out=Path("/home/alice/x")
+        suites=("quick",), device="cpu", slurm="account=secret,nodelist=n7,tasks=1", out=Path("/home/alice/x")
     )
-    said = "run quick --device cpu --slurm account=...,nodelist=...,time=1 --out x"
+    said = "run quick --device cpu --slurm account=...,nodelist=...,tasks=1 --out x"
     assert request_of(plan(request)).arguments == tuple(said.split())
 
 

@@ -10,7 +10,7 @@ import pytest
 from command_line import ROOT, SMALL, called, ttt_bench
 
 from bench import plan
-from bench.catalogue.suites import SUITES, Suite, find_group
+from bench.catalogue.suites import GROUPS, SUITES, Suite
 from bench.catalogue.systems import ADAPTERS
 from bench.commands import build as build_command
 from bench.commands import listing, measure, verify
@@ -145,7 +145,7 @@ def test_the_list_of_suites_has_questions_without_markup_and_groups(monkeypatch,
     printed = capsys.readouterr().out
     assert "Is [/it] so?" in printed
     assert "paper" in printed
-    everything = find_group("all")
+    everything = GROUPS["all"]
     assert {suite.name for suite in SUITES} - {*everything.suites} == {"quick", "arrivals", "peers", "vllm-settings"}
 
 

@@ -11,6 +11,7 @@ from bench.environments import launches
 from bench.errors import UserError
 from bench.plan import plan
 from bench.request import RunRequest
+from harness.workers.process import Launch
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +30,7 @@ def test_an_interpreter_of_its_own(file):
     launch = launches()["mamba", "torch"]
     assert (launch.command, launch.env) == (["/opt/mamba/bin/python"], {"A": "1"})
     assert launch.entry.startswith("bench.systems.")
-    assert launches()["ttt-mlp", "torch"].command == [sys.executable]
+    assert launches()["ttt-mlp", "torch"].command == Launch().command
 
 
 def test_a_container_command_after_a_byte_order_mark(file):
@@ -49,10 +50,10 @@ def test_a_plan_names_the_file_in_one_sentence(file):
     [
         ("[mamba\n", "cannot be read as TOML"),
         ('["mamba/cuda"]\npython = "p"\n', r"system \[mamba/cuda\]: unknown; did you mean mamba/torch"),
-        ('["mamba/torch"]\npyhton = "p"\n', r"\[mamba/torch\] pyhton: Extra inputs are not permitted"),
+        ('["mamba/torch"]\npyhton = "p"\n', r"mamba/torch.pyhton: Extra inputs are not permitted"),
         ("[mamba/torch]\n", "a name with a slash needs quotes"),
-        ('["mamba/torch"]\npython = 3\n', r"\[mamba/torch\] python"),
-        ('["mamba/torch"]\ncommand = []\n', r"\[mamba/torch\] command: List should have at least 1 item"),
+        ('["mamba/torch"]\npython = 3\n', "mamba/torch.python: Input should be a valid string, not 3"),
+        ('["mamba/torch"]\ncommand = []\n', "mamba/torch.command: List should have at least 1 item"),
         ("mamba = 3\n", r"system \[mamba\]: unknown"),
     ],
 )
@@ -96,7 +97,7 @@ def test_what_make_baselines_writes_names_systems_that_exist(monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[2] / "bench/requirements")
     found = launches()
     assert found["transformer", "vllm"].command == [".venv-vllm/bin/python"]
-    own = {pair for pair, launch in found.items() if launch.command != [sys.executable]}
+    own = {pair for pair, launch in found.items() if launch.command != Launch().command}
     assert own == {(each.system, each.backend) for each in ADAPTERS if each.install != "make bench"}
 
 

@@ -149,6 +149,17 @@ def test_work_is_for_slurm(tmp_path: Path) -> None:
     assert "out: no such folder" in one_sentence(ttt_bench(*work, cwd=tmp_path, SLURM_JOB_ID="1"))
 
 
+def test_a_task_runs_the_cases_of_the_keys(tmp_path: Path, commands: Path) -> None:
+    call = ("run", *SMALL, "--phase", "forward", "--device", "cpu", "--slurm", "tasks=1", "--out", "out")
+    assert ttt_bench(*call, cwd=tmp_path, path=commands).returncode == 0
+    keys = tmp_path / "out" / "slurm.keys"
+    first, _ = sorted(keys.read_text().split())
+    keys.write_text(first)
+    done = ttt_bench("work", "out", "--keys", keys, cwd=tmp_path, path=commands, SLURM_ARRAY_JOB_ID="4711")
+    assert done.returncode == 0, done.stderr
+    assert [(record.case.key, record.status) for record in Run.open(tmp_path / "out").records()] == [(first, "ok")]
+
+
 def test_a_task_without_a_gpu_takes_no_job_of_a_run_of_one(tmp_path: Path, commands: Path) -> None:
     call = ("run", "quick", "--systems", "transformer/torch", "--device", "cuda", "--slurm", "gpus=1", "--out", "out")
     assert ttt_bench(*call, cwd=tmp_path, path=commands).returncode == 0

@@ -43,7 +43,7 @@ def test_suites_name_only_what_exists():
             assert set(panel.systems) <= {each.system for each in ADAPTERS}, suite.name
             assert set(panel.backends) <= {each.backend for each in ADAPTERS}, suite.name
             assert set(panel.sizes) <= set(SIZES), suite.name
-        for labels in (*(figure.primary for figure in suite.figures), *(group.systems for group in GROUPS)):
+        for labels in (*(figure.primary for figure in suite.figures), *(group.systems for group in GROUPS.values())):
             assert set(labels) <= {each.label for each in ADAPTERS}, suite.name
     entries = tuple(plan.suite_entry(suite, (), {"gpu": None}) for suite in SUITES)
     replace(CATALOGUE, suites=entries)  # raises ValueError for an unknown metric or axis
