@@ -14,9 +14,9 @@ MODEL_OPTIONS = ("backbone", "mini_batch", "checkpoint")  # options that change 
 
 @dataclass(frozen=True)
 class Model:
-    """A measured language model. options: its values of `MODEL_OPTIONS`.
+    """A measured language model; unknown texts are "", unknown numbers None.
 
-    Unknown texts are "", unknown numbers None. weights_dtype: the dtype of the loaded weights.
+    options: (name, value) for each of `MODEL_OPTIONS` that the case sets. weights_dtype: the loaded weights' dtype.
     head_rows_per_prompt: for how many tokens of a prompt the LM head runs; 1 suffices for the next token.
     token_ids: how inputs are drawn. kept_between_samples: what samples reuse, such as a cache.
     """

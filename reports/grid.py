@@ -48,7 +48,7 @@ def text(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[b
 
 
 def terminal_width() -> int:
-    """Return the columns of the terminal, 80 if unknown."""
+    """Return the terminal's width in characters, 80 if unknown."""
     return shutil.get_terminal_size().columns
 
 

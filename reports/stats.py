@@ -118,7 +118,7 @@ def row_keys(records: Iterable[Record]) -> list[str]:
 
 
 def marks_in(cell: Any, y: str = "") -> tuple[str, ...]:
-    """Return the flags in a cell of the column `MARKS`; with `y`, only those of column `y`."""
+    """Return the flags in a cell of the column `MARKS`; with `y`, only flags that concern the column `y`."""
     marks = tuple(cell.split(", ")) if isinstance(cell, str) and cell else ()
     return tuple(mark for mark in marks if not y or mark in marks_of(y))
 
@@ -136,7 +136,7 @@ def option_columns(table: pd.DataFrame) -> list[str]:
 
 
 def metric_columns(recorded: Iterable[str], catalogue: Catalogue) -> list[str]:
-    """Return the recorded metrics that get a column, in the catalogue's order, others by name."""
+    """Return the recorded metrics that get a column: the catalogue's in its order, then others by name."""
     taken = {*COLUMNS, *SAMPLE_COLUMNS, *REPEAT_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS, NOTES, MARKS}
     found = set(recorded) - taken
     known = [metric.name for metric in catalogue.metrics if metric.name in found]
@@ -291,7 +291,7 @@ def _unsteadiness(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[s
     found = row[_QUALITY]
     if found.unsteady and row[_TIMING].over_processes:
         apart = f"{row['processes']} processes, {row['process_spread']:.1%} apart,"
-        yield f"{apart} do not tell the median to {STEADY:.0%}"
+        yield f"{apart} do not determine the median to within {STEADY:.0%}"
     elif found.unsteady:
         yield f"samples from {min(_samples(group)):.4g} to {max(_samples(group)):.4g} ms: disturbed"
     for name, low, high in found.unsteady_times:

@@ -13,7 +13,7 @@ from reports.grid import markdown, terminal_width, text
 from reports.stats import MARKS, OUTCOME_COLUMNS, option_columns
 from reports.words import short_commit
 
-MOST_COLUMNS = 8  # of a text table without --columns, unless rows need more to differ
+MOST_COLUMNS = 8  # in a text table without --columns, unless more are needed to tell rows apart
 _CASE = ("system", "backend", "phase", "batch", "context")
 
 
@@ -77,7 +77,7 @@ def _write_for_people(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Cat
 
 
 def _chosen(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
-    """Return the columns to show: what tells rows apart, status, latency, metrics and flags."""
+    """Return the columns to show: settings in which rows differ, status, latency, metrics and flags."""
     ok = table["status"] == "ok"
     names = [
         *(name for name in _CASE if name in ("system", "backend") or _varies(table, name)),

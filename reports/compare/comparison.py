@@ -17,12 +17,12 @@ from reports.compare.decision import BAR, LEAST_ROUNDS, CaseResult, decide
 from reports.compare.side import GPU_UNIT, VARIABLES, CaseSide, RunCases, Side
 
 STORED_BAR = 0.05  # the same case has differed by up to 2.6% between two stored runs
-# 95% of cases differ less between two runs of the same packages: on one GPU, two GPUs of a model, a CPU.
+# Two runs of the same packages differ less in 95% of the cases: on one GPU, on two GPUs of one model, on a CPU.
 BETWEEN_RUNS = {"gpu": 0.02, "gpus": 0.03, "cpu": 0.3}
 NOISE = "same within noise"
 ELSEWHERE = ("another GPU", "another driver", "another CPU")
 OUTCOMES = ("slower", "lost", "faster", "gained", "same", NOISE, "undecided", "unreliable", *ELSEWHERE)
-NAMED = 3  # a setting with more pairs of values (A, B) depends on the case; its values are not listed
+NAMED = 3  # a setting with more distinct pairs (A's value, B's value) depends on the case; no value is listed
 _UNFINISHED = "no record in {}, which is unfinished"
 
 
@@ -55,8 +55,8 @@ class Difference:
 class Row:
     """A case with a result in both runs, as one row of the comparison's table.
 
-    name: the labels of system and backend. a_ms, b_ms: each run's latency, the median of its processes' medians.
-    notes: remarks on the measurement, such as throttling.
+    key: the case key. label: the case in words. name: the labels of its system and backend.
+    a_ms, b_ms: each run's latency, the median of its processes' medians. notes: such as "thermally throttled in A".
     """
 
     key: str
@@ -109,13 +109,13 @@ class Comparison:
 
     @property
     def elsewhere(self) -> str:
-        """How the device differs, such as `another GPU`, if it does in every row; else ""."""
+        """How the two runs' devices differ, such as `another GPU`, if they differ in every row; else ""."""
         outcomes = [row.result.outcome for row in self.rows]
         return outcomes[0] if outcomes and set(outcomes) <= {*ELSEWHERE} else ""
 
     @property
     def regressions(self) -> int:
-        """The number of cases slower by more than `fail_on`, or lost; 0 if `elsewhere`."""
+        """The number of cases lost, or slower by more than `fail_on`; 0 if the devices differ (`elsewhere`)."""
         if self.elsewhere:
             return 0
         return sum(row.result.regressed for row in self.rows) + sum(each.lost for each in self.missing)
@@ -149,7 +149,7 @@ def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
 def compared(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
     """Return the comparison of two runs' cases.
 
-    For runs that are not interleaved, `fail_on` is at least `STORED_BAR`.
+    Unless the runs are interleaved, a case regresses only beyond the larger of `fail_on` and `STORED_BAR`.
     """
     both = [pair for key in a.cases if key in b.cases and (pair := Pair(a.cases[key], b.cases[key])).has_result]
     interleaved = bool(a.turns) and a.turns == b.turns and min(a.repeats, b.repeats) >= LEAST_ROUNDS
@@ -180,7 +180,7 @@ class Pair:
 
     @property
     def log_ratios(self) -> list[float]:
-        """The log of (B's / A's median time per token) per round with a result in both runs."""
+        """log(B's / A's median time per token) of each round with a result in both runs."""
         a, b = self.a.log_ms, self.b.log_ms
         return [b[repeat] - a[repeat] for repeat in a if repeat in b]
 
@@ -197,10 +197,10 @@ class Pair:
                 yield f"{name} has {side.timed} of {side.rounds} rounds"
         if self.a.others or self.b.others:
             said = ", ".join(f"{side.others:.0%} in {name}" for name, side in sides.items() if side.others)
-            yield f"loaded machine: others used {said}"
+            yield f"contended: other programs used {said}"
         if self.a.tokens_words != self.b.tokens_words:
             said = ", ".join(f"{side.tokens_words} in {name}" for name, side in sides.items())
-            yield f"sequences at once differ: tokens of a sample are {said}; the ratio is of the time of one"
+            yield f"sequences at once differ: tokens per sample are {said}; the ratio compares times per token"
         if self.on_other_hosts:
             yield "CPU overhead of another host"
         if hot := [name for name, side in sides.items() if side.hot]:
@@ -213,7 +213,7 @@ class Pair:
 
     @property
     def elsewhere(self) -> str:
-        """How the device differs, such as "another GPU" or "another driver"; "" if it does not."""
+        """How the two devices differ, such as "another GPU" or "another driver"; "" if they do not."""
         a, b = _device_facts(self.a), _device_facts(self.b)
         what = next((what for what in (*a, *b) if a.get(what) != b.get(what)), "")
         return f"another {what.removesuffix(' cores')}" if what else ""
@@ -247,7 +247,7 @@ def _round_results(pairs: Sequence[Pair], fail_on: float) -> list[CaseResult]:
 def _result(pair: Pair, fail_on: float, outcome: str = "") -> CaseResult:
     """Return a case's result from the medians of both runs, not from paired rounds.
 
-    outcome: "undecided" for an `ab` with too few rounds; "" to decide here.
+    outcome: "undecided" for an `ab` with too few rounds; "" to decide it from the medians.
     """
     where = "cpu" if pair.on_cpu else "gpus" if pair.on_other_gpus else "gpu"
     middle, half = pair.b.middle - pair.a.middle, math.hypot(pair.a.half, pair.b.half, BETWEEN_RUNS[where])

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-BAR = 0.01  # a significantly larger difference is slower or faster
-SAME = 0.02  # a significantly smaller one is the same
-ALPHA = 0.05  # false discovery rate for slower and faster, level of the tests for the same
+BAR = 0.01  # a case with a significantly larger difference is slower or faster
+SAME = 0.02  # a case with a significantly smaller difference is the same
+ALPHA = 0.05  # false discovery rate for slower and faster; significance level for the same
 PRIOR_ROUNDS = 4.0  # the weight of the median variance of all cases, in rounds
 LEAST_ROUNDS, MOST_ROUNDS = 2, 99
 
@@ -69,7 +69,7 @@ def decide(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[CaseR
 class _Estimates:
     """Statistics of the cases' log ratios, one array element per case.
 
-    deviation: the standard deviation of one round. freedom: the degrees of freedom of `deviation`.
+    deviation: the standard deviation of a single log ratio. freedom: the degrees of freedom of `deviation`.
     """
 
     mean: Numbers
@@ -96,9 +96,9 @@ class _Estimates:
     def p_values(self, bar: float, sign: int = 1) -> Numbers:
         """Return each case's p-value for a slowdown above `bar`; sign -1: for a speed-up.
 
-        With a negative `bar`, the slowdown or speed-up is below -bar.
+        A negative `bar`: p-values for a slowdown (speed-up) of less than -bar.
         """
-        if bar < 0:  # of a slowdown (speed-up) of less than -bar
+        if bar < 0:
             return self._tail(np.log1p(-bar) - sign * self.mean)
         return self._tail(sign * self.mean - np.log1p(bar))
 

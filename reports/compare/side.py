@@ -46,14 +46,15 @@ class CaseSide:
 
     name: the labels of system and backend. label: the case in words.
     medians: the median in ms by repeat; {} without a result, for which `why` gives the reason.
-    tokens: the tokens per sample by repeat; an engine's number depends on how many sequences fit into memory.
+    tokens: the tokens per sample by repeat; for an engine they depend on how many sequences fit into memory.
     below, above: the distances from log(ms per token) to the ends of its 95% interval; infinite if unknown.
     samples: the number of samples in all rounds. rounds: the planned rounds. timed: the rounds with samples.
     others: the largest share of the CPU that other programs used if the CPU was contended; else 0.
-    throttled: whether any sample was. hot: whether the GPU was thermally throttled.
+    throttled: whether any sample was throttled. hot: whether the GPU was thermally throttled.
     changed: whether the case has a single process with drifting samples.
     devices: GPU and driver, or CPU, of each machine; if the two runs differ in this, only a ratio is shown.
-    facts: other properties, such as package versions. host_bound: whether the CPU limits an engine with few sequences.
+    facts: other properties, such as package versions. host_bound: whether an engine's batch is so small that the CPU
+        limits its speed. started_at: the start of the first record; "" if unknown.
     """
 
     case: Case

@@ -24,11 +24,11 @@ STORED_MEANING = (
 )
 ELSEWHERE_MEANING = "Cases on two devices have a ratio, but do not count as slower or faster."
 NUMERIC = (False, True, True, True, True, False, False)
-NEAR = (0.01, 0.02, 0.03)  # relative differences that `bench.numbers` counts
+NEAR = (0.01, 0.02, 0.03)  # `bench.numbers` counts the points within each of these relative differences
 NAMED_CASES = 12  # more cases without a comparison are counted by system
 MARKDOWN_ROWS = 100  # GitHub takes comments of up to 65,536 characters
 BEYOND = 0.05  # a run is confirmed if at most this share of its points differs by more than `Comparison.near`
-NAMED_GROUPS = 3  # groups of cases that the answer names
+NAMED_GROUPS = 3  # the most groups of cases that the answer names
 
 
 def answer(comparison: Comparison) -> str:
@@ -171,8 +171,8 @@ def _closing(comparison: Comparison) -> list[str]:
     lines = [] if comparison.elsewhere else [_counts(comparison) or "No case has a result in both."]
     if comparison.interleaved:
         lines.append(
-            f"Measured in turns, a fresh process per round and side; B/A is the geometric mean of the rounds. "
-            f"Slower and faster are by more than {BAR:.0%}, same is within {SAME:.0%}."
+            f"A and B were measured in turns, with a fresh process per round and run; B/A is the geometric mean of the "
+            f"rounds. Slower and faster cases differ by more than {BAR:.0%}, same cases by less than {SAME:.0%}."
         )
     else:
         outcomes = {row.result.outcome for row in comparison.rows}
@@ -180,8 +180,8 @@ def _closing(comparison: Comparison) -> list[str]:
         lines += [STORED_MEANING] if outcomes - {*ELSEWHERE} else []
     if comparison.regressions:
         cases = counted(comparison.regressions, "case")
-        beyond = "" if comparison.interleaved else ", and by more than two runs differ by themselves"
-        lines.append(f"{cases} slower by more than {comparison.fail_on * 100:.3g}%{beyond}, or lost.")
+        beyond = "" if comparison.interleaved else " and by more than two runs of the same packages differ"
+        lines.append(f"{cases} lost, or slower by more than {comparison.fail_on * 100:.3g}%{beyond}.")
     return lines
 
 

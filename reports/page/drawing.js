@@ -206,8 +206,8 @@ class Drawing {
     return { ...shared, type: log ? "log" : "linear", range, tickformat: isLarge ? "~s" : "~g", ...ticks, domain: [strip, 1], showticklabels: this.lines.length > 0, title: { text: title.map(neutral).join("<br>"), standoff: 8 } };
   }
 
-  /* Names of lines, of as many first parts as `room` pixels hold, or last parts where lines share the first ones; names
-     of measured lines omit the words that all share. */
+  /* Shorten line names to `room` pixels: leave out last parts, or first parts if names would be equal. Measured lines
+     also omit the words that all of them share. */
   endTexts(lines, room) {
     const parts = (line) => line.name.split(" · ");
     const measured = lines.filter((line) => !line.y).map((line) => parts(line).join(" ").split(" "));

@@ -72,7 +72,7 @@ def axis_title(entry: MetricEntry) -> str:
 
 
 def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
-    """Give failed cases without a device or commit the run's, if the run has a single one."""
+    """Return the table; failed cases without a device, GPU or commit get the run's, if it has only one."""
     values = {}
     for name in MACHINE_COLUMNS:
         known = [value for value in table[name].unique() if value]
@@ -83,7 +83,7 @@ def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _plans(table: pd.DataFrame, catalogue: Catalogue) -> Iterator[tuple[str, FigureEntry, pd.DataFrame]]:
-    """Yield (suite, figure entry, rows); a phase without an entry gets a default figure."""
+    """Yield (suite, figure entry, its rows); a phase without an entry gets a default one."""
     for suite in catalogue.suites:
         rows = table[[suite.name in names for names in table["suites"]]]
         phases = dict.fromkeys(rows["phase"])
@@ -91,7 +91,7 @@ def _plans(table: pd.DataFrame, catalogue: Catalogue) -> Iterator[tuple[str, Fig
             if entry.phase in phases:
                 yield suite.name, entry, rows[rows["phase"] == entry.phase]
         drawn = {entry.phase for entry in suite.figures}
-        if suite.figures or not suite.question:  # a table answers a question without figures
+        if suite.figures or not suite.question:  # the page shows a suite with only a question in a table
             yield from _default_plans(suite.name, rows, [phase for phase in phases if phase not in drawn], catalogue)
     others = table[[not names for names in table["suites"]]]
     yield from _default_plans("", others, dict.fromkeys(others["phase"]), catalogue)
@@ -125,7 +125,7 @@ def _drawn(looks: Looks, suite: str, entry: FigureEntry, rows: pd.DataFrame) -> 
 
 @dataclass(frozen=True)
 class _Panel(FigurePanel):
-    """Builds a panel's `Figure` and, for `FigureEntry.forms`, another of primal / dual ratios."""
+    """Builds a panel's `Figure` and, if `FigureEntry.forms` is set, another of primal / dual ratios."""
 
     suite: str
 

@@ -59,7 +59,7 @@ class Line:
 
 
 def system_looks(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, Look]:
-    """Return each system's look; unknown systems get an unused tone and marker, while any is left."""
+    """Return {system: look}; systems not in the catalogue get an unused tone and marker, while any is left."""
     looks = {entry.name: Look(entry.tone % TONES, entry.marker) for entry in catalogue.systems}
     for number, name in enumerate(sorted(set(table["system"]) - set(looks)), len(looks)):
         tones = [tone for tone in range(TONES) if tone not in {look.tone for look in looks.values()}]
@@ -146,7 +146,7 @@ class FigurePanel:
 
     @cached_property
     def _look_column(self) -> str:
-        """The column that color and marker show: "system", or, if split by system, one that differs."""
+        """The column that color and marker show: "system", or in a figure of one system a column that differs."""
         differing = (name for name in ("state_dtype", "backend") if self.rows[name].nunique() > 1)
         return next(differing, "system") if "system" in self.entry.split else "system"
 
@@ -210,7 +210,7 @@ class FigurePanel:
             values = dict(zip(columns, key, strict=True))
             work = tuple(value for name, value in values.items() if name != "state_dtype")
             once = list(dict(zip(rows.loc[numbers, self.entry.x], numbers, strict=True)).values())
-            # State precisions share the line of the one with the most values of x.
+            # State precisions share one line: that of the precision with the most values of x.
             if len(once) > len(found.get(work, ({}, []))[1]):
                 found[work] = values, once
         telling = [name for name in columns if name != "system" and known[name].nunique() > 1]

@@ -50,7 +50,7 @@ _NAMES = (
         EDGES,
         re.compile(
             r"elementwise|silu|gelu|act_and_mul|vectorized|aten::(mul|add|sub|div|silu|gelu|sigmoid|pow|sum|mean|rsqrt|exp|neg|tanh)_?$"
-            r"|^triton_(poi|red|per)_fused",  # of torch.compile: pointwise, reduction
+            r"|^triton_(poi|red|per)_fused",  # kernels of torch.compile: pointwise, reduction, persistent reduction
             re.I,
         ),
     ),
@@ -127,7 +127,7 @@ def parts(region: Region) -> list[ProfilePart]:
 
 
 def work_of(region: Region, present: Iterable[str]) -> dict[str, Work]:
-    """Return a unit's least work by part.
+    """Return {part: the least work of one unit}, as the adapter counts it.
 
     present: the parts with kernels. Without HEAD among them, the GEMMs' work includes the head's.
     """
@@ -149,7 +149,7 @@ def kernel_lower_bound_us(kernel: Kernel, region: Region) -> float | None:
 
 
 def is_fp32(kernel: Kernel) -> bool:
-    """Return whether FP32 is the kernel's peak: counters have it, and tensor cores are idle."""
+    """Return whether the FP32 rate is the kernel's peak: it was counted, and the tensor cores are idle."""
     counters = kernel.counters
     return counters is not None and bool(counters.fp32_peak_tflops) and counters.use.get("tensor", _USED) < _USED
 
@@ -187,7 +187,7 @@ class _PartFinder:
 
 
 def _outside_is_head(paths: Sequence[tuple[str, ...]]) -> bool:
-    """Return whether GEMMs outside layers are the head's: layers exist, each other range encloses one."""
+    """Return whether GEMMs outside layers are the head's: there are layers, and each other range encloses one."""
     layered = [path for path in paths if any(map(is_layer, path))]
     others = [path for path in paths if path and path not in layered]
     return bool(layered) and all(any(each[: len(path)] == path for each in layered) for path in others)

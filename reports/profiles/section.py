@@ -22,7 +22,7 @@ from reports.resources import environment, source
 PACKAGE = "reports.profiles"
 SCRIPTS = ("roofline.js", "timeline.js", "section.js")
 _NAME_LIMIT = 108  # characters of a kernel's full name in the page
-_BAR = 1000.0  # units of a bar's width
+_BAR = 1000.0  # width of the longest bar, in units of the SVG
 _LEAST_WAIT, _MOST_WAITS = 0.01, 3  # least share of a warp's time for a wait to be shown, and most waits shown
 
 
@@ -36,9 +36,9 @@ class Section:
 
 @dataclass(frozen=True)
 class BarPiece:
-    """A part's piece of the bar that shows a profiled case; lengths are in units of `_BAR`.
+    """A part's piece of a profiled case's bar; the longest bar of a group has the width `_BAR`.
 
-    x: where the piece starts. lower_bound: the width for the part's lower bound; None if unknown.
+    x: where the piece starts. lower_bound: the width of the strip for the lower bound; None if unknown.
     share: the part's share of the region's time.
     """
 
@@ -170,7 +170,7 @@ def _per_unit_ms(time_us: float | None, profile: Profile) -> float | None:
 
 
 def _groups(profiles: Iterable[Profile], latencies: Mapping[str, Recorded]) -> dict[str, list[Profile]]:
-    """Group profiles by phase, size, batch, sequences at once and context: {title: profiles}."""
+    """Return {title: profiles}; a group agrees in phase, size, batch, sequences at once and context."""
     groups: dict[str, list[Profile]] = {}
     for profile in profiles:
         case = profile.case

@@ -81,7 +81,7 @@ function startTimeline(host, { names, timeline }, choose) {
     return `${nameOf(launch)}: ${timeWords(launch.to - launch.from)}, from ${timeWords(launch.from)} on${where ? `, in ${where}` : ""}; ${partLabel(launch.part)}`;
   }
 
-  /* Names of spans that fit into their boxes between these ends of the axis; of a layer its number, if that fits. */
+  /* The names of spans, between these ends of the axis; "" if too long for the box. A layer may shrink to its number. */
   function labels([from, to]) {
     const letters = (span) => (((span.to - span.from) * S) / (to - from)) * ((host.clientWidth - SIDES.l - SIDES.r) / LETTER);
     const fitting = (span) => [span.name, span.name.replace("layer ", "")].find((name) => name.length <= letters(span)) ?? "";

@@ -98,7 +98,7 @@ def files_of(run: Run, found: str) -> tuple[Entry, dict[str, str]]:
 
 
 def moment(text: str) -> datetime | None:
-    """Return an ISO 8601 time in UTC, which is also the default zone; None for other text."""
+    """Return the time of an ISO 8601 text in UTC; a text without a zone is UTC. None for other text."""
     try:
         found = datetime.fromisoformat(text)
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)

@@ -143,7 +143,7 @@ def test_steps_of_unlike_numbers_of_sequences_are_compared_by_the_token(tmp_path
     row = compare(*runs).rows[0]
     assert (row.a_ms, row.b_ms) == pytest.approx((100, 99.4))
     assert row.result.ratio == pytest.approx(0.994 * 338 / 320)
-    said = "sequences at once differ: tokens of a sample are 338 in A, 320 in B; the ratio is of the time of one"
+    said = "sequences at once differ: tokens per sample are 338 in A, 320 in B; the ratio compares times per token"
     assert row.notes == (said,)
 
 
@@ -378,7 +378,7 @@ def test_few_samples_and_a_loaded_or_hot_machine_are_named_and_unreliable(tmp_pa
     notes = {row.label.split()[6]: row.notes for row in found.rows}
     assert notes == {
         "T=1": ("B has 5 samples",),
-        "T=2": ("loaded machine: others used 50% in B",),
+        "T=2": ("contended: other programs used 50% in B",),
         "T=3": ("thermally throttled in B",),
     }
     assert {row.result.outcome for row in found.rows} == {"unreliable"}
@@ -411,7 +411,7 @@ def test_two_gpus_of_a_kind_differ_more_than_one_and_which_run_is_called_a_does_
 @pytest.mark.parametrize(
     ("environments", "note"),
     [
-        ((LOADED, on_gpu(cpu={"others_share": 0.2, "idle_share": 0.01})), "loaded machine: others used 50% in B"),
+        ((LOADED, on_gpu(cpu={"others_share": 0.2, "idle_share": 0.01})), "contended: other programs used 50% in B"),
         ((on_gpu(), HOT), "thermally throttled in B"),
     ],
 )

@@ -53,7 +53,7 @@ def test_lower_bounds_are_explained_where_there_are_ceilings(
     tmp_path: Path, ceilings: dict[str, float | None], told: bool
 ) -> None:
     found = section_of(run_with(tmp_path, profile(case(), ceilings=ceilings)))
-    assert "on one scale for cases of the same work." in found.html
+    assert "Cases of the same work share a scale." in found.html
     assert ("on a GPU of this model" in found.html) is told
 
 
@@ -216,11 +216,11 @@ def test_without_counters_whole_parts_have_points(tmp_path: Path) -> None:
     # of two units in 60 us
     assert roofline(both)["parts"] == [(0, 200.0, 200.0, 0.03)]
     html = section_of(run_with(tmp_path, both)).html
-    assert "Roofline: whole parts, by the work that the adapter counts" in html
+    assert "Roofline: one point per part, with the work that the adapter counts" in html
     assert "has no point" not in html
     assert "GB/s" not in html
     assert "the same numbers are in the table" not in html
-    assert "or of a kernel that exceeds them" not in html
+    assert "or of a faster kernel" not in html
     assert "<td>the model&#39;s work</td>" in html
     bare = section_of(run_with(tmp_path / "bare", replace(found, work={}, ceilings={}))).html
     assert "This process measured no peaks, so there is no roofline." in bare
