@@ -24,7 +24,7 @@ _MOST_LETTERS = 130  # of a ranking in words; a longer ranking names only the mo
 
 def headline(table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure]) -> list[str]:
     """Return sentences on the paper's claims, cases that did not fit in memory, and missing backends."""
-    answering = [figure for figure in figures if figure.headline] or figures[:2]
+    answering = [figure for figure in figures if figure.primary] or figures[:2]
     views = [View(table, catalogue, figure) for figure in answering]
     claims = chain.from_iterable((_checked(view, claim) for claim in view.figure.claims) for view in views)
     missing = [f"{text[0].upper()}{text[1:]}." for text in left_out(table, catalogue)]

@@ -32,11 +32,11 @@ class Look:
     hollow: bool = False
 
 
-@dataclass(frozen=True)
-class Line:
+@dataclass(frozen=True, kw_only=True)
+class Line(Look):
     """A line of a figure, for one machine, system, backend, size and set of options.
 
-    short: what color and marker stand for, in words, such as the system. tone, marker, dash, hollow: as in `Look`.
+    short: what color and marker stand for, in words, such as the system.
     rows: row numbers in `stats.frame`, in order of x. base_rows: for a line of ratios, the rows of the denominators.
     primary: whether the line answers the figure's question.
     unnamed: whether `FigureEntry.primary` has no line of `system`.
@@ -47,10 +47,6 @@ class Line:
     short: str
     system: str
     backend: str
-    tone: int
-    marker: str
-    dash: str
-    hollow: bool
     rows: list[int]
     primary: bool = True
     unnamed: bool = False
@@ -226,8 +222,8 @@ class FigurePanel:
     def _bound(self, values: dict[str, Any], rows: list[int], telling: list[str], dash: str) -> Line:
         parts = filter(None, (self.looks.words(name, values[name]) for name in telling))
         short = f"bound of {values['state_dtype']}" if "state_dtype" in telling else "lower bound"
-        name = BETWEEN.join(["Lower bound", *parts])
-        return Line(name, short, values["system"], "", 0, MARKERS[0], dash, False, rows, y=BOUND)
+        name, look = BETWEEN.join(["Lower bound", *parts]), Look(0, MARKERS[0], dash)
+        return Line(name=name, short=short, system=values["system"], backend="", rows=rows, y=BOUND, **vars(look))
 
     def form_pairs(self) -> list[Line]:
         """Return lines of the ratio primal / dual; a point divides two rows that differ only in form."""
