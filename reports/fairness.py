@@ -26,8 +26,8 @@ class Model:
     size: str
     dtype: str
     options: tuple[tuple[str, Scalar], ...]
-    parameters: int | None
-    vocabulary: int | None
+    parameters: float | None
+    vocabulary: float | None
     weights_dtype: str
     head_rows_per_prompt: float | None
     token_ids: str
@@ -60,14 +60,10 @@ def _model(record: Record) -> Model:
         case.size,
         case.dtype,
         options,
-        _whole(record.metrics.get("parameters")),
-        _whole(record.metrics.get("vocabulary")),
+        record.metrics.get("parameters"),
+        record.metrics.get("vocabulary"),
         settings.get("weights_dtype", ""),
         next((check["value"] for check in checks if check["name"] == "head_rows_per_prompt"), None),
         settings.get("token_ids", ""),
         settings.get("kept_between_samples", ""),
     )
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)

@@ -1,6 +1,5 @@
 """Tables as Markdown, or as text for a terminal."""
 
-import shutil
 from collections.abc import Sequence
 from io import StringIO
 
@@ -45,11 +44,6 @@ def text(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[b
     out = StringIO()
     Console(file=out, width=width or _WHOLE, color_system=None).print(table)
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
-
-
-def terminal_width() -> int:
-    """Return the terminal's width in characters, 80 if unknown."""
-    return shutil.get_terminal_size().columns
 
 
 def _cells(row: Sequence[str]) -> list[str]:

@@ -95,12 +95,9 @@ def frame(
         for group in groups
         for key in [group[0].case.key]
     ]
-    table = pd.DataFrame(
-        rows,
-        columns=[*COLUMNS, *SAMPLE_COLUMNS, *REPEAT_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS, *metrics, NOTES, MARKS],
-    )
-    extra = _options([group[0].case for group in groups], table, catalogue)
     late = (*REPEAT_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS, *metrics, NOTES, MARKS)
+    table = pd.DataFrame(rows, columns=[*COLUMNS, *SAMPLE_COLUMNS, *late])
+    extra = _options([group[0].case for group in groups], table, catalogue)
     filled = [name for name in late if table[name].replace("", None).notna().any()]
     # convert_dtypes: whole numbers, such as registers, stay whole where some records have none
     return pd.concat([table[list(COLUMNS)], extra, table[list(SAMPLE_COLUMNS)], table[filled].convert_dtypes()], axis=1)

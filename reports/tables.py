@@ -1,6 +1,7 @@
 """Write the table of results as CSV, JSON, Markdown or text."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from typing import Any, TextIO
 
@@ -9,7 +10,7 @@ import pandas as pd
 from harness.schema.catalogue import Catalogue
 from harness.schema.reason import printable
 from harness.schema.record import RecordError, json_values
-from reports.grid import markdown, terminal_width, text
+from reports.grid import markdown, text
 from reports.stats import MARKS, OUTCOME_COLUMNS, option_columns
 from reports.words import short_commit
 
@@ -73,7 +74,7 @@ def _write_for_people(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Cat
     if fmt == "markdown":
         out.write(markdown(head, rows, numeric))
     else:
-        out.write(text(head, rows, numeric, terminal_width() if out.isatty() else None))
+        out.write(text(head, rows, numeric, shutil.get_terminal_size().columns if out.isatty() else None))
 
 
 def _chosen(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:

@@ -49,7 +49,7 @@ def decide(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[CaseR
     found = _Estimates.of(cases)
     slower, faster = found.discoveries(BAR), found.discoveries(BAR, sign=-1)
     regressed = found.discoveries(fail_on)
-    same = (found.p_values(-SAME) < ALPHA) & (found.p_values(-SAME, sign=-1) < ALPHA)
+    same = np.all([found.p_values(np.log1p(SAME) - sign * found.mean) < ALPHA for sign in (1, -1)], axis=0)
     outcomes = np.select([slower, faster, same], ["slower", "faster", "same"], "undecided")
     low, high = found.interval()
     return [
@@ -93,24 +93,16 @@ class _Estimates:
         shrunk = (prior * typical + (rounds - 1) * variance) / freedom
         return cls(np.nanmean(values, axis=1), np.sqrt(shrunk), rounds, freedom)
 
-    def p_values(self, bar: float, sign: int = 1) -> Numbers:
-        """Return each case's p-value for a slowdown above `bar`; sign -1: for a speed-up.
-
-        A negative `bar`: p-values for a slowdown (speed-up) of less than -bar.
-        """
-        if bar < 0:
-            return self._tail(np.log1p(-bar) - sign * self.mean)
-        return self._tail(sign * self.mean - np.log1p(bar))
-
     def discoveries(self, bar: float, sign: int = 1) -> NDArray[np.bool_]:
         """Return whether each slowdown beyond `bar` is significant; sign -1: each speed-up."""
-        return stats.false_discovery_control(self.p_values(bar, sign)) <= ALPHA
+        return stats.false_discovery_control(self.p_values(sign * self.mean - np.log1p(bar))) <= ALPHA
 
     def interval(self) -> tuple[Numbers, Numbers]:
         half = stats.t.isf(0.025, self.freedom) * self.deviation / np.sqrt(self.rounds)
         return self.mean - half, self.mean + half
 
-    def _tail(self, excess: Numbers) -> Numbers:
+    def p_values(self, excess: Numbers) -> Numbers:
+        """Return the p-values of one-sided t tests; excess: how far each mean lies beyond the limit to show."""
         error = self.deviation / np.sqrt(self.rounds)
         with np.errstate(divide="ignore", invalid="ignore"):  # rounds that agree exactly have no error
             statistic = np.where(error > 0, excess / error, np.where(excess > 0, np.inf, -np.inf))

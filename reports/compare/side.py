@@ -8,6 +8,8 @@ from functools import cached_property
 from statistics import median, stdev
 from typing import Any
 
+from scipy import stats
+
 from harness.measure.environment import DIRTY, changes_speed
 from harness.measure.interval import FEWEST, median_interval
 from harness.measure.nvml import is_hot
@@ -204,8 +206,6 @@ def _medians(measured: Iterable[Record]) -> dict[int, float]:
 def _interval(measured: Sequence[Record], medians: Mapping[int, float]) -> tuple[float, float]:
     """Return `CaseSide.below` and `above`. medians: the median time per token by repeat."""
     if len(medians) > 1:
-        from scipy import stats
-
         logs = [math.log(each) for each in medians.values()]
         half = float(stats.t.isf(0.025, len(logs) - 1)) * stdev(logs) / math.sqrt(len(logs))
         return half, half

@@ -14,6 +14,7 @@ from harness.schema.record import json_values
 from reports import grid
 from reports.compare.comparison import BETWEEN_RUNS, ELSEWHERE, OUTCOMES, STORED_BAR, Comparison, Missing, Row
 from reports.compare.decision import BAR, SAME
+from reports.resources import environment, source
 
 COLUMNS = ("outcome", "B/A", "95% interval", "A ms", "B ms", "case", "notes")
 STORED_MEANING = (
@@ -117,8 +118,6 @@ def to_json(comparison: Comparison) -> str:
 
 def page(comparison: Comparison, profiles: str = "") -> str:
     """Return the comparison as a self-contained HTML page. profiles: HTML of `diff_of_runs`."""
-    from reports.resources import environment, source
-
     styles = [("reports.page", "style.css"), ("reports.compare", "table.css"), ("reports.profiles", "section.css")]
     template = environment("reports.compare").get_template("compare.html.j2")
     style = Markup("".join(source(*each) for each in styles))
@@ -127,9 +126,7 @@ def page(comparison: Comparison, profiles: str = "") -> str:
 
 def body(comparison: Comparison, links: Sequence[str] = ("", "")) -> Markup:
     """Return the comparison's HTML, to go into <body>. links: URLs of A's and B's pages, or ""."""
-    from reports.resources import environment
-
-    template = environment("reports.compare", tidy=True).get_template("body.html.j2")
+    template = environment("reports.compare").get_template("body.html.j2")
     return Markup(
         template.render(
             comparison=comparison,

@@ -2,11 +2,9 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import pandas as pd
-from jinja2 import Template
 from markupsafe import Markup
 
 from harness.schema.case import Case
@@ -72,7 +70,8 @@ def render(
     anchors = profiled.anchors if profiled else {}
     rows_with_profile = {row: anchors[key] for row, key in enumerate(row_keys(records)) if key in anchors}
     counts = case_statuses(table) + Counter({MISSING: len(missing)})
-    return _template().render(
+    template = environment(PACKAGE).get_template("page.html.j2")
+    return template.render(
         system_label=catalogue.system_label,
         backend_label=catalogue.backend_label,
         title=title or TITLE,
@@ -114,11 +113,6 @@ def devices_of(table: pd.DataFrame) -> list[str]:
 def run_title(name: str, table: pd.DataFrame) -> str:
     """Return the title of a run's page: the folder's name, then the devices."""
     return ", ".join(filter(None, [printable(name), " and ".join(devices_of(table))]))
-
-
-@cache
-def _template() -> Template:
-    return environment(PACKAGE).get_template("page.html.j2")
 
 
 def failures(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue) -> list[dict[str, Any]]:

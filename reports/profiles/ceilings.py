@@ -32,12 +32,7 @@ def common_ceilings(records: Iterable[Record], profiles: Iterable[Profile] = ())
 def with_common_ceilings(profiles: Sequence[Profile], records: Iterable[Record] = ()) -> list[Profile]:
     """Return the profiles with the `common_ceilings` of their devices as `ceilings`."""
     highest = common_ceilings(records, profiles)
-
-    def of(profile: Profile) -> dict[str, float | None]:
-        device = profile.environment.get("device")
-        return {**highest[str(device)]} if device else reached(profile)
-
-    return [replace(each, ceilings=of(each)) for each in profiles]
+    return [replace(each, ceilings={**highest[str(each.environment.get("device"))]}) for each in profiles]
 
 
 def reached(region: Region) -> dict[str, float | None]:

@@ -110,10 +110,11 @@ def section(records: Sequence[Record], profiles: Collection[Profile], catalogue:
         return None
     latencies = recorded(records)
     groups = [(title, _shown(catalogue, group, latencies)) for title, group in _groups(good, latencies).items()]
-    jinja = environment(PACKAGE)
-    functions = (device_id_of, sentences, unplaced)
-    jinja.globals.update({function.__name__: function for function in functions})
-    html = jinja.get_template("section.html.j2").render(
+    template = environment(PACKAGE).get_template("section.html.j2")
+    html = template.render(
+        device_id_of=device_id_of,
+        sentences=sentences,
+        unplaced=unplaced,
         groups=groups,
         parts=[ProfilePart(name, 0.0, 0) for name in LABELS],
         failed=[

@@ -5,7 +5,6 @@ import json
 import re
 import tomllib
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas as pd
@@ -97,28 +96,18 @@ def files_of(run: Run, found: str) -> tuple[Entry, dict[str, str]]:
     return _entry(run, found, records, table, len(profiles)), files
 
 
-def moment(text: str) -> datetime | None:
-    """Return the time of an ISO 8601 text in UTC; a text without a zone is UTC. None for other text."""
-    try:
-        found = datetime.fromisoformat(text)
-        return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
-
-
 def _digest(parts: list[str]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
 
 
 def _entry(run: Run, found: str, records: list[Record], table: pd.DataFrame | None, profiles: int) -> Entry:
-    moments = [when for record in records if (when := moment(record.started_at))]
     looks = {} if table is None else system_looks(table, run.catalogue)
     named = [(name, run.catalogue.system_label(name)) for name in dict.fromkeys(each.case.system for each in records)]
     return Entry(
         run=run,
         held=RunCases.of(run, records),
         id=found,
-        updated=max(moments).isoformat(timespec="seconds") if moments else "",
+        updated=max((record.started_at for record in records), default=""),
         systems=tuple((name, label, looks[name].tone, looks[name].marker) for name, label in named),
         note=note_of(run.folder),
         profiles=profiles,

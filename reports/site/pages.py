@@ -1,10 +1,7 @@
 """The files that a site's runs share: index, histories, comparisons, scripts, styles."""
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
-
-from jinja2 import Environment
 
 from reports.compare import views
 from reports.page.html import PACKAGE as PAGE
@@ -31,14 +28,9 @@ def shared_files(
     }
 
 
-@cache
-def _environment() -> Environment:
-    return environment(PACKAGE, tidy=True)
-
-
 def _drawn(template: str, up: str = "", **values: Any) -> str:
     """Return the HTML of a template; `up` is the path from the page to the site's root."""
-    return _environment().get_template(template).render(up=up, plotly=PLOTLY, **values)
+    return environment(PACKAGE).get_template(template).render(up=up, plotly=PLOTLY, **values)
 
 
 def _index(entries: Sequence[Entry], histories: Sequence[History], comparisons: Sequence[Compared]) -> str:
