@@ -74,17 +74,16 @@ def machines(records: Iterable[Record]) -> Machines:
                 backend.setdefault(setting, {})[value] = None
     found.hardware = [(dict(machine), count) for machine, count in counts.items()]
     found.backends = {
-        place: {name: _alternatives(list(distinct)) for name, distinct in own.items()}
+        place: {
+            name: " or ".join(values) if len(values) <= _MOST else f"{len(values)} values, by the case"
+            for name, values in own.items()
+        }
         for place, own in backends.items()
         if own
     }
     versions = {label: " · ".join(filter(None, values.get(name, ()))) for label, name in _VERSIONS.items()}
     found.versions = {label: said for label, said in versions.items() if said}
     return found
-
-
-def _alternatives(values: list[str]) -> str:
-    return " or ".join(values) if len(values) <= _MOST else f"{len(values)} values, by the case"
 
 
 def _facts(environment: Mapping[str, Any]) -> dict[Name, str]:

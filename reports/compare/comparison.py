@@ -6,7 +6,7 @@ its two runs, `reports.compare.decision` decides. Cases measured on two GPU mode
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.measure.interval import FEWEST
@@ -23,7 +23,6 @@ NOISE = "same within noise"
 ELSEWHERE = ("another GPU", "another driver", "another CPU")
 OUTCOMES = ("slower", "lost", "faster", "gained", "same", NOISE, "undecided", "unreliable", *ELSEWHERE)
 NAMED = 3  # a setting with more distinct pairs (A's value, B's value) depends on the case; no value is listed
-_UNFINISHED = "no record in {}, which is unfinished"
 
 
 class NotComparable(RecordError):
@@ -79,14 +78,13 @@ class Missing:
     """A case without a result in at least one of the two runs.
 
     name: the labels of its system and backend.
-    lost, gained: both runs requested the case, but only A (lost) or only B (gained) has a result.
+    outcome: "lost" ("gained") if both runs requested the case, but only A (only B) has a result; else "".
     """
 
     label: str
     name: str
     reason: str
-    lost: bool = False
-    gained: bool = False
+    outcome: str = ""
 
 
 @dataclass(frozen=True)
@@ -118,15 +116,14 @@ class Comparison:
         """The number of cases lost, or slower by more than `fail_on`; 0 if the devices differ (`elsewhere`)."""
         if self.elsewhere:
             return 0
-        return sum(row.result.regressed for row in self.rows) + sum(each.lost for each in self.missing)
+        return sum(row.result.regressed for row in self.rows) + sum(each.outcome == "lost" for each in self.missing)
 
     @property
     def counts(self) -> dict[str, int]:
         """The number of cases by outcome, such as {"slower": 2, "same": 10}, without zeros."""
         outcomes = [row.result.outcome for row in self.rows]
         if not self.elsewhere:
-            outcomes += ["lost"] * sum(each.lost for each in self.missing)
-            outcomes += ["gained"] * sum(each.gained for each in self.missing)
+            outcomes += [each.outcome for each in self.missing]
         return {outcome: outcomes.count(outcome) for outcome in OUTCOMES if outcome in outcomes}
 
 
@@ -151,7 +148,7 @@ def compared(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
 
     Unless the runs are interleaved, a case regresses only beyond the larger of `fail_on` and `STORED_BAR`.
     """
-    both = [pair for key in a.cases if key in b.cases and (pair := Pair(a.cases[key], b.cases[key])).has_result]
+    both = [Pair(a.cases[key], b.cases[key]) for key in a.cases if key in a.measured and key in b.measured]
     interleaved = bool(a.turns) and a.turns == b.turns and min(a.repeats, b.repeats) >= LEAST_ROUNDS
     results = _round_results(both, fail_on) if interleaved else [_result(pair, fail_on) for pair in both]
     rows = [pair.row(result) for pair, result in zip(both, results, strict=True)]
@@ -160,7 +157,7 @@ def compared(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
         b.side,
         tuple(_differences(both)),
         tuple(sorted(rows, key=lambda row: -row.apart)),
-        tuple(_missing(a.cases, b.cases, a.unmeasured, b.unmeasured)),
+        tuple(_missing(a, b)),
         interleaved,
         fail_on if interleaved else max(fail_on, STORED_BAR),
         BETWEEN_RUNS["cpu" if any(pair.on_cpu for pair in both) else "gpus"],
@@ -173,10 +170,6 @@ class Pair:
 
     a: CaseSide
     b: CaseSide
-
-    @property
-    def has_result(self) -> bool:
-        return bool(self.a.medians and self.b.medians)
 
     @property
     def log_ratios(self) -> list[float]:
@@ -297,19 +290,19 @@ def _where(names: Sequence[str], everywhere: set[str]) -> tuple[str, ...]:
     return () if set(names) == everywhere else tuple(dict.fromkeys(names))
 
 
-def _missing(
-    of_a: Mapping[str, CaseSide], of_b: Mapping[str, CaseSide], unmeasured_a: Set[str], unmeasured_b: Set[str]
-) -> Iterator[Missing]:
-    for key in dict.fromkeys((*of_a, *of_b)):
-        a, b = of_a.get(key), of_b.get(key)
-        if a is None or b is None:
-            there, name, other, asked = (b, "B", "A", unmeasured_a) if a is None else (a, "A", "B", unmeasured_b)
-            assert there is not None
-            told = key in asked and bool(there.medians)
-            reason = _UNFINISHED.format(other) if key in asked else f"only in {name}"
-            yield Missing(there.label, there.name, reason, lost=told and name == "A", gained=told and name == "B")
-            continue
-        without = {name: side.why for name, side in (("A", a), ("B", b)) if side.why}
+def _missing(a: RunCases, b: RunCases) -> Iterator[Missing]:
+    runs = {"A": a, "B": b}
+    for key in dict.fromkeys((*a.cases, *b.cases)):
+        sides = {name: run.cases[key] for name, run in runs.items() if key in run.cases}
+        without = [name for name, run in runs.items() if key not in run.measured]
+        absent = "".join(name for name in runs if name not in sides)
+        outcome = {"A": "gained", "B": "lost"}.get("".join(without), "")
+        if absent and key in runs[absent].unmeasured:
+            reason = f"no record in {absent}, which is unfinished"
+        elif absent:
+            reason, outcome = f"only in {''.join(sides)}", ""
+        else:
+            reason = f"no result in {'; '.join(f'{name}: {sides[name].why}' for name in without)}"
         if without:
-            reason = f"no result in {'; '.join(f'{name}: {why}' for name, why in without.items())}"
-            yield Missing(a.label, a.name, reason, lost=[*without] == ["B"], gained=[*without] == ["A"])
+            case = next(iter(sides.values()))
+            yield Missing(case.label, case.name, reason, outcome)

@@ -10,21 +10,6 @@ const TITLE_HEIGHT = 20, TITLE_LETTER = 8; // pixels: a row of the y title, a le
 const TWO_TICKS = 2.5 ** 2; // a log axis over this factor has two of the ticks 1, 2 and 5 of a decade
 const TICK_SIZE = 12.5, TICK_GAP = 5;
 
-const probe = document.body.appendChild(element("span", { hidden: true }));
-
-const darkTheme = matchMedia("(prefers-color-scheme: dark)");
-const colours = new Map(); // by name and theme, because computed styles are slow
-
-/* A color of style.css in the current theme. */
-function themed(name) {
-  const key = `${name} ${probe.style.colorScheme || darkTheme.matches}`;
-  if (!colours.has(key)) {
-    probe.style.color = `var(${name})`;
-    colours.set(key, getComputedStyle(probe).color);
-  }
-  return colours.get(key);
-}
-
 /* Run `work` with the colors of the light theme. */
 function inLight(work) {
   probe.style.colorScheme = "light";

@@ -26,7 +26,7 @@ class Figure(FigureEntry):
     """A figure of the catalogue with its lines; `x` and `y` are names of columns of the table.
 
     id: the figure's name in URLs. caption: the settings that all lines share. remarks: how the points were measured.
-    y_label: the metric's label; `y_title` adds the unit. y_log: whether the y axis is logarithmic at first.
+    y_title: the metric's label and unit. y_log: whether the y axis is logarithmic at first.
     """
 
     id: str
@@ -34,7 +34,6 @@ class Figure(FigureEntry):
     caption: str
     remarks: list[str]
     x_title: str
-    y_label: str
     y_title: str
     lines: list[Line]
 
@@ -129,7 +128,6 @@ class _Panel(FigurePanel):
             caption=self._caption(),
             remarks=self._remarks(lines),
             x_title=_x_title(entry, catalogue),
-            y_label=catalogue.metric(entry.y).label,
             y_title=axis_title(catalogue.metric(entry.y)),
             lines=lines + (self.bounds() if entry.lower_bound else []),
         )

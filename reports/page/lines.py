@@ -39,17 +39,14 @@ class Line(Look):
     short: what color and marker stand for, in words, such as the system.
     rows: row numbers in `stats.frame`, in order of x. base_rows: for a line of ratios, the rows of the denominators.
     primary: whether the line answers the figure's question.
-    unnamed: whether `FigureEntry.primary` has no line of `system`.
     y: the column of the line's values if it differs from the figure's y, as for the lower bound; else "".
     """
 
     name: str
     short: str
     system: str
-    backend: str
     rows: list[int]
     primary: bool = True
-    unnamed: bool = False
     base_rows: list[int] = field(default_factory=list)
     y: str = ""
 
@@ -130,14 +127,12 @@ class FigurePanel:
         telling, own_looks = self._telling(columns), self._own_looks()
         pairs = {(key[0], key[1]) for key in groups}
         listed = {pair for pair in pairs if "/".join(pair) in self.entry.primary}
-        systems = {pair.partition("/")[0] for pair in self.entry.primary}
         lines: list[Line] = []
         for key in sorted(groups, key=self._rank):
             values, pair = dict(zip(columns, key, strict=True)), (key[0], key[1])
             look = own_looks.get(values[self._look_column]) or self.looks.of(*pair)
             line = self._line(values, telling, groups[key], look, self.looks.catalogue.backend_label(pair[1]))
-            line = replace(line, primary=pair in (listed or pairs), unnamed=pair[0] not in systems)
-            lines.append(_set_apart(line, lines))
+            lines.append(_set_apart(replace(line, primary=pair in (listed or pairs)), lines))
         return lines
 
     @cached_property
@@ -168,7 +163,6 @@ class FigurePanel:
             name=BETWEEN.join([label, backend_label, *parts]),
             short=self.looks.words(column, values[column]),
             system=system,
-            backend=values["backend"],
             rows=rows,
             **vars(look),
         )
@@ -223,7 +217,7 @@ class FigurePanel:
         parts = filter(None, (self.looks.words(name, values[name]) for name in telling))
         short = f"bound of {values['state_dtype']}" if "state_dtype" in telling else "lower bound"
         name, look = BETWEEN.join(["Lower bound", *parts]), Look(0, MARKERS[0], dash)
-        return Line(name=name, short=short, system=values["system"], backend="", rows=rows, y=BOUND, **vars(look))
+        return Line(name=name, short=short, system=values["system"], rows=rows, y=BOUND, **vars(look))
 
     def form_pairs(self) -> list[Line]:
         """Return lines of the ratio primal / dual; a point divides two rows that differ only in form."""

@@ -103,7 +103,8 @@ class View:
     def ranked(self) -> list[Line]:
         """The lines to rank: primary ones, and measured ones of systems not in `FigureEntry.primary`."""
         drawn = [line for line in self.figure.lines if not line.y and not line.base_rows]
-        return [line for line in drawn if line.primary or (line.unnamed and self.points(line))]
+        named = {pair.partition("/")[0] for pair in self.figure.primary}
+        return [line for line in drawn if line.primary or (line.system not in named and self.points(line))]
 
     @cached_property
     def alike(self) -> list[Line]:

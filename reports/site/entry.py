@@ -7,14 +7,11 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-import pandas as pd
-
 from harness.schema.reason import printable
-from harness.schema.record import Record
 from harness.schema.run import Run
 from reports.compare.side import RunCases
 from reports.page.html import render, run_title
-from reports.page.lines import system_looks
+from reports.page.lines import Look, system_looks
 from reports.profiles.ceilings import common_ceilings
 from reports.profiles.section import section
 from reports.stats import frame
@@ -82,36 +79,33 @@ def files_of(run: Run, found: str) -> tuple[Entry, dict[str, str]]:
 
     found: the run's id. Raises RecordError if the run is unreadable.
     """
-    records, profiles = run.records(), list(run.profiles().values())
-    table = frame(records, run.catalogue, common_ceilings(records, profiles)) if records else None
+    records, profiles, path = run.records(), list(run.profiles().values()), f"runs/{found}.html"
     files: dict[str, str] = {}
-    if table is not None:
+    looks: dict[str, Look] = {}
+    if records:
+        table = frame(records, run.catalogue, common_ceilings(records, profiles))
         title, profiled = run_title(run.folder.resolve().name, table), section(records, profiles, run.catalogue)
-        page = render(records, run.catalogue, title, profiled, table, run.missing(records), found)
         files = {
-            f"runs/{found}.html": page,
+            path: render(records, run.catalogue, title, profiled, table, run.missing(records), found),
             f"downloads/{found}.csv": csv_text(table),
             f"downloads/{found}.jsonl": "".join(f"{record.to_json()}\n" for record in records),
         }
-    return _entry(run, found, records, table, len(profiles)), files
-
-
-def _digest(parts: list[str]) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
-
-
-def _entry(run: Run, found: str, records: list[Record], table: pd.DataFrame | None, profiles: int) -> Entry:
-    looks = {} if table is None else system_looks(table, run.catalogue)
+        looks = system_looks(table, run.catalogue)
     named = [(name, run.catalogue.system_label(name)) for name in dict.fromkeys(each.case.system for each in records)]
-    return Entry(
+    entry = Entry(
         run=run,
         held=RunCases.of(run, records),
         id=found,
         updated=max((record.started_at for record in records), default=""),
         systems=tuple((name, label, looks[name].tone, looks[name].marker) for name, label in named),
         note=note_of(run.folder),
-        profiles=profiles,
+        profiles=len(profiles),
         measured=len({record.case.key for record in records if record.status == "ok"}),
         cases=sum(len(job.cases) for job in run.jobs),
-        page="" if table is None else f"runs/{found}.html",
+        page=path if records else "",
     )
+    return entry, files
+
+
+def _digest(parts: list[str]) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]

@@ -22,7 +22,12 @@ def shared_files(
     return {
         "assets/over-time.js": source(PAGE, "table.js") + source(PACKAGE, "history.js"),
         "assets/site.css": "".join(styles) + source(PACKAGE, "site.css"),
-        "index.html": _index(entries, histories, comparisons),
+        "index.html": _drawn(
+            "index.html.j2",
+            entries=entries,
+            histories=histories,
+            comparisons={entry.id: [each for each in comparisons if each.b is entry] for entry in entries},
+        ),
         **{each.page: _compared(each) for each in comparisons},
         **{history.page: _over_time(history, entries) for history in histories},
     }
@@ -31,15 +36,6 @@ def shared_files(
 def _drawn(template: str, up: str = "", **values: Any) -> str:
     """Return the HTML of a template; `up` is the path from the page to the site's root."""
     return environment(PACKAGE).get_template(template).render(up=up, plotly=PLOTLY, **values)
-
-
-def _index(entries: Sequence[Entry], histories: Sequence[History], comparisons: Sequence[Compared]) -> str:
-    return _drawn(
-        "index.html.j2",
-        entries=entries,
-        histories=histories,
-        comparisons={entry.id: [each for each in comparisons if each.b is entry] for entry in entries},
-    )
 
 
 def _compared(each: Compared) -> str:
