@@ -12,12 +12,12 @@ from harness.schema.reason import printable
 _WHOLE = 100_000  # a width at which no line wraps
 
 
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool] = ()) -> str:
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool]) -> str:
     """Return a Markdown table; cells may contain Markdown, only vertical bars are escaped.
 
     head: the column titles. numeric: for each column whether it is right-aligned.
     """
-    rule = ["---:" if place < len(numeric) and numeric[place] else "---" for place in range(len(head))]
+    rule = ["---:" if is_number else "---" for is_number in numeric]
     lines = [_cells(head), rule, *map(_cells, rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 

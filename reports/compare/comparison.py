@@ -132,7 +132,7 @@ def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
 
     Raises NotComparable if no case is in both runs, RecordError if a run has no records or did not measure time.
     """
-    sides = (RunCases.of(a), RunCases.of(b))
+    sides = (RunCases.of(a, a.records()), RunCases.of(b, b.records()))
     for run, side in zip((a, b), sides, strict=True):
         if run.mode != "measure":
             raise RecordError(f"{run.folder}: is a run of mode {run.mode!r}, whose cases have no timing")

@@ -81,17 +81,14 @@ class _Estimates:
     def of(cls, cases: Sequence[Sequence[float]]) -> "_Estimates":
         """Estimate mean and variance per case; shrink variances towards the median variance."""
         rounds = np.array([len(case) for case in cases], float)
-        values = np.full((len(cases), int(rounds.max())), np.nan)
-        for row, case in zip(values, cases, strict=True):
-            row[: len(case)] = case
-        variance = np.nanvar(values, axis=1, ddof=1)
+        variance = np.array([np.var(case, ddof=1) for case in cases])
         shared, typical = min(PRIOR_ROUNDS, len(cases) - 1.0), np.median(variance)
         # A significantly larger variance, such as that of a host-bound case, is not shrunk.
         apart = variance > typical * stats.f.isf(ALPHA, rounds - 1, max(shared, 1.0))
         prior = np.where(apart, 0.0, shared)
         freedom = prior + rounds - 1
         shrunk = (prior * typical + (rounds - 1) * variance) / freedom
-        return cls(np.nanmean(values, axis=1), np.sqrt(shrunk), rounds, freedom)
+        return cls(np.array([np.mean(case) for case in cases]), np.sqrt(shrunk), rounds, freedom)
 
     def discoveries(self, bar: float, sign: int = 1) -> NDArray[np.bool_]:
         """Return whether each slowdown beyond `bar` is significant; sign -1: each speed-up."""

@@ -125,9 +125,8 @@ class RunCases:
     unmeasured: frozenset[str]
 
     @classmethod
-    def of(cls, run: Run, records: Sequence[Record] | None = None) -> "RunCases":
-        """Return the run's cases for a comparison; records: None to read them from its folder."""
-        records = run.records() if records is None else records
+    def of(cls, run: Run, records: Sequence[Record]) -> "RunCases":
+        """Return the run's cases for a comparison. records: all records of the run."""
         asked = run.file.requests[0] if run.file.requests else None
         return cls(
             json.dumps([asked.at, *asked.arguments]) if asked and asked.arguments[:1] == ("ab",) else "",

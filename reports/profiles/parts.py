@@ -7,7 +7,7 @@ from hardware counters.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.measure.ranges import OPERATOR, is_layer
@@ -171,19 +171,16 @@ def kernel_parts(region: Region) -> dict[str, str]:
 
 def launch_parts(region: Region) -> list[str]:
     """Return the part that each launch of the region's timeline belongs to."""
-    part_finder, by_name = _PartFinder(region), kernel_parts(region)
+    part_finder, by_name = _part_finder(region), kernel_parts(region)
     pairs = zip(region.timeline.kernel, region.timeline.range, strict=True)
     names = ((region.kernels[kernel].name, place) for kernel, place in pairs)
     return [part_finder(name, region.ranges[place].path) if place >= 0 else by_name[name] for name, place in names]
 
 
-class _PartFinder:
-    def __init__(self, region: Region) -> None:
-        self._only = next(iter(region.work)) if len(region.work) == 1 else ""  # the whole region is one part
-        self._has_layers = _outside_is_head([each.path for each in region.ranges])
-
-    def __call__(self, name: str, path: tuple[str, ...] = ()) -> str:
-        return self._only if self._only in LABELS else part_of(name, path, self._has_layers)
+def _part_finder(region: Region) -> Callable[[str, tuple[str, ...]], str]:
+    only = next(iter(region.work)) if len(region.work) == 1 else ""  # the whole region is one part
+    has_layers = _outside_is_head([each.path for each in region.ranges])
+    return lambda name, path: only if only in LABELS else part_of(name, path, has_layers)
 
 
 def _outside_is_head(paths: Sequence[tuple[str, ...]]) -> bool:
@@ -195,7 +192,7 @@ def _outside_is_head(paths: Sequence[tuple[str, ...]]) -> bool:
 
 def _shares(region: Region) -> Iterator[tuple[Kernel, str, float]]:
     """Yield (kernel, part, share of the kernel's time in that part), according to the ranges."""
-    part_finder = _PartFinder(region)
+    part_finder = _part_finder(region)
     by_kernel: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for each in region.ranges:
         for inner in each.kernels:
@@ -204,6 +201,6 @@ def _shares(region: Region) -> Iterator[tuple[Kernel, str, float]]:
         shares = by_kernel.get(place, {})
         total = sum(shares.values())
         if not total:
-            yield kernel, part_finder(kernel.name), 1.0
+            yield kernel, part_finder(kernel.name, ()), 1.0
         for part, time_us in shares.items() if total else ():
             yield kernel, part, time_us / total
