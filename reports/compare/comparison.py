@@ -17,7 +17,7 @@ from reports.compare.decision import BAR, LEAST_ROUNDS, CaseResult, decide
 from reports.compare.side import GPU_UNIT, VARIABLES, CaseSide, RunCases, Side
 
 STORED_BAR = 0.05  # the same case has differed by up to 2.6% between two stored runs
-# Two runs of the same packages differ less in 95% of the cases: on one GPU, on two GPUs of one model, on a CPU.
+# In 95% of the cases, two runs of the same packages differ by less: on one GPU, two GPUs of one model, a CPU.
 BETWEEN_RUNS = {"gpu": 0.02, "gpus": 0.03, "cpu": 0.3}
 NOISE = "same within noise"
 ELSEWHERE = ("another GPU", "another driver", "another CPU")
@@ -113,7 +113,7 @@ class Comparison:
 
     @property
     def regressions(self) -> int:
-        """The number of cases lost, or slower by more than `fail_on`; 0 if the devices differ (`elsewhere`)."""
+        """The number of cases lost, or slower by more than `fail_on`; 0 if all ran on other devices (`elsewhere`)."""
         if self.elsewhere:
             return 0
         return sum(row.result.regressed for row in self.rows) + sum(each.outcome == "lost" for each in self.missing)

@@ -99,7 +99,7 @@ class _Estimates:
         return self.mean - half, self.mean + half
 
     def p_values(self, excess: Numbers) -> Numbers:
-        """Return the p-values of one-sided t tests; excess: how far each mean lies beyond the limit to show."""
+        """Return the p-values of one-sided t tests; excess: how far each mean lies beyond the tested limit."""
         error = self.deviation / np.sqrt(self.rounds)
         with np.errstate(divide="ignore", invalid="ignore"):  # rounds that agree exactly have no error
             statistic = np.where(error > 0, excess / error, np.where(excess > 0, np.inf, -np.inf))

@@ -62,10 +62,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Standing:
-    """The ranking of the compared lines at one x, or by their best points (`View.best_standing`).
+    """The ranking of the compared lines at one x, or by their best points (`best_standing`).
 
     ranks: (point, label of its line), the best first. level: labels of the lines that share the first rank.
-    tie: how they share it, a key of `TIES`.
+    tie: how these lines share the rank, a key of `TIES`.
     """
 
     x: float

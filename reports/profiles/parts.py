@@ -97,7 +97,7 @@ def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> 
 
 
 def parts(region: Region) -> list[ProfilePart]:
-    """Return the region's parts in the order of `LABELS`; their times add up to the region's.
+    """Return the region's parts in the order of `LABELS`; their times add up to the region's time.
 
     If kernels overlap, all times are scaled down so that the parts other than idle add up to the busy time.
     """
@@ -149,7 +149,7 @@ def kernel_lower_bound_us(kernel: Kernel, region: Region) -> float | None:
 
 
 def is_fp32(kernel: Kernel) -> bool:
-    """Return whether the FP32 rate is the kernel's peak: it was counted, and the tensor cores are idle."""
+    """Return whether the FP32 rate is the kernel's peak: counters report it, and the tensor cores are idle."""
     counters = kernel.counters
     return counters is not None and bool(counters.fp32_peak_tflops) and counters.use.get("tensor", _USED) < _USED
 
@@ -184,14 +184,14 @@ def _part_finder(region: Region) -> Callable[[str, tuple[str, ...]], str]:
 
 
 def _outside_is_head(paths: Sequence[tuple[str, ...]]) -> bool:
-    """Return whether GEMMs outside layers are the head's: there are layers, and each other range encloses one."""
+    """Return whether GEMMs outside layers are the head's: layers exist, and every other range encloses one."""
     layered = [path for path in paths if any(map(is_layer, path))]
     others = [path for path in paths if path and path not in layered]
     return bool(layered) and all(any(each[: len(path)] == path for each in layered) for path in others)
 
 
 def _shares(region: Region) -> Iterator[tuple[Kernel, str, float]]:
-    """Yield (kernel, part, share of the kernel's time in that part), according to the ranges."""
+    """Yield (kernel, part, share of the kernel's time in that part), by the ranges or else the kernel's name."""
     part_finder = _part_finder(region)
     by_kernel: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for each in region.ranges:

@@ -53,14 +53,14 @@ def slug(name: str) -> str:
 
 
 def run_id(run: Run) -> str:
-    """Return a run's lasting id: its name and a digest of the name and, if stored, the first request."""
+    """Return a run's lasting id: its name, and a digest of the name and of the first request, if stored."""
     name = run.folder.resolve().name
     begun = [part for asked in run.file.requests[:1] for part in (asked.at, *asked.arguments)]
     return f"{slug(name)}-{_digest([name, *begun])}"
 
 
 def system_id(name: str) -> str:
-    """Return a unique file name without suffix for a system: `slug` of its name, and a digest."""
+    """Return a system's unique file name without suffix: the `slug` and a digest of its name."""
     return f"{slug(name)}-{_digest([name])}"
 
 
