@@ -51,18 +51,9 @@ def decide(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[CaseR
     regressed = found.discoveries(fail_on)
     same = np.all([found.p_values(np.log1p(SAME) - sign * found.mean) < ALPHA for sign in (1, -1)], axis=0)
     outcomes = np.select([slower, faster, same], ["slower", "faster", "same"], "undecided")
-    low, high = found.interval()
-    return [
-        CaseResult(
-            outcome=str(outcome),
-            ratio=float(np.exp(found.mean[at])),
-            low=float(np.exp(low[at])),
-            high=float(np.exp(high[at])),
-            rounds=int(found.rounds[at]),
-            regressed=bool(regressed[at]),
-        )
-        for at, outcome in enumerate(outcomes)
-    ]
+    ratios = (np.exp(each).tolist() for each in (found.mean, *found.interval()))
+    columns = zip(outcomes.tolist(), *ratios, map(len, cases), regressed.tolist(), strict=True)
+    return [CaseResult(*values) for values in columns]
 
 
 @dataclass(frozen=True)

@@ -118,10 +118,14 @@ def to_json(comparison: Comparison) -> str:
 
 def page(comparison: Comparison, profiles: str = "") -> str:
     """Return the comparison as a self-contained HTML page. profiles: HTML of `diff_of_runs`."""
-    styles = [("reports.page", "style.css"), ("reports.compare", "table.css"), ("reports.profiles", "section.css")]
     template = environment("reports.compare").get_template("compare.html.j2")
-    style = Markup("".join(source(*each) for each in styles))
-    return template.render(style=style, comparison=comparison, body=body(comparison) + profiles)
+    return template.render(style=Markup(style()), comparison=comparison, body=body(comparison) + profiles)
+
+
+def style() -> str:
+    """Return the CSS of comparison pages: that of a run's page, of the table and of compared profiles."""
+    styles = (("reports.page", "style.css"), ("reports.compare", "table.css"), ("reports.profiles", "section.css"))
+    return "".join(source(*each) for each in styles)
 
 
 def body(comparison: Comparison, links: Sequence[str] = ("", "")) -> Markup:

@@ -19,7 +19,6 @@ from reports.page.figures import Figure, ends, figures
 from reports.page.findings import finding, flags, headline, small_models, unfinished
 from reports.profiles.section import Section
 from reports.profiles.section import script as profile_script
-from reports.profiles.section import style as profile_style
 from reports.resources import environment, source
 from reports.stats import case_statuses, frame, row_keys, suites_of_cases
 from reports.tables import csv_text
@@ -30,7 +29,6 @@ PACKAGE = "reports.page"
 PROGRAM = ("table", "points", "drawing", "files", "figures", "page")
 MISSING = "missing"
 STATUS_MEANINGS = {
-    "ok": "measured",
     "incorrect": "failed a correctness check and has no time",
     "failed": "raised an error",
     "killed": "its process was killed by a signal",
@@ -97,7 +95,7 @@ def render(
         records=None if in_site else packed("".join(f"{record.to_json()}\n" for record in records)),
         table=None if in_site else packed(csv_text(table)),
         profiles=profiled.html if profiled else None,
-        style=Markup(source(PACKAGE, "style.css") + (profile_style() if profiled else "")),
+        style=Markup(source(PACKAGE, "style.css") + (source("reports.profiles", "section.css") if profiled else "")),
         plotly=plotly and packed_plotly(),
         program=packed(program),
         loader=Markup(loader),

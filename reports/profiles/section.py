@@ -137,11 +137,6 @@ def script() -> str:
     return f"{{\n{sources}}}\n"
 
 
-def style() -> str:
-    """Return the section's CSS, which uses the colors that the page's CSS defines as variables."""
-    return source(PACKAGE, "section.css")
-
-
 # Columns of the table of kernels: (heading, number of decimals, function that returns the value, None if unknown).
 COLUMNS: tuple[tuple[str, int, Callable[[Kernel, Profile], float | None]], ...] = (
     ("Time (ms)", 4, lambda kernel, profile: kernel.time_us / profile.units / 1e3),

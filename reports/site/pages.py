@@ -5,7 +5,6 @@ from typing import Any
 
 from reports.compare import views
 from reports.page.html import PACKAGE as PAGE
-from reports.profiles.section import style as profile_style
 from reports.resources import environment, source
 from reports.site.compared import Compared
 from reports.site.entry import PLOTLY, Entry
@@ -18,10 +17,9 @@ def shared_files(
     entries: Sequence[Entry], histories: Sequence[History], comparisons: Sequence[Compared]
 ) -> dict[str, str]:
     """Return {path in the site: text} of the files that belong to no single run. entries: newest first."""
-    styles = source(PAGE, "style.css"), source("reports.compare", "table.css"), profile_style()
     return {
         "assets/over-time.js": source(PAGE, "table.js") + source(PACKAGE, "history.js"),
-        "assets/site.css": "".join(styles) + source(PACKAGE, "site.css"),
+        "assets/site.css": views.style() + source(PACKAGE, "site.css"),
         "index.html": _drawn(
             "index.html.j2",
             entries=entries,

@@ -26,8 +26,9 @@ from harness.schema.run_file import Planned, RunFile, jobs_of
 from harness.schema.work import Work
 from reports.page.html import render
 from reports.profiles.drawing import NAMED, roofline, timeline, unplaced
-from reports.profiles.section import script, section, style
+from reports.profiles.section import script, section
 from reports.publish import write_report
+from reports.resources import source
 from reports.site.entry import files_of
 
 
@@ -181,7 +182,7 @@ def test_a_case_of_names_without_end_adds_at_most_150_kb(tmp_path: Path) -> None
         (123456,) * len(launches),
     )
     html = section_of(run_with(tmp_path, profile(case(), *kernels, timeline=longest))).html
-    assert len(html.encode()) + len(script()) + len(style()) < 150_000
+    assert len(html.encode()) + len(script()) + len(source("reports.profiles", "section.css")) < 150_000
     assert html.count('<th scope="row" title=') == NAMED
     assert "900 more kernels are in the profile's file." in html
 
