@@ -59,9 +59,9 @@ SIGNS = (
     (
         UNSTEADY,
         "§",
-        f"unsteady: a time is not known to within {STEADY:.0%}, half of its samples lie further apart, or it changed",
+        f"unsteady: interval wider than ±{STEADY:.0%}, middle half of the samples wider than {STEADY:.0%}, or drift",
     ),
-    *((mark, "§", f"unsteady: a time is not known to within {STEADY:.0%}") for mark in UNSTEADY_TIMES.values()),
+    *((mark, "§", f"unsteady: interval wider than ±{STEADY:.0%}") for mark in UNSTEADY_TIMES.values()),
 )
 UNTRIED = ("skipped", "unstarted")  # statuses of cases that did not run; others without a result are failures
 # Settings whose values go into the column NOTES.

@@ -50,8 +50,7 @@ function folded(pieces, most, gap) {
   return rows;
 }
 
-/* One drawing of a figure. `lines`: [line, its points]. `view`: {xLog, yLog, paper: {width, height} in
-   pixels}. */
+/* One drawing of a figure. `lines`: [line, its points]. `view`: {xLog, yLog, paper: {width, height} in pixels}. */
 class Drawing {
   constructor(points, lines, view) {
     Object.assign(this, { points, data: points.data, lines, view });
@@ -208,7 +207,8 @@ class Drawing {
   }
 
   /* Write names next to the plot, at the heights where the lines end, and move names apart that would overlap. Returns
-     annotations of Plotly and the width of the longest in pixels. `range`: of the y axis. `pixels`: its height. */
+     Plotly's annotations and the width of the longest in pixels. `range`, `pixels`: the y axis's range and height.
+     `room`: the pixels for a name and its sign. */
   endLabels(range, pixels, room) {
     const labels = this.lines.flatMap(([line, points]) => {
       const end = points.filter(({ y }) => y && (y.value > 0 || !this.view.yLog)).at(-1); // a log axis has no 0

@@ -32,7 +32,7 @@ class Points {
     return { value, low: low * value, high: high * value };
   }
 
-  /* The ratio of two values, with an interval for the worst case of their intervals. */
+  /* The ratio of two values; its interval is the widest that their intervals allow. */
   quotient(own, divisor) {
     return own && divisor && { value: own.value / divisor.value, low: own.low / divisor.high, high: own.high / divisor.low };
   }
