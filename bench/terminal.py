@@ -1,5 +1,6 @@
 """Print tables and notes on the terminal."""
 
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -12,8 +13,8 @@ def note(*texts: str) -> None:
 
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table that fits the terminal's width; text wraps, numbers never do."""
-    from reports.grid import terminal_width, text
+    from reports.grid import text
 
     rows = list(rows)
     numeric = [all(row[at].replace(".", "").isdigit() for row in rows if row[at]) for at in range(len(columns))]
-    print(text(columns, rows, numeric, terminal_width()), end="")
+    print(text(columns, rows, numeric, shutil.get_terminal_size().columns), end="")

@@ -14,9 +14,9 @@ MODEL_OPTIONS = ("backbone", "mini_batch", "checkpoint")  # options that change 
 
 @dataclass(frozen=True)
 class Model:
-    """A measured language model. options: its values of `MODEL_OPTIONS`.
+    """A measured language model; unknown texts are "", unknown numbers None.
 
-    Unknown texts are "", unknown numbers None. weights_dtype: the dtype of the loaded weights.
+    options: (name, value) for each of `MODEL_OPTIONS` that the case sets. weights_dtype: the loaded weights' dtype.
     head_rows_per_prompt: for how many tokens of a prompt the LM head runs; 1 suffices for the next token.
     token_ids: how inputs are drawn. kept_between_samples: what samples reuse, such as a cache.
     """
@@ -26,8 +26,8 @@ class Model:
     size: str
     dtype: str
     options: tuple[tuple[str, Scalar], ...]
-    parameters: int | None
-    vocabulary: int | None
+    parameters: float | None
+    vocabulary: float | None
     weights_dtype: str
     head_rows_per_prompt: float | None
     token_ids: str
@@ -60,14 +60,10 @@ def _model(record: Record) -> Model:
         case.size,
         case.dtype,
         options,
-        _whole(record.metrics.get("parameters")),
-        _whole(record.metrics.get("vocabulary")),
+        record.metrics.get("parameters"),
+        record.metrics.get("vocabulary"),
         settings.get("weights_dtype", ""),
         next((check["value"] for check in checks if check["name"] == "head_rows_per_prompt"), None),
         settings.get("token_ids", ""),
         settings.get("kept_between_samples", ""),
     )
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)

@@ -1,6 +1,5 @@
 """Tables as Markdown, or as text for a terminal."""
 
-import shutil
 from collections.abc import Sequence
 from io import StringIO
 
@@ -13,12 +12,12 @@ from harness.schema.reason import printable
 _WHOLE = 100_000  # a width at which no line wraps
 
 
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool] = ()) -> str:
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool]) -> str:
     """Return a Markdown table; cells may contain Markdown, only vertical bars are escaped.
 
     head: the column titles. numeric: for each column whether it is right-aligned.
     """
-    rule = ["---:" if place < len(numeric) and numeric[place] else "---" for place in range(len(head))]
+    rule = ["---:" if is_number else "---" for is_number in numeric]
     lines = [_cells(head), rule, *map(_cells, rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -45,11 +44,6 @@ def text(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[b
     out = StringIO()
     Console(file=out, width=width or _WHOLE, color_system=None).print(table)
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
-
-
-def terminal_width() -> int:
-    """Return the columns of the terminal, 80 if unknown."""
-    return shutil.get_terminal_size().columns
 
 
 def _cells(row: Sequence[str]) -> list[str]:

@@ -36,7 +36,7 @@ _ELSEWHERE = {
 class Machines:
     """The environments and settings with which the records of a run were measured.
 
-    common: {group: {fact: value}} for the facts that all records share.
+    common: {group, such as "gpu": {fact: value}} for the facts that all records share.
     hardware: (the machine's facts, number of records) per machine; only facts that differ, no packages.
     backends: {(system, backend): {name: values in words}} for settings, and packages that differ.
     versions: the values of the facts in `_VERSIONS`, by label.
@@ -74,7 +74,10 @@ def machines(records: Iterable[Record]) -> Machines:
                 backend.setdefault(setting, {})[value] = None
     found.hardware = [(dict(machine), count) for machine, count in counts.items()]
     found.backends = {
-        place: {name: _alternatives(list(distinct)) for name, distinct in own.items()}
+        place: {
+            name: " or ".join(values) if len(values) <= _MOST else f"{len(values)} values, by the case"
+            for name, values in own.items()
+        }
         for place, own in backends.items()
         if own
     }
@@ -83,12 +86,8 @@ def machines(records: Iterable[Record]) -> Machines:
     return found
 
 
-def _alternatives(values: list[str]) -> str:
-    return " or ".join(values) if len(values) <= _MOST else f"{len(values)} values, by the case"
-
-
 def _facts(environment: Mapping[str, Any]) -> dict[Name, str]:
-    """Return a case's environment without readings and variables that cannot change speed."""
+    """Return {(group, fact): words} of an environment, without readings and variables that cannot change speed."""
     facts: dict[Name, str] = {}
     for path, value in _leaves(environment):
         if _CHANGING.intersection(path) or (path[0] == "variables" and not changes_speed(path[-1])):

@@ -101,7 +101,7 @@ def _described(png: bytes, text: str) -> bytes:
 
 
 def take_alone(browser: Any, report: Path, figures: str, inches: float, is_pdf: bool) -> bytes:
-    """Return a suite's figures without the page, as one PNG or as a PDF with a sheet for each."""
+    """Return a suite's figures, `inches` wide, without the page: one PNG, or a PDF with a sheet for each."""
     page = _opened(browser, report, round(inches * _INCH), _DOTS / _INCH)
     section = _suite(page, figures)
     numbers = section.locator("figure").evaluate_all("all => all.map(each => Number(each.dataset.figure))")

@@ -13,7 +13,7 @@ from harness.schema.run import Run
 def write_report(run_folder: Path, out: Path) -> list[str]:
     """Write a run's page to `out`; return skipped backends and why (`words.left_out`).
 
-    An existing page stays if this fails. Raises RecordError if the run is unreadable, or `out` is no page.
+    An existing page stays if this fails. Raises RecordError if the run is unreadable, or `out` is a file but no page.
     """
     from reports.page.html import TITLE, render, run_title
     from reports.profiles.ceilings import common_ceilings

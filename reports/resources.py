@@ -1,5 +1,6 @@
 """Read the templates, styles and scripts next to the modules that use them."""
 
+from functools import cache
 from importlib.resources import files
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -10,18 +11,18 @@ def source(package: str, name: str) -> str:
     return files(package).joinpath(name).read_text("utf-8")
 
 
-def environment(package: str, tidy: bool = False) -> Environment:
-    """Return a Jinja environment for the templates in the folder of a package.
+@cache
+def environment(package: str) -> Environment:
+    """Return the Jinja environment for the templates in the folder of a package.
 
     It escapes HTML and raises UndefinedError for unknown names, and ValueError for infinite numbers in JSON.
-    tidy: template statements leave no empty lines.
     """
     found = Environment(
         loader=PackageLoader(package, "."),
         autoescape=True,
         undefined=StrictUndefined,
-        trim_blocks=tidy,
-        lstrip_blocks=tidy,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     found.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":"), "allow_nan": False}
     return found

@@ -59,9 +59,9 @@ SIGNS = (
     (
         UNSTEADY,
         "§",
-        f"unsteady: a time is not known to within {STEADY:.0%}, half of its samples lie further apart, or it changed",
+        f"unsteady: interval wider than ±{STEADY:.0%}, middle half of the samples wider than {STEADY:.0%}, or drift",
     ),
-    *((mark, "§", f"unsteady: a time is not known to within {STEADY:.0%}") for mark in UNSTEADY_TIMES.values()),
+    *((mark, "§", f"unsteady: interval wider than ±{STEADY:.0%}") for mark in UNSTEADY_TIMES.values()),
 )
 UNTRIED = ("skipped", "unstarted")  # statuses of cases that did not run; others without a result are failures
 # Settings whose values go into the column NOTES.
@@ -95,12 +95,9 @@ def frame(
         for group in groups
         for key in [group[0].case.key]
     ]
-    table = pd.DataFrame(
-        rows,
-        columns=[*COLUMNS, *SAMPLE_COLUMNS, *REPEAT_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS, *metrics, NOTES, MARKS],
-    )
-    extra = _options([group[0].case for group in groups], table, catalogue)
     late = (*REPEAT_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS, *metrics, NOTES, MARKS)
+    table = pd.DataFrame(rows, columns=[*COLUMNS, *SAMPLE_COLUMNS, *late])
+    extra = _options([group[0].case for group in groups], table, catalogue)
     filled = [name for name in late if table[name].replace("", None).notna().any()]
     # convert_dtypes: whole numbers, such as registers, stay whole where some records have none
     return pd.concat([table[list(COLUMNS)], extra, table[list(SAMPLE_COLUMNS)], table[filled].convert_dtypes()], axis=1)
@@ -118,7 +115,7 @@ def row_keys(records: Iterable[Record]) -> list[str]:
 
 
 def marks_in(cell: Any, y: str = "") -> tuple[str, ...]:
-    """Return the flags in a cell of the column `MARKS`; with `y`, only those of column `y`."""
+    """Return the flags in a cell of the column `MARKS`; with `y`, only flags that concern the column `y`."""
     marks = tuple(cell.split(", ")) if isinstance(cell, str) and cell else ()
     return tuple(mark for mark in marks if not y or mark in marks_of(y))
 
@@ -136,7 +133,7 @@ def option_columns(table: pd.DataFrame) -> list[str]:
 
 
 def metric_columns(recorded: Iterable[str], catalogue: Catalogue) -> list[str]:
-    """Return the recorded metrics that get a column, in the catalogue's order, others by name."""
+    """Return the recorded metrics that get a column: the catalogue's in its order, then others by name."""
     taken = {*COLUMNS, *SAMPLE_COLUMNS, *REPEAT_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS, NOTES, MARKS}
     found = set(recorded) - taken
     known = [metric.name for metric in catalogue.metrics if metric.name in found]
@@ -291,7 +288,7 @@ def _unsteadiness(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[s
     found = row[_QUALITY]
     if found.unsteady and row[_TIMING].over_processes:
         apart = f"{row['processes']} processes, {row['process_spread']:.1%} apart,"
-        yield f"{apart} do not tell the median to {STEADY:.0%}"
+        yield f"{apart} do not determine the median to within {STEADY:.0%}"
     elif found.unsteady:
         yield f"samples from {min(_samples(group)):.4g} to {max(_samples(group)):.4g} ms: disturbed"
     for name, low, high in found.unsteady_times:

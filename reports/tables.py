@@ -1,6 +1,7 @@
 """Write the table of results as CSV, JSON, Markdown or text."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from typing import Any, TextIO
 
@@ -9,11 +10,11 @@ import pandas as pd
 from harness.schema.catalogue import Catalogue
 from harness.schema.reason import printable
 from harness.schema.record import RecordError, json_values
-from reports.grid import markdown, terminal_width, text
+from reports.grid import markdown, text
 from reports.stats import MARKS, OUTCOME_COLUMNS, option_columns
 from reports.words import short_commit
 
-MOST_COLUMNS = 8  # of a text table without --columns, unless rows need more to differ
+MOST_COLUMNS = 8  # in a text table without --columns, unless more are needed to tell rows apart
 _CASE = ("system", "backend", "phase", "batch", "context")
 
 
@@ -73,11 +74,11 @@ def _write_for_people(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Cat
     if fmt == "markdown":
         out.write(markdown(head, rows, numeric))
     else:
-        out.write(text(head, rows, numeric, terminal_width() if out.isatty() else None))
+        out.write(text(head, rows, numeric, shutil.get_terminal_size().columns if out.isatty() else None))
 
 
 def _chosen(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
-    """Return the columns to show: what tells rows apart, status, latency, metrics and flags."""
+    """Return the columns to show: settings in which rows differ, status, latency, metrics and flags."""
     ok = table["status"] == "ok"
     names = [
         *(name for name in _CASE if name in ("system", "backend") or _varies(table, name)),

@@ -6,7 +6,7 @@ its two runs, `reports.compare.decision` decides. Cases measured on two GPU mode
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.measure.interval import FEWEST
@@ -17,13 +17,12 @@ from reports.compare.decision import BAR, LEAST_ROUNDS, CaseResult, decide
 from reports.compare.side import GPU_UNIT, VARIABLES, CaseSide, RunCases, Side
 
 STORED_BAR = 0.05  # the same case has differed by up to 2.6% between two stored runs
-# 95% of cases differ less between two runs of the same packages: on one GPU, two GPUs of a model, a CPU.
+# In 95% of the cases, two runs of the same packages differ by less: on one GPU, two GPUs of one model, a CPU.
 BETWEEN_RUNS = {"gpu": 0.02, "gpus": 0.03, "cpu": 0.3}
 NOISE = "same within noise"
 ELSEWHERE = ("another GPU", "another driver", "another CPU")
 OUTCOMES = ("slower", "lost", "faster", "gained", "same", NOISE, "undecided", "unreliable", *ELSEWHERE)
-NAMED = 3  # a setting with more pairs of values (A, B) depends on the case; its values are not listed
-_UNFINISHED = "no record in {}, which is unfinished"
+NAMED = 3  # a setting with more distinct pairs (A's value, B's value) depends on the case; no value is listed
 
 
 class NotComparable(RecordError):
@@ -55,8 +54,8 @@ class Difference:
 class Row:
     """A case with a result in both runs, as one row of the comparison's table.
 
-    name: the labels of system and backend. a_ms, b_ms: each run's latency, the median of its processes' medians.
-    notes: remarks on the measurement, such as throttling.
+    key: the case key. label: the case in words. name: the labels of its system and backend.
+    a_ms, b_ms: each run's latency, the median of its processes' medians. notes: such as "thermally throttled in A".
     """
 
     key: str
@@ -79,14 +78,13 @@ class Missing:
     """A case without a result in at least one of the two runs.
 
     name: the labels of its system and backend.
-    lost, gained: both runs requested the case, but only A (lost) or only B (gained) has a result.
+    outcome: "lost" ("gained") if both runs requested the case, but only A (only B) has a result; else "".
     """
 
     label: str
     name: str
     reason: str
-    lost: bool = False
-    gained: bool = False
+    outcome: str = ""
 
 
 @dataclass(frozen=True)
@@ -109,24 +107,23 @@ class Comparison:
 
     @property
     def elsewhere(self) -> str:
-        """How the device differs, such as `another GPU`, if it does in every row; else ""."""
+        """How the two runs' devices differ, such as `another GPU`, if they differ in every row; else ""."""
         outcomes = [row.result.outcome for row in self.rows]
         return outcomes[0] if outcomes and set(outcomes) <= {*ELSEWHERE} else ""
 
     @property
     def regressions(self) -> int:
-        """The number of cases slower by more than `fail_on`, or lost; 0 if `elsewhere`."""
+        """The number of cases lost, or slower by more than `fail_on`; 0 if all ran on other devices (`elsewhere`)."""
         if self.elsewhere:
             return 0
-        return sum(row.result.regressed for row in self.rows) + sum(each.lost for each in self.missing)
+        return sum(row.result.regressed for row in self.rows) + sum(each.outcome == "lost" for each in self.missing)
 
     @property
     def counts(self) -> dict[str, int]:
         """The number of cases by outcome, such as {"slower": 2, "same": 10}, without zeros."""
         outcomes = [row.result.outcome for row in self.rows]
         if not self.elsewhere:
-            outcomes += ["lost"] * sum(each.lost for each in self.missing)
-            outcomes += ["gained"] * sum(each.gained for each in self.missing)
+            outcomes += [each.outcome for each in self.missing]
         return {outcome: outcomes.count(outcome) for outcome in OUTCOMES if outcome in outcomes}
 
 
@@ -135,7 +132,7 @@ def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
 
     Raises NotComparable if no case is in both runs, RecordError if a run has no records or did not measure time.
     """
-    sides = (RunCases.of(a), RunCases.of(b))
+    sides = (RunCases.of(a, a.records()), RunCases.of(b, b.records()))
     for run, side in zip((a, b), sides, strict=True):
         if run.mode != "measure":
             raise RecordError(f"{run.folder}: is a run of mode {run.mode!r}, whose cases have no timing")
@@ -149,9 +146,9 @@ def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
 def compared(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
     """Return the comparison of two runs' cases.
 
-    For runs that are not interleaved, `fail_on` is at least `STORED_BAR`.
+    Unless the runs are interleaved, a case regresses only beyond the larger of `fail_on` and `STORED_BAR`.
     """
-    both = [pair for key in a.cases if key in b.cases and (pair := Pair(a.cases[key], b.cases[key])).has_result]
+    both = [Pair(a.cases[key], b.cases[key]) for key in a.cases if key in a.measured and key in b.measured]
     interleaved = bool(a.turns) and a.turns == b.turns and min(a.repeats, b.repeats) >= LEAST_ROUNDS
     results = _round_results(both, fail_on) if interleaved else [_result(pair, fail_on) for pair in both]
     rows = [pair.row(result) for pair, result in zip(both, results, strict=True)]
@@ -160,7 +157,7 @@ def compared(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
         b.side,
         tuple(_differences(both)),
         tuple(sorted(rows, key=lambda row: -row.apart)),
-        tuple(_missing(a.cases, b.cases, a.unmeasured, b.unmeasured)),
+        tuple(_missing(a, b)),
         interleaved,
         fail_on if interleaved else max(fail_on, STORED_BAR),
         BETWEEN_RUNS["cpu" if any(pair.on_cpu for pair in both) else "gpus"],
@@ -175,12 +172,8 @@ class Pair:
     b: CaseSide
 
     @property
-    def has_result(self) -> bool:
-        return bool(self.a.medians and self.b.medians)
-
-    @property
     def log_ratios(self) -> list[float]:
-        """The log of (B's / A's median time per token) per round with a result in both runs."""
+        """log(B's / A's median time per token) of each round with a result in both runs."""
         a, b = self.a.log_ms, self.b.log_ms
         return [b[repeat] - a[repeat] for repeat in a if repeat in b]
 
@@ -197,10 +190,10 @@ class Pair:
                 yield f"{name} has {side.timed} of {side.rounds} rounds"
         if self.a.others or self.b.others:
             said = ", ".join(f"{side.others:.0%} in {name}" for name, side in sides.items() if side.others)
-            yield f"loaded machine: others used {said}"
+            yield f"contended: other programs used {said}"
         if self.a.tokens_words != self.b.tokens_words:
             said = ", ".join(f"{side.tokens_words} in {name}" for name, side in sides.items())
-            yield f"sequences at once differ: tokens of a sample are {said}; the ratio is of the time of one"
+            yield f"sequences at once differ: tokens per sample are {said}; the ratio compares times per token"
         if self.on_other_hosts:
             yield "CPU overhead of another host"
         if hot := [name for name, side in sides.items() if side.hot]:
@@ -213,7 +206,7 @@ class Pair:
 
     @property
     def elsewhere(self) -> str:
-        """How the device differs, such as "another GPU" or "another driver"; "" if it does not."""
+        """How the two devices differ, such as "another GPU" or "another driver"; "" if they do not."""
         a, b = _device_facts(self.a), _device_facts(self.b)
         what = next((what for what in (*a, *b) if a.get(what) != b.get(what)), "")
         return f"another {what.removesuffix(' cores')}" if what else ""
@@ -247,7 +240,7 @@ def _round_results(pairs: Sequence[Pair], fail_on: float) -> list[CaseResult]:
 def _result(pair: Pair, fail_on: float, outcome: str = "") -> CaseResult:
     """Return a case's result from the medians of both runs, not from paired rounds.
 
-    outcome: "undecided" for an `ab` with too few rounds; "" to decide here.
+    outcome: "undecided" for an `ab` with too few rounds; "" to decide it from the medians.
     """
     where = "cpu" if pair.on_cpu else "gpus" if pair.on_other_gpus else "gpu"
     middle, half = pair.b.middle - pair.a.middle, math.hypot(pair.a.half, pair.b.half, BETWEEN_RUNS[where])
@@ -297,19 +290,19 @@ def _where(names: Sequence[str], everywhere: set[str]) -> tuple[str, ...]:
     return () if set(names) == everywhere else tuple(dict.fromkeys(names))
 
 
-def _missing(
-    of_a: Mapping[str, CaseSide], of_b: Mapping[str, CaseSide], unmeasured_a: Set[str], unmeasured_b: Set[str]
-) -> Iterator[Missing]:
-    for key in dict.fromkeys((*of_a, *of_b)):
-        a, b = of_a.get(key), of_b.get(key)
-        if a is None or b is None:
-            there, name, other, asked = (b, "B", "A", unmeasured_a) if a is None else (a, "A", "B", unmeasured_b)
-            assert there is not None
-            told = key in asked and bool(there.medians)
-            reason = _UNFINISHED.format(other) if key in asked else f"only in {name}"
-            yield Missing(there.label, there.name, reason, lost=told and name == "A", gained=told and name == "B")
-            continue
-        without = {name: side.why for name, side in (("A", a), ("B", b)) if side.why}
+def _missing(a: RunCases, b: RunCases) -> Iterator[Missing]:
+    runs = {"A": a, "B": b}
+    for key in dict.fromkeys((*a.cases, *b.cases)):
+        sides = {name: run.cases[key] for name, run in runs.items() if key in run.cases}
+        without = [name for name, run in runs.items() if key not in run.measured]
+        absent = "".join(name for name in runs if name not in sides)
+        outcome = {"A": "gained", "B": "lost"}.get("".join(without), "")
+        if absent and key in runs[absent].unmeasured:
+            reason = f"no record in {absent}, which is unfinished"
+        elif absent:
+            reason, outcome = f"only in {''.join(sides)}", ""
+        else:
+            reason = f"no result in {'; '.join(f'{name}: {sides[name].why}' for name in without)}"
         if without:
-            reason = f"no result in {'; '.join(f'{name}: {why}' for name, why in without.items())}"
-            yield Missing(a.label, a.name, reason, lost=[*without] == ["B"], gained=[*without] == ["A"])
+            case = next(iter(sides.values()))
+            yield Missing(case.label, case.name, reason, outcome)

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-BAR = 0.01  # a significantly larger difference is slower or faster
-SAME = 0.02  # a significantly smaller one is the same
-ALPHA = 0.05  # false discovery rate for slower and faster, level of the tests for the same
+BAR = 0.01  # a case with a significantly larger difference is slower or faster
+SAME = 0.02  # a case with a significantly smaller difference is the same
+ALPHA = 0.05  # false discovery rate for slower and faster; significance level for the same
 PRIOR_ROUNDS = 4.0  # the weight of the median variance of all cases, in rounds
 LEAST_ROUNDS, MOST_ROUNDS = 2, 99
 
@@ -49,27 +49,18 @@ def decide(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[CaseR
     found = _Estimates.of(cases)
     slower, faster = found.discoveries(BAR), found.discoveries(BAR, sign=-1)
     regressed = found.discoveries(fail_on)
-    same = (found.p_values(-SAME) < ALPHA) & (found.p_values(-SAME, sign=-1) < ALPHA)
+    same = np.all([found.p_values(np.log1p(SAME) - sign * found.mean) < ALPHA for sign in (1, -1)], axis=0)
     outcomes = np.select([slower, faster, same], ["slower", "faster", "same"], "undecided")
-    low, high = found.interval()
-    return [
-        CaseResult(
-            outcome=str(outcome),
-            ratio=float(np.exp(found.mean[at])),
-            low=float(np.exp(low[at])),
-            high=float(np.exp(high[at])),
-            rounds=int(found.rounds[at]),
-            regressed=bool(regressed[at]),
-        )
-        for at, outcome in enumerate(outcomes)
-    ]
+    ratios = (np.exp(each).tolist() for each in (found.mean, *found.interval()))
+    columns = zip(outcomes.tolist(), *ratios, map(len, cases), regressed.tolist(), strict=True)
+    return [CaseResult(*values) for values in columns]
 
 
 @dataclass(frozen=True)
 class _Estimates:
     """Statistics of the cases' log ratios, one array element per case.
 
-    deviation: the standard deviation of one round. freedom: the degrees of freedom of `deviation`.
+    deviation: the standard deviation of a single log ratio. freedom: the degrees of freedom of `deviation`.
     """
 
     mean: Numbers
@@ -81,36 +72,25 @@ class _Estimates:
     def of(cls, cases: Sequence[Sequence[float]]) -> "_Estimates":
         """Estimate mean and variance per case; shrink variances towards the median variance."""
         rounds = np.array([len(case) for case in cases], float)
-        values = np.full((len(cases), int(rounds.max())), np.nan)
-        for row, case in zip(values, cases, strict=True):
-            row[: len(case)] = case
-        variance = np.nanvar(values, axis=1, ddof=1)
+        variance = np.array([np.var(case, ddof=1) for case in cases])
         shared, typical = min(PRIOR_ROUNDS, len(cases) - 1.0), np.median(variance)
         # A significantly larger variance, such as that of a host-bound case, is not shrunk.
         apart = variance > typical * stats.f.isf(ALPHA, rounds - 1, max(shared, 1.0))
         prior = np.where(apart, 0.0, shared)
         freedom = prior + rounds - 1
         shrunk = (prior * typical + (rounds - 1) * variance) / freedom
-        return cls(np.nanmean(values, axis=1), np.sqrt(shrunk), rounds, freedom)
-
-    def p_values(self, bar: float, sign: int = 1) -> Numbers:
-        """Return each case's p-value for a slowdown above `bar`; sign -1: for a speed-up.
-
-        With a negative `bar`, the slowdown or speed-up is below -bar.
-        """
-        if bar < 0:  # of a slowdown (speed-up) of less than -bar
-            return self._tail(np.log1p(-bar) - sign * self.mean)
-        return self._tail(sign * self.mean - np.log1p(bar))
+        return cls(np.array([np.mean(case) for case in cases]), np.sqrt(shrunk), rounds, freedom)
 
     def discoveries(self, bar: float, sign: int = 1) -> NDArray[np.bool_]:
         """Return whether each slowdown beyond `bar` is significant; sign -1: each speed-up."""
-        return stats.false_discovery_control(self.p_values(bar, sign)) <= ALPHA
+        return stats.false_discovery_control(self.p_values(sign * self.mean - np.log1p(bar))) <= ALPHA
 
     def interval(self) -> tuple[Numbers, Numbers]:
         half = stats.t.isf(0.025, self.freedom) * self.deviation / np.sqrt(self.rounds)
         return self.mean - half, self.mean + half
 
-    def _tail(self, excess: Numbers) -> Numbers:
+    def p_values(self, excess: Numbers) -> Numbers:
+        """Return the p-values of one-sided t tests; excess: how far each mean lies beyond the tested limit."""
         error = self.deviation / np.sqrt(self.rounds)
         with np.errstate(divide="ignore", invalid="ignore"):  # rounds that agree exactly have no error
             statistic = np.where(error > 0, excess / error, np.where(excess > 0, np.inf, -np.inf))

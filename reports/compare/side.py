@@ -8,6 +8,8 @@ from functools import cached_property
 from statistics import median, stdev
 from typing import Any
 
+from scipy import stats
+
 from harness.measure.environment import DIRTY, changes_speed
 from harness.measure.interval import FEWEST, median_interval
 from harness.measure.nvml import is_hot
@@ -46,14 +48,15 @@ class CaseSide:
 
     name: the labels of system and backend. label: the case in words.
     medians: the median in ms by repeat; {} without a result, for which `why` gives the reason.
-    tokens: the tokens per sample by repeat; an engine's number depends on how many sequences fit into memory.
+    tokens: the tokens per sample by repeat; for an engine they depend on how many sequences fit into memory.
     below, above: the distances from log(ms per token) to the ends of its 95% interval; infinite if unknown.
     samples: the number of samples in all rounds. rounds: the planned rounds. timed: the rounds with samples.
     others: the largest share of the CPU that other programs used if the CPU was contended; else 0.
-    throttled: whether any sample was. hot: whether the GPU was thermally throttled.
+    throttled: whether any sample was throttled. hot: whether the GPU was thermally throttled.
     changed: whether the case has a single process with drifting samples.
     devices: GPU and driver, or CPU, of each machine; if the two runs differ in this, only a ratio is shown.
-    facts: other properties, such as package versions. host_bound: whether the CPU limits an engine with few sequences.
+    facts: other properties, such as package versions. host_bound: whether an engine's batch is so small that the CPU
+        limits its speed. started_at: the start of the first record; "" if unknown.
     """
 
     case: Case
@@ -122,9 +125,8 @@ class RunCases:
     unmeasured: frozenset[str]
 
     @classmethod
-    def of(cls, run: Run, records: Sequence[Record] | None = None) -> "RunCases":
-        """Return the run's cases for a comparison; records: None to read them from its folder."""
-        records = run.records() if records is None else records
+    def of(cls, run: Run, records: Sequence[Record]) -> "RunCases":
+        """Return the run's cases for a comparison. records: all records of the run."""
         asked = run.file.requests[0] if run.file.requests else None
         return cls(
             json.dumps([asked.at, *asked.arguments]) if asked and asked.arguments[:1] == ("ab",) else "",
@@ -203,8 +205,6 @@ def _medians(measured: Iterable[Record]) -> dict[int, float]:
 def _interval(measured: Sequence[Record], medians: Mapping[int, float]) -> tuple[float, float]:
     """Return `CaseSide.below` and `above`. medians: the median time per token by repeat."""
     if len(medians) > 1:
-        from scipy import stats
-
         logs = [math.log(each) for each in medians.values()]
         half = float(stats.t.isf(0.025, len(logs) - 1)) * stdev(logs) / math.sqrt(len(logs))
         return half, half

@@ -14,6 +14,7 @@ from harness.schema.record import json_values
 from reports import grid
 from reports.compare.comparison import BETWEEN_RUNS, ELSEWHERE, OUTCOMES, STORED_BAR, Comparison, Missing, Row
 from reports.compare.decision import BAR, SAME
+from reports.resources import environment, source
 
 COLUMNS = ("outcome", "B/A", "95% interval", "A ms", "B ms", "case", "notes")
 STORED_MEANING = (
@@ -24,11 +25,11 @@ STORED_MEANING = (
 )
 ELSEWHERE_MEANING = "Cases on two devices have a ratio, but do not count as slower or faster."
 NUMERIC = (False, True, True, True, True, False, False)
-NEAR = (0.01, 0.02, 0.03)  # relative differences that `bench.numbers` counts
+NEAR = (0.01, 0.02, 0.03)  # `bench.numbers` counts the points within each of these relative differences
 NAMED_CASES = 12  # more cases without a comparison are counted by system
 MARKDOWN_ROWS = 100  # GitHub takes comments of up to 65,536 characters
 BEYOND = 0.05  # a run is confirmed if at most this share of its points differs by more than `Comparison.near`
-NAMED_GROUPS = 3  # groups of cases that the answer names
+NAMED_GROUPS = 3  # the most groups of cases that the answer names
 
 
 def answer(comparison: Comparison) -> str:
@@ -117,19 +118,19 @@ def to_json(comparison: Comparison) -> str:
 
 def page(comparison: Comparison, profiles: str = "") -> str:
     """Return the comparison as a self-contained HTML page. profiles: HTML of `diff_of_runs`."""
-    from reports.resources import environment, source
-
-    styles = [("reports.page", "style.css"), ("reports.compare", "table.css"), ("reports.profiles", "section.css")]
     template = environment("reports.compare").get_template("compare.html.j2")
-    style = Markup("".join(source(*each) for each in styles))
-    return template.render(style=style, comparison=comparison, body=body(comparison) + profiles)
+    return template.render(style=Markup(style()), comparison=comparison, body=body(comparison) + profiles)
+
+
+def style() -> str:
+    """Return the CSS of comparison pages: that of a run's page, of the table and of compared profiles."""
+    styles = (("reports.page", "style.css"), ("reports.compare", "table.css"), ("reports.profiles", "section.css"))
+    return "".join(source(*each) for each in styles)
 
 
 def body(comparison: Comparison, links: Sequence[str] = ("", "")) -> Markup:
     """Return the comparison's HTML, to go into <body>. links: URLs of A's and B's pages, or ""."""
-    from reports.resources import environment
-
-    template = environment("reports.compare", tidy=True).get_template("body.html.j2")
+    template = environment("reports.compare").get_template("body.html.j2")
     return Markup(
         template.render(
             comparison=comparison,
@@ -171,8 +172,8 @@ def _closing(comparison: Comparison) -> list[str]:
     lines = [] if comparison.elsewhere else [_counts(comparison) or "No case has a result in both."]
     if comparison.interleaved:
         lines.append(
-            f"Measured in turns, a fresh process per round and side; B/A is the geometric mean of the rounds. "
-            f"Slower and faster are by more than {BAR:.0%}, same is within {SAME:.0%}."
+            f"A and B were measured in turns, with a fresh process per round and run; B/A is the geometric mean of the "
+            f"rounds. Slower and faster cases differ by more than {BAR:.0%}, same cases by less than {SAME:.0%}."
         )
     else:
         outcomes = {row.result.outcome for row in comparison.rows}
@@ -180,8 +181,8 @@ def _closing(comparison: Comparison) -> list[str]:
         lines += [STORED_MEANING] if outcomes - {*ELSEWHERE} else []
     if comparison.regressions:
         cases = counted(comparison.regressions, "case")
-        beyond = "" if comparison.interleaved else ", and by more than two runs differ by themselves"
-        lines.append(f"{cases} slower by more than {comparison.fail_on * 100:.3g}%{beyond}, or lost.")
+        beyond = "" if comparison.interleaved else " and by more than two runs of the same packages differ"
+        lines.append(f"{cases} lost, or slower by more than {comparison.fail_on * 100:.3g}%{beyond}.")
     return lines
 
 

@@ -51,7 +51,6 @@ def page_data(
     return {
         "count": len(table),
         "columns": [_column(name, table[name]) for name in table.columns],
-        "numeric": [name for name in table.columns if _holds_numbers(table[name])],
         "short": [name for name in table.columns if name in short],
         "names": _names(table, catalogue),
         "labels": {name: _label(name, catalogue) for name in table.columns},
@@ -85,13 +84,9 @@ def _names(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, dict[str, str
     return {column: {name: label(name) for name in table[column].unique()} for column, label in labels.items()}
 
 
-def _holds_numbers(column: pd.Series) -> bool:
-    return pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
-
-
 def _column(name: str, column: pd.Series) -> dict[str, Any]:
     """Return a column as "numbers", or as distinct "values" and, in "codes", each row's index into them."""
-    if _holds_numbers(column):
+    if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
         return {"name": name, "numbers": [_number(value) for value in column.tolist()]}
     codes, found = pd.factorize(column, use_na_sentinel=False)
     values: dict[str, int] = {}

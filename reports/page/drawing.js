@@ -10,21 +10,6 @@ const TITLE_HEIGHT = 20, TITLE_LETTER = 8; // pixels: a row of the y title, a le
 const TWO_TICKS = 2.5 ** 2; // a log axis over this factor has two of the ticks 1, 2 and 5 of a decade
 const TICK_SIZE = 12.5, TICK_GAP = 5;
 
-const probe = document.body.appendChild(element("span", { hidden: true }));
-
-const darkTheme = matchMedia("(prefers-color-scheme: dark)");
-const colours = new Map(); // by name and theme, because computed styles are slow
-
-/* A color of style.css in the current theme. */
-function themed(name) {
-  const key = `${name} ${probe.style.colorScheme || darkTheme.matches}`;
-  if (!colours.has(key)) {
-    probe.style.color = `var(${name})`;
-    colours.set(key, getComputedStyle(probe).color);
-  }
-  return colours.get(key);
-}
-
 /* Run `work` with the colors of the light theme. */
 function inLight(work) {
   probe.style.colorScheme = "light";
@@ -65,8 +50,7 @@ function folded(pieces, most, gap) {
   return rows;
 }
 
-/* One drawing of a figure. `lines`: [line, its points]. `view`: {xLog, yLog, paper: {width, height} in
-   pixels}. */
+/* One drawing of a figure. `lines`: [line, its points]. `view`: {xLog, yLog, paper: {width, height} in pixels}. */
 class Drawing {
   constructor(points, lines, view) {
     Object.assign(this, { points, data: points.data, lines, view });
@@ -206,8 +190,8 @@ class Drawing {
     return { ...shared, type: log ? "log" : "linear", range, tickformat: isLarge ? "~s" : "~g", ...ticks, domain: [strip, 1], showticklabels: this.lines.length > 0, title: { text: title.map(neutral).join("<br>"), standoff: 8 } };
   }
 
-  /* Names of lines, of as many first parts as `room` pixels hold, or last parts where lines share the first ones; names
-     of measured lines omit the words that all share. */
+  /* Shorten line names to `room` pixels: leave out last parts, or first parts if names would be equal. Measured lines
+     also omit the words that all of them share. */
   endTexts(lines, room) {
     const parts = (line) => line.name.split(" · ");
     const measured = lines.filter((line) => !line.y).map((line) => parts(line).join(" ").split(" "));
@@ -223,7 +207,8 @@ class Drawing {
   }
 
   /* Write names next to the plot, at the heights where the lines end, and move names apart that would overlap. Returns
-     annotations of Plotly and the width of the longest in pixels. `range`: of the y axis. `pixels`: its height. */
+     Plotly's annotations and the width of the longest in pixels. `range`, `pixels`: the y axis's range and height.
+     `room`: the pixels for a name and its sign. */
   endLabels(range, pixels, room) {
     const labels = this.lines.flatMap(([line, points]) => {
       const end = points.filter(({ y }) => y && (y.value > 0 || !this.view.yLog)).at(-1); // a log axis has no 0

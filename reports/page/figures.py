@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from harness.measure.interval import FEWEST
-from harness.schema.catalogue import Catalogue, FigureEntry, MetricEntry, PaperClaim
+from harness.schema.catalogue import Catalogue, FigureEntry, MetricEntry
 from harness.schema.reason import span
 from reports.page.lines import FigurePanel, Line, Looks, forms_of, sortable
 from reports.stats import AMOUNTS, MACHINE_COLUMNS, option_columns
@@ -21,33 +21,21 @@ WIDE_RANGE = 30  # largest over smallest value from which a figure opens with a 
 LATENCIES, RATES = ("latency_ms", "us_per_token"), ("tokens_per_s", "tflops", "gbs")
 
 
-@dataclass(frozen=True)
-class Figure:
-    """The data of one figure as JSON; `x` and `y` are names of columns of the table.
+@dataclass(frozen=True, kw_only=True)
+class Figure(FigureEntry):
+    """A figure of the catalogue with its lines; `x` and `y` are names of columns of the table.
 
     id: the figure's name in URLs. caption: the settings that all lines share. remarks: how the points were measured.
-    y_label: the metric's label; `y_title` adds the unit. y_log: whether the y axis is logarithmic at first.
-    headline: whether `FigureEntry.primary` names lines; the page's headline then reads the figure.
-    source, best, claims, along: as in `FigureEntry`.
+    y_title: the metric's label and unit. y_log: whether the y axis is logarithmic at first.
     """
 
     id: str
     suite: str
-    title: str
-    source: str
     caption: str
     remarks: list[str]
-    x: str
-    y: str
     x_title: str
-    y_label: str
     y_title: str
-    y_log: bool
-    best: bool
     lines: list[Line]
-    headline: bool = False
-    claims: tuple[PaperClaim, ...] = ()
-    along: str = ""
 
 
 def figures(table: pd.DataFrame, catalogue: Catalogue) -> list[Figure]:
@@ -72,7 +60,7 @@ def axis_title(entry: MetricEntry) -> str:
 
 
 def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
-    """Give failed cases without a device or commit the run's, if the run has a single one."""
+    """Return the table; failed cases without a device, GPU or commit get the run's, if it has only one."""
     values = {}
     for name in MACHINE_COLUMNS:
         known = [value for value in table[name].unique() if value]
@@ -83,7 +71,7 @@ def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _plans(table: pd.DataFrame, catalogue: Catalogue) -> Iterator[tuple[str, FigureEntry, pd.DataFrame]]:
-    """Yield (suite, figure entry, rows); a phase without an entry gets a default figure."""
+    """Yield (suite, figure entry, its rows); a phase without an entry gets a default one."""
     for suite in catalogue.suites:
         rows = table[[suite.name in names for names in table["suites"]]]
         phases = dict.fromkeys(rows["phase"])
@@ -91,7 +79,7 @@ def _plans(table: pd.DataFrame, catalogue: Catalogue) -> Iterator[tuple[str, Fig
             if entry.phase in phases:
                 yield suite.name, entry, rows[rows["phase"] == entry.phase]
         drawn = {entry.phase for entry in suite.figures}
-        if suite.figures or not suite.question:  # a table answers a question without figures
+        if suite.figures or not suite.question:  # the page has a table for a suite without figures
             yield from _default_plans(suite.name, rows, [phase for phase in phases if phase not in drawn], catalogue)
     others = table[[not names for names in table["suites"]]]
     yield from _default_plans("", others, dict.fromkeys(others["phase"]), catalogue)
@@ -125,7 +113,7 @@ def _drawn(looks: Looks, suite: str, entry: FigureEntry, rows: pd.DataFrame) -> 
 
 @dataclass(frozen=True)
 class _Panel(FigurePanel):
-    """Builds a panel's `Figure` and, for `FigureEntry.forms`, another of primal / dual ratios."""
+    """Builds a panel's `Figure` and, if `FigureEntry.forms` is set, another of primal / dual ratios."""
 
     suite: str
 
@@ -134,23 +122,14 @@ class _Panel(FigurePanel):
         parts = [str(value) for name in entry.split if name in rows and pd.notna(value := rows[name].iloc[0])]
         named = [self.suite] if self.suite.endswith(f"-{entry.phase}") else [self.suite or "other", entry.phase]
         figure = Figure(
+            **vars(replace(entry, y_log=entry.y_log or _spans_wide(rows, lines, entry.y))),
             id="-".join([*named, *filter(None, parts)]),
             suite=self.suite,
-            title=entry.title,
-            source=entry.source,
             caption=self._caption(),
             remarks=self._remarks(lines),
-            x=entry.x,
-            along=entry.along,
-            y=entry.y,
             x_title=_x_title(entry, catalogue),
-            y_label=catalogue.metric(entry.y).label,
             y_title=axis_title(catalogue.metric(entry.y)),
-            y_log=entry.y_log or _spans_wide(rows, lines, entry.y),
-            best=entry.best,
             lines=lines + (self.bounds() if entry.lower_bound else []),
-            headline=bool(entry.primary),
-            claims=entry.claims,
         )
         yield figure
         # The paper's figures compare models. Other suites compare forms.

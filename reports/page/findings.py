@@ -19,12 +19,12 @@ _FLAGS = {
     **dict.fromkeys((UNSTEADY, *UNSTEADY_TIMES.values()), "unsteady"),
     HOT: "thermally throttled",
 }
-_MOST_LETTERS = 130  # of a ranking; a longer one becomes the number of x at which the most frequent winner is best
+_MOST_LETTERS = 130  # of a ranking in words; a longer ranking names only the most frequent winner
 
 
 def headline(table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure]) -> list[str]:
-    """Return sentences on the paper's claims, on lines out of memory and on missing backends."""
-    answering = [figure for figure in figures if figure.headline] or figures[:2]
+    """Return sentences on the paper's claims, cases that did not fit in memory, and missing backends."""
+    answering = [figure for figure in figures if figure.primary] or figures[:2]
     views = [View(table, catalogue, figure) for figure in answering]
     claims = chain.from_iterable((_checked(view, claim) for claim in view.figure.claims) for view in views)
     missing = [f"{text[0].upper()}{text[1:]}." for text in left_out(table, catalogue)]
@@ -78,7 +78,7 @@ def unfinished(table: pd.DataFrame, missing: int) -> str:
 
 
 def _parts(view: View) -> str:
-    """Return words on the x where the parts' total is least; "" if no x has every part."""
+    """Return words on the x at which the sum of the parts' times is least; "" if no x has every part."""
     parts = [{point.x: point.value for point in view.points(line)} for line in view.compared]
     totals = {x: sum(part[x] for part in parts) for x in set.intersection(*map(set, parts))} if parts else {}
     if not totals:

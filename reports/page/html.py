@@ -2,11 +2,9 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import pandas as pd
-from jinja2 import Template
 from markupsafe import Markup
 
 from harness.schema.case import Case
@@ -21,7 +19,6 @@ from reports.page.figures import Figure, ends, figures
 from reports.page.findings import finding, flags, headline, small_models, unfinished
 from reports.profiles.section import Section
 from reports.profiles.section import script as profile_script
-from reports.profiles.section import style as profile_style
 from reports.resources import environment, source
 from reports.stats import case_statuses, frame, row_keys, suites_of_cases
 from reports.tables import csv_text
@@ -32,7 +29,6 @@ PACKAGE = "reports.page"
 PROGRAM = ("table", "points", "drawing", "files", "figures", "page")
 MISSING = "missing"
 STATUS_MEANINGS = {
-    "ok": "measured",
     "incorrect": "failed a correctness check and has no time",
     "failed": "raised an error",
     "killed": "its process was killed by a signal",
@@ -72,7 +68,8 @@ def render(
     anchors = profiled.anchors if profiled else {}
     rows_with_profile = {row: anchors[key] for row, key in enumerate(row_keys(records)) if key in anchors}
     counts = case_statuses(table) + Counter({MISSING: len(missing)})
-    return _template().render(
+    template = environment(PACKAGE).get_template("page.html.j2")
+    return template.render(
         system_label=catalogue.system_label,
         backend_label=catalogue.backend_label,
         title=title or TITLE,
@@ -98,7 +95,7 @@ def render(
         records=None if in_site else packed("".join(f"{record.to_json()}\n" for record in records)),
         table=None if in_site else packed(csv_text(table)),
         profiles=profiled.html if profiled else None,
-        style=Markup(source(PACKAGE, "style.css") + (profile_style() if profiled else "")),
+        style=Markup(source(PACKAGE, "style.css") + (source("reports.profiles", "section.css") if profiled else "")),
         plotly=plotly and packed_plotly(),
         program=packed(program),
         loader=Markup(loader),
@@ -114,11 +111,6 @@ def devices_of(table: pd.DataFrame) -> list[str]:
 def run_title(name: str, table: pd.DataFrame) -> str:
     """Return the title of a run's page: the folder's name, then the devices."""
     return ", ".join(filter(None, [printable(name), " and ".join(devices_of(table))]))
-
-
-@cache
-def _template() -> Template:
-    return environment(PACKAGE).get_template("page.html.j2")
 
 
 def failures(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue) -> list[dict[str, Any]]:

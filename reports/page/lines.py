@@ -32,34 +32,27 @@ class Look:
     hollow: bool = False
 
 
-@dataclass(frozen=True)
-class Line:
+@dataclass(frozen=True, kw_only=True)
+class Line(Look):
     """A line of a figure, for one machine, system, backend, size and set of options.
 
-    short: what color and marker stand for, in words, such as the system. tone, marker, dash, hollow: as in `Look`.
+    short: what color and marker stand for, in words, such as the system.
     rows: row numbers in `stats.frame`, in order of x. base_rows: for a line of ratios, the rows of the denominators.
     primary: whether the line answers the figure's question.
-    unnamed: whether `FigureEntry.primary` has no line of `system`.
     y: the column of the line's values if it differs from the figure's y, as for the lower bound; else "".
     """
 
     name: str
     short: str
     system: str
-    backend: str
-    tone: int
-    marker: str
-    dash: str
-    hollow: bool
     rows: list[int]
     primary: bool = True
-    unnamed: bool = False
     base_rows: list[int] = field(default_factory=list)
     y: str = ""
 
 
 def system_looks(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, Look]:
-    """Return each system's look; unknown systems get an unused tone and marker, while any is left."""
+    """Return {system: look}; systems not in the catalogue get an unused tone and marker, while any is left."""
     looks = {entry.name: Look(entry.tone % TONES, entry.marker) for entry in catalogue.systems}
     for number, name in enumerate(sorted(set(table["system"]) - set(looks)), len(looks)):
         tones = [tone for tone in range(TONES) if tone not in {look.tone for look in looks.values()}]
@@ -134,19 +127,17 @@ class FigurePanel:
         telling, own_looks = self._telling(columns), self._own_looks()
         pairs = {(key[0], key[1]) for key in groups}
         listed = {pair for pair in pairs if "/".join(pair) in self.entry.primary}
-        systems = {pair.partition("/")[0] for pair in self.entry.primary}
         lines: list[Line] = []
         for key in sorted(groups, key=self._rank):
             values, pair = dict(zip(columns, key, strict=True)), (key[0], key[1])
             look = own_looks.get(values[self._look_column]) or self.looks.of(*pair)
             line = self._line(values, telling, groups[key], look, self.looks.catalogue.backend_label(pair[1]))
-            line = replace(line, primary=pair in (listed or pairs), unnamed=pair[0] not in systems)
-            lines.append(_set_apart(line, lines))
+            lines.append(_set_apart(replace(line, primary=pair in (listed or pairs)), lines))
         return lines
 
     @cached_property
     def _look_column(self) -> str:
-        """The column that color and marker show: "system", or, if split by system, one that differs."""
+        """The column that color and marker show: "system", or in a figure of one system a column that differs."""
         differing = (name for name in ("state_dtype", "backend") if self.rows[name].nunique() > 1)
         return next(differing, "system") if "system" in self.entry.split else "system"
 
@@ -172,7 +163,6 @@ class FigurePanel:
             name=BETWEEN.join([label, backend_label, *parts]),
             short=self.looks.words(column, values[column]),
             system=system,
-            backend=values["backend"],
             rows=rows,
             **vars(look),
         )
@@ -210,7 +200,7 @@ class FigurePanel:
             values = dict(zip(columns, key, strict=True))
             work = tuple(value for name, value in values.items() if name != "state_dtype")
             once = list(dict(zip(rows.loc[numbers, self.entry.x], numbers, strict=True)).values())
-            # State precisions share the line of the one with the most values of x.
+            # State precisions share one line: that of the precision with the most values of x.
             if len(once) > len(found.get(work, ({}, []))[1]):
                 found[work] = values, once
         telling = [name for name in columns if name != "system" and known[name].nunique() > 1]
@@ -226,8 +216,8 @@ class FigurePanel:
     def _bound(self, values: dict[str, Any], rows: list[int], telling: list[str], dash: str) -> Line:
         parts = filter(None, (self.looks.words(name, values[name]) for name in telling))
         short = f"bound of {values['state_dtype']}" if "state_dtype" in telling else "lower bound"
-        name = BETWEEN.join(["Lower bound", *parts])
-        return Line(name, short, values["system"], "", 0, MARKERS[0], dash, False, rows, y=BOUND)
+        name, look = BETWEEN.join(["Lower bound", *parts]), Look(0, MARKERS[0], dash)
+        return Line(name=name, short=short, system=values["system"], rows=rows, y=BOUND, **vars(look))
 
     def form_pairs(self) -> list[Line]:
         """Return lines of the ratio primal / dual; a point divides two rows that differ only in form."""

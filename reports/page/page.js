@@ -9,11 +9,12 @@ const profileOf = (row) => page.profiles[row] ?? null;
 /* The GPU of a row, if the run has several. */
 const severalUnits = new Set((columns.get("device_id") ?? []).filter(Boolean)).size > 1;
 const unitOf = (row) => (severalUnits && cell(row, "device_id") ? `GPU ${cell(row, "device_id")}` : "");
+const numeric = new Set(page.columns.filter(({ numbers }) => numbers).map(({ name }) => name));
 const allRows = [...Array(page.count).keys()];
 
 /* The columns with these `names` as a Table takes them; in a column, `names` maps values to labels. */
 function tableColumns(names) {
-  return names.map((key) => ({ key, label: page.labels[key] ?? key, numeric: page.numeric.includes(key), scale: page.scales[key] ?? 1, names: page.names[key] ?? Object.create(null) }));
+  return names.map((key) => ({ key, label: page.labels[key] ?? key, numeric: numeric.has(key), scale: page.scales[key] ?? 1, names: page.names[key] ?? Object.create(null) }));
 }
 
 function startResults() {

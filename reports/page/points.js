@@ -32,12 +32,12 @@ class Points {
     return { value, low: low * value, high: high * value };
   }
 
-  /* The ratio of two values, with an interval for the worst case of their intervals. */
+  /* The ratio of two values; its interval is the widest that their intervals allow. */
   quotient(own, divisor) {
     return own && divisor && { value: own.value / divisor.value, low: own.low / divisor.high, high: own.high / divisor.low };
   }
 
-  /* The points of a line; one of ratios divides each row by its base row.
+  /* The points of a line; a line of ratios divides each row by its base row.
      `lost`: the row that leaves a point without a value. `measured`: the rows whose flags concern the point. */
   of(line) {
     return line.rows.map((row, at) => {
@@ -70,7 +70,7 @@ class Points {
   /* Why a point has no value: its status, or a metric that was not measured. */
   whyNot(point) {
     const status = cell(point.lost, "status");
-    return this.about(point.lost, point, status === "ok" ? `measured without ${this.data.y_label}` : status);
+    return this.about(point.lost, point, status === "ok" ? `measured without ${this.data.y_title}` : status);
   }
 
   reason(point) {
@@ -94,7 +94,7 @@ class Points {
     ];
   }
 
-  /* How many sequences fit into a full cache, as in `: 172 of 512`, from the notes of the points. */
+  /* How many sequences the cache held, as in `: 172 of 512`, from the notes of the points. */
   fullCounts(points) {
     const notes = points.flatMap((point) => point.measured.map((row) => /(\d+) of (\d+) sequences/.exec(cell(row, "notes") ?? ""))).filter(Boolean);
     const ends = (values) => [...new Set([smallest(values), largest(values)])].join("–");

@@ -31,7 +31,7 @@ EQUAL, INDISTINGUISHABLE, UNRANKED = f"equal within {LEVEL:.0%}", "indistinguish
 TIES = {EQUAL: "to", INDISTINGUISHABLE: "from", UNRANKED: "against"}
 DOUBTFUL = 0.5  # the LEVEL of flagged values: an unsteady step took 36% longer in a second run
 _UNSURE = {FEW_SAMPLES, LOADED, UNSTEADY, *UNSTEADY_TIMES.values()}  # flags that make a value doubtful
-# Columns with the ends of an error bar: the first pair that a row has counts.
+# Columns with the ends of an error bar; of these pairs, a row's first known one is drawn.
 _BARS = (REPEAT_COLUMNS, ("latency_ms_low", "latency_ms_high"))
 _CASE_SETTINGS = ("size", "batch", "context", "dtype", "l2")  # lines that differ in one of these are not compared
 
@@ -62,10 +62,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Standing:
-    """The ranking of the compared lines at one x, or by their best points (`View.best_standing`).
+    """The ranking of the compared lines at one x, or by their best points (`best_standing`).
 
     ranks: (point, label of its line), the best first. level: labels of the lines that share the first rank.
-    tie: how they share it, a key of `TIES`.
+    tie: how these lines share the rank, a key of `TIES`.
     """
 
     x: float
@@ -103,13 +103,14 @@ class View:
     def ranked(self) -> list[Line]:
         """The lines to rank: primary ones, and measured ones of systems not in `FigureEntry.primary`."""
         drawn = [line for line in self.figure.lines if not line.y and not line.base_rows]
-        return [line for line in drawn if line.primary or (line.unnamed and self.points(line))]
+        named = {pair.partition("/")[0] for pair in self.figure.primary}
+        return [line for line in drawn if line.primary or (line.system not in named and self.points(line))]
 
     @cached_property
     def alike(self) -> list[Line]:
         """The largest set of ranked lines that agree in all settings except system and backend.
 
-        Among equal sets, the one with more options at their defaults wins, then the last line's.
+        Among sets of equal size, the one with more settings at their defaults wins, then the last line's set.
         """
         own = {line.name: self._settings(line) for line in self.ranked}
         best: tuple[tuple[int, int], list[Line]] = (0, 0), []
@@ -197,7 +198,7 @@ class View:
                 yield Point(float(cells[x]), float(value) / scale, low, high, doubt)
 
     def reach(self, line: Line) -> float:
-        """Return the largest x of a line's started cases; infinite if x is a result."""
+        """Return the largest x of a line's started cases; infinite if x is a measured result."""
         if self.figure.along:  # x is a result, so no line stops at one
             return math.inf
         rows = self.rows([line])
@@ -246,7 +247,7 @@ def best_standing(view: View) -> Standing | None:
 def bar(cells: Mapping[str, Any], y: str) -> tuple[float, float]:
     """Return a point's error bar (low, high) as multiples of its value; (1, 1) if unknown.
 
-    cells: a row of the table. Rates without an interval of their own use that of the latency.
+    cells: a row of the table. y: its column with the value. Rates without an own interval use the latency's.
     """
     low, high = (cells.get(name, math.nan) for name in own_ends(y))
     if y not in LATENCIES and pd.notna(low) and pd.notna(high):

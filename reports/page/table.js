@@ -16,6 +16,21 @@ function element(tag, properties = {}, ...children) {
   return node;
 }
 
+const probe = document.body.appendChild(element("span", { hidden: true }));
+
+const darkTheme = matchMedia("(prefers-color-scheme: dark)");
+const colours = new Map(); // by name and theme, because computed styles are slow
+
+/* A color of style.css in the current theme. */
+function themed(name) {
+  const key = `${name} ${probe.style.colorScheme || darkTheme.matches}`;
+  if (!colours.has(key)) {
+    probe.style.color = `var(${name})`;
+    colours.set(key, getComputedStyle(probe).color);
+  }
+  return colours.get(key);
+}
+
 /* Unlike a call of Math.min with all values as arguments, these take any number of values. */
 const smallest = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
 const largest = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);

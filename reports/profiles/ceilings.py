@@ -9,12 +9,12 @@ from harness.schema.record import Record
 from harness.schema.work import PEAKS
 
 _LONG = 0.005  # least share of the kernels' time for a kernel whose rate may raise a peak
-_PLAUSIBLE = 1.25  # times the measured peak: a kernel beyond it is miscounted
-_LIKE = 0.15  # share of the mean time; counted launches that differ by more may have done other work
+_PLAUSIBLE = 1.25  # times the measured peak: a kernel with a higher rate was miscounted
+_LIKE = 0.15  # share of the mean time; if counted launches differ from it by more, they may have done other work
 
 
 def common_ceilings(records: Iterable[Record], profiles: Iterable[Profile] = ()) -> dict[str, dict[str, float]]:
-    """Return {device: highest measured peaks (`PEAKS`)} of processes and kernels.
+    """Return {device: {name in `PEAKS`: its highest value over the device's processes and kernels}}.
 
     All systems share the peaks of a device, as power-capped GPUs measure GEMM rates that differ by up to 20%.
     """
@@ -30,14 +30,9 @@ def common_ceilings(records: Iterable[Record], profiles: Iterable[Profile] = ())
 
 
 def with_common_ceilings(profiles: Sequence[Profile], records: Iterable[Record] = ()) -> list[Profile]:
-    """Return the profiles with the `common_ceilings` of their devices as `ceilings`."""
+    """Return the profiles; `ceilings` of each are the `common_ceilings` of its device."""
     highest = common_ceilings(records, profiles)
-
-    def of(profile: Profile) -> dict[str, float | None]:
-        device = profile.environment.get("device")
-        return {**highest[str(device)]} if device else reached(profile)
-
-    return [replace(each, ceilings=of(each)) for each in profiles]
+    return [replace(each, ceilings={**highest[str(each.environment.get("device"))]}) for each in profiles]
 
 
 def reached(region: Region) -> dict[str, float | None]:

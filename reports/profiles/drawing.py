@@ -37,8 +37,8 @@ def roofline(profile: Profile) -> dict[str, Any]:
         "fp32_tflops": max((each.fp32_peak_tflops for each in counters if each.fp32_peak_tflops), default=None),
     }
     points = [
-        (place, *_rounded(intensity, tflops, _unit_ms(kernel, profile), l2_intensity(kernel)), is_fp32(kernel))
-        for place, kernel, intensity, tflops in _placed(profile)
+        (at, *_rounded(x, y, kernel.time_us / profile.units / 1e3, l2_intensity(kernel)), is_fp32(kernel))
+        for at, kernel, x, y in _placed(profile)
     ]
     return dict(zip(peaks, _rounded(*peaks.values()), strict=True)) | {
         "points": points,
@@ -64,7 +64,7 @@ def timeline(profile: Profile) -> dict[str, Any]:
 
 
 def rates(kernel: Kernel) -> tuple[float | None, float | None, float | None]:
-    """Return a kernel's (GB/s, TFLOP/s, FLOPs per byte) by counters; None if uncounted."""
+    """Return a kernel's (GB/s, TFLOP/s, FLOPs per byte) from its counters; None for each that was not counted."""
     if not kernel.mean_us:
         return None, None, None
     moved, computed = kernel.dram_bytes, kernel.operations
@@ -89,7 +89,7 @@ def unplaced(region: Region) -> float:
 
 
 def _placed(region: Region) -> Iterator[tuple[int, Kernel, float, float]]:
-    """Yield (row, kernel, FLOPs per byte, TFLOP/s); logarithmic axes need the last two above 0."""
+    """Yield (row, kernel, FLOPs per byte, TFLOP/s) for kernels with both above 0, as logarithmic axes need."""
     for place, kernel in enumerate(region.kernels[:NAMED]):
         _, tflops, intensity = rates(kernel)
         if tflops and intensity:
@@ -102,10 +102,6 @@ def _part_points(profile: Profile) -> Iterator[tuple[float | None, ...]]:
         if part in found and part in LABELS and work.flops and work.bytes and found[part]:
             tflops = work.flops / (found[part] * 1e6)
             yield _place(part), *_rounded(work.flops / work.bytes, tflops, found[part] / 1e3)
-
-
-def _unit_ms(kernel: Kernel, profile: Profile) -> float:
-    return kernel.time_us / profile.units / 1e3
 
 
 def _rounded(*values: float | None) -> list[float | None]:

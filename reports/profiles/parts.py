@@ -7,7 +7,7 @@ from hardware counters.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.measure.ranges import OPERATOR, is_layer
@@ -50,7 +50,7 @@ _NAMES = (
         EDGES,
         re.compile(
             r"elementwise|silu|gelu|act_and_mul|vectorized|aten::(mul|add|sub|div|silu|gelu|sigmoid|pow|sum|mean|rsqrt|exp|neg|tanh)_?$"
-            r"|^triton_(poi|red|per)_fused",  # of torch.compile: pointwise, reduction
+            r"|^triton_(poi|red|per)_fused",  # kernels of torch.compile: pointwise, reduction, persistent reduction
             re.I,
         ),
     ),
@@ -97,7 +97,7 @@ def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> 
 
 
 def parts(region: Region) -> list[ProfilePart]:
-    """Return the region's parts in the order of `LABELS`; their times add up to the region's.
+    """Return the region's parts in the order of `LABELS`; their times add up to the region's time.
 
     If kernels overlap, all times are scaled down so that the parts other than idle add up to the busy time.
     """
@@ -127,7 +127,7 @@ def parts(region: Region) -> list[ProfilePart]:
 
 
 def work_of(region: Region, present: Iterable[str]) -> dict[str, Work]:
-    """Return a unit's least work by part.
+    """Return {part: the least work of one unit}, as the adapter counts it.
 
     present: the parts with kernels. Without HEAD among them, the GEMMs' work includes the head's.
     """
@@ -149,7 +149,7 @@ def kernel_lower_bound_us(kernel: Kernel, region: Region) -> float | None:
 
 
 def is_fp32(kernel: Kernel) -> bool:
-    """Return whether FP32 is the kernel's peak: counters have it, and tensor cores are idle."""
+    """Return whether the FP32 rate is the kernel's peak: counters report it, and the tensor cores are idle."""
     counters = kernel.counters
     return counters is not None and bool(counters.fp32_peak_tflops) and counters.use.get("tensor", _USED) < _USED
 
@@ -171,31 +171,28 @@ def kernel_parts(region: Region) -> dict[str, str]:
 
 def launch_parts(region: Region) -> list[str]:
     """Return the part that each launch of the region's timeline belongs to."""
-    part_finder, by_name = _PartFinder(region), kernel_parts(region)
+    part_finder, by_name = _part_finder(region), kernel_parts(region)
     pairs = zip(region.timeline.kernel, region.timeline.range, strict=True)
     names = ((region.kernels[kernel].name, place) for kernel, place in pairs)
     return [part_finder(name, region.ranges[place].path) if place >= 0 else by_name[name] for name, place in names]
 
 
-class _PartFinder:
-    def __init__(self, region: Region) -> None:
-        self._only = next(iter(region.work)) if len(region.work) == 1 else ""  # the whole region is one part
-        self._has_layers = _outside_is_head([each.path for each in region.ranges])
-
-    def __call__(self, name: str, path: tuple[str, ...] = ()) -> str:
-        return self._only if self._only in LABELS else part_of(name, path, self._has_layers)
+def _part_finder(region: Region) -> Callable[[str, tuple[str, ...]], str]:
+    only = next(iter(region.work)) if len(region.work) == 1 else ""  # the whole region is one part
+    has_layers = _outside_is_head([each.path for each in region.ranges])
+    return lambda name, path: only if only in LABELS else part_of(name, path, has_layers)
 
 
 def _outside_is_head(paths: Sequence[tuple[str, ...]]) -> bool:
-    """Return whether GEMMs outside layers are the head's: layers exist, each other range encloses one."""
+    """Return whether GEMMs outside layers are the head's: layers exist, and every other range encloses one."""
     layered = [path for path in paths if any(map(is_layer, path))]
     others = [path for path in paths if path and path not in layered]
     return bool(layered) and all(any(each[: len(path)] == path for each in layered) for path in others)
 
 
 def _shares(region: Region) -> Iterator[tuple[Kernel, str, float]]:
-    """Yield (kernel, part, share of the kernel's time in that part), according to the ranges."""
-    part_finder = _PartFinder(region)
+    """Yield (kernel, part, share of the kernel's time in that part), by the ranges or else the kernel's name."""
+    part_finder = _part_finder(region)
     by_kernel: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for each in region.ranges:
         for inner in each.kernels:
@@ -204,6 +201,6 @@ def _shares(region: Region) -> Iterator[tuple[Kernel, str, float]]:
         shares = by_kernel.get(place, {})
         total = sum(shares.values())
         if not total:
-            yield kernel, part_finder(kernel.name), 1.0
+            yield kernel, part_finder(kernel.name, ()), 1.0
         for part, time_us in shares.items() if total else ():
             yield kernel, part, time_us / total

@@ -11,7 +11,7 @@ function partLabel(part) {
 }
 
 /* Draw `build()`, {traces, layout}, and describe the points of its last trace below the plot, under the pointer and by
-   arrow keys. A point's customdata is [words, row of its kernel in the table or null]; `each` points are one item. */
+   arrow keys. A point's customdata is [words, row of its kernel in the table or null]; `each`: points per item. */
 async function drawProfile(host, build, choose, each = 1) {
   const readout = host.parentNode.querySelector(".readout");
   const draw = () => {

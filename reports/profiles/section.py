@@ -22,7 +22,7 @@ from reports.resources import environment, source
 PACKAGE = "reports.profiles"
 SCRIPTS = ("roofline.js", "timeline.js", "section.js")
 _NAME_LIMIT = 108  # characters of a kernel's full name in the page
-_BAR = 1000.0  # units of a bar's width
+_BAR = 1000.0  # width of the longest bar, in units of the SVG
 _LEAST_WAIT, _MOST_WAITS = 0.01, 3  # least share of a warp's time for a wait to be shown, and most waits shown
 
 
@@ -36,9 +36,9 @@ class Section:
 
 @dataclass(frozen=True)
 class BarPiece:
-    """A part's piece of the bar that shows a profiled case; lengths are in units of `_BAR`.
+    """A part's piece of a profiled case's bar; the longest bar of a group has the width `_BAR`.
 
-    x: where the piece starts. lower_bound: the width for the part's lower bound; None if unknown.
+    x: where the piece starts. lower_bound: the width of the strip for the lower bound; None if unknown.
     share: the part's share of the region's time.
     """
 
@@ -110,10 +110,11 @@ def section(records: Sequence[Record], profiles: Collection[Profile], catalogue:
         return None
     latencies = recorded(records)
     groups = [(title, _shown(catalogue, group, latencies)) for title, group in _groups(good, latencies).items()]
-    jinja = environment(PACKAGE)
-    functions = (device_id_of, sentences, unplaced)
-    jinja.globals.update({function.__name__: function for function in functions})
-    html = jinja.get_template("section.html.j2").render(
+    template = environment(PACKAGE).get_template("section.html.j2")
+    html = template.render(
+        device_id_of=device_id_of,
+        sentences=sentences,
+        unplaced=unplaced,
         groups=groups,
         parts=[ProfilePart(name, 0.0, 0) for name in LABELS],
         failed=[
@@ -134,11 +135,6 @@ def script() -> str:
     """Return the section's JavaScript, in a block so that its names do not clash with others."""
     sources = "\n".join(source(PACKAGE, name) for name in SCRIPTS)
     return f"{{\n{sources}}}\n"
-
-
-def style() -> str:
-    """Return the section's CSS, which uses the colors that the page's CSS defines as variables."""
-    return source(PACKAGE, "section.css")
 
 
 # Columns of the table of kernels: (heading, number of decimals, function that returns the value, None if unknown).
@@ -170,7 +166,7 @@ def _per_unit_ms(time_us: float | None, profile: Profile) -> float | None:
 
 
 def _groups(profiles: Iterable[Profile], latencies: Mapping[str, Recorded]) -> dict[str, list[Profile]]:
-    """Group profiles by phase, size, batch, sequences at once and context: {title: profiles}."""
+    """Return {title: profiles}; a group agrees in phase, size, batch, sequences at once and context."""
     groups: dict[str, list[Profile]] = {}
     for profile in profiles:
         case = profile.case

@@ -81,7 +81,7 @@ function startTimeline(host, { names, timeline }, choose) {
     return `${nameOf(launch)}: ${timeWords(launch.to - launch.from)}, from ${timeWords(launch.from)} on${where ? `, in ${where}` : ""}; ${partLabel(launch.part)}`;
   }
 
-  /* Names of spans that fit into their boxes between these ends of the axis; of a layer its number, if that fits. */
+  /* The names of spans between these ends of the axis: "" if too long for the box; a layer may show its number. */
   function labels([from, to]) {
     const letters = (span) => (((span.to - span.from) * S) / (to - from)) * ((host.clientWidth - SIDES.l - SIDES.r) / LETTER);
     const fitting = (span) => [span.name, span.name.replace("layer ", "")].find((name) => name.length <= letters(span)) ?? "";
@@ -102,7 +102,7 @@ function startTimeline(host, { names, timeline }, choose) {
       {
         type: "scatter",
         mode: "none",
-        x: launches.flatMap(({ from, to }) => [from * S, ((from + to) / 2) * S, to * S]), // the nearest is in its launch
+        x: launches.flatMap(({ from, to }) => [from * S, ((from + to) / 2) * S, to * S]), // so that the nearest point is the pointed launch's
         y: launches.flatMap(({ lane }) => Array(3).fill(-ranges.length - lane - 0.42)),
         customdata: launches.flatMap((launch) => Array(3).fill([words(launch), launch.kernel])),
         hovertext: launches.flatMap((launch) => Array(3).fill(neutral(nameOf(launch)))),

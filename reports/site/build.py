@@ -17,7 +17,6 @@ from reports.site.history import histories
 from reports.site.pages import shared_files
 
 MARKER = "ttt-bench-site.json"  # identifies a folder as a site; has the paths of the files that the site wrote
-_FOLDERS = ("assets", "compared", "downloads", "over-time", "runs")
 
 
 def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] = lambda text: None) -> int:
@@ -32,8 +31,6 @@ def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] 
     for run in map(Run.open, runs):
         if (other := opened.setdefault(run_id(run), run)) is not run:
             raise RecordError(f"{other.folder} and {run.folder}: are the same run; name one of them")
-    for name in _FOLDERS:
-        (out / name).mkdir(parents=True, exist_ok=True)
     _write_marker(out, before)
     entries: list[Entry] = []
     written: set[str] = set()
@@ -63,10 +60,11 @@ def _files_of_site(out: Path) -> set[str]:
 
 
 def _write_marker(out: Path, files: set[str]) -> None:
-    write_atomically(out / MARKER, json.dumps({"files": sorted(files)}, indent=0) + "\n")
+    _write(out, {MARKER: json.dumps({"files": sorted(files)}, indent=0) + "\n"})
 
 
 def _write(out: Path, content: dict[str, str]) -> set[str]:
     for path, text in content.items():
+        (out / path).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out / path, text)
     return {*content}

@@ -5,17 +5,13 @@ import json
 import re
 import tomllib
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
-import pandas as pd
-
 from harness.schema.reason import printable
-from harness.schema.record import Record
 from harness.schema.run import Run
 from reports.compare.side import RunCases
 from reports.page.html import render, run_title
-from reports.page.lines import system_looks
+from reports.page.lines import Look, system_looks
 from reports.profiles.ceilings import common_ceilings
 from reports.profiles.section import section
 from reports.stats import frame
@@ -57,14 +53,14 @@ def slug(name: str) -> str:
 
 
 def run_id(run: Run) -> str:
-    """Return a run's lasting id: its name and a digest of the name and, if stored, the first request."""
+    """Return a run's lasting id: its name, and a digest of the name and of the first request, if stored."""
     name = run.folder.resolve().name
     begun = [part for asked in run.file.requests[:1] for part in (asked.at, *asked.arguments)]
     return f"{slug(name)}-{_digest([name, *begun])}"
 
 
 def system_id(name: str) -> str:
-    """Return a unique file name without suffix for a system: `slug` of its name, and a digest."""
+    """Return a system's unique file name without suffix: the `slug` and a digest of its name."""
     return f"{slug(name)}-{_digest([name])}"
 
 
@@ -83,46 +79,33 @@ def files_of(run: Run, found: str) -> tuple[Entry, dict[str, str]]:
 
     found: the run's id. Raises RecordError if the run is unreadable.
     """
-    records, profiles = run.records(), list(run.profiles().values())
-    table = frame(records, run.catalogue, common_ceilings(records, profiles)) if records else None
+    records, profiles, path = run.records(), list(run.profiles().values()), f"runs/{found}.html"
     files: dict[str, str] = {}
-    if table is not None:
+    looks: dict[str, Look] = {}
+    if records:
+        table = frame(records, run.catalogue, common_ceilings(records, profiles))
         title, profiled = run_title(run.folder.resolve().name, table), section(records, profiles, run.catalogue)
-        page = render(records, run.catalogue, title, profiled, table, run.missing(records), found)
         files = {
-            f"runs/{found}.html": page,
+            path: render(records, run.catalogue, title, profiled, table, run.missing(records), found),
             f"downloads/{found}.csv": csv_text(table),
             f"downloads/{found}.jsonl": "".join(f"{record.to_json()}\n" for record in records),
         }
-    return _entry(run, found, records, table, len(profiles)), files
-
-
-def moment(text: str) -> datetime | None:
-    """Return an ISO 8601 time in UTC, which is also the default zone; None for other text."""
-    try:
-        found = datetime.fromisoformat(text)
-        return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
+        looks = system_looks(table, run.catalogue)
+    named = [(name, run.catalogue.system_label(name)) for name in dict.fromkeys(each.case.system for each in records)]
+    entry = Entry(
+        run=run,
+        held=RunCases.of(run, records),
+        id=found,
+        updated=max((record.started_at for record in records), default=""),
+        systems=tuple((name, label, looks[name].tone, looks[name].marker) for name, label in named),
+        note=note_of(run.folder),
+        profiles=len(profiles),
+        measured=len({record.case.key for record in records if record.status == "ok"}),
+        cases=sum(len(job.cases) for job in run.jobs),
+        page=path if records else "",
+    )
+    return entry, files
 
 
 def _digest(parts: list[str]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
-
-
-def _entry(run: Run, found: str, records: list[Record], table: pd.DataFrame | None, profiles: int) -> Entry:
-    moments = [when for record in records if (when := moment(record.started_at))]
-    looks = {} if table is None else system_looks(table, run.catalogue)
-    named = [(name, run.catalogue.system_label(name)) for name in dict.fromkeys(each.case.system for each in records)]
-    return Entry(
-        run=run,
-        held=RunCases.of(run, records),
-        id=found,
-        updated=max(moments).isoformat(timespec="seconds") if moments else "",
-        systems=tuple((name, label, looks[name].tone, looks[name].marker) for name, label in named),
-        note=note_of(run.folder),
-        profiles=profiles,
-        measured=len({record.case.key for record in records if record.status == "ok"}),
-        cases=sum(len(job.cases) for job in run.jobs),
-        page="" if table is None else f"runs/{found}.html",
-    )

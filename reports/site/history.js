@@ -9,13 +9,6 @@ const DASHES = ["solid", "dash", "dot", "dashdot"];
 const SYMBOLS = [page.marker, ...["circle", "square", "diamond"].filter((each) => each !== page.marker)];
 const DAY = 86400e3; // ms
 
-function colour(name) {
-  plot.style.color = `var(${name})`;
-  const found = getComputedStyle(plot).color;
-  plot.style.color = "";
-  return found;
-}
-
 /* The lines of text of a point: its run, time, commit and latency. */
 function said(line, at, unit) {
   const interval = line.low[at] === null ? "" : ` (${shown(line.low[at])} to ${shown(line.high[at])})`;
@@ -27,7 +20,7 @@ function said(line, at, unit) {
 const address = (line, at) => `../runs/${line.run[at]}.html`;
 
 function trace(line, number, unit) {
-  const tone = colour(`--tone-${page.tone}`);
+  const tone = themed(`--tone-${page.tone}`);
   const symbol = SYMBOLS[number % SYMBOLS.length];
   const texts = line.at.map((_, at) => said(line, at, unit).map(neutral).join("<br>"));
   return {
@@ -50,12 +43,12 @@ async function draw() {
   document.documentElement.dataset.ready = "no";
   const { label, lines, unit } = cases.get(chosen);
   document.getElementById("figure-title").textContent = label;
-  const [ink, muted, grid] = ["--ink", "--muted", "--grid"].map(colour);
+  const [ink, muted, grid] = ["--ink", "--muted", "--grid"].map(themed);
   const axis = { gridcolor: grid, linecolor: muted, tickcolor: muted, zeroline: false, fixedrange: true };
   const layout = {
     height: 420, margin: { t: 20, r: 40, b: 50, l: 60 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: ink, size: 13, family: getComputedStyle(document.body).fontFamily },
     xaxis: { ...axis, type: "date", title: { text: "first sample, UTC", standoff: 12 }, automargin: true, ...days(lines) }, yaxis: { ...axis, title: { text: `latency, ${unit}`, standoff: 8 }, rangemode: "tozero", automargin: true },
-    dragmode: false, showlegend: true, legend: { orientation: "h", y: 0, yref: "container", yanchor: "bottom" }, hoverlabel: { bgcolor: colour("--raised"), font: { color: ink }, align: "left" },
+    dragmode: false, showlegend: true, legend: { orientation: "h", y: 0, yref: "container", yanchor: "bottom" }, hoverlabel: { bgcolor: themed("--raised"), font: { color: ink }, align: "left" },
   };
   await Plotly.newPlot(plot, lines.map((line, number) => trace(line, number, unit)), layout, { displayModeBar: false, responsive: true, doubleClick: "reset" });
   plot.on("plotly_click", ({ points: [{ customdata }] }) => location.assign(customdata));
@@ -104,5 +97,5 @@ function follow() {
 select.onchange = () => { location.hash = select.value; };
 select.form.onsubmit = (event) => event.preventDefault();
 addEventListener("hashchange", follow);
-matchMedia("(prefers-color-scheme: dark)").onchange = draw;
+darkTheme.onchange = draw;
 follow();

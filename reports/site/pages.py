@@ -1,14 +1,10 @@
 """The files that a site's runs share: index, histories, comparisons, scripts, styles."""
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
-
-from jinja2 import Environment
 
 from reports.compare import views
 from reports.page.html import PACKAGE as PAGE
-from reports.profiles.section import style as profile_style
 from reports.resources import environment, source
 from reports.site.compared import Compared
 from reports.site.entry import PLOTLY, Entry
@@ -21,33 +17,23 @@ def shared_files(
     entries: Sequence[Entry], histories: Sequence[History], comparisons: Sequence[Compared]
 ) -> dict[str, str]:
     """Return {path in the site: text} of the files that belong to no single run. entries: newest first."""
-    styles = source(PAGE, "style.css"), source("reports.compare", "table.css"), profile_style()
     return {
         "assets/over-time.js": source(PAGE, "table.js") + source(PACKAGE, "history.js"),
-        "assets/site.css": "".join(styles) + source(PACKAGE, "site.css"),
-        "index.html": _index(entries, histories, comparisons),
+        "assets/site.css": views.style() + source(PACKAGE, "site.css"),
+        "index.html": _drawn(
+            "index.html.j2",
+            entries=entries,
+            histories=histories,
+            comparisons={entry.id: [each for each in comparisons if each.b is entry] for entry in entries},
+        ),
         **{each.page: _compared(each) for each in comparisons},
         **{history.page: _over_time(history, entries) for history in histories},
     }
 
 
-@cache
-def _environment() -> Environment:
-    return environment(PACKAGE, tidy=True)
-
-
 def _drawn(template: str, up: str = "", **values: Any) -> str:
     """Return the HTML of a template; `up` is the path from the page to the site's root."""
-    return _environment().get_template(template).render(up=up, plotly=PLOTLY, **values)
-
-
-def _index(entries: Sequence[Entry], histories: Sequence[History], comparisons: Sequence[Compared]) -> str:
-    return _drawn(
-        "index.html.j2",
-        entries=entries,
-        histories=histories,
-        comparisons={entry.id: [each for each in comparisons if each.b is entry] for entry in entries},
-    )
+    return environment(PACKAGE).get_template(template).render(up=up, plotly=PLOTLY, **values)
 
 
 def _compared(each: Compared) -> str:

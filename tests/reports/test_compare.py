@@ -143,7 +143,7 @@ def test_steps_of_unlike_numbers_of_sequences_are_compared_by_the_token(tmp_path
     row = compare(*runs).rows[0]
     assert (row.a_ms, row.b_ms) == pytest.approx((100, 99.4))
     assert row.result.ratio == pytest.approx(0.994 * 338 / 320)
-    said = "sequences at once differ: tokens of a sample are 338 in A, 320 in B; the ratio is of the time of one"
+    said = "sequences at once differ: tokens per sample are 338 in A, 320 in B; the ratio compares times per token"
     assert row.notes == (said,)
 
 
@@ -339,12 +339,12 @@ def test_what_cannot_be_compared_is_named_with_its_reason(tmp_path):
     of_a = [timed(cases[0], 1), timed(cases[1], 1), without(cases[2]), timed(cases[3], 1), without(cases[4])]
     of_b = [timed(cases[0], 1), without(cases[1], "oom", "does not fit"), timed(cases[2], 1), without(cases[4])]
     found = compare(*two(tmp_path, of_a, [*of_b, timed(cases[5], 1)]), fail_on=0.05)
-    assert [(each.label.split()[6], each.reason, each.lost) for each in found.missing] == [
-        ("T=2", "no result in B: oom, does not fit", True),
-        ("T=3", "no result in A: failed, RuntimeError: no", False),
-        ("T=4", "only in A", False),
-        ("T=5", "no result in A: failed, RuntimeError: no; B: failed, RuntimeError: no", False),
-        ("T=6", "only in B", False),
+    assert [(each.label.split()[6], each.reason, each.outcome) for each in found.missing] == [
+        ("T=2", "no result in B: oom, does not fit", "lost"),
+        ("T=3", "no result in A: failed, RuntimeError: no", "gained"),
+        ("T=4", "only in A", ""),
+        ("T=5", "no result in A: failed, RuntimeError: no; B: failed, RuntimeError: no", ""),
+        ("T=6", "only in B", ""),
     ]
     assert (found.regressions, found.counts["lost"]) == (1, 1)
     assert "only in A: ttt-linear · torch tiny forward B=2 T=4" in views.text(found)
@@ -362,13 +362,13 @@ def test_what_an_unfinished_run_was_asked_for_is_lost(tmp_path):
     whole, broken = (Run.open(tmp_path / name) for name in "ab")
     found = compare(whole, broken, fail_on=0.05)
     reason = "no record in B, which is unfinished"
-    assert [(each.label.split()[6], each.reason, each.lost, each.gained) for each in found.missing] == [
-        ("T=2", reason, True, False),
-        ("T=3", reason, False, False),  # it had no result in A
+    assert [(each.label.split()[6], each.reason, each.outcome) for each in found.missing] == [
+        ("T=2", reason, "lost"),
+        ("T=3", reason, ""),  # it had no result in A
     ]
     assert found.regressions == 1
     assert found.b.measured == "2026-11-21, unfinished: 2 cases without a record"
-    assert [(each.lost, each.gained) for each in compare(broken, whole).missing] == [(False, True), (False, False)]
+    assert [each.outcome for each in compare(broken, whole).missing] == ["gained", ""]
 
 
 def test_few_samples_and_a_loaded_or_hot_machine_are_named_and_unreliable(tmp_path):
@@ -378,7 +378,7 @@ def test_few_samples_and_a_loaded_or_hot_machine_are_named_and_unreliable(tmp_pa
     notes = {row.label.split()[6]: row.notes for row in found.rows}
     assert notes == {
         "T=1": ("B has 5 samples",),
-        "T=2": ("loaded machine: others used 50% in B",),
+        "T=2": ("contended: other programs used 50% in B",),
         "T=3": ("thermally throttled in B",),
     }
     assert {row.result.outcome for row in found.rows} == {"unreliable"}
@@ -411,7 +411,7 @@ def test_two_gpus_of_a_kind_differ_more_than_one_and_which_run_is_called_a_does_
 @pytest.mark.parametrize(
     ("environments", "note"),
     [
-        ((LOADED, on_gpu(cpu={"others_share": 0.2, "idle_share": 0.01})), "loaded machine: others used 50% in B"),
+        ((LOADED, on_gpu(cpu={"others_share": 0.2, "idle_share": 0.01})), "contended: other programs used 50% in B"),
         ((on_gpu(), HOT), "thermally throttled in B"),
     ],
 )

@@ -26,8 +26,9 @@ from harness.schema.run_file import Planned, RunFile, jobs_of
 from harness.schema.work import Work
 from reports.page.html import render
 from reports.profiles.drawing import NAMED, roofline, timeline, unplaced
-from reports.profiles.section import script, section, style
+from reports.profiles.section import script, section
 from reports.publish import write_report
+from reports.resources import source
 from reports.site.entry import files_of
 
 
@@ -53,7 +54,7 @@ def test_lower_bounds_are_explained_where_there_are_ceilings(
     tmp_path: Path, ceilings: dict[str, float | None], told: bool
 ) -> None:
     found = section_of(run_with(tmp_path, profile(case(), ceilings=ceilings)))
-    assert "on one scale for cases of the same work." in found.html
+    assert "Cases of the same work share a scale." in found.html
     assert ("on a GPU of this model" in found.html) is told
 
 
@@ -181,7 +182,7 @@ def test_a_case_of_names_without_end_adds_at_most_150_kb(tmp_path: Path) -> None
         (123456,) * len(launches),
     )
     html = section_of(run_with(tmp_path, profile(case(), *kernels, timeline=longest))).html
-    assert len(html.encode()) + len(script()) + len(style()) < 150_000
+    assert len(html.encode()) + len(script()) + len(source("reports.profiles", "section.css")) < 150_000
     assert html.count('<th scope="row" title=') == NAMED
     assert "900 more kernels are in the profile's file." in html
 
@@ -216,11 +217,11 @@ def test_without_counters_whole_parts_have_points(tmp_path: Path) -> None:
     # of two units in 60 us
     assert roofline(both)["parts"] == [(0, 200.0, 200.0, 0.03)]
     html = section_of(run_with(tmp_path, both)).html
-    assert "Roofline: whole parts, by the work that the adapter counts" in html
+    assert "Roofline: one point per part, with the work that the adapter counts" in html
     assert "has no point" not in html
     assert "GB/s" not in html
     assert "the same numbers are in the table" not in html
-    assert "or of a kernel that exceeds them" not in html
+    assert "or of a faster kernel" not in html
     assert "<td>the model&#39;s work</td>" in html
     bare = section_of(run_with(tmp_path / "bare", replace(found, work={}, ceilings={}))).html
     assert "This process measured no peaks, so there is no roofline." in bare

@@ -172,7 +172,7 @@ def test_processes_that_lie_far_apart_are_marked_by_the_interval_that_is_drawn()
     [row] = frame(records, Catalogue()).to_dict("records")
     assert row["latency_ms_high"] - row["latency_ms_low"] < 0.2 * row["latency_ms"]
     assert UNSTEADY in row["marks"]
-    assert row["notes"] == "3 processes, 38.7% apart, do not tell the median to 10%"
+    assert row["notes"] == "3 processes, 38.7% apart, do not determine the median to within 10%"
     wide = [2.6, 3.0, 3.4] * 20
     agreeing = [replace(synthetic.ok(FORWARD, 3.0, count=60, repeat=n), samples_ms=wide) for n in range(3)]
     assert MARKS not in frame(agreeing, Catalogue())
