@@ -22,7 +22,7 @@ from tk_kernels.edges.short_convolution import query_key, residual_convolution
 from tk_kernels.edges.swiglu_product import swiglu_product
 from tk_kernels.reference.layer import Rotation
 
-MOST_DEPENDENT = 4  # sequences of a step; with more, dependent launches gain nothing on an H100
+MOST_DEPENDENT = 4  # most sequences of a step with dependent launches; more gain nothing on an H100
 ALIGNED = 8  # columns of 2 bytes per 16-byte load
 
 
@@ -79,9 +79,9 @@ class FusedBlock(TTTBlock):
         )
 
     def _split(self, projected: Tensor, rope: Rotation, state: LayerState, pdl: bool) -> Projections:
-        """Return the inner loop's inputs.
+        """Return the inner loop's inputs from the columns of `projected`.
 
-        Columns: [input of Q's and K's convolutions, v, output gate, lr], or [q, v, k, lr] without them.
+        They are [input of Q's and K's convolutions, v, output gate, lr logits], or [q, v, k, lr logits].
         """
         layer = self.seq_modeling_block
         logits, bias = projected[..., self._rate_rows()], layer.learnable_ttt_lr_bias[:, 0]
@@ -100,7 +100,7 @@ class FusedBlock(TTTBlock):
         return projected[..., index * width : (index + 1) * width]
 
     def _rate_rows(self) -> slice:
-        """Return the learning rates' rows in the packed weight, also their columns in `projected`."""
+        """Return the slice of the learning rates' rows in the packed weight, and of their columns in `projected`."""
         config = self.seq_modeling_block.config
         return slice(3 * config.width, 3 * config.width + config.heads)
 
@@ -123,7 +123,7 @@ class FusedBlock(TTTBlock):
         return self
 
     def _follow_parameters(self, rope: Rotation) -> bool:
-        """Copy changed learning-rate weights and token scales to where kernels read them; return whether any did."""
+        """Copy changed learning-rate weights and token scales to where kernels read them; return if any changed."""
         layer = self.seq_modeling_block
         made_of = [weight._version for weight in (layer.learnable_ttt_lr_weight, layer.learnable_token_idx)]
         changed = made_of != self._made_of

@@ -31,8 +31,8 @@ from tk_kernels.reference.layer import Rotation
 class KernelOperator(TorchOperator):
     """The inner loop on the project's kernels.
 
-    form, precision: the generate state's; see `tk_kernels.ttt_linear.generate`. backend: forward's; "": the fastest.
-    prefill_on_reference: whether forward runs in PyTorch, for systems that only measure generate.
+    form, precision: of the generate state; see `tk_kernels.ttt_linear.generate`. backend: of forward; "": the fastest.
+    prefill_on_reference: whether forward runs in PyTorch, for systems that measure only generate.
     """
 
     def __init__(

@@ -20,9 +20,9 @@ CAPACITY_MULTIPLE = 64
 
 @dataclass
 class TransformerState:
-    """KV cache [layers, 2, B, KV heads, capacity, D] and its length `position` [1] int64.
+    """KV cache [layers, 2, B, KV heads, capacity, D]; position [1] int64: how many tokens it holds.
 
-    length: the same number on the host; None after generate_step, or after a replay of its CUDA graph.
+    length: the same count on the host; None after generate_step, or after a replay of its CUDA graph.
     """
 
     cache: Tensor

@@ -41,7 +41,7 @@ class LayerState:
     block_conv [B, 3, C]: last inputs of the block's convolution. qk_conv: last inputs that Q's and K's convolutions
     share. Both are None with the Transformer backbone.
     slots [B]: for a step of `FusedBlock`, the sequences' rows in state tensors with more than B rows.
-    sequences: for packed tokens in `FusedBlock`, each sequence's range of tokens and its row.
+    sequences: for packed tokens in `FusedBlock`, each sequence's range of tokens and row in the state tensors.
     """
 
     block_conv: Tensor | None
@@ -142,7 +142,7 @@ class TTTLayer(nn.Module):
         return Learner(token_scale, self.ttt_norm_weight, self.ttt_norm_bias, base_lr, rope, theta)
 
     def output(self, x: Tensor, out: Tensor) -> Tensor:
-        """Return the layer's output [B, T, C] from that of the inner loop, `out` [B, T, H, D].
+        """Return the layer's output [B, T, C] from the inner loop's output `out` [B, T, H, D].
 
         x: the layer's input, for the output gate.
         """
@@ -201,7 +201,7 @@ class TTTModel(ChunkedModel):
     operator: the inner loop, by default the dual form in PyTorch. block: `TTTBlock` or `fused.FusedBlock`.
     """
 
-    least_group = 16  # a kernel has one thread block per head and sequence; fewer sequences leave SMs of an H100 idle
+    least_group = 16  # fewer sequences, with one thread block per head and sequence, leave SMs of an H100 idle
     overlapped_tokens = 8192  # per overlapped chunk: enough rows for a GEMM, few enough that the second starts early
     many_chunks = 16  # a prompt of at least this many chunks takes chunks of twice the length
 

@@ -14,7 +14,7 @@ from tk_kernels.packed import Packed, packed
 
 @dataclass
 class TTTMetadata(BaseMambaAttentionMetadata):
-    """vLLM's metadata of a step for state-space models; `step` is the TTT model's form of it."""
+    """vLLM's metadata of a step for state-space models, and the part that TTT models read, `step`."""
 
     step: Step | None = None
 

@@ -1,4 +1,4 @@
-"""Sentences on vLLM settings that the plug-in refuses. Imports neither torch nor vLLM."""
+"""Messages about vLLM settings that the plug-in does not support. Imports neither torch nor vLLM."""
 
 import os
 from typing import Any

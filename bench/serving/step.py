@@ -7,7 +7,8 @@ from torch import Tensor
 
 from tk_kernels.packed import Packed
 
-# Steps that run as a batch. It copies states in float32, and launching the copies takes longer than a short step.
+# Most sequences and least tokens of a step that runs as one batch. A batch needs float32 copies of states: launching
+# these takes longer than a short step.
 MOST_SEQUENCES, LEAST_TOKENS = 64, 16384
 
 

@@ -1,4 +1,4 @@
-"""Steps that compile every kernel and load every library when the engine starts, so that no request waits for them.
+"""Run steps when the engine starts, which compile all kernels and load all libraries, so no request waits.
 
 Steps in which all requests generate are compiled later: by vLLM's CUDA graph capture or, with `--enforce-eager`, by
 the first such step.
@@ -13,9 +13,9 @@ from tk_kernels.packed import packed
 
 
 def warm_up(model: TTTModel, layout: Layout) -> None:
-    """Run steps that launch every compiled kernel variant of steps with prompts.
+    """Run steps with prompts that launch every compiled variant of the kernels.
 
-    Numbers of sequences between two powers of two share variants, and so do all numbers from LEAST_ROWS on.
+    All numbers of sequences between two powers of two use the same variants, and so do all from LEAST_ROWS on.
     """
     page = torch.zeros(1, layout.page_bytes, dtype=torch.int8, device=model.device)
     layers = [layout.views(page)] * len(model.blocks)

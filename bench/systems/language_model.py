@@ -92,11 +92,11 @@ class LanguageModel:
         return reference
 
     def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return a reference for timed outputs: as exact as `reference`, fast on long prompts."""
+        """Return the reference of timed outputs: as exact as `reference`, but fast on long prompts."""
         return self.reference(model, dtype)
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
-        """Return a reference in the case's dtype, whose error sets the limits; None for fixed limits."""
+        """Return a reference in the case's dtype; its rounding error sets the limits. None: limits are fixed."""
         return None if case.dtype == "float32" else self.timed_check_reference(model, getattr(torch, case.dtype))
 
     def _model(self, case: Case) -> Any:
@@ -119,14 +119,14 @@ class LanguageModel:
 
     @torch.inference_mode()
     def _counted(self, model: Any) -> dict[str, float]:
-        """Count the prompt positions for which a forward computes logits."""
+        """Return head_rows, the number of positions per prompt for which a forward computes logits."""
         ids = random_ids(model, CHECK_BATCH, self.check_prompt)
         _, rows = model_facts.count_head_rows(lambda: last_logits(model, ids), model.head)
         return {"head_rows": rows / CHECK_BATCH}
 
     @torch.inference_mode()
     def _compare(self, model: Any, case: Case) -> Checks:
-        """Check the logits of a forward and the steps after it against a reference's forward."""
+        """Check the logits of a prompt and of the steps after it against those of a reference's forward."""
         reference = self.reference(model, torch.float64 if case.dtype == "float32" else torch.float32)
         prompt = self.check_prompt
         ids = random_ids(model, CHECK_BATCH, prompt + CHECK_STEPS)

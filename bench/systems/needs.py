@@ -23,7 +23,7 @@ def cannot_import(*modules: str) -> str:
 
 
 def other_release(package: str, oldest: str, newest: str) -> str:
-    """Return a message if `package` is older than `oldest` or newer than `newest`; "" also if absent."""
+    """Return a message if `package` is older than `oldest` or newer than `newest`; otherwise, or if absent, ""."""
     version = versions_of((package,)).get(package, newest)
     if _minor(oldest) <= _minor(version) <= _minor(newest):
         return ""

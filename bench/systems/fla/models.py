@@ -20,7 +20,7 @@ from harness.measure.correctness import Checks
 from harness.measure.system import Skip, Workload
 from harness.schema.case import Case
 
-# Tokens of one call: enough to fill an H100, and few enough to hold the states of all chunks.
+# Prompt tokens per call: enough to fill an H100, few enough that the states of all chunks fit in its memory.
 PREFILL_TOKENS = 131_072
 # The package runs pieces below 64 tokens on its recurrent kernels, longer ones on its chunked kernels.
 RECURRENT_TOKENS = 32
@@ -35,7 +35,7 @@ SAME_KERNELS = (
 class FlaModel(PackageModel):
     """A language model of flash-linear-attention with the interface of `CausalLM`.
 
-    inner: the package's model. piece: tokens that it reads at once per prompt; 0: PREFILL_TOKENS over all prompts.
+    inner: the package's model. piece: tokens per prompt and call; 0: PREFILL_TOKENS per call over all prompts.
     """
 
     def __init__(self, inner: Any, piece: int = 0) -> None:
@@ -74,7 +74,7 @@ class FlaModel(PackageModel):
 
 
 class FlaWork(PhaseWork):
-    """Work whose references skip tuning: they read short pieces, and tuning takes minutes."""
+    """Work whose references are not tuned: they read short pieces, for which tuning would take minutes."""
 
     def checks(self, logits: Tensor, rows: list[int], *rest: Any, **named: Any) -> Checks:
         def read_pieces() -> None:
@@ -106,10 +106,10 @@ class FlaForward(FlaWork, Forward):
 class FlaGenerate(FlaWork, Generate):
     """The generate phase: greedy steps. Each call starts at the state after one token.
 
-    Steps replace the cached tensors, except a convolution's last inputs, which each call copies before it changes them.
+    Steps put new tensors into the cache but overwrite a convolution's last inputs, so each call copies these first.
     """
 
-    renews_past = False  # each call starts at the tensors that are captured
+    renews_past = False  # a CUDA graph starts at the tensors of its capture
 
     def prepare(self) -> None:
         self.ids = random_ids(self.model, self.case.batch)
@@ -128,17 +128,17 @@ class FlaGenerate(FlaWork, Generate):
         for layer in self.state.layers:
             layer.state = layer.state | {"conv_state": _copied(layer.state.get("conv_state"))}
         found = greedy_steps(self.model, self.ids, self.state, STEPS)
-        # Restore before returning: at B = 512 a capture has no room for a third copy of the states.
+        # Restored here, not in the next call: at B = 512, a capture has no room for a third copy of the states.
         for layer, tensors in zip(self.state.layers, self._first, strict=True):
             layer.state = dict(tensors)
         return found
 
     @property
     def compared_tokens(self) -> int:
-        return STEPS  # the reference reads no more
+        return STEPS  # the reference reads these and one token before
 
     def repeat(self, rng: Random, rows: list[int]) -> list[int]:
-        """Copy no sequence: each is its own source, because the captured state holds another past for each."""
+        """Copy no sequence: each is its own source, because their pasts in the captured state differ."""
         return [*range(self.case.batch)]
 
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
@@ -154,7 +154,7 @@ def _copied(kept: Any) -> Any:
 class Fla(TunedLanguageModel):
     """Base class of the adapters of flash-linear-attention's language models.
 
-    A subclass sets `classes`, the package's configuration and model class, and `sizes`, a configuration for each size.
+    A subclass sets `classes`, names of the configuration and model class, and `sizes`, configuration values by size.
     """
 
     packages = ("flash-linear-attention", "triton")
@@ -211,7 +211,7 @@ class Fla(TunedLanguageModel):
 
 
 class GatedDeltaNet(Fla):
-    """Adapter of gated-deltanet/fla: 21 blocks, 6 heads, keys of 256 and values of 512."""
+    """Adapter of gated-deltanet/fla: 21 blocks; 6 heads with 256 key and 512 value channels."""
 
     classes = ("GatedDeltaNetConfig", "GatedDeltaNetForCausalLM")
     sizes: ClassVar[dict[str, dict[str, Any]]] = {"1.3b": {"hidden_size": SIZES["1.3b"].width, "num_hidden_layers": 21}}

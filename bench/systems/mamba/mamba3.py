@@ -16,7 +16,7 @@ from harness.measure.system import Skip
 from harness.schema.case import Case
 from harness.schema.work import Work
 
-# The kernel's signed 32-bit indices of [sequence, token, head, channel], which include a copy of q for each head.
+# Most elements [sequence, token, head, channel] for the kernel's signed 32-bit indices, with a copy of q per head.
 INDEXED = 1 << 31
 DECAY_FLOOR = 1e-4
 STEPS = (0.001, 0.1)  # shortest and longest initial time step
@@ -45,7 +45,7 @@ class Mamba3(Layer):
         return self.matrix + self.heads * (self.key_dim + self.value_dim + self.angles)
 
     def work(self, case: Case) -> Work:
-        """Count FLOPs per element of S and token: decay 1, update 2 for both terms together, output 2."""
+        """Return FLOPs and bytes; FLOPs per element of S and token: decay 1, update 2 in all, output 2."""
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         shared = width * (2 * self.key_dim + self.angles)
         row = width * (2 * self.value_dim + 1) + 4 * 2  # v, output, trap; decay and time step

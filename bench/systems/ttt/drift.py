@@ -33,7 +33,7 @@ class Exact:
 
 
 def compared(adapter: Any, workload: Workload, model: Any, case: Case) -> Workload:
-    """Return the workload with a check of the mean drift over `context` tokens, and its metrics.
+    """Return the workload with a further check, of the mean drift over `context` tokens, and drift metrics.
 
     adapter: the `TTTLanguageModel`, which keeps the last exact run for other state precisions.
     """

@@ -1,4 +1,4 @@
-"""Compare each layer's inner loop with the reference: logits hardly show its errors."""
+"""Compare each layer's inner loop with a reference, because logits hardly show an inner loop's errors."""
 
 from dataclasses import replace
 from typing import Any, cast

@@ -143,7 +143,7 @@ class GenerateSet:
 
 
 class Steps:
-    """The timed generate steps: in each of `rounds` rounds, every set runs a step; in all, a mini-batch or more.
+    """The timed generate steps: in each of `rounds` rounds, every set of sequences runs one step.
 
     q, k, v, lr and the outputs are one tensor each for all sets: [sets, rounds, B, ...].
     """
@@ -179,7 +179,7 @@ class Steps:
     def timed_check(self, rng: Random) -> Callable[[torch.Tensor, int], Checks]:
         """Draw sequences of one set, copy their state, and return a check of their last outputs.
 
-        The reference runs all steps since then from that copy; more than CHECKED_STEPS steps are not compared.
+        From that copy, the reference runs all steps of the call; more than CHECKED_STEPS steps are not compared.
         """
         drawn_set = rng.randrange(len(self.sets))
         some = self.sets[drawn_set]
@@ -222,7 +222,7 @@ def generate_set(config: TTTConfig, batch: int, dtype: str, form: str, precision
 
 
 def steps_in_turn(first: GenerateSet, config: TTTConfig, dtype: str) -> Steps:
-    """Return steps over so many sets that each step reads its state from memory, not L2."""
+    """Return steps of `first` and enough copies that each step reads its state from memory, not from L2."""
     streamed = first.state_bytes > STREAMED * l2_bytes()
     return Steps(staggered(first, 1 if streamed else input_sets(first.state_bytes, l2_bytes())), config, dtype)
 

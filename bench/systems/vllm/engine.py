@@ -143,7 +143,7 @@ class Batch:
 class Engine:
     """A vLLM engine with a model of this repository; only the process's end frees all memory.
 
-    model: builds the model to load. config, hugging_face: its configuration here, and as vLLM's config.json.
+    model: builds the model to load. config: this repository's configuration. hugging_face: config.json's content.
     Raises MemoryError if the weights leave no room for the cache of one sequence.
     """
 
@@ -350,7 +350,7 @@ def _watch(client: Any) -> tuple[list[int], dict[str, list[float]]]:
 
 
 def _number(request_id: str) -> int:
-    # without vLLM's suffix
+    # vLLM appends -SUFFIX to the number
     return int(request_id.partition("-")[0])
 
 
