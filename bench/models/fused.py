@@ -1,4 +1,4 @@
-"""`ttt.TTTBlock` in ten or fewer launches, plus the inner loop.
+"""`ttt.TTTBlock` in at most ten kernel launches, apart from the inner loop.
 
 Projections that share an input are one GEMM, and kernels read the columns of its output in place. The output GEMMs add
 to the residual stream. Here, rows are the tokens of all sequences in a call; a pass reads or writes a tensor [B, T, C]
@@ -155,7 +155,7 @@ def taps_apart(weight: Tensor) -> Tensor:
 
 
 def has_few_rows(x: Tensor, weight: Tensor, *, swiglu: bool = False) -> bool:
-    """Whether the few-rows kernel can multiply x [B, T, F]: T = 1, and B as `fits` allows."""
+    """Return whether the few-rows kernel can multiply x [B, T, F]: T is 1, and `fits` accepts x."""
     return x.shape[1] == 1 and fits(x, weight, swiglu=swiglu)
 
 

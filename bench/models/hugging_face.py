@@ -111,7 +111,7 @@ def read_config(folder: str | Path) -> TTTConfig:
 
 
 def config_values(config: TTTConfig) -> dict[str, Any]:
-    """Return config.json's content for a model, from which `read_config` restores it."""
+    """Return the content of a config.json from which `read_config` restores `config`."""
     return {
         "model_type": "ttt",
         "architectures": ["TTTForCausalLM"],

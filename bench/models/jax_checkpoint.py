@@ -109,7 +109,7 @@ def renamed(path: tuple[str, ...]) -> str:
 
 
 def turned(path: tuple[str, ...], array: Tensor) -> Tensor:
-    """Return a weight in PyTorch's layout: kernels with dimensions reversed, others as is.
+    """Return a weight in PyTorch's layout: parameters named kernel transposed, others unchanged.
 
     [in, out] becomes [out, in], and [4, 1, C] becomes [C, 1, 4]; the learning rate's [H, C, 1] becomes [H, 1, C].
     RoPE pairs are interleaved in both codes, so Q and K are not permuted.

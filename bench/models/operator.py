@@ -127,7 +127,7 @@ def ready_for_prefill(projections: Projections, learner: Learner, position: Tens
 
 
 def ready_at(projections: Projections, learner: Learner, position: Tensor) -> Projections:
-    """Make projections `ready`: RoPE, learning rates. position [B, T], or [B] for a step: in the mini-batch."""
+    """Make projections `ready`. position [B, T], or [B] for a step: each token's in the mini-batch."""
     if projections.ready:
         return projections
     cos, sin = (table[position].unsqueeze(-2) for table in learner.rope)

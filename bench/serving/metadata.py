@@ -14,7 +14,7 @@ from tk_kernels.packed import Packed, packed
 
 @dataclass
 class TTTMetadata(BaseMambaAttentionMetadata):
-    """vLLM's metadata of a step for state-space models, and the part that TTT models read, `step`."""
+    """vLLM's metadata of a step for state-space models, extended by `step`, which TTT models read."""
 
     step: Step | None = None
 

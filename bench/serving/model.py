@@ -106,7 +106,7 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
         return F.pad(self.ttt.model.norm(x), (0, 0, 0, len(input_ids) - len(x)))
 
     def _one_prompt(self, tokens: int, device: torch.device) -> tuple[Step, list[list[Tensor]]]:
-        """Return (step, per-layer views of one shared page) with which vLLM measures memory without requests."""
+        """Return (step of one prompt, per-layer views of one page); vLLM has no requests when it measures memory."""
         ends = torch.tensor([0, tokens], dtype=torch.int32, device=device)
         page = self.layout.views(torch.zeros(1, self.layout.page_bytes, dtype=torch.int8, device=device))
         return packed(ends, ends[:1], ends[:1].long(), tokens), [page] * len(self.states)

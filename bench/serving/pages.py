@@ -2,7 +2,7 @@
 
 A slot is the index of a page.
 A page contains the convolutions' windows, then the tensors that the operator's `generate_state` makes, except the
-position: that follows from the number of tokens that vLLM has computed.
+position, which follows from the number of tokens that vLLM has computed.
 """
 
 from collections.abc import Sequence

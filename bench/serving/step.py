@@ -7,8 +7,8 @@ from torch import Tensor
 
 from tk_kernels.packed import Packed
 
-# Most sequences and least tokens of a step that runs as one batch. A batch needs float32 copies of states: launching
-# these takes longer than a short step.
+# A step of at most so many sequences and at least so many tokens runs as one batch, on float32 copies of the states.
+# Launching the copies takes longer than a step of fewer tokens.
 MOST_SEQUENCES, LEAST_TOKENS = 64, 16384
 
 

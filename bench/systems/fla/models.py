@@ -268,6 +268,6 @@ class RWKV7(Fla):
         )
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Add the package's warning of errors, which a reference in the same package cannot rule out."""
+        """Add the package's warning of errors: a reference in the same package cannot rule them out."""
         warning = "the package warns that its RWKV-7 may be incorrect, by the word of RWKV's author"
         return super().settings(case) | {"warning": warning}

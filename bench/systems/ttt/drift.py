@@ -33,7 +33,7 @@ class Exact:
 
 
 def compared(adapter: Any, workload: Workload, model: Any, case: Case) -> Workload:
-    """Return the workload with a further check, of the mean drift over `context` tokens, and drift metrics.
+    """Return the workload with drift metrics and a check of the mean drift over `context` tokens.
 
     adapter: the `TTTLanguageModel`, which keeps the last exact run for other state precisions.
     """

@@ -70,7 +70,7 @@ def _forward(case: Case, config: TTTConfig, backend: str) -> Workload:
 
 
 def _repeats(run: Callable[[], torch.Tensor], sequences: int) -> Check:
-    """Compare two calls bitwise, on KERNEL_CHECK_SEQUENCES of the sequences to save memory."""
+    """Check that two calls agree bitwise; to save memory, compare KERNEL_CHECK_SEQUENCES sequences."""
     first, second = (run()[:: -(-sequences // KERNEL_CHECK_SEQUENCES)].clone() for _ in range(2))
     return Check.at_most("elements_that_differ_between_runs", float((first != second).sum()), 0.0)
 

@@ -39,7 +39,7 @@ SPARE_BLOCKS = 0.01  # share of the cache's blocks left free; the engine preempt
 
 @dataclass(frozen=True)
 class Settings:
-    """An engine's settings; it serves all cases with equal settings."""
+    """An engine's settings; cases with equal settings share an engine."""
 
     size: str
     dtype: str
@@ -262,7 +262,7 @@ class Engine:
         return ", ".join(dict.fromkeys(names)), ", ".join(dict.fromkeys(versions))
 
     def facts(self, head_rows: float | None = None) -> model_facts.Facts:
-        """Return the facts for the fairness check.
+        """Return facts about weights and caches for the fairness check, `model_facts.checks`.
 
         head_rows: positions per prompt with computed logits; None if not counted.
         """
@@ -291,7 +291,7 @@ class Engine:
         return check_logits(got, expected, case.dtype, widening(case)) + Checks(fair)
 
     def _head_rows(self, prompts: list[list[int]]) -> float:
-        """Count, per prompt, the positions for which the model computes logits."""
+        """Return the number of positions per prompt for which the model computes logits."""
         (model,) = self.llm.apply_model(lambda model: model)
         rows, original = list[int](), model.compute_logits
 
