@@ -6,9 +6,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from bench.models.config import NORM_EPS
-from bench.models.layers import embedding
 
 
 class CausalLM(nn.Module):
@@ -105,7 +105,7 @@ class Decoder(nn.Module):
         norm_eps: float = NORM_EPS,
     ) -> None:
         super().__init__()
-        self.embed_tokens = embedding(vocabulary, width, device, dtype)
+        self.embed_tokens = skip_init(nn.Embedding, vocabulary, width, device=device, dtype=dtype)
         self.layers = nn.ModuleList(blocks)
         self.norm = nn.RMSNorm(width, norm_eps, device=device, dtype=dtype)
 

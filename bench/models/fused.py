@@ -34,8 +34,6 @@ class FusedBlock(TTTBlock):
     or changed through `.data`: the block would use the old values.
     """
 
-    dependent_launches = True
-
     def __init__(self, config: TTTConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(config, device, dtype)
         self._pack()
@@ -44,9 +42,11 @@ class FusedBlock(TTTBlock):
     def forward(self, h: Tensor, rope: Rotation, state: LayerState, learn: Learn) -> Tensor:
         changed = self._follow_parameters(rope)
         layer = self.seq_modeling_block
-        is_one_token = h.shape[1] == 1 and state.sequences is None and not beside_another_chunk()
-        pdl = is_one_token and self.dependent_launches and len(h) <= MOST_DEPENDENT and fits(h, self._projections)
-        # `dependent_launch` needs a plain launch between two writes of a state, and after new parameters.
+        is_served = state.slots is not None or state.sequences is not None
+        is_own_step = h.shape[1] == 1 and not is_served and not beside_another_chunk()
+        pdl = is_own_step and len(h) <= MOST_DEPENDENT and fits(h, self._projections)
+        # `dependent_launch` needs a plain launch between two writes of a state, and after new parameters. In vLLM, the
+        # kernel before the block writes its state.
         h, x = self._enter(h, state, pdl and not changed)
         projected = product(x, self._projections, pdl)
         projections = self._split(projected, rope, state, pdl)

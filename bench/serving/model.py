@@ -23,12 +23,6 @@ from bench.serving.warm_up import warm_up
 from tk_kernels.packed import packed
 
 
-class ServedBlock(FusedBlock):
-    """A fused block without dependent launches, because in vLLM the kernel before the block writes its state."""
-
-    dependent_launches = False
-
-
 class States(MambaBase):
     """One layer's states as vLLM sees them: pages of bytes in vLLM's cache."""
 
@@ -69,7 +63,7 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
         super().__init__()
         config, dtype = read_config(vllm_config.model_config.model), vllm_config.model_config.dtype
         self.ttt = TTTModel(
-            config, vllm_config.device_config.device, dtype, KernelOperator(config.learner), block=ServedBlock
+            config, vllm_config.device_config.device, dtype, KernelOperator(config.learner), block=FusedBlock
         )
         self.layout = _layout(vllm_config)
         self.states = [States(self.layout) for _ in range(config.layers)]

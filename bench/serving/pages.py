@@ -17,7 +17,7 @@ from bench.models.config import TTTConfig
 from bench.models.kernel_operator import KernelOperator
 from bench.models.layers import at_least_float32, empty_conv_cache
 from bench.models.operator import TorchOperator
-from bench.models.ttt import LayerState, TTTModel, one_token
+from bench.models.ttt import LayerState, TTTModel, TTTState
 from bench.serving.step import Step
 from tk_kernels.packed import Packed
 from tk_kernels.reference.token_rows import mapped
@@ -77,17 +77,14 @@ def hidden(model: TTTModel, layout: Layout, layers: Sequence[Sequence[Tensor]], 
     """
     operator = model.operator
     assert isinstance(operator, KernelOperator)
-    h = model.model.embed_tokens(ids)
     if isinstance(step, Packed):
-        packed = h[None, : step.tokens]
+        packed = model.model.embed_tokens(ids[None, : step.tokens])
         for views, block in zip(layers, model.blocks, strict=True):
             initial = block.seq_modeling_block.learner_weights()
             learn = partial(operator.forward_packed, initial=initial, sequences=step)
             packed = block(packed, model._rope, layout.packed(views, step), learn)
         return packed[0]
-    steps = h[: len(step.slots), None]
     positions = step.positions[:, None].repeat(1, model.config.heads)  # as the kernels read them
-    for views, block in zip(layers, model.blocks, strict=True):
-        state = layout.generating(views, step.slots, positions)
-        steps = block(steps, model._rope, state, one_token(operator))
-    return steps[:, 0]
+    states = [layout.generating(views, step.slots, positions) for views in layers]
+    state = TTTState(len(step.slots), states)
+    return model._hidden_step(ids[: state.batch, None], state)[:, 0]

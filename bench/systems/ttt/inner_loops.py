@@ -1,7 +1,8 @@
 """Compare each layer's inner loop with a reference, because logits hardly show an inner loop's errors."""
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,29 +17,17 @@ from harness.measure.correctness import Check, relative_error
 from harness.schema.case import Case
 
 Call = tuple[Projections, Tensor]  # inputs of one layer's operator in float64, and the operator's outputs
+CALLS = ("forward", "generate_step")  # recorded methods of `TorchOperator`
 
 
-class RecordedOperator:
-    """An operator that records another operator's calls: all layers for the prompt, then for each step."""
-
-    def __init__(self, operator: TorchOperator) -> None:
-        self.calls: list[Call] = []
-        self._operator = operator
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._operator, name)
-
-    def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
+def _recording(call: Callable[..., Tensor], calls: list[Call]) -> Callable[..., Tensor]:
+    def recorded(projections: Projections, *rest: Any, **named: Any) -> Tensor:
         given = _exact(projections)
-        return self._kept(given, self._operator.forward(projections, learner, state, start))
-
-    def generate_step(self, projections: Projections, learner: Learner, state: Any) -> Tensor:
-        given = _exact(projections)
-        return self._kept(given, self._operator.generate_step(projections, learner, state))
-
-    def _kept(self, given: Projections, out: Tensor) -> Tensor:
-        self.calls.append((given, out.clone()))
+        out = call(projections, *rest, **named)
+        calls.append((given, out.clone()))
         return out
+
+    return recorded
 
 
 @torch.inference_mode()
@@ -49,15 +38,16 @@ def inner_loop_checks(model: TTTModel, case: Case, prompt: int) -> list[Check]:
     """
     mini_batch = model.config.mini_batch
     ids = random_ids(model, CHECK_BATCH, prompt + 2 * mini_batch - prompt % mini_batch)
-    operator = model.operator
-    recorded = RecordedOperator(operator)
-    model.operator = cast(TorchOperator, recorded)
+    calls: list[Call] = []  # of all layers for the prompt, then for each step
+    own = vars(model.operator)
+    own.update({name: _recording(getattr(model.operator, name), calls) for name in CALLS})
     try:
         prefill_then_generate(model, ids, prompt)
     finally:
-        model.operator = operator
+        for name in CALLS:
+            del own[name]
     layers = [block.seq_modeling_block for block in model.blocks]
-    errors = [_errors(layer, recorded.calls[index :: len(layers)]) for index, layer in enumerate(layers)]
+    errors = [_errors(layer, calls[index :: len(layers)]) for index, layer in enumerate(layers)]
     prefill, steps = torch.tensor(errors, dtype=torch.float64).amax(0).tolist()  # propagates NaN
     limit = LAYER_LIMITS[rounding_of(case)]
     return [
