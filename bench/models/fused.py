@@ -113,7 +113,8 @@ class FusedBlock(TTTBlock):
         self._gate_up = pack([self.mlp.gate_proj, self.mlp.up_proj])
         if config.backbone == "mamba":
             for conv in (self.conv.conv, layer.conv_q, layer.conv_k):
-                conv.weight.data = taps_apart(conv.weight.data)
+                # [C, 1, 4] with channels contiguous, as kernels need it
+                conv.weight.data = conv.weight.data.permute(2, 1, 0).contiguous().permute(2, 1, 0)
         self._made_of: list[int] = []
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -147,11 +148,6 @@ def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
         weight.data = rows
     packed[len(packed) - spare_rows :].zero_()
     return packed
-
-
-def taps_apart(weight: Tensor) -> Tensor:
-    """Return a convolution's weight [C, 1, 4] with channels contiguous, as kernels need it."""
-    return weight.permute(2, 1, 0).contiguous().permute(2, 1, 0)
 
 
 def has_few_rows(x: Tensor, weight: Tensor, *, swiglu: bool = False) -> bool:

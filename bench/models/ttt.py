@@ -57,8 +57,8 @@ class TTTState:
 
     length: tokens read so far per sequence; None after generate_step, or after a replay of its CUDA graph.
     caches [2, layers, B, 3, C]: last inputs of the blocks' convolutions, then Q's and K's; None without convolutions.
-    inner: the operator's states, stacked over layers.
-    `layers` holds views of both; both are None if only `layers` holds the tensors.
+    inner: the operator's states for `prefill`, stacked over layers; None for generate_step, and in `rows`.
+    `layers` holds views of both.
     """
 
     batch: int
@@ -69,7 +69,9 @@ class TTTState:
 
     def rows(self, rows: slice) -> "TTTState":
         """Return the state of the sequences in the slice `rows`, as views."""
-        return TTTState(len(range(self.batch)[rows]), [rows_of(layer, rows) for layer in self.layers], self.length)
+        caches = None if self.caches is None else self.caches[:, :, rows]
+        layers = [rows_of(layer, rows) for layer in self.layers]
+        return TTTState(len(range(self.batch)[rows]), layers, self.length, caches)
 
 
 class BlockConv(nn.Module):
@@ -236,25 +238,20 @@ class TTTModel(ChunkedModel):
     @torch.no_grad()
     def reset_state(self, state: TTTState) -> None:
         state.length = 0
+        if state.caches is not None:
+            state.caches.zero_()
         if state.inner is not None:
-            if state.caches is not None:
-                state.caches.zero_()
             self.operator.restart_states(state.inner, self._learner_weights)
             return
         for block, layer in zip(self.blocks, state.layers, strict=True):
-            for cache in (layer.block_conv, layer.qk_conv):
-                if cache is not None:
-                    cache.zero_()
-            fresh = self._inner_state(block, state.batch)
-            same_form = type(fresh) is type(layer.inner)
-            overwrite(layer.inner, fresh if same_form else self.operator.generate_state(fresh))
+            overwrite(layer.inner, self.operator.generate_state(self._inner_state(block, state.batch)))
 
     @torch.no_grad()
     def generate_state(self, state: TTTState, into: TTTState | None = None) -> TTTState:
         """Return a state for generate_step that shares the convolution caches of `state`."""
         if into is None:
             made = [replace(layer, inner=self.operator.generate_state(layer.inner)) for layer in state.layers]
-            return TTTState(state.batch, made, state.length)
+            return TTTState(state.batch, made, state.length, state.caches)
         for old, layer in zip(into.layers, state.layers, strict=True):
             overwrite(old.inner, self.operator.generate_state(layer.inner))
         into.length = state.length
@@ -264,8 +261,9 @@ class TTTModel(ChunkedModel):
     def init_generate_state(self, batch: int, context: int = 0) -> TTTState:
         """Build the state layer by layer, so only one layer's forward state exists at once."""
         inner = (self.operator.generate_state(self._inner_state(block, batch)) for block in self.blocks)
-        caches = self._by_layer(self._conv_caches(batch))
-        return TTTState(batch, [LayerState(*each) for each in zip(*caches, inner, strict=True)])
+        caches = self._conv_caches(batch)
+        layers = [LayerState(*each) for each in zip(*self._by_layer(caches), inner, strict=True)]
+        return TTTState(batch, layers, caches=caches)
 
     def _conv_caches(self, batch: int) -> Tensor | None:
         """Return zeros for `TTTState.caches`; None without convolutions."""

@@ -18,7 +18,8 @@ def cannot_import(*modules: str) -> str:
         try:
             importlib.import_module(name)
         except Exception as error:
-            return f"{name.partition('.')[0]} {CANNOT_IMPORT}: {_message(error)}"
+            why = str(error).splitlines()[0] if isinstance(error, ImportError) and str(error) else of_exception(error)
+            return f"{name.partition('.')[0]} {CANNOT_IMPORT}: {why}"
     return ""
 
 
@@ -46,7 +47,3 @@ def no_gpu() -> str:
 def _minor(version: str) -> tuple[int, ...]:
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
-
-
-def _message(error: Exception) -> str:
-    return str(error).splitlines()[0] if isinstance(error, ImportError) and str(error) else of_exception(error)

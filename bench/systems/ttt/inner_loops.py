@@ -1,8 +1,7 @@
 """Compare each layer's inner loop with a reference, because logits hardly show an inner loop's errors."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -17,17 +16,25 @@ from harness.measure.correctness import Check, relative_error
 from harness.schema.case import Case
 
 Call = tuple[Projections, Tensor]  # inputs of one layer's operator in float64, and the operator's outputs
-CALLS = ("forward", "generate_step")  # recorded methods of `TorchOperator`
 
 
-def _recording(call: Callable[..., Tensor], calls: list[Call]) -> Callable[..., Tensor]:
-    def recorded(projections: Projections, *rest: Any, **named: Any) -> Tensor:
-        given = _exact(projections)
-        out = call(projections, *rest, **named)
-        calls.append((given, out.clone()))
-        return out
+class RecordedOperator:
+    """An operator that records another operator's calls: all layers for the prompt, then for each step."""
 
-    return recorded
+    def __init__(self, operator: TorchOperator) -> None:
+        self.calls: list[Call] = []
+        self._operator = operator
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._operator, name)
+
+        def recorded(projections: Projections, *rest: Any, **named: Any) -> Tensor:
+            given = _exact(projections)
+            out = method(projections, *rest, **named)
+            self.calls.append((given, out.clone()))
+            return out
+
+        return recorded if name in ("forward", "generate_step") else method
 
 
 @torch.inference_mode()
@@ -38,16 +45,15 @@ def inner_loop_checks(model: TTTModel, case: Case, prompt: int) -> list[Check]:
     """
     mini_batch = model.config.mini_batch
     ids = random_ids(model, CHECK_BATCH, prompt + 2 * mini_batch - prompt % mini_batch)
-    calls: list[Call] = []  # of all layers for the prompt, then for each step
-    own = vars(model.operator)
-    own.update({name: _recording(getattr(model.operator, name), calls) for name in CALLS})
+    operator = model.operator
+    recorded = RecordedOperator(operator)
+    model.operator = cast(TorchOperator, recorded)
     try:
         prefill_then_generate(model, ids, prompt)
     finally:
-        for name in CALLS:
-            del own[name]
+        model.operator = operator
     layers = [block.seq_modeling_block for block in model.blocks]
-    errors = [_errors(layer, calls[index :: len(layers)]) for index, layer in enumerate(layers)]
+    errors = [_errors(layer, recorded.calls[index :: len(layers)]) for index, layer in enumerate(layers)]
     prefill, steps = torch.tensor(errors, dtype=torch.float64).amax(0).tolist()  # propagates NaN
     limit = LAYER_LIMITS[rounding_of(case)]
     return [

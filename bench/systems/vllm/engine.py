@@ -160,7 +160,14 @@ class Engine:
             torch.cuda.empty_cache()
         if settings.model_runner:
             os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(settings.model_runner == "V2"))
-        self.llm = _start(str(self._folder.path), settings)
+        from vllm import LLM
+
+        try:
+            self.llm: Any = LLM(str(self._folder.path), **settings.arguments())
+        except ValueError as error:
+            if any(words in str(error) for words in NO_ROOM):
+                raise MemoryError(str(error)) from error
+            raise
         self.core = self.llm.llm_engine.engine_core.engine_core
         self._tokens_of_step, self._tokens_at = _watch(self.llm.llm_engine.engine_core)
 
@@ -319,17 +326,6 @@ class Engine:
 
     def _cache_specs(self) -> list[Any]:
         return [group.kv_cache_spec for group in self.core.scheduler.kv_cache_config.kv_cache_groups]
-
-
-def _start(folder: str, settings: Settings) -> Any:
-    from vllm import LLM
-
-    try:
-        return LLM(folder, **settings.arguments())
-    except ValueError as error:
-        if any(words in str(error) for words in NO_ROOM):
-            raise MemoryError(str(error)) from error
-        raise
 
 
 def _watch(client: Any) -> tuple[list[int], dict[str, list[float]]]:
