@@ -31,11 +31,6 @@ class Projections(NamedTuple):
     ready: bool = False
     pdl: bool = False
 
-    def first(self) -> "Projections":
-        """Return token 0's projections without the dimension T, for a generate step."""
-        q, k, v, lr_logits = (each[:, 0] for each in self[:4])
-        return Projections(q, k, v, lr_logits, self.ready, self.pdl)
-
 
 @dataclass(frozen=True)
 class Learner:

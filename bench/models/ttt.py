@@ -31,7 +31,7 @@ from bench.models.operator import Learner, Projections, TorchOperator, rows_of
 from bench.models.overlap import Overlap
 from tk_kernels.packed import Packed
 from tk_kernels.reference.layer import Rotation, rotation
-from tk_kernels.reference.token_rows import overwrite
+from tk_kernels.reference.token_rows import mapped, overwrite
 
 
 @dataclass
@@ -160,7 +160,11 @@ Learn = Callable[[Projections, Learner, Any], Tensor]
 
 def one_token(operator: TorchOperator) -> Learn:
     """Return `operator.generate_step` as a `Learn`, on tensors with T = 1."""
-    return lambda projections, learner, state: operator.generate_step(projections.first(), learner, state)[:, None]
+
+    def learn(projections: Projections, learner: Learner, state: Any) -> Tensor:
+        return operator.generate_step(mapped(projections, lambda x: x[:, 0]), learner, state)[:, None]
+
+    return learn
 
 
 class TTTBlock(nn.Module):

@@ -8,7 +8,7 @@ from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, Comm
 from vllm.v1.attention.backends.mamba_attn import BaseMambaAttentionMetadata, BaseMambaAttentionMetadataBuilder
 
 from bench.models.hugging_face import read_config
-from bench.serving.step import Generating, Step, common_length
+from bench.serving.pages import Generating, Step, common_length
 from tk_kernels.packed import Packed, packed
 
 

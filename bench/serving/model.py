@@ -17,9 +17,7 @@ from bench.models.fused import FusedBlock
 from bench.models.hugging_face import read_config
 from bench.models.kernel_operator import KernelOperator
 from bench.models.ttt import TTTModel
-from bench.serving.pages import Layout, hidden
-from bench.serving.step import Step
-from bench.serving.warm_up import warm_up
+from bench.serving.pages import Layout, Step, hidden, warm_up
 from tk_kernels.packed import packed
 
 
