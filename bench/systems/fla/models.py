@@ -14,6 +14,7 @@ from bench.systems.model_calls import STEPS, greedy_steps, last_logits, random_i
 from bench.systems.needs import cannot_import, import_or_skip, no_gpu
 from bench.systems.on_device import device
 from bench.systems.phases import Forward, Generate, LogitsAfter, PhaseWork
+from bench.systems.regressor import SIZE
 from bench.systems.triton_tuning import compile_ahead, untuned
 from bench.systems.tuned_model import TunedLanguageModel
 from harness.measure.correctness import Checks
@@ -154,7 +155,7 @@ def _copied(kept: Any) -> Any:
 class Fla(TunedLanguageModel):
     """Base class of the adapters of flash-linear-attention's language models.
 
-    A subclass sets `classes`, names of the configuration and model class, and `sizes`, configuration values by size.
+    A subclass sets `classes`, names of the configuration and model class, and `shape`, configuration values.
     """
 
     packages = ("flash-linear-attention", "triton")
@@ -162,7 +163,7 @@ class Fla(TunedLanguageModel):
     prompt_tokens = 1
     check_prompt = 100  # longer than one chunk, and not a multiple of it
     classes: ClassVar[tuple[str, str]]
-    sizes: ClassVar[dict[str, dict[str, Any]]]
+    shape: ClassVar[dict[str, Any]]
 
     def unavailable(self) -> str:
         return no_gpu() or cannot_import("fla")
@@ -183,10 +184,10 @@ class Fla(TunedLanguageModel):
         import fla.models
 
         size, layers = uncut(case.size)
-        if size not in self.sizes:
-            raise Skip(f"{case.system} supports only the size {', '.join(self.sizes)}")
+        if size != SIZE:
+            raise Skip(f"{case.system} supports only the size {SIZE}")
         config_class, model_class = (getattr(fla.models, name) for name in self.classes)
-        shape = self.sizes[size] | ({"num_hidden_layers": layers} if layers else {})
+        shape = self.shape | ({"num_hidden_layers": layers} if layers else {})
         config = config_class(vocab_size=VOCABULARY, tie_word_embeddings=True, **shape)
         torch.manual_seed(0)
         with torch.device(device()):
@@ -214,7 +215,7 @@ class GatedDeltaNet(Fla):
     """Adapter of gated-deltanet/fla: 21 blocks; 6 heads with 256 key and 512 value channels."""
 
     classes = ("GatedDeltaNetConfig", "GatedDeltaNetForCausalLM")
-    sizes: ClassVar[dict[str, dict[str, Any]]] = {"1.3b": {"hidden_size": SIZES["1.3b"].width, "num_hidden_layers": 21}}
+    shape: ClassVar[dict[str, Any]] = {"hidden_size": SIZES[SIZE].width, "num_hidden_layers": 21}
 
     def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
         """Return the sizes that `bench.cost` counts; per state element, decay 1 FLOP, prediction 2, update 2, output 2.
@@ -240,15 +241,13 @@ class RWKV7(Fla):
     """Adapter of rwkv7/fla: 24 blocks, heads of 64, low-rank dimensions of RWKV-7 World 1.5B."""
 
     classes = ("RWKV7Config", "RWKV7ForCausalLM")
-    sizes: ClassVar[dict[str, dict[str, Any]]] = {
-        "1.3b": {
-            "hidden_size": SIZES["1.3b"].width,
-            "num_hidden_layers": 24,
-            "decay_low_rank_dim": 96,
-            "a_low_rank_dim": 96,
-            "v_low_rank_dim": 64,
-            "gate_low_rank_dim": 256,
-        }
+    shape: ClassVar[dict[str, Any]] = {
+        "hidden_size": SIZES[SIZE].width,
+        "num_hidden_layers": 24,
+        "decay_low_rank_dim": 96,
+        "a_low_rank_dim": 96,
+        "v_low_rank_dim": 64,
+        "gate_low_rank_dim": 256,
     }
 
     def counted_as(self, model: FlaModel) -> DeltaRuleConfig:

@@ -83,21 +83,11 @@ class Mamba3(Layer):
         out, _, state, _, _ = kernel(**inputs, return_final_states=True)
         return {"output": out, "state": state}
 
-    def naive(  # type: ignore[override]
-        self,
-        Q: Tensor,
-        K: Tensor,
-        V: Tensor,
-        ADT: Tensor,
-        DT: Tensor,
-        Trap: Tensor,
-        Q_bias: Tensor,
-        K_bias: Tensor,
-        Angles: Tensor,
-    ) -> Results:
-        DT, V, kept, share = DT.double(), V.double(), ADT.double().exp(), Trap.double().sigmoid()  # [B, H, T]
-        angles = (math.pi * Angles.double().tanh() * DT.mT[..., None]).cumsum(1)
-        q, k = (rotated(x.double() + bias.double(), angles) for x, bias in ((Q, Q_bias), (K, K_bias)))
+    def naive(self, **inputs: Tensor) -> Results:
+        exact = {name: value.double() for name, value in inputs.items()}
+        DT, V, kept, share = exact["DT"], exact["V"], exact["ADT"].exp(), exact["Trap"].sigmoid()  # [B, H, T] except V
+        angles = (math.pi * exact["Angles"].tanh() * DT.mT[..., None]).cumsum(1)
+        q, k = (rotated(exact[name] + exact[f"{name}_bias"], angles) for name in "QK")
         state = V.new_zeros(*V.shape[:1], *V.shape[2:], q.shape[-1])
         before, outputs = torch.zeros_like(state), []
         for token in range(V.shape[1]):

@@ -91,11 +91,7 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
         inputs=work.inputs(),
         timed_check=work.timed_check,
         check=lambda: check_generate(config, checked, case.dtype, form, precision),
-        metrics={
-            **least.metrics(),
-            "state_bytes": first.state_bytes,
-            **peaks_of("cuda"),
-        },
+        metrics=least.metrics() | {"state_bytes": first.state_bytes} | peaks_of("cuda"),
         work={TTT: least},
         settings={
             "checked": f"{_check_steps(config)} tokens of {checked} other sequences",
