@@ -4,7 +4,7 @@ A block is a convolution (only with the Mamba backbone), a TTT layer and SwiGLU.
 loop (`TorchOperator`) and an output projection.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -233,11 +233,10 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def init_state(self, batch: int, context: int = 0) -> TTTState:
-        dtype, caches = at_least_float32(self.dtype), self._conv_caches(batch)
+        dtype = at_least_float32(self.dtype)
         inner = self.operator.init_states(self._learner_weights, batch, self.config.mini_batch, dtype)
         states = (type(inner)(*(each[layer] for each in inner)) for layer in range(self.config.layers))
-        layers = [LayerState(*each) for each in zip(*self._by_layer(caches), states, strict=True)]
-        return TTTState(batch, layers, caches=caches, inner=inner)
+        return self._state(batch, states, inner)
 
     @torch.no_grad()
     def reset_state(self, state: TTTState) -> None:
@@ -264,20 +263,16 @@ class TTTModel(ChunkedModel):
     @torch.no_grad()
     def init_generate_state(self, batch: int, context: int = 0) -> TTTState:
         """Build the state layer by layer, so only one layer's forward state exists at once."""
-        inner = (self.operator.generate_state(self._inner_state(block, batch)) for block in self.blocks)
-        caches = self._conv_caches(batch)
-        layers = [LayerState(*each) for each in zip(*self._by_layer(caches), inner, strict=True)]
-        return TTTState(batch, layers, caches=caches)
+        states = (self.operator.generate_state(self._inner_state(block, batch)) for block in self.blocks)
+        return self._state(batch, states)
 
-    def _conv_caches(self, batch: int) -> Tensor | None:
-        """Return zeros for `TTTState.caches`; None without convolutions."""
+    def _state(self, batch: int, states: Iterable[Any], inner: Any = None) -> TTTState:
+        """Return a state with empty convolution caches. states: the operator's, by layer; inner: stacked, or None."""
+        count, width = self.config.layers, self.config.width
         if self.config.backbone == "transformer":
-            return None
-        caches = empty_conv_cache(2 * self.config.layers * batch, self.config.width, self.device, self.dtype)
-        return caches.unflatten(0, (2, self.config.layers, batch))
-
-    def _by_layer(self, caches: Tensor | None) -> Sequence[Sequence[Tensor | None]]:
-        return [[None] * self.config.layers] * 2 if caches is None else [each.unbind() for each in caches]
+            return TTTState(batch, [LayerState(None, None, each) for each in states], inner=inner)
+        caches = empty_conv_cache(2 * count * batch, width, self.device, self.dtype).unflatten(0, (2, count, batch))
+        return TTTState(batch, [*map(LayerState, *caches.unbind(), states)], caches=caches, inner=inner)
 
     @property
     def _learner_weights(self) -> list[list[Tensor]]:
