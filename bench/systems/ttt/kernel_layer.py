@@ -127,11 +127,6 @@ class GenerateSet:
         tokens = [inputs[name].transpose(0, 1).contiguous() for name in PER_TOKEN]
         return cls(generate, state, [inputs[name] for name in OUTER], tokens, torch.empty_like(tokens[0]))
 
-    def copy(self, steps: int) -> "GenerateSet":
-        """Return a copy with its own state tensors and only the first `steps` tokens."""
-        tokens = [each[:steps].clone() for each in self.tokens]
-        return replace(self, state=deepcopy(self.state), tokens=tokens, out=self.out[:steps].clone())
-
     def advance(self, step: int, **options: Any) -> None:
         """Run one step of every sequence on the tokens of index `step`; the state has the positions."""
         token = [each[step] for each in self.tokens]
@@ -224,11 +219,11 @@ def steps_in_turn(first: GenerateSet, config: TTTConfig, dtype: str) -> Steps:
 
 
 def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
-    """Return `first` and copies, at least `at_least` sets, at positions spread over a mini-batch."""
+    """Return `first` and sets with copies of its state, at least `at_least`, at positions spread over a mini-batch."""
     m = len(first.tokens[0])
     count = 1 << (at_least - 1).bit_length() if at_least <= m else math.ceil(at_least / m) * m
     rounds = max(1, m // count)
-    sets = [first, *(first.copy(rounds) for _ in range(count - 1))]
+    sets = [first, *(replace(first, state=deepcopy(first.state)) for _ in range(count - 1))]
     for index, some in enumerate(sets):
         some.state.position.fill_(index * rounds % m)
     return sets
