@@ -222,7 +222,9 @@ def parameter_count(config: ModelConfig) -> int:
 
 def _layer_parameters(config: ModelConfig) -> int:
     if isinstance(config, MambaConfig):
-        return _mamba_layer(config)
+        width, inner, rank, state = config.width, config.inner_width, config.time_step_rank, config.state_dim
+        projections = width * 2 * inner + inner * width + inner * (rank + 2 * state) + rank * inner + inner
+        return projections + inner * (CONV_KERNEL + 1) + inner * state + inner + width
     kv_width = config.kv_width if isinstance(config, TransformerConfig) else config.width
     projections = 2 * config.width * (config.width + kv_width)  # q, o; k (or the output gate), v
     shared = projections + 3 * config.width * config.ffn_width + 2 * config.width  # SwiGLU, norms
@@ -237,12 +239,6 @@ def _ttt_extra(config: TTTConfig) -> int:
     norms = 2 * width + 2 * width  # per-head LayerNorm (H x D = width) and the LayerNorm after it
     convolutions = 3 * width * (CONV_KERNEL + 1) + width if config.backbone == "mamba" else 0
     return learner + learning_rate + norms + convolutions
-
-
-def _mamba_layer(config: MambaConfig) -> int:
-    width, inner, rank, state = config.width, config.inner_width, config.time_step_rank, config.state_dim
-    projections = width * 2 * inner + inner * width + inner * (rank + 2 * state) + rank * inner + inner
-    return projections + inner * (CONV_KERNEL + 1) + inner * state + inner + width
 
 
 def _require_one_of(what: str, value: str, known: tuple[str, ...]) -> None:

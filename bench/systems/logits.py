@@ -42,7 +42,7 @@ def check_logits(logits: torch.Tensor, reference: torch.Tensor, dtype: str, wide
 
 
 def rounding_of(case: Case) -> str:
-    """Return the coarser of the dtypes of activations and state, the key of LOGIT_LIMITS."""
+    """Return the coarser of the dtypes of activations and state, as a key of LOGIT_LIMITS."""
     roundings = (case.dtype, STATE_ROUNDING.get(case.state_dtype, case.state_dtype))
     return max(filter(None, roundings), key=LOGIT_LIMITS.__getitem__)
 
