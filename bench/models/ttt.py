@@ -57,8 +57,8 @@ class TTTState:
 
     length: tokens read so far per sequence; None after generate_step, or after a replay of its CUDA graph.
     caches [2, layers, B, 3, C]: last inputs of the blocks' convolutions, then Q's and K's; None without convolutions.
-    inner: the operator's states for `prefill`, stacked over layers; None for generate_step, and in `rows`.
-    `layers` holds views of both.
+    inner: the operator's states for `prefill`, stacked over layers; None for generate_step and in results of `rows`.
+    layers: per layer, views of `caches` and of `inner`; if `inner` is None, the operator's own state.
     """
 
     batch: int
