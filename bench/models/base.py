@@ -6,16 +6,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from bench.models.config import NORM_EPS
-from bench.models.layers import embedding
 
 
 class CausalLM(nn.Module):
-    """A language model: next-token logits from token ids and a state, updated in place.
+    """A language model: computes next-token logits from token ids and a state, which it updates in place.
 
     A state's tensors stay at their addresses, so a CUDA graph of generate_step serves every later step and prompt.
-    A replay does not update `state.length`: set it to None before a `prefill` that continues the sequences.
+    A replay does not update `state.length`: set this to None before a `prefill` that continues the sequences.
     """
 
     def init_state(self, batch: int, context: int) -> Any:
@@ -29,7 +29,7 @@ class CausalLM(nn.Module):
     def generate_state(self, state: Any, into: Any = None) -> Any:
         """Convert a state of `prefill` for `generate_step`; by default, return the same object.
 
-        into: an earlier result to overwrite and return, so that its CUDA graph stays valid; None returns a new one.
+        into: an earlier result, overwritten and returned, so that CUDA graphs which use it stay valid; None: a new one.
         """
         return state
 
@@ -70,17 +70,17 @@ class CausalLM(nn.Module):
 
     @property
     def head(self) -> Tensor:
-        """The LM head's weight [V, C]; a tied head is the embedding's own memory."""
+        """The LM head's weight [V, C]; a tied head shares the embedding's memory."""
         raise NotImplementedError
 
     @property
     def tied(self) -> dict[str, str]:
-        """Other names in checkpoints -> the weight of this model that each repeats."""
+        """Further names of tied weights in checkpoints, each mapped to the weight's name in this model."""
         return {}
 
 
 class PackageModel(CausalLM):
-    """A model of another package as `inner`, with the interface of `CausalLM`."""
+    """Base class that gives `inner`, another package's model, the interface of `CausalLM`."""
 
     inner: Any
 
@@ -93,7 +93,7 @@ class PackageModel(CausalLM):
 
 
 class Decoder(nn.Module):
-    """Embedding, blocks and last norm: the modules that checkpoints name `model.`."""
+    """The embedding, blocks and last norm; their names in checkpoints begin with `model.`."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Decoder(nn.Module):
         norm_eps: float = NORM_EPS,
     ) -> None:
         super().__init__()
-        self.embed_tokens = embedding(vocabulary, width, device, dtype)
+        self.embed_tokens = skip_init(nn.Embedding, vocabulary, width, device=device, dtype=dtype)
         self.layers = nn.ModuleList(blocks)
         self.norm = nn.RMSNorm(width, norm_eps, device=device, dtype=dtype)
 
@@ -113,12 +113,12 @@ class Decoder(nn.Module):
 class ChunkedModel(CausalLM):
     """A model that runs long prompts in parts, which bounds the memory of activations.
 
-    Groups of sequences run one after another, each in chunks of tokens. Groups are small, so that chunks are long:
-    each chunk reads and writes the state once. The LM head is the embedding, unless there is an `lm_head`.
+    Groups of sequences run one after another, each in chunks of tokens. Small groups allow long chunks, which read and
+    write the state less often. The LM head is the embedding unless `lm_head` is set.
     """
 
     model: Decoder
-    # Per chunk, over all sequences of a group: the widest activation then has 0.4 GB in a 1.3B model.
+    # Tokens of a chunk, over all sequences of its group. A 1.3B model's widest activation then takes 0.4 GB.
     prefill_tokens = 32768
     least_group = 1  # fewest sequences of a group
 
@@ -164,7 +164,7 @@ class ChunkedModel(CausalLM):
         raise NotImplementedError
 
     def through(self, block: nn.Module, h: Tensor) -> Tensor:
-        """Run a block on all tokens of new sequences, h [B, T, C], on the device of h; return the new h."""
+        """Run one block on whole new sequences h [B, T, C], on the device of h; return the new residual stream."""
         raise NotImplementedError
 
     def _groups(self, batch: int, tokens: int) -> list[slice]:

@@ -16,13 +16,13 @@ from harness.schema.case import Case, Scalar
 from harness.schema.files import listed, open_regular, refusing
 from harness.schema.reason import printable
 
-VARIABLE = "TTT_BENCH_CHECKPOINTS"  # a JSON object: NAME@DIGEST -> folder
+VARIABLE = "TTT_BENCH_CHECKPOINTS"  # environment variable, a JSON object: NAME@DIGEST -> folder
 DIGITS = 16  # hexadecimal digits of DIGEST
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint folder and the name by which cases know it."""
+    """A checkpoint folder, its configuration and its `name` in cases, NAME@DIGEST."""
 
     name: str
     folder: Path
@@ -43,7 +43,7 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read a folder's config.json, and hash it and the weights; CheckpointError if unsupported."""
+    """Return a folder's checkpoint, named by a hash of config.json and weights; CheckpointError if unsupported."""
     config = read_config(folder)
     digest = hashlib.sha256()
     for file in (folder / CONFIG_FILE, *listed(folder, "*.safetensors")):
@@ -60,7 +60,7 @@ def offer(checkpoint: Checkpoint) -> None:
 
 
 def checkpoint_folder(case: Case) -> Path | None:
-    """Return the folder of a case's checkpoint, if any; CheckpointError if no --checkpoint names it."""
+    """Return the folder of a case's checkpoint, or None; CheckpointError if no --checkpoint names the folder."""
     if missing := checkpoint_missing(case):
         raise CheckpointError(missing)
     name = str(case.option("checkpoint", ""))

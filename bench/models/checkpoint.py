@@ -1,4 +1,4 @@
-"""Load and save models as safetensors under the authors' names.
+"""Load and save models as safetensors, with the published code's parameter names.
 
 `load` reads a folder in Hugging Face's layout; `load_weights` takes the configuration from its caller.
 """
@@ -43,9 +43,9 @@ def load_weights(
 ) -> CausalLM:
     """Build a model of `config` with the weights in a folder's .safetensors files.
 
-    dtype: of projections, by default bfloat16 on a GPU, float32 on a CPU; inner loops and decays are at least float32.
-    options: arguments of the model's class (operator, block).
-    Raises CheckpointError for a truncated file, and as `copy_tensors`.
+    dtype: of the projections, by default bfloat16 on a GPU, float32 on a CPU. TTT's inner loops and Mamba's decays are
+    in at least float32. options: arguments of the model's class (operator, block).
+    Raises CheckpointError for a truncated file and where `copy_tensors` does.
     """
     model = model_class(config)(config, device, dtype or default_dtype(device), **options)
     try:
@@ -59,8 +59,8 @@ def load_weights(
 def copy_tensors(model: CausalLM, tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
     """Copy tensors into the model's weights of the same names; return these names.
 
-    A tied head can come with the embedding or instead of it. Raises CheckpointError for a wrong or missing name, shape
-    or dtype, for NaN or infinity, and for two tensors of one weight with different values.
+    A checkpoint may store a tied head, the embedding or both. Raises CheckpointError for a wrong or missing name, a
+    wrong shape or dtype, NaN or infinity, and a head and embedding that are tied but differ.
     """
     weights, given = model.weights(), dict[str, str]()
     for key, tensor in tensors:

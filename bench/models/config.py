@@ -17,7 +17,7 @@ class ConfigError(ValueError):
 
 
 class CheckpointError(UserError):
-    """No supported checkpoint: the message names the file, the key, and the expected value."""
+    """An unsupported or damaged checkpoint; the message names the file, the key and the expected value."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ SIZES = {
 MODELS = ("ttt-linear", "ttt-mlp", "transformer", "transformer-gqa", "mamba")
 BACKBONES = ("mamba", "transformer")
 
-# The inner learning rate before the sigmoid and 1/D (paper, section 3.1), by learner.
+# base_lr in the inner learning rate base_lr * sigmoid(logit) / D (paper, section 3.1), by learner.
 BASE_LR = {"linear": 1.0, "mlp": 0.1}
 
-# The learner has a quarter of a tiny TTT-MLP's parameters; these SwiGLU widths keep all tiny models within 4% in size.
+# A tiny TTT-MLP has a quarter of its parameters in W1 and W2. These SwiGLU widths keep tiny models within 4% in size.
 _TINY_FFN_WIDTH = {"ttt-mlp": 240, "transformer": 416, "transformer-gqa": 416}
 _TINY_VOCABULARY = 512
 _CUT = "/"  # between the name of a size and its number of layers
@@ -62,9 +62,9 @@ class TTTConfig:
     vocabulary: int = VOCABULARY
     backbone: str = "mamba"  # or "transformer"; M and T in the paper
     mini_batch: int = 16
-    base_lr: float = field(kw_only=True)  # the inner learning rate before the factors sigmoid and 1/D
+    base_lr: float = field(kw_only=True)  # a factor of the inner learning rate; see BASE_LR
     rope_theta: float = ROPE_THETA
-    norm_eps: float = NORM_EPS  # of the RMSNorms; the LayerNorms of the TTT layer have 1e-6
+    norm_eps: float = NORM_EPS  # of the RMSNorms; the TTT layer's LayerNorms always have 1e-6
     tied: bool = True  # whether the LM head is the embedding
 
     def __post_init__(self) -> None:
@@ -126,7 +126,7 @@ class MambaConfig:
     expand: int = 2
     state_dim: int = 16
     token_flops: int = 6  # per token and state element, for update and output (arXiv 2312.00752, equation 2)
-    groups: int = 0  # B and C pairs of a Mamba-2, whose convolution includes them; 0 for a Mamba
+    groups: int = 0  # number of (B, C) pairs, which Mamba-2 convolves too; 0 for Mamba
 
     @property
     def inner_width(self) -> int:
@@ -167,7 +167,7 @@ ModelConfig = TTTConfig | TransformerConfig | MambaConfig
 def model_config(model: str, size: str, *, backbone: str = "mamba", mini_batch: int = 16) -> ModelConfig:
     """Return the configuration of a model in MODELS; size: a key of SIZES or a result of `cut`.
 
-    backbone, mini_batch: of TTT models only. Raises ConfigError for an unknown name or a mini-batch below 1.
+    backbone, mini_batch: only for TTT models. Raises ConfigError for an unknown name or a mini-batch below 1.
     """
     name, layers = uncut(size)
     _require_one_of("model", model, MODELS)
@@ -210,7 +210,7 @@ def convolved_channels(config: ModelConfig | DeltaRuleConfig) -> int:
     if isinstance(config, DeltaRuleConfig):
         return config.convolved
     if isinstance(config, TTTConfig) and config.backbone == "mamba":
-        return 2 * config.width  # the block's convolution, and the input that those of Q and K share
+        return 2 * config.width  # the block's convolution, and the one input of Q's and K's
     return 0
 
 
@@ -222,7 +222,9 @@ def parameter_count(config: ModelConfig) -> int:
 
 def _layer_parameters(config: ModelConfig) -> int:
     if isinstance(config, MambaConfig):
-        return _mamba_layer(config)
+        width, inner, rank, state = config.width, config.inner_width, config.time_step_rank, config.state_dim
+        projections = width * 2 * inner + inner * width + inner * (rank + 2 * state) + rank * inner + inner
+        return projections + inner * (CONV_KERNEL + 1) + inner * state + inner + width
     kv_width = config.kv_width if isinstance(config, TransformerConfig) else config.width
     projections = 2 * config.width * (config.width + kv_width)  # q, o; k (or the output gate), v
     shared = projections + 3 * config.width * config.ffn_width + 2 * config.width  # SwiGLU, norms
@@ -230,19 +232,13 @@ def _layer_parameters(config: ModelConfig) -> int:
 
 
 def _ttt_extra(config: TTTConfig) -> int:
-    """Count a TTT block's parameters beyond a Transformer block's; Mamba's output gate replaces the K projection."""
+    """Count a TTT block's parameters beyond a Transformer block's, which has as many projections."""
     width, heads = config.width, config.heads
     learner = sum(a * b * c for a, b, c in config.weight_shapes.values())
     learning_rate = config.mini_batch + heads * width + heads
     norms = 2 * width + 2 * width  # per-head LayerNorm (H x D = width) and the LayerNorm after it
     convolutions = 3 * width * (CONV_KERNEL + 1) + width if config.backbone == "mamba" else 0
     return learner + learning_rate + norms + convolutions
-
-
-def _mamba_layer(config: MambaConfig) -> int:
-    width, inner, rank, state = config.width, config.inner_width, config.time_step_rank, config.state_dim
-    projections = width * 2 * inner + inner * width + inner * (rank + 2 * state) + rank * inner + inner
-    return projections + inner * (CONV_KERNEL + 1) + inner * state + inner + width
 
 
 def _require_one_of(what: str, value: str, known: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""`ttt.TTTBlock` in ten or fewer launches, plus the inner loop.
+"""`ttt.TTTBlock` in at most ten kernel launches, apart from the inner loop.
 
 Projections that share an input are one GEMM, and kernels read the columns of its output in place. The output GEMMs add
 to the residual stream. Here, rows are the tokens of all sequences in a call; a pass reads or writes a tensor [B, T, C]
@@ -22,7 +22,7 @@ from tk_kernels.edges.short_convolution import query_key, residual_convolution
 from tk_kernels.edges.swiglu_product import swiglu_product
 from tk_kernels.reference.layer import Rotation
 
-MOST_DEPENDENT = 4  # sequences of a step; with more, dependent launches gain nothing on an H100
+MOST_DEPENDENT = 4  # most sequences of a step with dependent launches; more gain nothing on an H100
 ALIGNED = 8  # columns of 2 bytes per 16-byte load
 
 
@@ -34,8 +34,6 @@ class FusedBlock(TTTBlock):
     or changed through `.data`: the block would use the old values.
     """
 
-    dependent_launches = True
-
     def __init__(self, config: TTTConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(config, device, dtype)
         self._pack()
@@ -44,9 +42,11 @@ class FusedBlock(TTTBlock):
     def forward(self, h: Tensor, rope: Rotation, state: LayerState, learn: Learn) -> Tensor:
         changed = self._follow_parameters(rope)
         layer = self.seq_modeling_block
-        is_one_token = h.shape[1] == 1 and state.sequences is None and not beside_another_chunk()
-        pdl = is_one_token and self.dependent_launches and len(h) <= MOST_DEPENDENT and fits(h, self._projections)
-        # `dependent_launch` needs a plain launch between two writes of a state, and after new parameters.
+        is_served = state.slots is not None or state.sequences is not None
+        is_own_step = h.shape[1] == 1 and not is_served and not beside_another_chunk()
+        pdl = is_own_step and len(h) <= MOST_DEPENDENT and fits(h, self._projections)
+        # `dependent_launch` needs a plain launch between two writes of a state, and after new parameters. In vLLM, the
+        # kernel before the block writes its state.
         h, x = self._enter(h, state, pdl and not changed)
         projected = product(x, self._projections, pdl)
         projections = self._split(projected, rope, state, pdl)
@@ -79,9 +79,9 @@ class FusedBlock(TTTBlock):
         )
 
     def _split(self, projected: Tensor, rope: Rotation, state: LayerState, pdl: bool) -> Projections:
-        """Return the inner loop's inputs.
+        """Return the inner loop's inputs from the columns of `projected`.
 
-        Columns: [input of Q's and K's convolutions, v, output gate, lr], or [q, v, k, lr] without them.
+        They are [input of Q's and K's convolutions, v, output gate, lr logits], or [q, v, k, lr logits].
         """
         layer = self.seq_modeling_block
         logits, bias = projected[..., self._rate_rows()], layer.learnable_ttt_lr_bias[:, 0]
@@ -100,7 +100,7 @@ class FusedBlock(TTTBlock):
         return projected[..., index * width : (index + 1) * width]
 
     def _rate_rows(self) -> slice:
-        """Return the learning rates' rows in the packed weight, also their columns in `projected`."""
+        """Return the slice of the learning rates' rows in the packed weight, and of their columns in `projected`."""
         config = self.seq_modeling_block.config
         return slice(3 * config.width, 3 * config.width + config.heads)
 
@@ -113,7 +113,8 @@ class FusedBlock(TTTBlock):
         self._gate_up = pack([self.mlp.gate_proj, self.mlp.up_proj])
         if config.backbone == "mamba":
             for conv in (self.conv.conv, layer.conv_q, layer.conv_k):
-                conv.weight.data = taps_apart(conv.weight.data)
+                # [C, 1, 4] with channels contiguous, as kernels need it
+                conv.weight.data = conv.weight.data.permute(2, 1, 0).contiguous().permute(2, 1, 0)
         self._made_of: list[int] = []
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -123,7 +124,7 @@ class FusedBlock(TTTBlock):
         return self
 
     def _follow_parameters(self, rope: Rotation) -> bool:
-        """Copy changed learning-rate weights and token scales to where kernels read them; return whether any did."""
+        """Copy changed learning-rate weights and token scales to where kernels read them; return if any changed."""
         layer = self.seq_modeling_block
         made_of = [weight._version for weight in (layer.learnable_ttt_lr_weight, layer.learnable_token_idx)]
         changed = made_of != self._made_of
@@ -149,13 +150,8 @@ def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
     return packed
 
 
-def taps_apart(weight: Tensor) -> Tensor:
-    """Return a convolution's weight [C, 1, 4] with channels contiguous, as kernels need it."""
-    return weight.permute(2, 1, 0).contiguous().permute(2, 1, 0)
-
-
 def has_few_rows(x: Tensor, weight: Tensor, *, swiglu: bool = False) -> bool:
-    """Whether the few-rows kernel can multiply x [B, T, F]: T = 1, and B as `fits` allows."""
+    """Return whether the few-rows kernel can multiply x [B, T, F]: T is 1, and `fits` accepts x."""
     return x.shape[1] == 1 and fits(x, weight, swiglu=swiglu)
 
 

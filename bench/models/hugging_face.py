@@ -38,7 +38,7 @@ _WITHOUT_EFFECT = {
     "use_cache",
 }
 _BACKBONE = ("pre_conv", "share_qk", "use_gate")
-_FIELDS = {  # of TTTConfig, by key; the backbone is apart
+_FIELDS = {  # key -> field of TTTConfig; the keys in _BACKBONE give `backbone`
     "ttt_layer_type": "learner",
     "ttt_base_lr": "base_lr",
     "vocab_size": "vocabulary",
@@ -111,7 +111,7 @@ def read_config(folder: str | Path) -> TTTConfig:
 
 
 def config_values(config: TTTConfig) -> dict[str, Any]:
-    """Return config.json's content for a model, from which `read_config` restores it."""
+    """Return the content of a config.json from which `read_config` restores `config`."""
     return {
         "model_type": "ttt",
         "architectures": ["TTTForCausalLM"],
@@ -121,7 +121,7 @@ def config_values(config: TTTConfig) -> dict[str, Any]:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON object; CheckpointError if the file is unreadable or anything else."""
+    """Read a JSON object; CheckpointError if the file is unreadable or holds anything else."""
     try:
         values = json.loads(read_regular(file).decode("utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:

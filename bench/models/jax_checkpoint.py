@@ -2,7 +2,7 @@
 
 The file is `streaming_params`, or `streaming_train_state` with the optimizer (ttt/infra/checkpoint.py of
 github.com/test-time-training/ttt-lm-jax). It is a stream of msgpack pairs (path, bytes). The bytes are one array in
-flax's msgpack: extension type 1 with (shape, dtype name, data in C order). Sizes follow from the shapes;
+flax's msgpack: extension type 1 with (shape, dtype name, data in C order). Array shapes give the model's sizes;
 epsilon and RoPE theta are those of all published configurations.
 """
 
@@ -77,7 +77,7 @@ def convert(file: Path, folder: Path, base_lr: float | None = None) -> None:
 
 
 def read_arrays(file: Path) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    """Yield (path, tensor) for each weight, none of the optimizer's; CheckpointError if unreadable."""
+    """Yield (path, tensor) of each weight, without optimizer state; CheckpointError if unreadable."""
     import msgpack
 
     path: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ def read_arrays(file: Path) -> Iterator[tuple[tuple[str, ...], Tensor]]:
 
 
 def renamed(path: tuple[str, ...]) -> str:
-    """Return the name in the authors' PyTorch state dict of the weight at a JAX path."""
+    """Return the name in the authors' PyTorch code for the weight at a JAX path."""
     name = ".".join(path)
     for jax, torch_name in _RENAMED:
         name = re.sub(jax, torch_name, name)
@@ -109,7 +109,7 @@ def renamed(path: tuple[str, ...]) -> str:
 
 
 def turned(path: tuple[str, ...], array: Tensor) -> Tensor:
-    """Return a weight in PyTorch's layout: kernels with dimensions reversed, others as is.
+    """Return a weight in PyTorch's layout: parameters named kernel transposed, others unchanged.
 
     [in, out] becomes [out, in], and [4, 1, C] becomes [C, 1, 4]; the learning rate's [H, C, 1] becomes [H, 1, C].
     RoPE pairs are interleaved in both codes, so Q and K are not permuted.
@@ -122,7 +122,7 @@ def turned(path: tuple[str, ...], array: Tensor) -> Tensor:
 
 
 def config_of_weights(file: Path, weights: dict[str, Tensor], base_lr: float | None) -> dict[str, Any]:
-    """Return config.json's content for weights by PyTorch name; CheckpointError if no TTT model."""
+    """Return config.json's content for weights by PyTorch name; CheckpointError if they are no TTT model's."""
     block = "model.layers.0.seq_modeling_block."
     inner = (f"{block}W1", f"{block}learnable_token_idx")
     needed = ("model.embed_tokens.weight", "model.layers.0.mlp.gate_proj.weight", *inner)

@@ -31,8 +31,8 @@ from tk_kernels.reference.layer import Rotation
 class KernelOperator(TorchOperator):
     """The inner loop on the project's kernels.
 
-    form, precision: the generate state's; see `tk_kernels.ttt_linear.generate`. backend: forward's; "": the fastest.
-    prefill_on_reference: whether forward runs in PyTorch, for systems that only measure generate.
+    form, precision: of the generate state; see `tk_kernels.ttt_linear.generate`. backend: of forward; "": the fastest.
+    prefill_on_reference: whether forward runs in PyTorch, for systems that measure only generate.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class KernelOperator(TorchOperator):
         initial: Sequence[Tensor],
         sequences: Packed,
     ) -> Tensor:
-        """Run `forward_packed` for equal lengths: the Hopper kernel runs on copies of the slots."""
+        """Run `forward_packed` for sequences of equal length: the Hopper kernel, on copies of their states."""
         batch, heads = len(sequences.slots), projections.q.shape[2]
         position = sequences.start.new_zeros(batch, heads)
         copies = rows_of(replace(state, position=None), sequences.slots)

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from bench.models.config import CONV_KERNEL
 from harness.measure.ranges import OPERATOR, is_recorded, layer_name, nvtx_range
@@ -46,19 +47,9 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-class _Unfilled(nn.Linear):
-    def reset_parameters(self) -> None:
-        """Do nothing: the weight is filled later, and filling 1.3B parameters twice takes seconds."""
-
-
 def linear(inputs: int, outputs: int, device: torch.device, dtype: torch.dtype) -> nn.Linear:
-    """Return a projection without bias and with an uninitialized weight."""
-    return _Unfilled(inputs, outputs, bias=False, device=device, dtype=dtype)
-
-
-def embedding(vocabulary: int, width: int, device: torch.device, dtype: torch.dtype) -> nn.Embedding:
-    """Return an embedding with an uninitialized weight."""
-    return nn.Embedding.from_pretrained(torch.empty(vocabulary, width, device=device, dtype=dtype), freeze=False)
+    """Return a projection without bias, uninitialized: filling 1.3B parameters twice takes seconds."""
+    return skip_init(nn.Linear, inputs, outputs, bias=False, device=device, dtype=dtype)
 
 
 def parameter(shape: Iterable[int], device: torch.device, dtype: torch.dtype) -> nn.Parameter:

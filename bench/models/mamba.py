@@ -1,4 +1,4 @@
-"""The Mamba baseline: its implementation in Hugging Face's package transformers."""
+"""The Mamba baseline, as Hugging Face's package transformers implements it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ MEMORY = 96  # standard deviation of x_proj's rows for B and C, times the width;
 
 @dataclass
 class MambaState:
-    """Per layer: the convolution's last inputs [B, E, 4] and the float32 state [B, E, N]."""
+    """State of `batch` sequences; cache: per layer, last convolution inputs [B, E, 4] and SSM state [B, E, N]."""
 
     batch: int
     cache: DynamicCache

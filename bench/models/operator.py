@@ -1,4 +1,4 @@
-"""The inner loop of a TTT layer: inputs, and a PyTorch reference of the operator."""
+"""The inner loop of a TTT layer: its inputs, and the operator in PyTorch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,8 +19,9 @@ from tk_kernels.ttt_mlp import reference as ttt_mlp
 class Projections(NamedTuple):
     """Inputs of a layer's inner loop: q, k, v [B, T, H, D], lr_logits [B, T, H]; without T for a step.
 
-    lr_logits: x_j . w_h + c_h in at least float32. ready: lr_logits holds the learning rates lr_j; q, k have RoPE.
-    pdl: whether kernels of the step are allowed to be dependent launches (`tk_kernels.generate.common`).
+    lr_logits: x_j . w_h + c_h for token j and head h, in at least float32. pdl: whether kernels of a step may be
+    dependent launches (`tk_kernels.generate.common`).
+    ready: whether RoPE has been applied to q and k, and lr_logits holds the learning rates lr_j.
     """
 
     q: Tensor
@@ -29,11 +30,6 @@ class Projections(NamedTuple):
     lr_logits: Tensor
     ready: bool = False
     pdl: bool = False
-
-    def first(self) -> "Projections":
-        """Return token 0's projections without the dimension T, for a generate step."""
-        q, k, v, lr_logits = (each[:, 0] for each in self[:4])
-        return Projections(q, k, v, lr_logits, self.ready, self.pdl)
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,7 @@ class TorchOperator:
     """The inner loop, with RoPE and learning rate, in PyTorch; subclasses use kernels.
 
     A state is a named tuple or dataclass of tensors. Calls update it in place, so a CUDA graph stays valid.
-    form: "dual" or "primal". `forward` takes a dual state; `generate_step` takes one of `form`, from `generate_state`.
+    form: "dual" or "primal". `forward` takes a dual state; `generate_step` takes one in `form`, from `generate_state`.
     """
 
     block_a_head = False  # whether `forward` is one kernel with one thread block per head and sequence
@@ -73,7 +69,7 @@ class TorchOperator:
         return self._reference.init_state(*weights, batch, mini_batch=mini_batch, dtype=dtype)
 
     def init_states(self, layers: Sequence[Sequence[Tensor]], batch: int, mini_batch: int, dtype: torch.dtype) -> Any:
-        """Return all layers' initial states in few launches, with a leading axis of layers."""
+        """Return all layers' initial states, stacked along a first axis; takes few launches."""
         one = self.init_state(layers[0], 1, mini_batch, dtype)
         states = type(one)(*(x.new_empty(len(layers), batch, *x.shape[1:]) for x in one))
         self.restart_states(states, layers)
@@ -90,7 +86,7 @@ class TorchOperator:
     def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
         """Return the output [B, T, H, D] in q's dtype, and advance `state` by T tokens.
 
-        start: the position in the mini-batch; None reads it from the device. Raises ValueError for a primal state.
+        start: position in the mini-batch; None: read from `state`, on the device. Raises ValueError for a primal state.
         """
         if _is_primal(state):
             raise ValueError("prefill: needs a state of init_state or prefill, not of generate_state")
@@ -120,13 +116,13 @@ def _is_primal(state: Any) -> bool:
 
 
 def ready_for_prefill(projections: Projections, learner: Learner, position: Tensor) -> Projections:
-    """Return `ready` projections of T tokens. position [B]: token 0's position in the mini-batch."""
+    """Make projections of T tokens `ready`. position [B]: token 0's position in the mini-batch."""
     ahead = torch.arange(projections.q.shape[1], device=position.device)
     return ready_at(projections, learner, (position[:, None] + ahead) % learner.token_scale.shape[0])
 
 
 def ready_at(projections: Projections, learner: Learner, position: Tensor) -> Projections:
-    """Return `ready` projections. position [B, T], or [B] for a step: positions in the mini-batch."""
+    """Make projections `ready`. position [B, T], or [B] for a step: each token's in the mini-batch."""
     if projections.ready:
         return projections
     cos, sin = (table[position].unsqueeze(-2) for table in learner.rope)

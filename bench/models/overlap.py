@@ -20,9 +20,9 @@ def beside_another_chunk() -> bool:
 
 
 class Overlap:
-    """Two CUDA streams that run a prompt's chunks in turn, one behind the other.
+    """Two CUDA streams, on which the chunks of a prompt alternate.
 
-    Both first wait for the current stream. After `join`, that stream may reuse memory allocated in a chunk.
+    Both first wait for the current stream. After `join`, the current stream may reuse memory allocated in a chunk.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +20,9 @@ CAPACITY_MULTIPLE = 64
 
 @dataclass
 class TransformerState:
-    """KV cache [layers, 2, B, KV heads, capacity, D] and its length `position` [1] int64.
+    """KV cache [layers, 2, B, KV heads, capacity, D]; position [1] int64: how many tokens it holds.
 
-    length: the same number on the host; None after generate_step, or after a replay of its CUDA graph.
+    length: the same count on the host; None after generate_step, or after a replay of its CUDA graph.
     """
 
     cache: Tensor
@@ -114,10 +114,6 @@ class Transformer(ChunkedModel):
         state.position.zero_()
         state.length = 0
 
-    @property
-    def _blocks(self) -> list[TransformerBlock]:
-        return cast(list[TransformerBlock], list(self.model.layers))
-
     def through(self, block: nn.Module, h: Tensor) -> Tensor:
         return block(h, self._rope(torch.arange(h.shape[1], device=h.device)), causal_attention)
 
@@ -127,7 +123,7 @@ class Transformer(ChunkedModel):
         if end > state.capacity:
             raise ValueError(f"{end} tokens: the state holds {state.capacity}; give init_state a longer context")
         h, rope = self.model.embed_tokens(ids), self._rope(torch.arange(start, end, device=ids.device))
-        for index, block in enumerate(self._blocks):
+        for index, block in enumerate(self.model.layers):
             with layer_range(index):
                 h = block(h, rope, partial(self._attend_prompt, state.cache[index], start))
         state.position.fill_(end)
@@ -137,7 +133,7 @@ class Transformer(ChunkedModel):
     def _hidden_step(self, ids: Tensor, state: TransformerState) -> Tensor:
         mask = (torch.arange(state.capacity, device=ids.device) <= state.position)[None]  # [1, capacity]
         h, rope = self.model.embed_tokens(ids), self._rope(state.position)
-        for index, block in enumerate(self._blocks):
+        for index, block in enumerate(self.model.layers):
             with layer_range(index):
                 h = block(h, rope, partial(self._attend_step, state.cache[index], state.position, mask))
         state.position.add_(1)

@@ -4,7 +4,7 @@ A block is a convolution (only with the Mamba backbone), a TTT layer and SwiGLU.
 loop (`TorchOperator`) and an output projection.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,7 +31,7 @@ from bench.models.operator import Learner, Projections, TorchOperator, rows_of
 from bench.models.overlap import Overlap
 from tk_kernels.packed import Packed
 from tk_kernels.reference.layer import Rotation, rotation
-from tk_kernels.reference.token_rows import overwrite
+from tk_kernels.reference.token_rows import mapped, overwrite
 
 
 @dataclass
@@ -41,7 +41,7 @@ class LayerState:
     block_conv [B, 3, C]: last inputs of the block's convolution. qk_conv: last inputs that Q's and K's convolutions
     share. Both are None with the Transformer backbone.
     slots [B]: for a step of `FusedBlock`, the sequences' rows in state tensors with more than B rows.
-    sequences: for packed tokens in `FusedBlock`, each sequence's range of tokens and its row.
+    sequences: for packed tokens in `FusedBlock`, each sequence's range of tokens and row in the state tensors.
     """
 
     block_conv: Tensor | None
@@ -57,8 +57,8 @@ class TTTState:
 
     length: tokens read so far per sequence; None after generate_step, or after a replay of its CUDA graph.
     caches [2, layers, B, 3, C]: last inputs of the blocks' convolutions, then Q's and K's; None without convolutions.
-    inner: the operator's states, stacked over layers.
-    `layers` holds views of both; both are None if only `layers` holds the tensors.
+    inner: the operator's states for `prefill`, stacked over layers; None for generate_step and in results of `rows`.
+    layers: per layer, views of `caches` and of `inner`; if `inner` is None, the operator's own state.
     """
 
     batch: int
@@ -69,7 +69,9 @@ class TTTState:
 
     def rows(self, rows: slice) -> "TTTState":
         """Return the state of the sequences in the slice `rows`, as views."""
-        return TTTState(len(range(self.batch)[rows]), [rows_of(layer, rows) for layer in self.layers], self.length)
+        caches = None if self.caches is None else self.caches[:, :, rows]
+        layers = [rows_of(layer, rows) for layer in self.layers]
+        return TTTState(len(range(self.batch)[rows]), layers, self.length, caches)
 
 
 class BlockConv(nn.Module):
@@ -142,7 +144,7 @@ class TTTLayer(nn.Module):
         return Learner(token_scale, self.ttt_norm_weight, self.ttt_norm_bias, base_lr, rope, theta)
 
     def output(self, x: Tensor, out: Tensor) -> Tensor:
-        """Return the layer's output [B, T, C] from that of the inner loop, `out` [B, T, H, D].
+        """Return the layer's output [B, T, C] from the inner loop's output `out` [B, T, H, D].
 
         x: the layer's input, for the output gate.
         """
@@ -158,7 +160,11 @@ Learn = Callable[[Projections, Learner, Any], Tensor]
 
 def one_token(operator: TorchOperator) -> Learn:
     """Return `operator.generate_step` as a `Learn`, on tensors with T = 1."""
-    return lambda projections, learner, state: operator.generate_step(projections.first(), learner, state)[:, None]
+
+    def learn(projections: Projections, learner: Learner, state: Any) -> Tensor:
+        return operator.generate_step(mapped(projections, lambda x: x[:, 0]), learner, state)[:, None]
+
+    return learn
 
 
 class TTTBlock(nn.Module):
@@ -201,7 +207,7 @@ class TTTModel(ChunkedModel):
     operator: the inner loop, by default the dual form in PyTorch. block: `TTTBlock` or `fused.FusedBlock`.
     """
 
-    least_group = 16  # a kernel has one thread block per head and sequence; fewer sequences leave SMs of an H100 idle
+    least_group = 16  # fewer sequences, with one thread block per head and sequence, leave SMs of an H100 idle
     overlapped_tokens = 8192  # per overlapped chunk: enough rows for a GEMM, few enough that the second starts early
     many_chunks = 16  # a prompt of at least this many chunks takes chunks of twice the length
 
@@ -227,34 +233,28 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def init_state(self, batch: int, context: int = 0) -> TTTState:
-        dtype, caches = at_least_float32(self.dtype), self._conv_caches(batch)
+        dtype = at_least_float32(self.dtype)
         inner = self.operator.init_states(self._learner_weights, batch, self.config.mini_batch, dtype)
         states = (type(inner)(*(each[layer] for each in inner)) for layer in range(self.config.layers))
-        layers = [LayerState(*each) for each in zip(*self._by_layer(caches), states, strict=True)]
-        return TTTState(batch, layers, caches=caches, inner=inner)
+        return self._state(batch, states, inner)
 
     @torch.no_grad()
     def reset_state(self, state: TTTState) -> None:
         state.length = 0
+        if state.caches is not None:
+            state.caches.zero_()
         if state.inner is not None:
-            if state.caches is not None:
-                state.caches.zero_()
             self.operator.restart_states(state.inner, self._learner_weights)
             return
         for block, layer in zip(self.blocks, state.layers, strict=True):
-            for cache in (layer.block_conv, layer.qk_conv):
-                if cache is not None:
-                    cache.zero_()
-            fresh = self._inner_state(block, state.batch)
-            same_form = type(fresh) is type(layer.inner)
-            overwrite(layer.inner, fresh if same_form else self.operator.generate_state(fresh))
+            overwrite(layer.inner, self.operator.generate_state(self._inner_state(block, state.batch)))
 
     @torch.no_grad()
     def generate_state(self, state: TTTState, into: TTTState | None = None) -> TTTState:
         """Return a state for generate_step that shares the convolution caches of `state`."""
         if into is None:
             made = [replace(layer, inner=self.operator.generate_state(layer.inner)) for layer in state.layers]
-            return TTTState(state.batch, made, state.length)
+            return TTTState(state.batch, made, state.length, state.caches)
         for old, layer in zip(into.layers, state.layers, strict=True):
             overwrite(old.inner, self.operator.generate_state(layer.inner))
         into.length = state.length
@@ -263,19 +263,16 @@ class TTTModel(ChunkedModel):
     @torch.no_grad()
     def init_generate_state(self, batch: int, context: int = 0) -> TTTState:
         """Build the state layer by layer, so only one layer's forward state exists at once."""
-        inner = (self.operator.generate_state(self._inner_state(block, batch)) for block in self.blocks)
-        caches = self._by_layer(self._conv_caches(batch))
-        return TTTState(batch, [LayerState(*each) for each in zip(*caches, inner, strict=True)])
+        states = (self.operator.generate_state(self._inner_state(block, batch)) for block in self.blocks)
+        return self._state(batch, states)
 
-    def _conv_caches(self, batch: int) -> Tensor | None:
-        """Return zeros for `TTTState.caches`; None without convolutions."""
+    def _state(self, batch: int, states: Iterable[Any], inner: Any = None) -> TTTState:
+        """Return a state with empty convolution caches. states: the operator's, by layer; inner: stacked, or None."""
+        count, width = self.config.layers, self.config.width
         if self.config.backbone == "transformer":
-            return None
-        caches = empty_conv_cache(2 * self.config.layers * batch, self.config.width, self.device, self.dtype)
-        return caches.unflatten(0, (2, self.config.layers, batch))
-
-    def _by_layer(self, caches: Tensor | None) -> Sequence[Sequence[Tensor | None]]:
-        return [[None] * self.config.layers] * 2 if caches is None else [each.unbind() for each in caches]
+            return TTTState(batch, [LayerState(None, None, each) for each in states], inner=inner)
+        caches = empty_conv_cache(2 * count * batch, width, self.device, self.dtype).unflatten(0, (2, count, batch))
+        return TTTState(batch, [*map(LayerState, *caches.unbind(), states)], caches=caches, inner=inner)
 
     @property
     def _learner_weights(self) -> list[list[Tensor]]:

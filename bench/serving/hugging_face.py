@@ -8,7 +8,7 @@ ARCHITECTURE = "TTTForCausalLM"
 
 
 class HuggingFaceConfig(PretrainedConfig):
-    """config.json as a class of transformers; `read_config` checks the values, not this class."""
+    """The values of config.json for transformers; `read_config` checks them, this class does not."""
 
     model_type = "ttt"
 

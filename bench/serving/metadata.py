@@ -8,13 +8,13 @@ from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, Comm
 from vllm.v1.attention.backends.mamba_attn import BaseMambaAttentionMetadata, BaseMambaAttentionMetadataBuilder
 
 from bench.models.hugging_face import read_config
-from bench.serving.step import Generating, Step, common_length
+from bench.serving.pages import Generating, Step, common_length
 from tk_kernels.packed import Packed, packed
 
 
 @dataclass
 class TTTMetadata(BaseMambaAttentionMetadata):
-    """vLLM's metadata of a step for state-space models; `step` is the TTT model's form of it."""
+    """vLLM's metadata of a step for state-space models, extended by `step`, which TTT models read."""
 
     step: Step | None = None
 

@@ -17,16 +17,8 @@ from bench.models.fused import FusedBlock
 from bench.models.hugging_face import read_config
 from bench.models.kernel_operator import KernelOperator
 from bench.models.ttt import TTTModel
-from bench.serving.pages import Layout, hidden
-from bench.serving.step import Step
-from bench.serving.warm_up import warm_up
+from bench.serving.pages import Layout, Step, hidden, warm_up
 from tk_kernels.packed import packed
-
-
-class ServedBlock(FusedBlock):
-    """A fused block without dependent launches, because in vLLM the kernel before the block writes its state."""
-
-    dependent_launches = False
 
 
 class States(MambaBase):
@@ -69,7 +61,7 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
         super().__init__()
         config, dtype = read_config(vllm_config.model_config.model), vllm_config.model_config.dtype
         self.ttt = TTTModel(
-            config, vllm_config.device_config.device, dtype, KernelOperator(config.learner), block=ServedBlock
+            config, vllm_config.device_config.device, dtype, KernelOperator(config.learner), block=FusedBlock
         )
         self.layout = _layout(vllm_config)
         self.states = [States(self.layout) for _ in range(config.layers)]
@@ -106,7 +98,7 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
         return F.pad(self.ttt.model.norm(x), (0, 0, 0, len(input_ids) - len(x)))
 
     def _one_prompt(self, tokens: int, device: torch.device) -> tuple[Step, list[list[Tensor]]]:
-        """Return (step, per-layer views of one shared page) with which vLLM measures memory without requests."""
+        """Return (step of one prompt, per-layer views of one page); vLLM has no requests when it measures memory."""
         ends = torch.tensor([0, tokens], dtype=torch.int32, device=device)
         page = self.layout.views(torch.zeros(1, self.layout.page_bytes, dtype=torch.int8, device=device))
         return packed(ends, ends[:1], ends[:1].long(), tokens), [page] * len(self.states)

@@ -1,14 +1,15 @@
-"""States of sequences in vLLM's cache: a page of bytes per layer and sequence.
+"""States of sequences in vLLM's cache, and the steps that update them.
 
-A slot is the index of a page.
+Each layer and sequence has a page of bytes; a slot is the index of a page.
 A page contains the convolutions' windows, then the tensors that the operator's `generate_state` makes, except the
-position: that follows from the number of tokens that vLLM has computed.
+position, which follows from the number of tokens that vLLM has computed.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,12 +18,38 @@ from bench.models.config import TTTConfig
 from bench.models.kernel_operator import KernelOperator
 from bench.models.layers import at_least_float32, empty_conv_cache
 from bench.models.operator import TorchOperator
-from bench.models.ttt import LayerState, TTTModel, one_token
-from bench.serving.step import Step
-from tk_kernels.packed import Packed
+from bench.models.ttt import LayerState, TTTModel, TTTState
+from tk_kernels.edges.swiglu_product import LEAST_ROWS
+from tk_kernels.packed import Packed, packed
 from tk_kernels.reference.token_rows import mapped
 
 ALIGNED = 64  # bytes; makes offsets and strides multiples of 16 float32 numbers, for which Triton compiles the kernels
+
+# A step of at most so many sequences and at least so many tokens runs as one batch, on float32 copies of the states.
+# Launching the copies takes longer than a step of fewer tokens.
+MOST_SEQUENCES, LEAST_TOKENS = 64, 16384
+
+
+class Generating(NamedTuple):
+    """A step in which each of D requests generates a token.
+
+    slots [D], positions [D]: the requests' cache slots, and their positions in the mini-batch.
+    """
+
+    slots: Tensor
+    positions: Tensor
+
+
+Step = Generating | Packed  # a step with prompts is packed: requests that generate are sequences of one token there
+
+
+def common_length(lengths: Sequence[int], computed: Sequence[int], mini_batch: int) -> int:
+    """Return the common length in tokens of a step's sequences if they can run as a batch, otherwise 0.
+
+    lengths: each sequence's tokens in this step. computed: its earlier tokens, which must be whole mini-batches.
+    """
+    alike = len(set(lengths)) == 1 and not any(before % mini_batch for before in computed)
+    return lengths[0] if alike and len(lengths) <= MOST_SEQUENCES and sum(lengths) >= LEAST_TOKENS else 0
 
 
 class Layout:
@@ -77,17 +104,30 @@ def hidden(model: TTTModel, layout: Layout, layers: Sequence[Sequence[Tensor]], 
     """
     operator = model.operator
     assert isinstance(operator, KernelOperator)
-    h = model.model.embed_tokens(ids)
     if isinstance(step, Packed):
-        packed = h[None, : step.tokens]
+        h = model.model.embed_tokens(ids[None, : step.tokens])
         for views, block in zip(layers, model.blocks, strict=True):
             initial = block.seq_modeling_block.learner_weights()
             learn = partial(operator.forward_packed, initial=initial, sequences=step)
-            packed = block(packed, model._rope, layout.packed(views, step), learn)
-        return packed[0]
-    steps = h[: len(step.slots), None]
+            h = block(h, model._rope, layout.packed(views, step), learn)
+        return h[0]
     positions = step.positions[:, None].repeat(1, model.config.heads)  # as the kernels read them
-    for views, block in zip(layers, model.blocks, strict=True):
-        state = layout.generating(views, step.slots, positions)
-        steps = block(steps, model._rope, state, one_token(operator))
-    return steps[:, 0]
+    states = [layout.generating(views, step.slots, positions) for views in layers]
+    batch = len(step.slots)
+    return model._hidden_step(ids[:batch, None], TTTState(batch, states))[:, 0]
+
+
+def warm_up(model: TTTModel, layout: Layout) -> None:
+    """When the engine starts, run steps with prompts that launch every compiled variant of the kernels.
+
+    So kernels are compiled and libraries loaded before the first request. All numbers of sequences between two powers
+    of two use the same variants, and so do all from LEAST_ROWS on. Steps in which all requests generate are compiled
+    later: by vLLM's CUDA graph capture or, with `--enforce-eager`, by the first such step.
+    """
+    page = torch.zeros(1, layout.page_bytes, dtype=torch.int8, device=model.device)
+    layers = [layout.views(page)] * len(model.blocks)
+    sequences = [1 << power for power in range(LEAST_ROWS.bit_length())]
+    for count, length in (*((count, 0) for count in sequences), (1, 1)):  # of length 1: the CUDA kernel for batches
+        zeros = torch.zeros(count, dtype=torch.int32, device=model.device)
+        ends = torch.arange(count + 1, dtype=torch.int32, device=model.device)
+        hidden(model, layout, layers, zeros.long(), packed(ends, zeros, zeros.long(), count, length))

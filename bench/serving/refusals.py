@@ -1,4 +1,4 @@
-"""Sentences on vLLM settings that the plug-in refuses. Imports neither torch nor vLLM."""
+"""Messages about vLLM settings that the plug-in does not support. Imports neither torch nor vLLM."""
 
 import os
 from typing import Any
@@ -30,6 +30,6 @@ def refused(vllm_config: Any, mini_batch: int) -> str:
         return f"--dtype {dtype}: TTT models are served in bfloat16; give bfloat16"
     if not vllm_config.use_v2_model_runner:  # V1 replays a graph of generate steps for a new prompt of one token
         return "VLLM_USE_V2_MODEL_RUNNER=0: TTT models are served by vLLM's model runner V2; leave it out"
-    if os.environ.get(BREAKABLE, "0") != "0":  # such a graph would replay the requests of its capture
+    if os.environ.get(BREAKABLE, "0") != "0":  # a graph of prompts would replay the requests of its capture
         return f"{BREAKABLE}=1: steps with prompts of a TTT model cannot be CUDA graphs; leave it out"
     return ""

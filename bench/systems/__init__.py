@@ -1,1 +1,1 @@
-"""Adapters, a folder per engine or model; the modules in this folder are shared by them."""
+"""Adapters of systems: a folder per engine or model, and the modules that these folders share."""

@@ -59,7 +59,7 @@ class LanguageModel:
         self.make_ready(work)
         read = self.prompt_tokens if case.phase == "generate" else None
         prompt = {} if read is None else {"prompt_tokens": str(read)}
-        facts = self._facts(model)
+        facts = model_facts.facts_of(model.weights(), model.head.shape[0])
         cost = model_work(self.counted_as(model), facts.parameters, case, self.form)
         state = {"state_bytes": case.batch * kept_bytes(model.config, case, self.form)} if case.system in MODELS else {}
         return Workload(
@@ -92,11 +92,11 @@ class LanguageModel:
         return reference
 
     def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return a reference for timed outputs: as exact as `reference`, fast on long prompts."""
+        """Return the reference of timed outputs: as exact as `reference`, but fast on long prompts."""
         return self.reference(model, dtype)
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
-        """Return a reference in the case's dtype, whose error sets the limits; None for fixed limits."""
+        """Return a reference in the case's dtype; its rounding error sets the limits. None: limits are fixed."""
         return None if case.dtype == "float32" else self.timed_check_reference(model, getattr(torch, case.dtype))
 
     def _model(self, case: Case) -> Any:
@@ -108,25 +108,22 @@ class LanguageModel:
             self._current, self.loaded = self.load(case), key
         return self._current
 
-    def _facts(self, model: Any, **counted: float) -> model_facts.Facts:
-        return model_facts.facts_of(model.weights(), model.head.shape[0], **counted)
-
     def _check(self, model: Any, case: Case) -> Checks:
         if self._checked is None:
-            fair = model_facts.checks(self._facts(model, **self._counted(model)), case)
-            self._checked = self._compare(model, case) + Checks(fair)
+            facts = model_facts.facts_of(model.weights(), model.head.shape[0], head_rows=self._head_rows(model))
+            self._checked = self._compare(model, case) + Checks(model_facts.checks(facts, case))
         return self._checked
 
     @torch.inference_mode()
-    def _counted(self, model: Any) -> dict[str, float]:
-        """Count the prompt positions for which a forward computes logits."""
+    def _head_rows(self, model: Any) -> float:
+        """Return the number of positions per prompt for which a forward computes logits."""
         ids = random_ids(model, CHECK_BATCH, self.check_prompt)
         _, rows = model_facts.count_head_rows(lambda: last_logits(model, ids), model.head)
-        return {"head_rows": rows / CHECK_BATCH}
+        return rows / CHECK_BATCH
 
     @torch.inference_mode()
     def _compare(self, model: Any, case: Case) -> Checks:
-        """Check the logits of a forward and the steps after it against a reference's forward."""
+        """Check the logits of a prompt and of the steps after it against those of a reference's forward."""
         reference = self.reference(model, torch.float64 if case.dtype == "float32" else torch.float32)
         prompt = self.check_prompt
         ids = random_ids(model, CHECK_BATCH, prompt + CHECK_STEPS)

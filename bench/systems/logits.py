@@ -11,18 +11,18 @@ from harness.schema.case import Case
 # of 24 layers of bfloat16 activations reaches 2e-2; float32 against float64 stays far below 1e-4.
 LOGIT_LIMITS = {"bfloat16": (5e-2, 2e-2), "float16": (2e-2, 1e-2), "float32": (1e-4, 1e-4)}
 STATE_ROUNDING = {"float32-planes": "bfloat16"}  # planes store a mini-batch's tokens in bfloat16
-# Factors on the limits by system, backbone and dtype. In bfloat16 at 1.3B, TTT-Linear on the Transformer's backbone has
-# in plain PyTorch about twice the error of that on the Mamba backbone; Gated DeltaNet's recurrent kernels reach 0.048.
+# Factors on the limits by system, backbone and dtype. In bfloat16 at 1.3B, TTT-Linear's error in plain PyTorch is twice
+# as large with the Transformer backbone as with Mamba's; that of Gated DeltaNet's recurrent kernels reaches 0.048.
 WIDER = {("ttt-linear", "transformer", "bfloat16"): 2.0, ("gated-deltanet", "", "bfloat16"): 2.0}
 
-# Largest error of timed logits relative to plain PyTorch in the same dtype. In the committed runs every kernel at 1.3B
-# reaches 1.2; eight-bit weights reach 1.9 or more.
+# Limit on the error of timed logits over that of plain PyTorch in the same dtype. For all kernels at 1.3B in the
+# committed runs, this ratio is at most 1.2; with eight-bit weights, it is 1.9 or more.
 ROUNDINGS = 1.5
-# For `check_response`: the limit on the slope's distance from 1, and the noise that makes a slope meaningless.
+# For `check_response`: limits on the slope's distance from 1, and on the noise with which a slope is still checked.
 RESPONSE_OFF, RESPONSE_NOISE = 0.5, 0.1
 
-# A chosen token passes if its reference logit is below the largest one by at most this many logit limits, in standard
-# deviations over the vocabulary. A limit is a root mean square, and each of both logits may be off by twice that.
+# A chosen token's reference logit may be this many error limits below the largest one, in standard deviations over the
+# vocabulary. The error is a root mean square: each of the two logits may be off by twice its limit.
 CHOICE_LIMITS = 4
 
 
@@ -42,7 +42,7 @@ def check_logits(logits: torch.Tensor, reference: torch.Tensor, dtype: str, wide
 
 
 def rounding_of(case: Case) -> str:
-    """Return the coarser of the dtypes of activations and state, the key of LOGIT_LIMITS."""
+    """Return the coarser of the dtypes of activations and state, as a key of LOGIT_LIMITS."""
     roundings = (case.dtype, STATE_ROUNDING.get(case.state_dtype, case.state_dtype))
     return max(filter(None, roundings), key=LOGIT_LIMITS.__getitem__)
 
@@ -71,7 +71,7 @@ def limits_by_rounding(rounded: torch.Tensor | None, reference: torch.Tensor, ca
 def check_response(
     got: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor], width: int
 ) -> Checks:
-    """Check that logits respond to another past as the reference's do, unless rounding hides it.
+    """Check that another past changes logits as it changes the reference's, unless rounding hides this.
 
     got, expected: logits [rows, V] after one past and after another. width: of the model, in channels.
     Regressing the change in `got` on the change in `expected` must give a slope near 1.

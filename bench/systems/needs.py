@@ -18,12 +18,13 @@ def cannot_import(*modules: str) -> str:
         try:
             importlib.import_module(name)
         except Exception as error:
-            return f"{name.partition('.')[0]} {CANNOT_IMPORT}: {_message(error)}"
+            why = str(error).splitlines()[0] if isinstance(error, ImportError) and str(error) else of_exception(error)
+            return f"{name.partition('.')[0]} {CANNOT_IMPORT}: {why}"
     return ""
 
 
 def other_release(package: str, oldest: str, newest: str) -> str:
-    """Return a message if `package` is older than `oldest` or newer than `newest`; "" also if absent."""
+    """Return a message if `package` is older than `oldest` or newer than `newest`; otherwise, or if absent, ""."""
     version = versions_of((package,)).get(package, newest)
     if _minor(oldest) <= _minor(version) <= _minor(newest):
         return ""
@@ -46,7 +47,3 @@ def no_gpu() -> str:
 def _minor(version: str) -> tuple[int, ...]:
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
-
-
-def _message(error: Exception) -> str:
-    return str(error).splitlines()[0] if isinstance(error, ImportError) and str(error) else of_exception(error)

@@ -19,8 +19,8 @@ from harness.measure.ranges import nvtx_range
 from harness.measure.system import REPLAYED
 from harness.schema.case import Case
 
-# Takes a reference, sequences (drawn ones or a copy of each), and the tokens [steps, rows] that they read after their
-# past. Returns the reference's logits [rows, V].
+# Takes a reference, indices of sequences, and the tokens [steps, rows] that these read after their past. Returns the
+# reference's logits [rows, V] after the last token.
 LogitsAfter = Callable[[Any, list[int], torch.Tensor], torch.Tensor]
 TIMED_MINI_BATCHES = 8  # mini-batches whose steps are timed one by one
 
@@ -58,10 +58,10 @@ class PhaseWork:
         """Capture the CUDA graphs that `run` replays, after compilation. By default, do nothing."""
 
     def restart(self) -> None:
-        """Reset the state in place if calls continue each other. By default, do nothing."""
+        """Reset the state in place if a call continues from the one before. By default, do nothing."""
 
     def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
-        """Draw sequences, make all others copies of them, and return a check of a call's outputs."""
+        """Draw sequences, make all others copies of drawn ones, and return a check of a call's outputs."""
         tokens = self.tokens // self.case.batch
         if tokens > LONGEST_CHECKED:
             return not_compared(tokens, LONGEST_CHECKED)
@@ -109,9 +109,9 @@ class PhaseWork:
         return self.tokens // self.case.batch
 
     def drawn(self, rng: Random) -> list[int]:
-        """Draw once the sequences that the reference reads; return their sorted indices.
+        """Return the sorted indices of the sequences that the reference reads; the first call draws them.
 
-        If sequences are staggered, draw one for each position in the mini-batch.
+        If sequences are staggered, there is one for each position in the mini-batch.
         """
         if not self._rows:
             at: dict[int, list[int]] = {}
@@ -124,7 +124,7 @@ class PhaseWork:
     def repeat(self, rng: Random, rows: list[int]) -> list[int]:
         """Give each sequence outside `rows` the ids of a random one in `rows` at its position in the mini-batch.
 
-        So every output can be compared with that of a checked sequence. Returns the index that each sequence copies.
+        So every output can be compared with a checked sequence's. Returns the index that each sequence copies.
         """
         alike = [[row for row in rows if self._ahead[row] == ahead] for ahead in self._ahead]
         sources = [row if row in rows else rng.choice(like) for row, like in enumerate(alike)]
@@ -268,7 +268,7 @@ class Generate(PhaseWork):
         return self.case.context
 
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
-        """Overwrite the state with that after a random past."""
+        """Draw a random past, advance the state over it, and return a `LogitsAfter`."""
         self._before = random_ids(self.model, *self._before.shape)[:, sources]
         self.restart()
         past = random_ids(self.model, self.units, self.case.batch)[:, sources]

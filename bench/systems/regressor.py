@@ -29,7 +29,7 @@ from harness.schema.work import SCAN, Work
 SIZE = "1.3b"  # the only size with published heads
 LONGEST_DECAY = 0.1  # log-decays are uniform in [-0.1, 0]
 CHECKED_TOKENS = 4096  # a token of a naive form takes ten launches
-TRIAL = Policy(budget_s=0.2)  # of a kernel, where a layer has several
+TRIAL = Policy(budget_s=0.2)  # how each kernel of a layer is timed if there are several
 
 
 class Given(NamedTuple):

@@ -30,7 +30,7 @@ def metrics(calls: Sequence[Sequence[tuple[float, Sequence[float]]]]) -> dict[st
 
 
 def percentiles(steps_ms: Sequence[float]) -> dict[str, float | None]:
-    """Return the median and 99th percentile of ITLs in ms, and their maximum / mean."""
+    """Return the median and 99th percentile of ITLs in ms, and the ratio of their maximum to their mean."""
     worst = max(steps_ms) / fmean(steps_ms)
     return {"itl_p50_ms": median(steps_ms), "itl_p99_ms": _p99(steps_ms), "itl_worst_over_mean": worst}
 

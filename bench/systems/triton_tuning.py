@@ -14,12 +14,10 @@ from typing import Any
 
 from tk_kernels.parallel import compile_all
 
-KEEP = "TRITON_CACHE_AUTOTUNING"
-
 
 def keep_choices() -> None:
     """Let Triton cache tuning results on disk; call before importing Triton kernels."""
-    os.environ.setdefault(KEEP, "1")
+    os.environ.setdefault("TRITON_CACHE_AUTOTUNING", "1")
 
 
 def prepare(run: Callable[[], object]) -> None:

@@ -20,9 +20,8 @@ from bench.models.config import model_config
 from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
-from bench.serving import step as steps
-from bench.serving.pages import Layout, hidden
-from bench.serving.warm_up import warm_up
+from bench.serving import pages
+from bench.serving.pages import Layout, common_length, hidden, warm_up
 from tk_kernels import build
 from tk_kernels.edges import few_rows, swiglu_product
 from tk_kernels.forward import operator
@@ -48,7 +47,7 @@ def look_like_an_h200() -> set[Variant]:
     for module in (linear, mlp):
         module.section_name = lambda suits_sm90, device: f"{SM90} {GPU}" if suits_sm90 else GPU
     driver.set_active(SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 90, 32)))
-    steps.LEAST_TOKENS = 1  # so that few tokens are a batch
+    pages.LEAST_TOKENS = 1  # so that few tokens are a batch
     variants: set[Variant] = set()
 
     def record(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
@@ -73,7 +72,7 @@ def random_step() -> Packed:
     lengths = random.choice([lengths, [lengths[0]] * len(lengths)])
     computed = random.choice([[0] * len(lengths), [random.choice([0, 16, 17]) for _ in lengths]])
     ends = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
-    start, length = torch.tensor(computed, dtype=torch.int32), steps.common_length(lengths, computed, 16)
+    start, length = torch.tensor(computed, dtype=torch.int32), common_length(lengths, computed, 16)
     return packed(ends, start, torch.arange(len(lengths)), sum(lengths), length)
 
 

@@ -18,9 +18,8 @@ from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
 from bench.serving import register
-from bench.serving.pages import Layout, hidden
+from bench.serving.pages import Generating, Layout, common_length, hidden
 from bench.serving.refusals import refused
-from bench.serving.step import Generating, common_length
 from harness.measure.correctness import relative_error
 from tests.interpreter import DEVICE, INTERPRETED
 from tk_kernels.forward.operator import THUNDERKITTENS
@@ -76,7 +75,7 @@ def test_prompts_of_one_length_run_in_the_kernel_for_hopper(monkeypatch, learner
     operator = KernelOperator(learner, precision="float32", backend="reference")
     monkeypatch.setattr(operator._ops, "choice", lambda q, mini_batch: THUNDERKITTENS)
     monkeypatch.setattr(operator, "_launch", None)
-    monkeypatch.setattr("bench.serving.step.LEAST_TOKENS", 1)
+    monkeypatch.setattr("bench.serving.pages.LEAST_TOKENS", 1)
     assert_served(learner, "mamba", ([16, 0, 0], [21, 21, 21], [1, 1, 1]), operator)
 
 

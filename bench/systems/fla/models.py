@@ -14,13 +14,14 @@ from bench.systems.model_calls import STEPS, greedy_steps, last_logits, random_i
 from bench.systems.needs import cannot_import, import_or_skip, no_gpu
 from bench.systems.on_device import device
 from bench.systems.phases import Forward, Generate, LogitsAfter, PhaseWork
+from bench.systems.regressor import SIZE
 from bench.systems.triton_tuning import compile_ahead, untuned
 from bench.systems.tuned_model import TunedLanguageModel
 from harness.measure.correctness import Checks
 from harness.measure.system import Skip, Workload
 from harness.schema.case import Case
 
-# Tokens of one call: enough to fill an H100, and few enough to hold the states of all chunks.
+# Prompt tokens per call: enough to fill an H100, few enough that the states of all chunks fit in its memory.
 PREFILL_TOKENS = 131_072
 # The package runs pieces below 64 tokens on its recurrent kernels, longer ones on its chunked kernels.
 RECURRENT_TOKENS = 32
@@ -35,7 +36,7 @@ SAME_KERNELS = (
 class FlaModel(PackageModel):
     """A language model of flash-linear-attention with the interface of `CausalLM`.
 
-    inner: the package's model. piece: tokens that it reads at once per prompt; 0: PREFILL_TOKENS over all prompts.
+    inner: the package's model. piece: tokens per prompt and call; 0: PREFILL_TOKENS per call over all prompts.
     """
 
     def __init__(self, inner: Any, piece: int = 0) -> None:
@@ -74,7 +75,7 @@ class FlaModel(PackageModel):
 
 
 class FlaWork(PhaseWork):
-    """Work whose references skip tuning: they read short pieces, and tuning takes minutes."""
+    """Work whose references are not tuned: they read short pieces, for which tuning would take minutes."""
 
     def checks(self, logits: Tensor, rows: list[int], *rest: Any, **named: Any) -> Checks:
         def read_pieces() -> None:
@@ -106,10 +107,10 @@ class FlaForward(FlaWork, Forward):
 class FlaGenerate(FlaWork, Generate):
     """The generate phase: greedy steps. Each call starts at the state after one token.
 
-    Steps replace the cached tensors, except a convolution's last inputs, which each call copies before it changes them.
+    Steps put new tensors into the cache but overwrite a convolution's last inputs, so each call copies these first.
     """
 
-    renews_past = False  # each call starts at the tensors that are captured
+    renews_past = False  # a CUDA graph starts at the tensors of its capture
 
     def prepare(self) -> None:
         self.ids = random_ids(self.model, self.case.batch)
@@ -128,17 +129,17 @@ class FlaGenerate(FlaWork, Generate):
         for layer in self.state.layers:
             layer.state = layer.state | {"conv_state": _copied(layer.state.get("conv_state"))}
         found = greedy_steps(self.model, self.ids, self.state, STEPS)
-        # Restore before returning: at B = 512 a capture has no room for a third copy of the states.
+        # Restored here, not in the next call: at B = 512, a capture has no room for a third copy of the states.
         for layer, tensors in zip(self.state.layers, self._first, strict=True):
             layer.state = dict(tensors)
         return found
 
     @property
     def compared_tokens(self) -> int:
-        return STEPS  # the reference reads no more
+        return STEPS  # the reference reads these and one token before
 
     def repeat(self, rng: Random, rows: list[int]) -> list[int]:
-        """Copy no sequence: each is its own source, because the captured state holds another past for each."""
+        """Copy no sequence: each is its own source, because their pasts in the captured state differ."""
         return [*range(self.case.batch)]
 
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
@@ -154,7 +155,7 @@ def _copied(kept: Any) -> Any:
 class Fla(TunedLanguageModel):
     """Base class of the adapters of flash-linear-attention's language models.
 
-    A subclass sets `classes`, the package's configuration and model class, and `sizes`, a configuration for each size.
+    A subclass sets `classes`, names of the configuration and model class, and `shape`, configuration values.
     """
 
     packages = ("flash-linear-attention", "triton")
@@ -162,7 +163,7 @@ class Fla(TunedLanguageModel):
     prompt_tokens = 1
     check_prompt = 100  # longer than one chunk, and not a multiple of it
     classes: ClassVar[tuple[str, str]]
-    sizes: ClassVar[dict[str, dict[str, Any]]]
+    shape: ClassVar[dict[str, Any]]
 
     def unavailable(self) -> str:
         return no_gpu() or cannot_import("fla")
@@ -183,10 +184,10 @@ class Fla(TunedLanguageModel):
         import fla.models
 
         size, layers = uncut(case.size)
-        if size not in self.sizes:
-            raise Skip(f"{case.system} supports only the size {', '.join(self.sizes)}")
+        if size != SIZE:
+            raise Skip(f"{case.system} supports only the size {SIZE}")
         config_class, model_class = (getattr(fla.models, name) for name in self.classes)
-        shape = self.sizes[size] | ({"num_hidden_layers": layers} if layers else {})
+        shape = self.shape | ({"num_hidden_layers": layers} if layers else {})
         config = config_class(vocab_size=VOCABULARY, tie_word_embeddings=True, **shape)
         torch.manual_seed(0)
         with torch.device(device()):
@@ -211,10 +212,10 @@ class Fla(TunedLanguageModel):
 
 
 class GatedDeltaNet(Fla):
-    """Adapter of gated-deltanet/fla: 21 blocks, 6 heads, keys of 256 and values of 512."""
+    """Adapter of gated-deltanet/fla: 21 blocks; 6 heads with 256 key and 512 value channels."""
 
     classes = ("GatedDeltaNetConfig", "GatedDeltaNetForCausalLM")
-    sizes: ClassVar[dict[str, dict[str, Any]]] = {"1.3b": {"hidden_size": SIZES["1.3b"].width, "num_hidden_layers": 21}}
+    shape: ClassVar[dict[str, Any]] = {"hidden_size": SIZES[SIZE].width, "num_hidden_layers": 21}
 
     def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
         """Return the sizes that `bench.cost` counts; per state element, decay 1 FLOP, prediction 2, update 2, output 2.
@@ -240,15 +241,13 @@ class RWKV7(Fla):
     """Adapter of rwkv7/fla: 24 blocks, heads of 64, low-rank dimensions of RWKV-7 World 1.5B."""
 
     classes = ("RWKV7Config", "RWKV7ForCausalLM")
-    sizes: ClassVar[dict[str, dict[str, Any]]] = {
-        "1.3b": {
-            "hidden_size": SIZES["1.3b"].width,
-            "num_hidden_layers": 24,
-            "decay_low_rank_dim": 96,
-            "a_low_rank_dim": 96,
-            "v_low_rank_dim": 64,
-            "gate_low_rank_dim": 256,
-        }
+    shape: ClassVar[dict[str, Any]] = {
+        "hidden_size": SIZES[SIZE].width,
+        "num_hidden_layers": 24,
+        "decay_low_rank_dim": 96,
+        "a_low_rank_dim": 96,
+        "v_low_rank_dim": 64,
+        "gate_low_rank_dim": 256,
     }
 
     def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
@@ -268,6 +267,6 @@ class RWKV7(Fla):
         )
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Add the package's warning of errors, which a reference in the same package cannot rule out."""
+        """Add the package's warning of errors: a reference in the same package cannot rule them out."""
         warning = "the package warns that its RWKV-7 may be incorrect, by the word of RWKV's author"
         return super().settings(case) | {"warning": warning}

@@ -40,11 +40,11 @@ class DeltaRule(Layer):
         return self.states * self.key_dim * self.value_dim
 
     def work(self, case: Case) -> Work:
-        """Count FLOPs per state element and token: decay 1, delta-rule update 4, output 2."""
+        """Return FLOPs and bytes; FLOPs per state element and token: decay 1, each update 4, output 2."""
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         decays = self.key_dim if self.vector_decay else 1
-        keys = width * self.heads * self.key_dim * (1 + self.householder)  # with q
-        values = width * (self.value_dim + self.householder * (self.value_dim + 1)) + 4 * decays  # with output and beta
+        keys = width * self.heads * self.key_dim * (1 + self.householder)  # and q
+        values = width * (self.value_dim + self.householder * (self.value_dim + 1)) + 4 * decays  # and output, beta
         moved = tokens * (keys + self.states * values) + 4 * case.batch * self.state_numbers
         return Work((3 + 4 * self.householder) * tokens * self.state_numbers, moved)
 
@@ -106,7 +106,7 @@ class Mesa(Layer):
         return self.heads * self.key_dim * (self.key_dim + self.value_dim)
 
     def work(self, case: Case) -> Work:
-        """Count FLOPs per state element and token: decay 1, update 2; 2 per iteration for G, 2 for S."""
+        """Return FLOPs and bytes; FLOPs per state element: decay 1, update 2; G 2 per iteration, S 2 in the output."""
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         gram, values = (self.heads * self.key_dim * dim for dim in (self.key_dim, self.value_dim))
         row = width * 2 * (self.key_dim + self.value_dim) + 4 * 2  # q, k, v and output; beta and g
@@ -162,7 +162,7 @@ class TTTLinear(Layer):
     """The package's TTT-Linear, whose function is not the paper's.
 
     The learning rate scales the rows of Q K^T instead of the columns, the output is o + LN(o), and q is scaled.
-    The package has two kernels: states first and outputs after them, or both in one.
+    The package has two versions: a kernel for states and one for outputs, or one kernel for both.
     """
 
     check_tokens = LAYER_CHECK_TOKENS

@@ -16,7 +16,7 @@ from harness.measure.system import Skip
 from harness.schema.case import Case
 from harness.schema.work import Work
 
-# The kernel's signed 32-bit indices of [sequence, token, head, channel], which include a copy of q for each head.
+# Most elements [sequence, token, head, channel] for the kernel's signed 32-bit indices, with a copy of q per head.
 INDEXED = 1 << 31
 DECAY_FLOOR = 1e-4
 STEPS = (0.001, 0.1)  # shortest and longest initial time step
@@ -45,7 +45,7 @@ class Mamba3(Layer):
         return self.matrix + self.heads * (self.key_dim + self.value_dim + self.angles)
 
     def work(self, case: Case) -> Work:
-        """Count FLOPs per element of S and token: decay 1, update 2 for both terms together, output 2."""
+        """Return FLOPs and bytes; FLOPs per element of S and token: decay 1, update 2 in all, output 2."""
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         shared = width * (2 * self.key_dim + self.angles)
         row = width * (2 * self.value_dim + 1) + 4 * 2  # v, output, trap; decay and time step
@@ -83,21 +83,11 @@ class Mamba3(Layer):
         out, _, state, _, _ = kernel(**inputs, return_final_states=True)
         return {"output": out, "state": state}
 
-    def naive(  # type: ignore[override]
-        self,
-        Q: Tensor,
-        K: Tensor,
-        V: Tensor,
-        ADT: Tensor,
-        DT: Tensor,
-        Trap: Tensor,
-        Q_bias: Tensor,
-        K_bias: Tensor,
-        Angles: Tensor,
-    ) -> Results:
-        DT, V, kept, share = DT.double(), V.double(), ADT.double().exp(), Trap.double().sigmoid()  # [B, H, T]
-        angles = (math.pi * Angles.double().tanh() * DT.mT[..., None]).cumsum(1)
-        q, k = (rotated(x.double() + bias.double(), angles) for x, bias in ((Q, Q_bias), (K, K_bias)))
+    def naive(self, **inputs: Tensor) -> Results:
+        exact = {name: value.double() for name, value in inputs.items()}
+        DT, V, kept, share = exact["DT"], exact["V"], exact["ADT"].exp(), exact["Trap"].sigmoid()  # [B, H, T] except V
+        angles = (math.pi * exact["Angles"].tanh() * DT.mT[..., None]).cumsum(1)
+        q, k = (rotated(exact[name] + exact[f"{name}_bias"], angles) for name in "QK")
         state = V.new_zeros(*V.shape[:1], *V.shape[2:], q.shape[-1])
         before, outputs = torch.zeros_like(state), []
         for token in range(V.shape[1]):

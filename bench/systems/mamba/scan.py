@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from bench.systems.blockwise import visiting
 
-PIECE_NUMBERS = 1 << 26  # elements in the states after all tokens of a piece: three tensors of 0.3 GB in float32
+PIECE_NUMBERS = 1 << 26  # elements in a piece's states, one per token; three such float32 tensors take 0.3 GB each
 
 
 def selective_scan(decay: Tensor, inputs: Tensor, state: Tensor) -> Tensor:
     """Return x [B, T, ...] with x_t = decay_t * x_(t-1) + inputs_t, from x_0 = `state`.
 
-    decay, within [0, 1], and inputs are [B, T, ...]; both are overwritten. Dimensions of decay can be 1.
+    decay [B, T, ...], within [0, 1], is broadcast to inputs [B, T, ...]; both are overwritten.
     """
     tokens = inputs.shape[1]
     length = max(1, math.isqrt(tokens))
@@ -40,7 +40,7 @@ def selective_scan(decay: Tensor, inputs: Tensor, state: Tensor) -> Tensor:
 def state_space(u: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
     """Return y [B, T, ...] with y_t = x_t C_t and x_t = exp(step_t A) x_(t-1) + step_t u_t B_t, from x_0 = 0.
 
-    u [B, T, ...]; step [B, T, ...]; A [..., N]; B and C [B, T, ..., N]. Dimensions can be 1, except those of u.
+    u [B, T, ...]. step [B, T, ...], A [..., N], B and C [B, T, ..., N] are broadcast to u.
     """
     state = u.new_zeros(len(u), *u.shape[2:], B.shape[-1])
     piece = max(1, PIECE_NUMBERS // state.numel())

@@ -33,7 +33,7 @@ class Exact:
 
 
 def compared(adapter: Any, workload: Workload, model: Any, case: Case) -> Workload:
-    """Return the workload with a check of the mean drift over `context` tokens, and its metrics.
+    """Return the workload with drift metrics and a check of the mean drift over `context` tokens.
 
     adapter: the `TTTLanguageModel`, which keeps the last exact run for other state precisions.
     """
@@ -41,20 +41,16 @@ def compared(adapter: Any, workload: Workload, model: Any, case: Case) -> Worklo
     assert own is not None
 
     def check() -> Checks:
-        found = drift(model, _exact_of(adapter, model, case))
+        key = replace(case, state_dtype="")
+        if adapter.exact[0] != key:
+            adapter.exact = None, None  # free it before making the next
+            adapter.exact = key, exact_run(adapter.reference(model, torch.float64), case.batch, case.context)
+        found = drift(model, adapter.exact[1])
         workload.metrics |= found
         limit = widening(case) * LOGIT_LIMITS[rounding_of(case)][1]
         return own() + Checks([Check.at_most("total_variation_mean", found["total_variation_mean"], limit)])
 
     return replace(workload, check=check)
-
-
-def _exact_of(adapter: Any, model: Any, case: Case) -> Exact:
-    key = replace(case, state_dtype="")
-    if adapter.exact[0] != key:
-        adapter.exact = None, None  # free it before making the next
-        adapter.exact = key, exact_run(adapter.reference(model, torch.float64), case.batch, case.context)
-    return adapter.exact[1]
 
 
 @torch.inference_mode()

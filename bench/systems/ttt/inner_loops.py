@@ -1,12 +1,11 @@
-"""Compare each layer's inner loop with the reference: logits hardly show its errors."""
+"""Compare each layer's inner loop with a reference, because logits hardly show an inner loop's errors."""
 
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from bench.models.operator import Learner, Projections, TorchOperator, outer_parameters
+from bench.models.operator import Projections, TorchOperator
 from bench.models.ttt import TTTLayer, TTTModel, rope_tables
 from bench.systems.language_model import CHECK_BATCH
 from bench.systems.logits import rounding_of
@@ -14,6 +13,7 @@ from bench.systems.model_calls import prefill_then_generate, random_ids
 from bench.systems.ttt.layer import LAYER_LIMITS
 from harness.measure.correctness import Check, relative_error
 from harness.schema.case import Case
+from tk_kernels.reference.token_rows import mapped, to_float64
 
 Call = tuple[Projections, Tensor]  # inputs of one layer's operator in float64, and the operator's outputs
 
@@ -26,19 +26,15 @@ class RecordedOperator:
         self._operator = operator
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._operator, name)
+        method = getattr(self._operator, name)
 
-    def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
-        given = _exact(projections)
-        return self._kept(given, self._operator.forward(projections, learner, state, start))
+        def recorded(projections: Projections, *rest: Any, **named: Any) -> Tensor:
+            given = mapped(projections, lambda x: x.to(torch.float64, copy=True))
+            out = method(projections, *rest, **named)
+            self.calls.append((given, out.clone()))
+            return out
 
-    def generate_step(self, projections: Projections, learner: Learner, state: Any) -> Tensor:
-        given = _exact(projections)
-        return self._kept(given, self._operator.generate_step(projections, learner, state))
-
-    def _kept(self, given: Projections, out: Tensor) -> Tensor:
-        self.calls.append((given, out.clone()))
-        return out
+        return recorded if name in ("forward", "generate_step") else method
 
 
 @torch.inference_mode()
@@ -69,21 +65,10 @@ def inner_loop_checks(model: TTTModel, case: Case, prompt: int) -> list[Check]:
 def _errors(layer: TTTLayer, calls: list[Call]) -> tuple[float, float]:
     config, (prompt, out), steps = layer.config, calls[0], calls[1:]
     exact = TorchOperator(config.learner, form="primal")
-    learner = _exact_learner(layer)
+    learner = to_float64(layer.learner(rope_tables(config, out.device, torch.float64)))
     weights = [each.double() for each in layer.learner_weights()]
     state = exact.init_state(weights, len(out), config.mini_batch, torch.float64)
     expected = exact.forward(prompt, learner, state, 0)
     state = exact.generate_state(state)
     after = [exact.generate_step(token, learner, state) for token, _ in steps]
     return relative_error(out, expected), relative_error(torch.stack([got for _, got in steps]), torch.stack(after))
-
-
-def _exact_learner(layer: TTTLayer) -> Learner:
-    learner = layer.learner(rope_tables(layer.config, layer.ttt_norm_weight.device, torch.float64))
-    scale, weight, bias = (each.double() for each in outer_parameters(learner))
-    return replace(learner, token_scale=scale, ln_weight=weight, ln_bias=bias)
-
-
-def _exact(projections: Projections) -> Projections:
-    q, k, v, lr_logits = (each.to(torch.float64, copy=True) for each in projections[:4])
-    return Projections(q, k, v, lr_logits, ready=projections.ready)

@@ -70,7 +70,7 @@ def _forward(case: Case, config: TTTConfig, backend: str) -> Workload:
 
 
 def _repeats(run: Callable[[], torch.Tensor], sequences: int) -> Check:
-    """Compare two calls bitwise, on KERNEL_CHECK_SEQUENCES of the sequences to save memory."""
+    """Check that two calls agree bitwise; to save memory, compare KERNEL_CHECK_SEQUENCES sequences."""
     first, second = (run()[:: -(-sequences // KERNEL_CHECK_SEQUENCES)].clone() for _ in range(2))
     return Check.at_most("elements_that_differ_between_runs", float((first != second).sum()), 0.0)
 
@@ -91,11 +91,7 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
         inputs=work.inputs(),
         timed_check=work.timed_check,
         check=lambda: check_generate(config, checked, case.dtype, form, precision),
-        metrics={
-            **least.metrics(),
-            "state_bytes": first.state_bytes,
-            **peaks_of("cuda"),
-        },
+        metrics=least.metrics() | {"state_bytes": first.state_bytes} | peaks_of("cuda"),
         work={TTT: least},
         settings={
             "checked": f"{_check_steps(config)} tokens of {checked} other sequences",
@@ -131,11 +127,6 @@ class GenerateSet:
         tokens = [inputs[name].transpose(0, 1).contiguous() for name in PER_TOKEN]
         return cls(generate, state, [inputs[name] for name in OUTER], tokens, torch.empty_like(tokens[0]))
 
-    def copy(self, steps: int) -> "GenerateSet":
-        """Return a copy with its own state tensors and only the first `steps` tokens."""
-        tokens = [each[:steps].clone() for each in self.tokens]
-        return replace(self, state=deepcopy(self.state), tokens=tokens, out=self.out[:steps].clone())
-
     def advance(self, step: int, **options: Any) -> None:
         """Run one step of every sequence on the tokens of index `step`; the state has the positions."""
         token = [each[step] for each in self.tokens]
@@ -143,7 +134,7 @@ class GenerateSet:
 
 
 class Steps:
-    """The timed generate steps: in each of `rounds` rounds, every set runs a step; in all, a mini-batch or more.
+    """The timed generate steps: in each of `rounds` rounds, every set of sequences runs one step.
 
     q, k, v, lr and the outputs are one tensor each for all sets: [sets, rounds, B, ...].
     """
@@ -179,7 +170,7 @@ class Steps:
     def timed_check(self, rng: Random) -> Callable[[torch.Tensor, int], Checks]:
         """Draw sequences of one set, copy their state, and return a check of their last outputs.
 
-        The reference runs all steps since then from that copy; more than CHECKED_STEPS steps are not compared.
+        From that copy, the reference runs all steps of the call; more than CHECKED_STEPS steps are not compared.
         """
         drawn_set = rng.randrange(len(self.sets))
         some = self.sets[drawn_set]
@@ -222,17 +213,17 @@ def generate_set(config: TTTConfig, batch: int, dtype: str, form: str, precision
 
 
 def steps_in_turn(first: GenerateSet, config: TTTConfig, dtype: str) -> Steps:
-    """Return steps over so many sets that each step reads its state from memory, not L2."""
+    """Return steps of `first` and enough copies that each step reads its state from memory, not from L2."""
     streamed = first.state_bytes > STREAMED * l2_bytes()
     return Steps(staggered(first, 1 if streamed else input_sets(first.state_bytes, l2_bytes())), config, dtype)
 
 
 def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
-    """Return `first` and copies, at least `at_least` sets, at positions spread over a mini-batch."""
+    """Return `first` and sets with copies of its state, at least `at_least`, at positions spread over a mini-batch."""
     m = len(first.tokens[0])
     count = 1 << (at_least - 1).bit_length() if at_least <= m else math.ceil(at_least / m) * m
     rounds = max(1, m // count)
-    sets = [first, *(first.copy(rounds) for _ in range(count - 1))]
+    sets = [first, *(replace(first, state=deepcopy(first.state)) for _ in range(count - 1))]
     for index, some in enumerate(sets):
         some.state.position.fill_(index * rounds % m)
     return sets

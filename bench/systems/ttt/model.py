@@ -64,7 +64,7 @@ class TTTLanguageModel(LanguageModel):
 
 
 class TTTTorch(TTTLanguageModel):
-    """Adapter of ttt-linear/torch and ttt-mlp/torch: the dual form; a step computes one token."""
+    """Adapter of ttt-linear/torch and ttt-mlp/torch, which run the dual form in PyTorch."""
 
     def build(self, case: Case) -> Workload:
         return layer.build(case) if case.option("scope", "model") == "layer" else super().build(case)

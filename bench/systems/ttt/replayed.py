@@ -6,16 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.models.operator import (
-    Learner,
-    Projections,
-    TorchOperator,
-    outer_parameters,
-    ready_for_prefill,
-)
+from bench.models.operator import Learner, Projections, TorchOperator, outer_parameters, ready_for_prefill
 from bench.systems.on_device import repeatable
 from tk_kernels.checks import common_position
-from tk_kernels.reference.token_rows import clone, overwrite
+from tk_kernels.reference.token_rows import clone, mapped, overwrite
 
 PIECE_TOKENS = 512  # tokens per replay: little memory, and copies in and out are cheap
 
@@ -40,16 +34,17 @@ class ReplayedOperator(TorchOperator):
         out = torch.empty_like(ready.q)
         if whole:
             outer = outer_parameters(learner)
-            inputs, held, piece_out, replay = self._piece([*_cut(ready, 0, size)[:4], *outer], state)
+            inputs, held, piece_out, replay = self._piece([*(x[:, :size] for x in ready[:4]), *outer], state)
             overwrite(held, state)
             for low in range(0, whole, size):
-                for mine, given in zip(inputs, (*_cut(ready, low, low + size)[:4], *outer), strict=True):
+                for mine, given in zip(inputs, (*(x[:, low : low + size] for x in ready[:4]), *outer), strict=True):
                     mine.copy_(given)
                 replay()
                 out[:, low : low + size] = piece_out
             overwrite(state, held)
         if whole < tokens:
-            out[:, whole:] = super().forward(_cut(ready, whole, tokens), learner, state, start)
+            rest = mapped(ready, lambda x: x[:, whole:])
+            out[:, whole:] = super().forward(rest, learner, state, start)
         return out
 
     def _piece(self, given: Sequence[Tensor], like: Any) -> tuple[list[Tensor], Any, Tensor, Callable[[], object]]:
@@ -64,8 +59,3 @@ class ReplayedOperator(TorchOperator):
 
             self._pieces[shape] = inputs, state, out, repeatable(advance)
         return self._pieces[shape]
-
-
-def _cut(ready: Projections, low: int, high: int) -> Projections:
-    q, k, v, lr = (x[:, low:high] for x in ready[:4])
-    return Projections(q, k, v, lr, ready=True)

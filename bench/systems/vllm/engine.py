@@ -39,7 +39,7 @@ SPARE_BLOCKS = 0.01  # share of the cache's blocks left free; the engine preempt
 
 @dataclass(frozen=True)
 class Settings:
-    """An engine's settings; it serves all cases with equal settings."""
+    """An engine's settings; cases with equal settings share an engine."""
 
     size: str
     dtype: str
@@ -143,7 +143,7 @@ class Batch:
 class Engine:
     """A vLLM engine with a model of this repository; only the process's end frees all memory.
 
-    model: builds the model to load. config, hugging_face: its configuration here, and as vLLM's config.json.
+    model: builds the model to load. config: this repository's configuration. hugging_face: config.json's content.
     Raises MemoryError if the weights leave no room for the cache of one sequence.
     """
 
@@ -160,7 +160,14 @@ class Engine:
             torch.cuda.empty_cache()
         if settings.model_runner:
             os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(settings.model_runner == "V2"))
-        self.llm = _start(str(self._folder.path), settings)
+        from vllm import LLM
+
+        try:
+            self.llm: Any = LLM(str(self._folder.path), **settings.arguments())
+        except ValueError as error:
+            if any(words in str(error) for words in NO_ROOM):
+                raise MemoryError(str(error)) from error
+            raise
         self.core = self.llm.llm_engine.engine_core.engine_core
         self._tokens_of_step, self._tokens_at = _watch(self.llm.llm_engine.engine_core)
 
@@ -262,7 +269,7 @@ class Engine:
         return ", ".join(dict.fromkeys(names)), ", ".join(dict.fromkeys(versions))
 
     def facts(self, head_rows: float | None = None) -> model_facts.Facts:
-        """Return the facts for the fairness check.
+        """Return facts about weights and caches for the fairness check, `model_facts.checks`.
 
         head_rows: positions per prompt with computed logits; None if not counted.
         """
@@ -291,7 +298,7 @@ class Engine:
         return check_logits(got, expected, case.dtype, widening(case)) + Checks(fair)
 
     def _head_rows(self, prompts: list[list[int]]) -> float:
-        """Count, per prompt, the positions for which the model computes logits."""
+        """Return the number of positions per prompt for which the model computes logits."""
         (model,) = self.llm.apply_model(lambda model: model)
         rows, original = list[int](), model.compute_logits
 
@@ -321,17 +328,6 @@ class Engine:
         return [group.kv_cache_spec for group in self.core.scheduler.kv_cache_config.kv_cache_groups]
 
 
-def _start(folder: str, settings: Settings) -> Any:
-    from vllm import LLM
-
-    try:
-        return LLM(folder, **settings.arguments())
-    except ValueError as error:
-        if any(words in str(error) for words in NO_ROOM):
-            raise MemoryError(str(error)) from error
-        raise
-
-
 def _watch(client: Any) -> tuple[list[int], dict[str, list[float]]]:
     """Wrap `client.get_output`; return the list and dict that it fills: new tokens, and timestamps by request id."""
     counts: list[int] = []
@@ -350,7 +346,7 @@ def _watch(client: Any) -> tuple[list[int], dict[str, list[float]]]:
 
 
 def _number(request_id: str) -> int:
-    # without vLLM's suffix
+    # vLLM appends -SUFFIX to the number
     return int(request_id.partition("-")[0])
 
 

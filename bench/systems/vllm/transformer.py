@@ -51,13 +51,8 @@ class VllmTransformer(VllmSystem):
     def check(self, engine: Engine, case: Case) -> None:
         found = "-".join(engine.attention()).rstrip("-")
         asked = str(case.option("attention", ""))
-        expected = asked or f"FLASH_ATTN-{BEST_VERSION.get(compute_capability(), '2')}"
+        expected = asked or f"FLASH_ATTN-{BEST_VERSION.get(torch.cuda.get_device_capability()[0], '2')}"
         if not found.startswith(expected):
             raise RuntimeError(
                 f"vLLM uses {found}, expected {expected}; to accept it, set the option attention in the suite's panel"
             )
-
-
-def compute_capability() -> int:
-    """Return the major compute capability of the GPU."""
-    return torch.cuda.get_device_capability()[0]

@@ -8,7 +8,6 @@ import pytest
 
 from bench.systems.vllm import mamba as vllm_mamba
 from bench.systems.vllm import system as vllm_system
-from bench.systems.vllm import transformer as vllm_transformer
 from bench.systems.vllm.system import VllmSystem
 from bench.systems.vllm.transformer import VllmTransformer
 
@@ -25,7 +24,7 @@ def llm(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delitem(sys.modules, "bench.serving.settings", raising=False)  # it keeps names of an earlier vLLM
     monkeypatch.setattr(vllm_system, "gpu_memory", lambda: 80 * 10**9)
-    monkeypatch.setattr(vllm_transformer, "compute_capability", lambda: 9)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda *device: (9, 0))
     # The small engine and its reference compute on the CPU.
     for module in (vllm_system, vllm_mamba):
         monkeypatch.setattr(module, "device", lambda: "cpu")

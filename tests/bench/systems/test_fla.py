@@ -95,7 +95,7 @@ def package(monkeypatch):
         vars(module).update(contents)
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(sys.modules["fla"], "models", sys.modules["fla.models"], raising=False)
-    monkeypatch.setattr(GatedDeltaNet, "sizes", {"1.3b": {"hidden_size": 6}})
+    monkeypatch.setattr(GatedDeltaNet, "shape", {"hidden_size": 6})
     monkeypatch.setattr(fla_models, "VOCABULARY", 40)
 
 

@@ -48,7 +48,7 @@ def test_a_run_takes_every_position_equally_often(at_least, made, mini_batch):
 
 
 def test_sets_share_no_memory_that_the_kernels_write_or_read_per_sequence():
-    sets = staggered(one_set()[0], 4)
+    sets = Steps(staggered(one_set()[0], 4), SimpleNamespace(mini_batch=16), "float32").sets
     assert len({some.state.position.data_ptr() for some in sets}) == 4
     assert len({some.tokens[0][0].data_ptr() for some in sets}) == 4
     assert len({some.out.data_ptr() for some in sets}) == 4
