@@ -67,10 +67,10 @@ def relative_error(out: Any, ref: Any) -> float:
 
 
 def total_variation(logits: Any, ref: Any) -> float:
-    """Return the largest total variation distance of next-token distributions, in [0, 1].
+    """Return the largest total variation distance, over all positions, of next-token distributions.
 
     logits, ref: [..., V] for a vocabulary of V tokens; ValueError if the shapes differ.
-    The distance at a position is half the L1 distance of the two softmax results, in float64.
+    The distance at a position, in [0, 1], is half the L1 distance of the two softmax results, in float64.
     """
     _same_shape(logits, ref)
     expected = ref.double().softmax(-1)

@@ -36,7 +36,7 @@ _CHANGES_SPEED = re.compile(
     r"|(ONEDNN|DNNL|OMP|GOMP|KMP|MKL|OPENBLAS|CUDA|CUBLAS|TRITON|NVIDIA|PYTORCH|TORCH|VLLM|NCCL|MALLOC)_\w+"
 )
 _PRIVATE = re.compile(r"\w*_(KEY|TOKEN|DIR|HOME|PATH|SECRET|PASSWORD|IP|HOST|URL)|\w*VISIBLE_DEVICES|CUDA_DEVICE_ORDER")
-# A container image describes itself; vLLM names a buffer at random.
+# Descriptions of a container's image, and a random buffer name of vLLM.
 _IRRELEVANT = re.compile(r"NVIDIA_(REQUIRE_\w+|PRODUCT_NAME|DRIVER_CAPABILITIES)|\w+_VERSION|VLLM_\w+_BUFFER_NAME")
 _LONGEST = 200
 
@@ -126,9 +126,9 @@ def versions_of(packages: tuple[str, ...]) -> dict[str, str]:
 
 
 def against_lock(versions: Mapping[str, Any], locked: Mapping[str, str]) -> str:
-    """Return "as locked" or the differences, such as "torch 2.11.0 (lock: 2.14.0)"; "" if no package is in both.
+    """Return how versions differ from a lock file's, such as "torch 2.11.0 (lock: 2.14.0)", or "as locked".
 
-    A local version counts as its public one: 2.14.0+cu130 as 2.14.0.
+    A local version counts as its public one: 2.14.0+cu130 as 2.14.0. Return "" if no package is in both.
     """
     both = [(name, str(version), locked[name]) for name, version in versions.items() if name in locked]
     differing = [f"{name} {version} (lock: {pin})" for name, version, pin in both if version.partition("+")[0] != pin]

@@ -37,7 +37,7 @@ _BELOW_BOUND = 0.5  # shortest allowed share of the roofline bound, as measured 
 
 
 class CallChecker:
-    """Check that a workload's timed outputs follow its inputs; a `Clock` times `CallChecker.run`."""
+    """Checks that a workload's timed outputs change with its inputs; a `Clock` times `CallChecker.run`."""
 
     def __init__(self, case: Case, workload: Workload) -> None:
         self._case, self._workload = case, workload
@@ -71,7 +71,7 @@ class CallChecker:
         """Set the outputs to NaN, run the timed call on fresh inputs, and return all checks so far.
 
         clock: the clock that timed `run`.
-        If outputs depend on early tokens, a second call gets new early tokens only; its outputs must change.
+        If inputs or `timed_check` have early tokens, a second call gets new early tokens only: outputs must change.
         """
         if self._ran:
             self._check_outputs()
@@ -85,7 +85,7 @@ class CallChecker:
         return Checks([*self.missed, *checked.checks], "; ".join(filter(None, (checked.unchecked, renewed))))
 
     def _compared_call(self, clock: Clock, unchanged: str) -> Checks:
-        """Run and check one sample; the check `unchanged` fails if outputs ignore new inputs."""
+        """Run and check one sample; unchanged: name of the check that fails if outputs ignore new inputs."""
         self._past_renewed = False
         compare, checked = self._start_check()
         for each in tensors_of(self._outputs):
@@ -231,7 +231,7 @@ def lower_bound_check(workload: Workload, samples_ms: list[float]) -> list[Check
 
 
 def fill(given: Input, seed: int, early_only: bool = False) -> None:
-    """Refill an input in place with random values from a seed.
+    """Refill an input's tensor in place with random values.
 
     early_only: leave the last `_RECENT` tokens (in a short prompt, half) and inputs without a token axis unchanged.
     """
@@ -267,7 +267,7 @@ def _poison(tensor: Any) -> None:
 
 
 def _rows(tensor: Any, axis: int | None) -> Any:
-    """Return a copy [sequences, elements] of evenly spread elements of a tensor.
+    """Copy evenly spaced elements of a tensor as [sequences, elements].
 
     axis: the tensor's axis of sequences; None treats the tensor as one sequence.
     """

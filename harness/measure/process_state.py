@@ -1,4 +1,4 @@
-"""Memory and global settings of this process: peak memory, out-of-memory errors, settings that a case changed."""
+"""Read this process's peak memory and global settings, and recognise out-of-memory errors."""
 
 import os
 import resource

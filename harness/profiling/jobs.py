@@ -99,7 +99,7 @@ class JobProfiler:
         self.under_profiler = UnderProfiler(profiler.run, profiler.launches[job.pair], slot, profiler.limits, stopped)
 
     def times(self) -> None:
-        """Time the job's cases that have no `Profiler.kept` profile."""
+        """Time the job's cases for which `Profiler.kept` has no profile."""
         for planned in self.job.cases:
             if not self.profiler.kept(planned):
                 self._with_times(planned)

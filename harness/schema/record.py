@@ -17,8 +17,8 @@ from harness.schema.files import read_regular, refusing
 from harness.schema.reason import clipped, invalid, printable
 
 SCHEMA_VERSION = 4  # of records
-_OLDEST = 2  # version of records that can be read
-_OLDER_SETTINGS = {"gated": "checked", "gate_limits": "check_limits"}  # names in schemas 2 and 3: today's
+_OLDEST = 2  # oldest version that can be read
+_OLDER_SETTINGS = {"gated": "checked", "gate_limits": "check_limits"}  # name in schemas 2 and 3: name today
 NO_JSON = "is not JSON, so it is damaged or another file"
 MESSAGE_LIMIT = 5000  # characters; paths alone may have 4096
 
@@ -40,7 +40,7 @@ class RecordError(ValueError):
 
 
 def parsed(adapter: TypeAdapter[T], text: bytes | str, refusal: type[RecordError] = RecordError) -> T:
-    """Return the object of a JSON text that `adapter` checks; `refusal` has its first error."""
+    """Return the object that `adapter` reads from JSON, or raise `refusal` with the first error."""
     try:
         return adapter.validate_json(text)
     except ValidationError as error:
@@ -98,7 +98,7 @@ class Record:
     calls: units of work in one sample. tokens: tokens of one unit. stop: the criterion that ended sampling.
     `check`: `Checks.to_dict()` of the outputs before timing and of the timed call; None without checks.
     metrics: further results; NaN and infinity become None. settings: the system's settings, as text.
-    environment: `environment.snapshot()`, readings "before" the case and "after" the last sample.
+    environment: `environment.snapshot()` with readings "before" the case and "after" the last sample.
         The throttle_reasons in "after" are those of all samples.
     started_at: ISO 8601, UTC. wall_s, stages_s: seconds of the case and of its stages build, `check`, warm_up and
         sample; earlier versions also had "reference".
@@ -198,7 +198,7 @@ class RecordFile:
 
 
 def _complete(content: bytes) -> bytes:
-    """Return lines that each end with a newline, without the part of a record that a killed writer left."""
+    """Return `content` ending with a newline, without the partial record that a killed writer left."""
     last = content[content.rfind(b"\n") + 1 :]
     if not last:
         return content

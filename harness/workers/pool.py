@@ -83,7 +83,7 @@ def on_free_slots(
 
 
 def shares(count: int) -> list[set[int]]:
-    """Divide this thread's CPUs among `count` workers: whole, adjacent cores, in equal numbers.
+    """Return a set of CPUs for each of `count` workers: equal numbers of this thread's whole, adjacent cores.
 
     With fewer cores than workers, several workers share a core.
     """

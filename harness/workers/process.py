@@ -28,7 +28,7 @@ from harness.workers.protocol import Probe, WorkerLost, answer_in, line_of
 _STOP_S = 10.0  # until a stopping worker is killed; engines shut down slowly
 _KILL_S = 25.0
 _POLL_S = 0.1
-_PIPE_BYTES = 1 << 20  # at least what a pipe holds: 64 kB, or 1 MB on systems with large pages
+_PIPE_BYTES = 1 << 20  # a pipe holds no more: 64 kB, or 1 MB on systems with large pages
 _TAIL_BYTES = 1 << 16  # of stderr that are kept
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,7 +40,7 @@ class Launch:
     command: an interpreter, or a wrapper such as ["docker", "run", "-i", IMAGE, "python"].
     entry: MODULE:ATTRIBUTE[:ARGUMENT...] of the system's adapter; "" if each request names one.
     env: additional environment variables. root: checkout with the worker's code, None for this one.
-    locked: the lock file's versions by package, with which records compare the worker's versions.
+    locked: versions by package in the lock file; records list how the worker's versions differ.
     """
 
     command: Sequence[str] = (sys.executable,)
@@ -177,7 +177,7 @@ class WorkerProcess:
 
     @contextmanager
     def _killed_if_lost(self) -> Iterator[None]:
-        """Kill the worker if the block raises WorkerLost, which an answer with missing or wrong fields raises too."""
+        """Kill the worker if the block raises WorkerLost; turn errors from an answer's wrong fields into WorkerLost."""
         try:
             yield
         except WorkerLost:
@@ -310,9 +310,10 @@ class WorkerProcess:
 
 
 def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[Probe]:
-    """Return for each launch whether its system can run, in the same order.
+    """Probe each launch's system, and return the probes in the order of launches.
 
-    Launches with the same command, root and environment share a worker; others run in parallel. limit_s: of each probe.
+    Launches with the same command, root and environment share a worker; others run in parallel.
+    limit_s: seconds for each probe.
     """
     found: dict[int, Probe] = {}
     groups: dict[tuple, list[int]] = {}

@@ -28,7 +28,7 @@ class Event:
     """Progress of a run, reported to `Options.on_event`.
 
     kind: "plan" (before the first case), "start" (of a case) or "record" (end of a case).
-    planned, record: the case and its result. slot: name of its GPU slot, "" for the only one.
+    planned, record: the case and its result. slot: name of the case's GPU slot, "" for the only slot.
     total, kept: for "plan", how many cases this call has, and how many an earlier call finished.
     """
 
@@ -65,7 +65,7 @@ def run_jobs(
     slots: Sequence[GpuSlot] = (DEFAULT_SLOT,),
     shared: bool = False,
 ) -> list[Record]:
-    """Run a run's unfinished cases; append and return the last record of each case and repeat.
+    """Run a run's unfinished cases and append their records; return the last record of each case and repeat.
 
     A crash, a signal, a timeout, exhausted memory and a failed check also give a record.
     A case with a record runs again if its status is in `UNFINISHED`, or if `options.retry` returns True.

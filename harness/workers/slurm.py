@@ -92,7 +92,7 @@ exit "$status"
 def submit(script_path: str) -> str:
     """Submit a batch script and return its Slurm job id, or raise SlurmError."""
     output = _ask(["sbatch", "--parsable", script_path])
-    ids = [line.strip().split(";")[0] for line in output.splitlines()]  # a site may print more
+    ids = [line.strip().split(";")[0] for line in output.splitlines()]  # a site's sbatch may print other lines too
     if not (jobs := [job for job in ids if job.isdecimal()]):
         raise SlurmError(f"sbatch answered {output.strip()[:60]!r}, which is no job id")
     return jobs[-1]

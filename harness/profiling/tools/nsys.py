@@ -82,7 +82,7 @@ def _launched(connection: sqlite3.Connection) -> list[Launched]:
 
 
 def _rows(connection: sqlite3.Connection, tables: set[str]) -> Iterator[Sequence]:
-    """Yield (name, start, end, registers, shared bytes, GPU, stream, process, launch id), in ns."""
+    """Yield (name, start, end, registers, shared bytes, GPU, stream, process, launch id); times in ns."""
     if _KERNELS in tables:
         # Nsight Systems demangles differently from torch.profiler.
         rows = connection.execute(
