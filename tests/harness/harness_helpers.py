@@ -25,7 +25,7 @@ QUICK = Policy(min_samples=3, budget_s=0.0)
 
 
 class Patience(threading.local):
-    """Limits of a run that receive its events: half a second for a case that hangs, minutes for any other."""
+    """Limits and event handler of a run: a case that hangs gets half a second, any other case minutes."""
 
     start_s, case_s = Limits.start_s, Limits.case_s
 

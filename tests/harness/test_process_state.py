@@ -1,4 +1,4 @@
-"""A case that changes settings of its process ends that process, so that the next case begins with the defaults."""
+"""After a case that changed settings of its process, the next case gets a new process with the defaults."""
 
 import os
 from collections.abc import Callable
