@@ -80,8 +80,7 @@ class Quality:
 def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) -> Quality:
     """Return a case's flags.
 
-    group: the case's records from one machine and commit.
-    timing: `timing_of` for its ok records with samples; None to compute it.
+    group: the case's records from one machine and commit. timing: of its ok records with samples; None to compute it.
     """
     measured = timed(record for record in group if record.status == "ok")
     if not measured:

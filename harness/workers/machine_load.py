@@ -15,8 +15,7 @@ CpuSeconds = tuple[float, float, float]
 def load_between(start: CpuSeconds, end: CpuSeconds) -> dict[str, Any]:
     """Return the machine's load between two results of `cpu_seconds`.
 
-    others_share: share of CPU time that other processes used, in [0, 1]. idle_share: share of idle time.
-    The result is {} within a clock tick.
+    others_share: share of CPU time that other processes used. idle_share: share of idle time. {} within a clock tick.
     """
     busy, idle, own = (after - before for after, before in zip(end, start, strict=True))
     whole = busy + idle

@@ -312,8 +312,7 @@ class WorkerProcess:
 def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[Probe]:
     """Probe each launch's system, and return the probes in the order of launches.
 
-    Launches with the same command, root and environment share a worker; others run in parallel.
-    limit_s: seconds for each probe.
+    Launches with the same command, root and environment share a worker; others run in parallel. limit_s: for one probe.
     """
     found: dict[int, Probe] = {}
     groups: dict[tuple, list[int]] = {}

@@ -44,9 +44,9 @@ class Found:
 
 @dataclass(frozen=True)
 class Noise:
-    """Noise of measurements.
+    """Noise of measurements; `times` multiplies the recorded noise.
 
-    times: factor on the recorded noise. disturbed: share of processes that other programs slow down by 10%.
+    disturbed: share of processes that other programs slow down by 10%.
     two_times: share of cases in which a process takes 5% longer with probability 1/2.
     """
 
