@@ -180,7 +180,7 @@ class JobProfiler:
         self.slot.refuse_lost_gpu()
 
     def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> str:
-        """Report an error to the user, and return that sentence; stop using a profiler if other cases would fail too."""
+        """Report an error to the user and return that sentence; stop using a profiler if other cases would fail too."""
         advice = "" if isinstance(error, ToolLost) else "; try again (--resume), or say --with torch"
         why = sentence(f"{error}{advice}")
         self.profiler.say(why)
