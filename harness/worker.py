@@ -45,7 +45,7 @@ def answer(system: SystemAdapter | None, request: dict[str, Any]) -> dict[str, A
         environment, versions = snapshot(), versions_of(system.packages)
         environment["software"] = environment["software"] | versions
         return {"reason": reason, "versions": versions, "environment": environment}
-    case, policy, mode = Case.from_dict(request["case"]), Policy(**request["policy"]), request["mode"]
+    case, policy, mode = Case(**request["case"]), Policy(**request["policy"]), request["mode"]
     profiler = (lambda *work: profile(*work, **request["profiler"])) if mode == "profile" else None
     run = CaseRun(case, policy, mode, profiler)
     try:

@@ -107,8 +107,3 @@ class Case:
         known = self.__dataclass_fields__.values()
         values = {f.name: value for f in known if (value := getattr(self, f.name)) != f.default}
         return values | ({"options": dict(self.options)} if self.options else {})
-
-    @classmethod
-    def from_dict(cls, values: Any) -> "Case":
-        """Return the case that `to_dict` converted; pydantic's ValidationError names a wrong field."""
-        return cls(**values)

@@ -212,7 +212,7 @@ def test_retry_flagged_measures_flagged_cases_again(copied):
     record = files[loaded][0]
     asked = ("run", "quick", *SMALL, "--out", "out", "--retry", "flagged")
     plan = called(*asked, "--dry-run", cwd=copied.parent)
-    assert plan.stdout.split()[0] == Case.from_dict(record["case"]).key
+    assert plan.stdout.split()[0] == Case(**record["case"]).key
     assert "1 case in 1 job" in plan.stdout
     done = called(*asked, cwd=copied.parent)
     assert done.returncode == 0, done.stderr

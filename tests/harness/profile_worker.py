@@ -23,7 +23,7 @@ def main() -> None:
         answer = {"reason": "", "versions": {}, "environment": {}}
         if request["do"] == "case":
             by_kineto = request["profiler"]["tool"] == "kineto"
-            case, does = Case.from_dict(request["case"]), "" if by_kineto else os.environ.get("FAKE_WORKER")
+            case, does = Case(**request["case"]), "" if by_kineto else os.environ.get("FAKE_WORKER")
             gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "")
             if gpu and gpu == os.environ.get("FAKE_GONE"):
                 does = "killed"

@@ -19,8 +19,8 @@ BASE = {
 
 def test_round_trip() -> None:
     original = Case(**BASE, options=(("mini_batch", 16), ("form", "dual"), ("part", 0.5), ("causal", True)))
-    assert Case.from_dict(original.to_dict()) == original
-    assert Case.from_dict(original.to_dict()).key == original.key
+    assert Case(**original.to_dict()) == original
+    assert Case(**original.to_dict()).key == original.key
 
 
 def test_order_of_options_does_not_matter() -> None:
@@ -67,7 +67,7 @@ def test_neither_a_default_nor_a_suite_is_in_the_key() -> None:
     assert Case(**BASE, **said).to_dict() == BASE
     assert Case(**BASE, **said).key == Case(**BASE).key
     with pytest.raises(ValidationError, match="suite"):
-        Case.from_dict(BASE | {"suite": "fig15"})
+        Case(**(BASE | {"suite": "fig15"}))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_neither_a_default_nor_a_suite_is_in_the_key() -> None:
 )
 def test_errors_name_the_field(change: dict, field: str) -> None:
     with pytest.raises(ValidationError) as error:
-        Case.from_dict(BASE | change)
+        Case(**(BASE | change))
     assert [each["loc"][0] for each in error.value.errors()] == [field]
 
 
