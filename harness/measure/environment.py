@@ -22,6 +22,7 @@ PACKAGES = ("torch", "triton", "numpy", "nvidia-ml-py", "nvidia-cublas", "nvidia
 SOURCES = (".py", ".cu", ".cuh", ".h")
 _WITHOUT_RESULTS = ":(exclude)reports/results"
 COMMIT_VARIABLE = "TTT_BENCH_COMMIT"
+ROOT = Path(__file__).resolve().parents[2]  # the checkout, or the folder of installed packages
 DIRTY = "-dirty"  # suffix of a commit with uncommitted changes, as in git describe
 
 _READINGS = ("sm_clock_mhz", "memory_clock_mhz", "temperature_c", "power_w", "throttle_reasons", "load_1m")
@@ -150,7 +151,7 @@ def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
     dirty: whether source files outside reports/results changed or are untracked, None if unknown.
     Without a checkout: the value of TTT_BENCH_COMMIT, which a run sets for its workers, otherwise ("", None).
     """
-    root = root or _root()
+    root = root or ROOT
     commit = ask_git(root, "rev-parse", "HEAD")[0] if (root / ".git").exists() else ""
     if commit:
         changed = uncommitted(root)
@@ -160,14 +161,9 @@ def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
     return commit, dirty
 
 
-def refusal_of_git(root: Path | None = None) -> str:
+def refusal_of_git() -> str:
     """Return git's error message if it cannot name the checkout's commit; "" without a checkout."""
-    root = root or _root()
-    return ask_git(root, "rev-parse", "HEAD")[1] if (root / ".git").exists() else ""
-
-
-def _root() -> Path:
-    return Path(__file__).resolve().parents[2]
+    return ask_git(ROOT, "rev-parse", "HEAD")[1] if (ROOT / ".git").exists() else ""
 
 
 def uncommitted(root: Path) -> list[str] | None:

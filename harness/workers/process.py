@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.measure.environment import COMMIT_VARIABLE, child_environment, commit_and_dirty, device_id_of
+from harness.measure.environment import COMMIT_VARIABLE, ROOT, child_environment, commit_and_dirty, device_id_of
 from harness.schema.case import Case, Mode
 from harness.schema.policy import Policy
 from harness.schema.reason import error_line, of_exception, sentence
@@ -30,7 +30,6 @@ _KILL_S = 25.0
 _POLL_S = 0.1
 _PIPE_BYTES = 1 << 20  # a pipe holds no more: 64 kB, or 1 MB on systems with large pages
 _TAIL_BYTES = 1 << 16  # of stderr that are kept
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -347,5 +346,5 @@ def path_of_code(env: Mapping[str, str], root: Path | None = None) -> dict[str, 
 
     {} if this file is installed: other interpreters must not see the installed packages.
     """
-    root = root or (None if _ROOT.name in ("site-packages", "dist-packages") else _ROOT)
+    root = root or (None if ROOT.name in ("site-packages", "dist-packages") else ROOT)
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH", "")]))} if root else {}

@@ -207,7 +207,7 @@ def test_a_snapshot_names_no_user_host_or_folder() -> None:
 
 @pytest.fixture
 def package_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(environment, "__file__", str(tmp_path / "harness" / "measure" / "environment.py"))
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
     monkeypatch.delenv("TTT_BENCH_COMMIT", raising=False)
     environment.commit_and_dirty.cache_clear()
     yield tmp_path
