@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.measure.environment import against_lock, around, commit_and_dirty, snapshot
 from harness.measure.nvml import VARIABLE as GPU_VARIABLE
+from harness.schema.case import Case
 from harness.schema.record import Record, utc_now
 from harness.schema.run import Run, latest
 from harness.schema.run_file import Job, Pair, Planned
@@ -155,15 +156,20 @@ class _JobRun:
         return replace(record, started_at=started_at, wall_s=time.monotonic() - start)
 
     def _unmeasured(self, worker: WorkerProcess, planned: Planned, status: str, reason: str) -> Record:
-        environment = worker.found.environment if worker.found else {}
-        if not environment:  # the worker never answered, so versions of packages are unknown
-            machine = snapshot(visible=self.slot.env.get(GPU_VARIABLE))
-            commit, dirty = commit_and_dirty(self.launch.root)
-            environment = machine | {"software": {}, "commit": commit, "dirty": dirty}
-        paired = around(environment, environment)
-        return Record(
-            planned.case, status, reason, environment=paired, started_at=utc_now(), repeat=self.options.repeat
-        )
+        found = worker.found.environment if worker.found else {}
+        record = unmeasured(planned.case, status, reason, self.launch, self.slot, found)
+        return replace(record, repeat=self.options.repeat)
+
+
+def unmeasured(
+    case: Case, status: str, reason: str, launch: Launch, slot: GpuSlot, found: dict[str, Any] | None = None
+) -> Record:
+    """Return the record of a case without samples; found: its worker's snapshot, None or {} if there was no answer."""
+    if not found:  # then versions of packages are unknown
+        commit, dirty = commit_and_dirty(launch.root)
+        machine = snapshot(visible=slot.env.get(GPU_VARIABLE))
+        found = machine | {"software": {}, "commit": commit, "dirty": dirty}
+    return Record(case, status, reason, environment=around(found, found), started_at=utc_now())
 
 
 @contextmanager
