@@ -52,7 +52,7 @@ def answer(system: SystemAdapter | None, request: dict[str, Any]) -> dict[str, A
         record = run.record(system)
     except NeedsFreshProcess:
         return {"fresh": True}
-    return {"record": record.to_dict(), "healthy": run.healthy, "profile": run.profile}
+    return {"record": json.loads(record.to_json()), "healthy": run.healthy, "profile": run.profile}
 
 
 def main(arguments: list[str]) -> None:

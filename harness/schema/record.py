@@ -135,17 +135,9 @@ class Record:
         if self.status == "ok" and self.check is not None and self.check.get("passed") is not True:
             raise ValueError("status 'ok' with a failed check")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record as JSON values, the schema version first."""
-        return json.loads(self.to_json())  # type: ignore[no-any-return]
-
     def to_json(self) -> str:
+        """Return the record as a line of JSON without newline, the schema version first."""
         return _ADAPTER.dump_json(self).decode()
-
-    @classmethod
-    def from_dict(cls, values: Any) -> "Record":
-        """Return the record that `to_dict` converted. Raises RecordError if a value is invalid."""
-        return cls.from_json(json.dumps(values))
 
     @classmethod
     def from_json(cls, line: bytes | str) -> "Record":

@@ -162,7 +162,7 @@ class WorkerProcess:
             else:
                 raise WorkerLost("failed", "the case needs a fresh process, and a fresh worker refused it too")
             took_s, load = time.monotonic() - start, load_between(cpu_start, cpu_seconds(pid))
-            record = Record.from_dict(answer["record"])
+            record = Record.from_json(json.dumps(answer["record"]))
             wanted, found_id = self._slot.device_id, device_id_of(record.environment)
             if wanted and found_id and found_id != wanted:
                 raise ValueError(f"it ran on the GPU {found_id}, not on {wanted}")

@@ -43,7 +43,7 @@ def main() -> None:
             under_nsight = {"seen": SEEN | seen, "apart": "FAKE_SEEN" not in os.environ}
             profile = (FOUND if by_kineto else under_nsight) | {"notes": [], "ceilings": {}}
             healthy = by_kineto or "FAKE_UNHEALTHY" not in os.environ
-            answer = {"record": record.to_dict(), "healthy": healthy, "profile": profile}
+            answer = {"record": json.loads(record.to_json()), "healthy": healthy, "profile": profile}
         print(json.dumps(answer), flush=True)
 
 
