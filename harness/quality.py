@@ -121,15 +121,11 @@ def by_machine(repeats: Sequence[Record]) -> list[list[Record]]:
     A failed repeat joins the first group if its machine and commit have no ok repeat.
     """
     machines: dict[tuple[str, ...], list[Record]] = {}
-    for record in repeats:
-        if record.status == "ok":
-            machines.setdefault(machine_of(record), []).append(record)
-    lost = [record for record in repeats if record.status != "ok"]
-    if not machines:
-        return [lost]
-    first = next(iter(machines))
-    for record in lost:
-        machines[machine if (machine := machine_of(record)) in machines else first].append(record)
+    for record in sorted(repeats, key=lambda each: each.status != "ok"):
+        machine = machine_of(record)
+        if record.status != "ok" and machine not in machines:
+            machine = next(iter(machines), machine)
+        machines.setdefault(machine, []).append(record)
     return list(machines.values())
 
 
