@@ -42,7 +42,7 @@ class ProcessSamples:
 
     @cached_property
     def over_processes(self) -> tuple[float, float] | None:
-        """(low, high), the interval from `interval.repeats_interval`; None for one process."""
+        """Interval (low, high) of the median over processes (`repeats_interval`); None for one process."""
         if math.isnan(self.spread):
             return None
         _, low, high = repeats_interval(self.processes)
@@ -185,7 +185,7 @@ def quartiles_apart(samples: Sequence[float]) -> float:
 def ends_apart(samples: Sequence[float]) -> float:
     """Return the relative difference between the medians of the first and last quarter of the samples.
 
-    Return 0 for fewer than twelve samples, or if the quarters' middle halves (below ten samples, all) overlap.
+    Return 0 for fewer than twelve samples, or if the quarters' middle halves overlap (below ten samples, their ranges).
     """
     if len(samples) < 2 * FEWEST:
         return 0.0

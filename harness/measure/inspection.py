@@ -73,7 +73,7 @@ class CallChecker:
         """Set the outputs to NaN, run the timed call on fresh inputs, and return all checks so far.
 
         clock: the clock that timed `run`.
-        If inputs or `timed_check` have early tokens, a second call gets new early tokens only: outputs must change.
+        With a token axis or `Workload.renews_past`, a second call gets new early tokens only; outputs must change.
         """
         if self._ran:
             self._check_outputs()

@@ -38,7 +38,7 @@ class Launch:
 
     command: an interpreter, or a wrapper such as ["docker", "run", "-i", IMAGE, "python"].
     entry: MODULE:ATTRIBUTE[:ARGUMENT...] of the system's adapter; "" if each request names one.
-    env: additional environment variables. root: checkout with the worker's code, None for this one.
+    env: additional environment variables. root: checkout with the worker's code; None for this checkout.
     locked: versions by package in the lock file; records list how the worker's versions differ.
     """
 
@@ -83,8 +83,8 @@ DEFAULT_SLOT = GpuSlot()
 class WorkerProcess:
     """Runs a system's worker process and sends it requests; the process ends with the `with` block.
 
-    The first request starts the worker; the next one after a failure or an unhealthy answer starts a new one. When a
-    worker ends, two nested wardens (`warden.py`) kill its descendants.
+    The first request starts a worker; the first after a failure or an unhealthy answer starts another. When a worker
+    ends, two nested wardens (`warden.py`) kill its descendants.
     slot: where the worker runs. start_s: seconds for the start. stopped: returns whether the run should end.
     found: the last probe, or None.
     """
@@ -309,7 +309,7 @@ class WorkerProcess:
 
 
 def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[Probe]:
-    """Probe each launch's system, and return the probes in the order of launches.
+    """Ask each launch's system whether it can run; return the answers in the order of launches.
 
     Launches with the same command, root and environment share a worker; others run in parallel. limit_s: for one probe.
     """

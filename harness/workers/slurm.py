@@ -27,7 +27,7 @@ REQUEUES = 3  # times that the script requeues a killed task; Slurm itself reque
 
 
 class SlurmError(RecordError):
-    """Raised for a wrong --slurm and if a Slurm command fails, with one sentence."""
+    """Raised for a wrong --slurm or a failed Slurm command, with the reason in one sentence."""
 
 
 @dataclass(frozen=True)

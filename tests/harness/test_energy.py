@@ -1,4 +1,4 @@
-"""Energy is the mean power between two refreshes of NVML's counter, which refreshes ten times a second."""
+"""Energy follows from the mean power between two refreshes of NVML's counter; ten refreshes happen per second."""
 
 from threading import Event
 from types import SimpleNamespace

@@ -214,7 +214,7 @@ def mamba3(tokens, **changed):
 
 
 def test_mamba3_adds_the_token_before_by_the_trapezoidal_rule():
-    """q k is 2 for each pair of tokens. At trap 0, half of a token is added at once, half with the next decay."""
+    """q k is 2 for each pair of tokens. At trap 0, a token adds half at once and half, decayed, in the next step."""
     trap, decay = torch.zeros(1, 1, 3), torch.tensor([0.5, 0.5, 0.25]).log().view(1, 1, 3)
     out, state = mamba3(3, V=row(8.0, 0.0, 0.0), Trap=trap, ADT=decay)
     # S = 4; then 1/2 * (4 + 4) = 4; then 1/4 * 4 = 1.

@@ -1,4 +1,4 @@
-"""Generate with sequences at different positions of the mini-batch is checked like other cases; steps are timed."""
+"""Generate steps of sequences at different positions in the mini-batch are checked, and each step is timed alone."""
 
 from dataclasses import replace
 from random import Random
