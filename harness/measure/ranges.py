@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
 OPERATOR = "operator"  # a layer's inner loop, inside the layer's range
 COUNTED = 1  # the layer whose counters represent all layers
@@ -73,13 +72,21 @@ def nvtx_range(name: str) -> Iterator[None]:
         _Recording.entered(name)
     if _Recording.on:
         from torch.profiler import record_function
-    torch: Any = sys.modules.get("torch")
-    on_gpu = torch is not None and torch.cuda.is_initialized()
-    with (
-        torch.cuda.nvtx.range("{}", name) if on_gpu else nullcontext(),
-        record_function(name) if _Recording.on else nullcontext(),
-    ):
+    with _nvtx(name), record_function(name) if _Recording.on else nullcontext():
         yield
+
+
+@contextmanager
+def _nvtx(name: str) -> Iterator[None]:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        yield
+        return
+    torch.cuda.nvtx.range_push(name)  # not torch's own context manager, at which torch.compile breaks the graph
+    try:
+        yield
+    finally:
+        torch.cuda.nvtx.range_pop()
 
 
 @contextmanager
