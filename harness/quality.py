@@ -120,7 +120,7 @@ def by_machine(repeats: Sequence[Record]) -> list[list[Record]]:
 
     A failed repeat joins the first group if its machine and commit have no ok repeat.
     """
-    machines: dict[tuple[str, ...], list[Record]] = {}
+    machines: dict[tuple[str, str, str], list[Record]] = {}
     for record in sorted(repeats, key=lambda each: each.status != "ok"):
         machine = machine_of(record)
         if record.status != "ok" and machine not in machines:
