@@ -40,9 +40,7 @@ class Checks:
 
     @property
     def reason(self) -> str:
-        """The failed checks with value and limit; "" if all passed; a sentence if there are none."""
-        if not self.checks:
-            return "nothing was checked"
+        """The failed checks with value and limit; "" if none failed."""
         return "; ".join(f"{c.name} is {c.value:.3g}, limit {c.limit:.3g}" for c in self.checks if not c.passed)
 
     def to_dict(self) -> dict[str, Any]:
