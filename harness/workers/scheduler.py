@@ -17,7 +17,7 @@ from harness.schema.run import Run, latest
 from harness.schema.run_file import Job, Pair, Planned
 from harness.workers.pool import on_free_slots
 from harness.workers.process import DEFAULT_SLOT, GpuSlot, Launch, Limits, WorkerProcess
-from harness.workers.protocol import WorkerLost
+from harness.workers.protocol import Probe, WorkerLost
 
 UNFINISHED = ("skipped", "killed", "unstarted")  # statuses of cases that a resumption always runs again
 Retry = Callable[[Record], bool]  # whether to measure a finished case with this record again
@@ -122,9 +122,10 @@ class _JobRun:
             for planned in pending:
                 self.emit("start", planned=planned, slot=name)
                 if reason := self.options.skip(planned, records):
-                    record = self._unmeasured(worker, planned, "skipped", reason)
+                    record = unmeasured(planned.case, "skipped", reason, self.launch, self.slot, worker.found)
                 else:
                     record = self._record(worker, planned)
+                record = replace(record, repeat=self.options.repeat)
                 software = record.environment.get("software") or {}
                 if differences := against_lock(software, self.launch.locked):
                     software |= {"versions": differences}
@@ -150,26 +151,22 @@ class _JobRun:
             if record.status == "ok" and of_gpu and record.environment.get("device_kind") != "cuda":
                 why = "it was measured on the CPU: the worker's packages see no GPU, but this run is for a GPU"
                 raise WorkerLost("failed", why)
-            return replace(record, repeat=self.options.repeat)
+            return record
         except WorkerLost as lost:
-            record = self._unmeasured(worker, planned, lost.status, str(lost))
+            record = unmeasured(planned.case, lost.status, str(lost), self.launch, self.slot, worker.found)
         return replace(record, started_at=started_at, wall_s=time.monotonic() - start)
-
-    def _unmeasured(self, worker: WorkerProcess, planned: Planned, status: str, reason: str) -> Record:
-        found = worker.found.environment if worker.found else {}
-        record = unmeasured(planned.case, status, reason, self.launch, self.slot, found)
-        return replace(record, repeat=self.options.repeat)
 
 
 def unmeasured(
-    case: Case, status: str, reason: str, launch: Launch, slot: GpuSlot, found: dict[str, Any] | None = None
+    case: Case, status: str, reason: str, launch: Launch, slot: GpuSlot, found: Probe | None = None
 ) -> Record:
-    """Return the record of a case without samples; found: its worker's snapshot, None or {} if there was no answer."""
-    if not found:  # then versions of packages are unknown
+    """Return the record of a case without samples; found: the last probe of the case's worker, None without one."""
+    environment = found.environment if found else {}
+    if not environment:  # the worker never answered, so versions of packages are unknown
         commit, dirty = commit_and_dirty(launch.root)
         machine = snapshot(visible=slot.env.get(GPU_VARIABLE))
-        found = machine | {"software": {}, "commit": commit, "dirty": dirty}
-    return Record(case, status, reason, environment=around(found, found), started_at=utc_now())
+        environment = machine | {"software": {}, "commit": commit, "dirty": dirty}
+    return Record(case, status, reason, environment=around(environment, environment), started_at=utc_now())
 
 
 @contextmanager
