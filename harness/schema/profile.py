@@ -212,10 +212,7 @@ class Profile(Region):
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "Profile":
         """Return a profile from JSON values or dataclasses; ProfileError if a field is invalid."""
-        try:
-            return parsed(_ADAPTER, json.dumps(values, allow_nan=False, default=asdict), ProfileError)
-        except (TypeError, ValueError) as error:
-            raise ProfileError(str(error)) from None
+        return parsed(_ADAPTER, json.dumps(values, default=asdict), ProfileError)
 
     def to_json(self) -> str:
         """Return the profile as a line of JSON without newline."""
