@@ -69,13 +69,6 @@ _Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0)]
 
 
-def _version(value: Any) -> Any:
-    """Replace an older schema version by the current one; other validators translate older field names."""
-    if isinstance(value, int) and not _OLDEST <= value <= SCHEMA_VERSION:
-        raise ValueError(f"must be {_OLDEST} to {SCHEMA_VERSION}")
-    return SCHEMA_VERSION if isinstance(value, int) else value
-
-
 def _settings(values: Any) -> Any:
     if not isinstance(values, dict):
         return values
@@ -83,7 +76,8 @@ def _settings(values: Any) -> Any:
 
 
 _Settings = Annotated[dict[Text, Annotated[Text, BeforeValidator(str)]], BeforeValidator(_settings)]
-_Schema = Annotated[int, BeforeValidator(_version)]
+# An older version becomes the current one; other validators translate older names.
+_Schema = Annotated[int, Field(ge=_OLDEST, le=SCHEMA_VERSION), AfterValidator(lambda older: SCHEMA_VERSION)]
 _Status = Annotated[str, BeforeValidator(lambda text: "incorrect" if text == "gate" else text), one_of(*STATUSES)]
 
 

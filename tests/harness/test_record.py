@@ -81,7 +81,7 @@ def test_contradictions_are_refused(fields: dict[str, Any], where: str) -> None:
 
 def test_a_newer_schema_asks_for_an_update_and_an_older_one_does_not() -> None:
     values = {"case": case().to_dict(), "status": "ok"}
-    with pytest.raises(RecordError, match=r"^schema: must be 2 to 4, not 5; update ttt-bench"):
+    with pytest.raises(RecordError, match=r"^schema: .*, not 5; update ttt-bench"):
         Record.from_json(json.dumps({"schema": 5, "news": 1} | values))
     with pytest.raises(RecordError) as error:
         Record.from_json(json.dumps({"schema": 1} | values))
