@@ -342,9 +342,9 @@ def signal_of(status: int) -> str:
 
 
 def path_of_code(env: Mapping[str, str], root: Path | None = None) -> dict[str, str]:
-    """Return {"PYTHONPATH": path} with the checkout `root` first, by default that of this file.
+    """Return {"PYTHONPATH": path} with the checkout `root` first, by default this file's checkout.
 
-    {} if this file is installed: other interpreters must not see the installed packages.
+    Return {} if this file is installed: other interpreters must not see the installed packages.
     """
     root = root or (None if ROOT.name in ("site-packages", "dist-packages") else ROOT)
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH", "")]))} if root else {}
