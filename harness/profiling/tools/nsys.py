@@ -48,16 +48,14 @@ def read(database: Path) -> tuple[list[Launched], list[Launched]]:
             connection.text_factory = lambda raw: raw.decode(errors="replace")
             launched = _launched(connection)
     except sqlite3.Error as error:
-        raise ProfileError(f"the export of Nsight Systems is truncated or in another format: {error}") from None
+        what = "is truncated or in another format, or nothing was captured"
+        raise ProfileError(f"the export of Nsight Systems {what}: {error}") from None
     timed = [each for each in launched if TIMED in each.path]
     return timed, [each for each in launched if each.path and not {LEAD, TIMED}.intersection(each.path)]
 
 
 def _launched(connection: sqlite3.Connection) -> list[Launched]:
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    for name in (_LAUNCHES, _RANGES, "StringIds"):
-        if name not in tables:
-            raise ProfileError(f"the export of Nsight Systems has no table {name}: nothing was captured")
     ranges = [
         Span(name or "", thread, start / 1e3, end / 1e3)
         for name, thread, start, end in connection.execute(
