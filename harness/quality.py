@@ -42,7 +42,7 @@ class ProcessSamples:
 
     @cached_property
     def over_processes(self) -> tuple[float, float] | None:
-        """(low, high) over processes, as in `interval.repeats_interval`; None for one process."""
+        """Interval (low, high) of the median over processes (`repeats_interval`); None for one process."""
         if math.isnan(self.spread):
             return None
         _, low, high = repeats_interval(self.processes)
@@ -51,7 +51,7 @@ class ProcessSamples:
     @property
     def is_unsteady(self) -> bool:
         """Whether the times vary too much for a reliable latency."""
-        if self.over_processes and len(self.processes) == 2:  # Student's interval of two is nine times their distance
+        if self.over_processes and len(self.processes) == 2:  # Student's interval is 13 times the medians' distance
             return self.spread > STEADY
         low, high = self.over_processes or self.within[1:]
         if high - low > 2 * STEADY * self.latency_ms:
@@ -78,9 +78,9 @@ class Quality:
 
 
 def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) -> Quality:
-    """Return the flags of one case.
+    """Return a case's flags.
 
-    group: its records from one machine and commit. timing: `timing_of` the ok records with samples; None computes it.
+    group: the case's records from one machine and commit. timing: of its ok records with samples; None to compute it.
     """
     measured = timed(record for record in group if record.status == "ok")
     if not measured:
@@ -116,25 +116,21 @@ def by_case(records: Iterable[Record]) -> dict[str, list[Record]]:
 
 
 def by_machine(repeats: Sequence[Record]) -> list[list[Record]]:
-    """Return the repeats of a case grouped by machine and commit.
+    """Group the repeats of a case by machine and commit.
 
-    A failed repeat without such a group joins the first one.
+    A failed repeat joins the first group if its machine and commit have no ok repeat.
     """
-    machines: dict[tuple[str, ...], list[Record]] = {}
-    for record in repeats:
-        if record.status == "ok":
-            machines.setdefault(machine_of(record), []).append(record)
-    lost = [record for record in repeats if record.status != "ok"]
-    if not machines:
-        return [lost]
-    first = next(iter(machines))
-    for record in lost:
-        machines[machine if (machine := machine_of(record)) in machines else first].append(record)
+    machines: dict[tuple[str, str, str], list[Record]] = {}
+    for record in sorted(repeats, key=lambda each: each.status != "ok"):
+        machine = machine_of(record)
+        if record.status != "ok" and machine not in machines:
+            machine = next(iter(machines), machine)
+        machines.setdefault(machine, []).append(record)
     return list(machines.values())
 
 
 def machine_of(record: Record) -> tuple[str, str, str]:
-    """Return the record's device, GPU and `commit_name`."""
+    """Return a record's device name, GPU `device_id` and `commit_name`."""
     found = record.environment
     return str(found.get("device") or ""), device_id_of(found), commit_name(found)
 
@@ -150,7 +146,7 @@ def timed(records: Iterable[Record]) -> list[Record]:
 
 
 def merged_metrics(records: Sequence[Record]) -> dict[str, float | None]:
-    """Return each metric's median over the records that have it; None without a value."""
+    """Return each metric's median over the records that have a value; None if none has."""
     if len(records) == 1:
         return records[0].metrics
     names = dict.fromkeys(name for record in records for name in record.metrics)
@@ -168,8 +164,8 @@ def _unsteady_times(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, 
 def pooled_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float, float]:
     """Return (median, low, high): the processes' median, and a typical process's interval.
 
-    low, high: the median times the processes' median low / median and high / median (`median_interval`), so that
-    differences between processes do not count.
+    Each process has ratios low / median and high / median (`median_interval`). The ratios' medians over processes,
+    times the processes' median, are low and high: differences between processes do not widen the interval.
     """
     within = [median_interval(samples) for samples in processes]
     centre = median(middle for middle, _, _ in within)
@@ -187,9 +183,9 @@ def quartiles_apart(samples: Sequence[float]) -> float:
 
 
 def ends_apart(samples: Sequence[float]) -> float:
-    """Return the relative difference of the first and last quarter's medians.
+    """Return the relative difference between the medians of the first and last quarter of the samples.
 
-    It is 0 for fewer than twelve samples, or if the quarters' middle halves overlap.
+    Return 0 for fewer than twelve samples, or if the quarters' middle halves overlap (below ten samples, their ranges).
     """
     if len(samples) < 2 * FEWEST:
         return 0.0

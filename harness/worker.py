@@ -1,7 +1,7 @@
 """A worker process: `python -m harness.worker MODULE:ATTRIBUTE[:ARGUMENT...]`.
 
 ATTRIBUTE is a system's adapter (`harness.measure.system.SystemAdapter`) or its class, which gets the arguments.
-Requests on stdin are those of `harness.workers.protocol`. Answers go to stdout, output of libraries to stderr.
+Reads requests of `harness.workers.protocol` from stdin, writes answers to stdout; libraries' output goes to stderr.
 """
 
 import importlib
@@ -23,7 +23,7 @@ from harness.workers.protocol import line_of
 def load(entry: str) -> Any:
     """Return the adapter that `entry`, MODULE:ATTRIBUTE[:ARGUMENT...], names.
 
-    A class is called with the arguments. Raises ValueError if `entry` has another form.
+    If ATTRIBUTE is a class, call it with the arguments. Raises ValueError if `entry` has another form.
     """
     names = entry.split(":")
     if len(names) < 2 or not all(names):
@@ -34,7 +34,7 @@ def load(entry: str) -> Any:
 
 
 def answer(system: SystemAdapter | None, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer to a request "probe" or "case", for `line_of`.
+    """Return the answer to a request whose "do" is "probe" or "case".
 
     system: the worker's adapter; None if every request names one as "entry".
     """
@@ -45,18 +45,18 @@ def answer(system: SystemAdapter | None, request: dict[str, Any]) -> dict[str, A
         environment, versions = snapshot(), versions_of(system.packages)
         environment["software"] = environment["software"] | versions
         return {"reason": reason, "versions": versions, "environment": environment}
-    case, policy, mode = Case.from_dict(request["case"]), Policy(**request["policy"]), request["mode"]
+    case, policy, mode = Case(**request["case"]), Policy(**request["policy"]), request["mode"]
     profiler = (lambda *work: profile(*work, **request["profiler"])) if mode == "profile" else None
     run = CaseRun(case, policy, mode, profiler)
     try:
         record = run.record(system)
     except NeedsFreshProcess:
         return {"fresh": True}
-    return {"record": record.to_dict(), "healthy": run.healthy, "profile": run.profile}
+    return {"record": json.loads(record.to_json()), "healthy": run.healthy, "profile": run.profile}
 
 
 def main(arguments: list[str]) -> None:
-    """Answer requests until the end of stdin."""
+    """Answer requests until stdin ends; arguments: the entry for `load`, or none if each request names one."""
     this_process = os.getpid()
     requests, answers = _claim_pipes()
     system = load(arguments[0]) if arguments else None  # without one, requests name it
@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _claim_pipes() -> tuple[TextIO, BinaryIO]:
-    """Return the original stdin and stdout; libraries get an empty stdin, and stderr as stdout."""
+    """Return copies of stdin and stdout; then, for libraries, empty stdin and redirect stdout to stderr."""
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "wb")
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)

@@ -4,7 +4,7 @@ from types import ModuleType
 
 
 class TwoGpus(ModuleType):
-    """The module pynvml; tests remove entries of `there` to lose a GPU."""
+    """Stands in for the module pynvml; tests remove entries of `there` to lose a GPU."""
 
     NVML_CLOCK_SM = NVML_CLOCK_MEM = NVML_TEMPERATURE_GPU = 0
 

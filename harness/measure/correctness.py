@@ -40,9 +40,7 @@ class Checks:
 
     @property
     def reason(self) -> str:
-        """The failed checks with value and limit; "" if all passed; a sentence if there are none."""
-        if not self.checks:
-            return "nothing was checked"
+        """The failed checks with value and limit; "" if none failed."""
         return "; ".join(f"{c.name} is {c.value:.3g}, limit {c.limit:.3g}" for c in self.checks if not c.passed)
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,10 +65,10 @@ def relative_error(out: Any, ref: Any) -> float:
 
 
 def total_variation(logits: Any, ref: Any) -> float:
-    """Return the largest total variation distance of next-token distributions, in [0, 1].
+    """Return the largest total variation distance, over all positions, of next-token distributions.
 
     logits, ref: [..., V] for a vocabulary of V tokens; ValueError if the shapes differ.
-    The distance at a position is half the L1 distance of the two softmax results, in float64.
+    The distance at a position, in [0, 1], is half the L1 distance of the two softmax results, in float64.
     """
     _same_shape(logits, ref)
     expected = ref.double().softmax(-1)

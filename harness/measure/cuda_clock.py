@@ -26,7 +26,7 @@ def launches_for(run_ms: float) -> int:
 
 
 def input_sets(set_bytes: int, l2_bytes: int) -> int:
-    """Return how many copies of the inputs, used in turn, keep them out of the L2 cache."""
+    """Return how many copies of inputs of `set_bytes`, used in turn, keep them out of the L2 cache."""
     # The other copies fill the cache twice, because an L2 does not replace exactly by LRU.
     return math.ceil(2 * l2_bytes / set_bytes) + 1
 
@@ -57,7 +57,7 @@ class CudaEventClock(Clock):
         self._events: list[tuple[Any, Any]] = []
 
     def prepare(self, run: Call, took_s: float | None = None) -> None:
-        """As in `Clock`; took_s: seconds of one call of `run` once compiled, None to measure them."""
+        """As in `Clock`; took_s: seconds of one call after compilation, None to measure a call."""
         import torch
 
         self._events = _new_events(1)
@@ -122,7 +122,7 @@ def side_stream() -> Any:
 
 
 def repeatable(run: Call) -> Call:
-    """Compile `run`; return a function that replays one call as a CUDA graph."""
+    """Call `run` until its kernels are compiled; return a function that replays one call as a CUDA graph."""
     _first_runs(run)
     return _captured([run])
 

@@ -22,6 +22,7 @@ PACKAGES = ("torch", "triton", "numpy", "nvidia-ml-py", "nvidia-cublas", "nvidia
 SOURCES = (".py", ".cu", ".cuh", ".h")
 _WITHOUT_RESULTS = ":(exclude)reports/results"
 COMMIT_VARIABLE = "TTT_BENCH_COMMIT"
+ROOT = Path(__file__).resolve().parents[2]  # the checkout, or the folder of installed packages
 DIRTY = "-dirty"  # suffix of a commit with uncommitted changes, as in git describe
 
 _READINGS = ("sm_clock_mhz", "memory_clock_mhz", "temperature_c", "power_w", "throttle_reasons", "load_1m")
@@ -36,7 +37,7 @@ _CHANGES_SPEED = re.compile(
     r"|(ONEDNN|DNNL|OMP|GOMP|KMP|MKL|OPENBLAS|CUDA|CUBLAS|TRITON|NVIDIA|PYTORCH|TORCH|VLLM|NCCL|MALLOC)_\w+"
 )
 _PRIVATE = re.compile(r"\w*_(KEY|TOKEN|DIR|HOME|PATH|SECRET|PASSWORD|IP|HOST|URL)|\w*VISIBLE_DEVICES|CUDA_DEVICE_ORDER")
-# A container image describes itself; vLLM names a buffer at random.
+# Descriptions of a container's image, and a random buffer name of vLLM.
 _IRRELEVANT = re.compile(r"NVIDIA_(REQUIRE_\w+|PRODUCT_NAME|DRIVER_CAPABILITIES)|\w+_VERSION|VLLM_\w+_BUFFER_NAME")
 _LONGEST = 200
 
@@ -126,9 +127,9 @@ def versions_of(packages: tuple[str, ...]) -> dict[str, str]:
 
 
 def against_lock(versions: Mapping[str, Any], locked: Mapping[str, str]) -> str:
-    """Return "as locked" or the differences, such as "torch 2.11.0 (lock: 2.14.0)"; "" if no package is in both.
+    """Return how versions differ from a lock file's, such as "torch 2.11.0 (lock: 2.14.0)", or "as locked".
 
-    A local version counts as its public one: 2.14.0+cu130 as 2.14.0.
+    A local version counts as its public one: 2.14.0+cu130 as 2.14.0. Return "" if no package is in both.
     """
     both = [(name, str(version), locked[name]) for name, version in versions.items() if name in locked]
     differing = [f"{name} {version} (lock: {pin})" for name, version, pin in both if version.partition("+")[0] != pin]
@@ -150,7 +151,7 @@ def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
     dirty: whether source files outside reports/results changed or are untracked, None if unknown.
     Without a checkout: the value of TTT_BENCH_COMMIT, which a run sets for its workers, otherwise ("", None).
     """
-    root = root or _root()
+    root = root or ROOT
     commit = ask_git(root, "rev-parse", "HEAD")[0] if (root / ".git").exists() else ""
     if commit:
         changed = uncommitted(root)
@@ -160,14 +161,9 @@ def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
     return commit, dirty
 
 
-def refusal_of_git(root: Path | None = None) -> str:
+def refusal_of_git() -> str:
     """Return git's error message if it cannot name the checkout's commit; "" without a checkout."""
-    root = root or _root()
-    return ask_git(root, "rev-parse", "HEAD")[1] if (root / ".git").exists() else ""
-
-
-def _root() -> Path:
-    return Path(__file__).resolve().parents[2]
+    return ask_git(ROOT, "rev-parse", "HEAD")[1] if (ROOT / ".git").exists() else ""
 
 
 def uncommitted(root: Path) -> list[str] | None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import reduce
 from operator import or_
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.measure.correctness import Check, Checks
 from harness.measure.cuda_clock import wait_for
@@ -25,6 +25,8 @@ from harness.measure.system import Input, Workload
 from harness.measure.timer import Clock
 from harness.schema.case import Case
 from harness.schema.work import lower_bound_ms
+
+T = TypeVar("T")
 
 RENEW_EVERY_S = 0.25  # least seconds between refills, which would otherwise change the device's load and heat
 RENEW_SHARE = 0.02  # largest share of the time for refills
@@ -37,7 +39,7 @@ _BELOW_BOUND = 0.5  # shortest allowed share of the roofline bound, as measured 
 
 
 class CallChecker:
-    """Check that a workload's timed outputs follow its inputs; a `Clock` times `CallChecker.run`."""
+    """Checks that a workload's timed outputs change with its inputs; a `Clock` times `CallChecker.run`."""
 
     def __init__(self, case: Case, workload: Workload) -> None:
         self._case, self._workload = case, workload
@@ -46,7 +48,7 @@ class CallChecker:
         self._seen: list[Any] = []  # `_rows` of the previous outputs
         self._seen_inputs: dict[str, Any] = {}
         self._next_at = 0.0
-        self._ran = self._past_renewed = False
+        self._ran = False
         self.missed: list[Check] = []
         self._given = self._rows_of_inputs()
 
@@ -71,7 +73,7 @@ class CallChecker:
         """Set the outputs to NaN, run the timed call on fresh inputs, and return all checks so far.
 
         clock: the clock that timed `run`.
-        If outputs depend on early tokens, a second call gets new early tokens only; its outputs must change.
+        With a token axis or `Workload.renews_past`, a second call gets new early tokens only; outputs must change.
         """
         if self._ran:
             self._check_outputs()
@@ -85,8 +87,7 @@ class CallChecker:
         return Checks([*self.missed, *checked.checks], "; ".join(filter(None, (checked.unchecked, renewed))))
 
     def _compared_call(self, clock: Clock, unchanged: str) -> Checks:
-        """Run and check one sample; the check `unchanged` fails if outputs ignore new inputs."""
-        self._past_renewed = False
+        """Run and check one sample; unchanged: name of the check that fails if outputs ignore new inputs."""
         compare, checked = self._start_check()
         for each in tensors_of(self._outputs):
             _poison(each)
@@ -94,23 +95,18 @@ class CallChecker:
             self._outputs = None  # freed, so that the call may get the poisoned memory
         self._given = self._rows_of_inputs()  # the check may have changed them
         clock.sample()
-        self._follow_inputs(unchanged, self._past_renewed)
+        self._follow_inputs(unchanged, self._workload.renews_past and compare is not None)
         finite = Checks([*self._late(), *_finite(self._outputs)])
         if compare:
             checked = unless_out_of_memory(lambda: compare(self._outputs, clock.launches))
         return finite + checked + Checks(list(shape_checks(self._case, self._workload, self._outputs)))
 
     def _start_check(self) -> tuple[Callable[[Any, int], Checks] | None, Checks]:
-        if self._workload.timed_check is None:
+        start = self._workload.timed_check
+        if start is None:
             return None, Checks([], "the outputs of the timed calls were not compared with a reference")
-        try:
-            compare = self._workload.timed_check(self._chance)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            return None, Checks([], NO_ROOM)
-        self._past_renewed = self._workload.renews_past
-        return compare, Checks([])
+        compare = unless_out_of_memory(lambda: start(self._chance))
+        return (None, compare) if isinstance(compare, Checks) else (compare, Checks([]))
 
     def _renew(self, early_only: bool = False) -> None:
         for each in self._workload.inputs.values():
@@ -157,10 +153,10 @@ class CallChecker:
         return [Check.at_most("seconds_of_work_after_the_call", late, _LATE_S)] if late > _LATE_S else []
 
 
-def unless_out_of_memory(compare: Callable[[], Checks]) -> Checks:
-    """Return the result of `compare`, or the note `NO_ROOM` if memory does not suffice."""
+def unless_out_of_memory(do: Callable[[], T]) -> T | Checks:
+    """Return the result of `do`, or the note `NO_ROOM` if memory does not suffice."""
     try:
-        return compare()
+        return do()
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -186,7 +182,7 @@ def tensors_of(outputs: Any) -> Iterator[Any]:
 
 
 def claim_checks(case: Case, workload: Workload) -> Iterator[Check]:
-    """Yield a failed check for each count (tokens, units of work) that differs from the case's."""
+    """Yield a failed check if the workload's tokens, and one if its units of work, differ from the case's."""
     whole = case.context + case.new_tokens  # of a request
     claimed = case.batch * {"forward": case.context, "generate": 1, "request": whole}[case.phase]
     at_once = workload.metrics.get("sequences_at_once")
@@ -231,7 +227,7 @@ def lower_bound_check(workload: Workload, samples_ms: list[float]) -> list[Check
 
 
 def fill(given: Input, seed: int, early_only: bool = False) -> None:
-    """Refill an input in place with random values from a seed.
+    """Refill an input's tensor in place with random values.
 
     early_only: leave the last `_RECENT` tokens (in a short prompt, half) and inputs without a token axis unchanged.
     """
@@ -267,7 +263,7 @@ def _poison(tensor: Any) -> None:
 
 
 def _rows(tensor: Any, axis: int | None) -> Any:
-    """Return a copy [sequences, elements] of evenly spread elements of a tensor.
+    """Copy evenly spaced elements of a tensor as [sequences, elements].
 
     axis: the tensor's axis of sequences; None treats the tensor as one sequence.
     """

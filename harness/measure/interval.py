@@ -11,7 +11,7 @@ from statistics import mean, median, stdev
 CONFIDENCE = 0.95
 FEWEST = 6  # samples whose range contains the median with 95%
 TOGETHER = 5  # samples of a block; its median follows a drift and ignores an outlier
-# A correlation up to so many standard errors may be chance: of signs about the median, and of ranks.
+# Correlations up to so many standard errors may be chance: of signs about the median, of ranks.
 _CORRELATED, _RANKS_CORRELATED = 1.3, 0.5
 _LARGEST = math.log(sys.float_info.max)
 
@@ -19,10 +19,10 @@ _LARGEST = math.log(sys.float_info.max)
 def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
     """Return (median, low, high) of one process's samples, given in order of time.
 
-    low, high: the 95% interval, from the r-th smallest to the r-th largest sample. n is `independent_samples`.
-    The number of n independent samples below the true median is binomial(n, 1/2).
-    The confidence is therefore 1 - 2 P(binomial <= r - 1).
-    If n < `FEWEST`, the interval is the samples' range or, for many samples, the range of successive blocks' medians,
+    low, high: the 95% interval, from the r-th smallest to the r-th largest of n independent samples. The number of
+    these below the true median is binomial(n, 1/2), so r is the largest with 1 - 2 P(binomial <= r - 1) >= 0.95.
+    For correlated samples, n is `independent_samples`, and r is scaled to the number of all samples.
+    If n < `FEWEST`, the interval is the samples' range; for 30 samples or more, the range of the medians of blocks,
     which ignores single outliers. Raises ValueError if there are no samples.
     """
     ordered = sorted(samples)
@@ -63,7 +63,7 @@ def _worth_by_ranks(samples: Sequence[float]) -> int:
 
 
 def _worth_by_signs(samples: Sequence[float]) -> int:
-    """Return the effective sample size n / (1 + 2 sum of autocorrelations); n if lag 1 has no significant one.
+    """Return the effective sample size n / (1 + 2 sum of autocorrelations); n if that of lag 1 may be chance.
 
     The autocorrelations are those of the signs of differences from the median. The sum ends at the first pair of lags
     that is not positive (Geyer, Practical Markov Chain Monte Carlo, 1992, section 3.3).
@@ -97,7 +97,7 @@ def repeats_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float
 
     processes: the samples of each process, in order of time; ValueError if there are none.
     The interval is Student's t interval of the medians' mean logarithm, widened to contain each process's own interval.
-    The median of a further process may lie outside. For a single process, the result is its `median_interval`.
+    A further process's median may lie outside. For a single process, return its `median_interval`.
     """
     within = [median_interval(samples) for samples in processes]
     medians = [middle for middle, _, _ in within]
@@ -114,7 +114,7 @@ def repeats_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float
 
 @lru_cache(maxsize=4096)
 def _lower_rank(count: int) -> int:
-    """Return the rank r of `median_interval` for n = count: the largest that reaches `CONFIDENCE`, at least 1."""
+    """Return the rank r in `median_interval` for n = count: the largest that reaches `CONFIDENCE`, at least 1."""
     below, rank = 0.0, 0
     while rank < (count + 1) // 2:
         # In logarithms: 2**-count underflows beyond a thousand samples.

@@ -13,7 +13,7 @@ from typing import Any
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 _UUID = ("GPU-", "MIG-")
-ASKED_EVERY_S = 0.02  # between queries: with one per sample, a power-capped GPU rested and ran 4% faster
+ASKED_EVERY_S = 0.02  # seconds between queries: one per sample let a power-capped GPU rest and run 4% faster
 
 # Reasons for clocks below their settings. Idle, application and display clocks are not throttling.
 _THROTTLE = {
@@ -164,7 +164,7 @@ def _by_uuid(pynvml: Any, name: str) -> Any:
 
 def _uuid_in_use() -> str:
     """Return the UUID of torch's GPU, maybe without "GPU-"; "" before torch uses CUDA."""
-    # No index: NVML can number GPUs differently.
+    # Not the index: NVML and CUDA can number GPUs differently.
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return ""
@@ -179,12 +179,12 @@ def _quietly(ask: Callable[[], Any]) -> Any:
 
 
 def is_hot(environment: Mapping[str, Any]) -> bool:
-    """Whether the GPU was thermally throttled during the case of this environment."""
+    """Whether the GPU was thermally throttled during a case; environment: of the case's record."""
     return bool(THERMAL.intersection(_after(environment).get("throttle_reasons") or ()))
 
 
 def heat_note(environment: Mapping[str, Any]) -> str:
-    """Return a note for a thermally throttled case: `thermally throttled, at 88 °C`."""
+    """Return a note on a thermally throttled case: `thermally throttled, at 88 °C`."""
     celsius = _after(environment).get("temperature_c")
     return f"thermally throttled, at {celsius:.0f} °C" if celsius else "thermally throttled"
 
@@ -193,7 +193,7 @@ def _after(environment: Mapping[str, Any]) -> Mapping[str, Any]:
     return (environment.get("gpu") or {}).get("after") or {}
 
 
-LOOK_EVERY_S = 0.02
+LOOK_EVERY_S = 0.02  # seconds between reads of the energy counter
 LATE_S = 0.05  # longest time between two reads that still tells when the counter was refreshed
 NEEDS_S = 0.7  # least seconds between first and last refresh: the error is at most 7%, mostly 3%
 LASTS_S = 1.0  # a block of so many seconds has refreshes at least `NEEDS_S` apart
@@ -203,8 +203,8 @@ FILLS = 0.9  # share of the block that samples must fill
 class EnergyMeter:
     """Context manager that measures energy per token in its block; nothing without a GPU.
 
-    Mean power is energy over time between the first and the last refresh of the driver's energy counter, which a thread
-    watches; there are about ten a second.
+    A thread reads the driver's energy counter, which is refreshed about ten times per second. Mean power is the
+    counter's difference between the first and last refresh, divided by the time between them.
     """
 
     def __init__(self, gpu: Gpu | None) -> None:

@@ -1,4 +1,4 @@
-"""Memory and global settings of this process: peak memory, out-of-memory errors, settings that a case changed."""
+"""Read this process's peak memory and global settings, and recognise out-of-memory errors."""
 
 import os
 import resource
@@ -62,11 +62,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 def process_settings() -> dict[str, Any]:
     """Return the working directory, the CPU affinity, and torch's global settings if imported."""
-    try:
-        folder = os.getcwd()
-    except OSError:
-        folder = ""
-    settings: dict[str, Any] = {"folder": folder, "affinity": os.sched_getaffinity(0)}
+    settings: dict[str, Any] = {"folder": os.readlink(_PROCESS / "cwd"), "affinity": os.sched_getaffinity(0)}
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "get_default_dtype"):
         return settings

@@ -82,7 +82,7 @@ def _nvtx(name: str) -> Iterator[None]:
     if torch is None or not torch.cuda.is_initialized():
         yield
         return
-    torch.cuda.nvtx.range_push(name)
+    torch.cuda.nvtx.range_push(name)  # not torch's own context manager, at which torch.compile breaks the graph
     try:
         yield
     finally:

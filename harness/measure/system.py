@@ -19,7 +19,7 @@ class Skip(Exception):
 
 
 class NeedsFreshProcess(Exception):
-    """Raised by `SystemAdapter.build` if the case needs a fresh process, as for a new engine."""
+    """Raised by `SystemAdapter.build` if the case needs a fresh process, such as for another engine."""
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ class _Work:
     def window(self, most: int = sys.maxsize) -> tuple[int, int]:
         """Return (lead-in, profiled): how many runs to do unprofiled first, and how many to profile.
 
-        most: limit of their sum. If it reduces the profiled runs, a quarter of it remains for the lead-in.
+        most: largest sum of both. If the profiled runs must be fewer, a quarter of `most` is for the lead-in.
         """
         runs = min(self.runs, max(1, most - max(1, most // 4)))
         return min(self.lead, most - runs), runs
@@ -199,9 +199,9 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
 
 
 def _counted(work: _Work) -> dict[str, Any]:
-    """Run a call; let Nsight Compute count from the last `COUNTED_STEPS` passes of `COUNTED_LAYER` on.
+    """Run a call; let Nsight Compute count from the last `COUNTED_STEPS` passes through `COUNTED_LAYER` on.
 
-    A call without that layer is counted whole. Return {}.
+    A call without that layer is counted whole. Return {}, because the report has the counters.
     """
     first, passes = max(0, work.passes - COUNTED_STEPS), 0
     with ExitStack() as region:
@@ -221,7 +221,7 @@ def _counted(work: _Work) -> dict[str, Any]:
 def _captured(work: _Work) -> dict[str, Any]:
     """Run one call with ranges, then the timed runs, while Nsight Systems captures.
 
-    "seen": fields of a `Runs`. "apart": False for an engine's generate, where the call with ranges is the timed run.
+    Return "seen", the fields of a `Runs`, and "apart", False if an engine's call with ranges is also the timed run.
     """
     if work.is_part:
         work.ranged(profiler_range(work.device))

@@ -9,8 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from harness.measure.environment import around, snapshot
-from harness.measure.nvml import VARIABLE as GPU_VARIABLE
 from harness.profiling.tools.choice import Tools
 from harness.profiling.under_profiler import ToolLost, UnderProfiler
 from harness.schema.case import Case
@@ -21,7 +19,7 @@ from harness.schema.run import Run
 from harness.schema.run_file import Job, Pair, Planned
 from harness.workers.pool import on_free_slots
 from harness.workers.process import DEFAULT_SLOT, GpuSlot, Launch, Limits
-from harness.workers.scheduler import signals_raise
+from harness.workers.scheduler import signals_raise, unmeasured
 
 TIMES, RATIOS = "times", "ratios"  # stages of a profile
 NOT_COUNTED = "not counted: "  # start of a note with the reason
@@ -99,7 +97,7 @@ class JobProfiler:
         self.under_profiler = UnderProfiler(profiler.run, profiler.launches[job.pair], slot, profiler.limits, stopped)
 
     def times(self) -> None:
-        """Time the job's cases that have no `Profiler.kept` profile."""
+        """Time the job's cases for which `Profiler.kept` has no profile."""
         for planned in self.job.cases:
             if not self.profiler.kept(planned):
                 self._with_times(planned)
@@ -136,11 +134,8 @@ class JobProfiler:
         run = self.profiler.run
         write_profile(run.folder, profile)
         if run.mode == "profile":  # a run that measures keeps its own records
-            machine, reason = snapshot(visible=self.slot.env.get(GPU_VARIABLE)), profile.reason
-            environment = around(machine, machine)
-            record = record or Record(
-                planned.case, profile.status, reason, environment=environment, started_at=started_at
-            )
+            launch = self.profiler.launches[self.job.pair]
+            record = record or unmeasured(planned.case, profile.status, profile.reason, launch, self.slot)
             run.record_file(self.job).append(record)
         if profile.status == "ok" and self.tools.ratios:
             self.profiler.on_times(profile)
@@ -180,7 +175,7 @@ class JobProfiler:
         self.slot.refuse_lost_gpu()
 
     def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> str:
-        """Report an error and return the sentence; stop using a profiler that would fail for other cases too."""
+        """Report an error to the user and return that sentence; stop using a profiler if other cases would fail too."""
         advice = "" if isinstance(error, ToolLost) else "; try again (--resume), or say --with torch"
         why = sentence(f"{error}{advice}")
         self.profiler.say(why)

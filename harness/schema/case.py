@@ -1,4 +1,4 @@
-"""A case: one point to measure, hashable, with a key of the fields that change the work."""
+"""A case: one point to measure, hashable, with a key computed from its fields."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, model_serializer
 from pydantic.dataclasses import dataclass
 
-MOST = (1 << 63) - 1  # the largest 64-bit integer, as in a column of a table
+MOST = (1 << 63) - 1  # the largest signed 64-bit integer, which a column of a data frame can hold
 STEPS = 128  # new tokens of a request without the option `steps`
 
 Device = Literal["cpu", "cuda"]
@@ -21,7 +21,7 @@ STORED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Stored:
-    """Base of stored dataclasses; pydantic checks types only when a file is read."""
+    """Base of dataclasses that files store; pydantic checks their types only when it reads a file."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STORED
 
@@ -78,7 +78,7 @@ class Case:
 
     @cached_property
     def key(self) -> str:
-        """Hash of the fields in 16 hexadecimal digits; fields at their default do not change it."""
+        """Hash of the fields that differ from their defaults, in 16 hexadecimal digits."""
         text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -107,8 +107,3 @@ class Case:
         known = self.__dataclass_fields__.values()
         values = {f.name: value for f in known if (value := getattr(self, f.name)) != f.default}
         return values | ({"options": dict(self.options)} if self.options else {})
-
-    @classmethod
-    def from_dict(cls, values: Any) -> "Case":
-        """Return the case of `to_dict`; a ValidationError of pydantic names a wrong field."""
-        return cls(**values)

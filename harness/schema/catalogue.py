@@ -1,4 +1,4 @@
-"""Catalogue that each run stores, so that reports can draw runs of other versions."""
+"""Labels and styles that each run stores, so that reports can draw runs of other versions of this program."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
@@ -36,7 +36,7 @@ class BackendEntry(Stored):
     dash: Annotated[str, one_of(*DASHES)]
 
 
-_OLDER_METRICS = {"floor_ms": "lower_bound_ms", "floor_share": "lower_bound_share"}  # older runs' names: today's
+_OLDER_METRICS = {"floor_ms": "lower_bound_ms", "floor_share": "lower_bound_share"}  # name in older runs: name today
 _Metric = Annotated[str, AfterValidator(lambda name: _OLDER_METRICS.get(name, name))]
 
 
@@ -90,9 +90,9 @@ class FigureEntry(Stored):
 
     along: if `x` is a result such as interactivity, the axis that varies along a line, such as the batch.
     source: the TTT paper's figure that this one reproduces, such as "Figure 15, left"; "" for none.
-    split: axes, with a separate figure for each of their values.
-    forms: whether to add a figure of the ratio primal / dual, TTT's two forms.
-    `lower_bound`: whether to draw the roofline bound (the metric `lower_bound_ms`).
+    split: axes for whose values there are separate figures.
+    forms: whether to add a figure of y's ratio between TTT's primal and dual form.
+    `lower_bound`: whether to draw the roofline bound (the metric `lower_bound_ms`). y_log: whether y is logarithmic.
     best: whether the figure's sentence compares the lines' highest y over all x, instead of their y at each x.
     primary: lines, named SYSTEM/BACKEND, that answer the figure's question; empty for all lines.
     claims: claims of the paper, checked on the primary lines.

@@ -1,4 +1,4 @@
-"""Write files whole or not at all; read regular files; put an OSError in a sentence."""
+"""Write files whole or not at all; read regular files; report an OSError in one sentence."""
 
 import errno
 import os
@@ -29,7 +29,7 @@ def read_regular(path: Path) -> bytes:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace `path` by a complete file; characters that UTF-8 lacks become question marks."""
+    """Write `content` whole or not at all; characters that UTF-8 lacks become question marks."""
     data = content if isinstance(content, bytes) else content.encode("utf-8", "replace")
     temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}"
     try:
@@ -44,14 +44,14 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def listed(folder: Path, pattern: str = "*") -> list[Path]:
-    """Return a folder's visible paths that match, by name; [] if the folder is missing."""
+    """Return a folder's paths that match `pattern`, without hidden ones, by name; [] without the folder."""
     found = (path for path in folder.iterdir() if path.match(pattern)) if folder.is_dir() else ()
     return sorted(path for path in found if not path.name.startswith("."))
 
 
 @contextmanager
 def refusing(path: Path, verb: str, refusal: type[Exception]) -> Iterator[None]:
-    """Raise the block's OSError as a `refusal`: `PATH: cannot be VERB: REASON`."""
+    """Turn an OSError in the block into a `refusal`: `PATH: cannot be VERB: REASON`."""
     try:
         yield
     except OSError as error:

@@ -10,8 +10,8 @@ from pydantic.dataclasses import dataclass
 class Policy:
     """When to stop sampling: at a precise median or after a time, as in NVBench.
 
-    precision: share of the median within which its 95% interval must lie.
-    budget_s: seconds of sampling; up to five times as many while the interval exceeds twice `precision`.
+    precision: largest distance between the median and an end of its 95% interval, as a share of the median.
+    budget_s: seconds of sampling; up to five times as many while that distance exceeds twice `precision`.
         With 0, the warm-up is skipped and sampling ends after `min_samples` samples.
     min_samples: fewest samples.
     Raises ValueError for an invalid field and ignores fields of earlier versions.

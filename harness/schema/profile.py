@@ -88,7 +88,7 @@ class Kernel(Stored):
 
     @property
     def is_counted_unlike(self) -> bool:
-        """Whether the counted launches took another time than all on average: they did other work."""
+        """Whether the counted launches' mean time differs from all launches': then they did other work."""
         counted_us = self.counters.time_us if self.counters else 0.0
         return bool(counted_us) and abs(counted_us - self.mean_us) > max(UNLIKE * self.mean_us, UNLIKE_US)
 
@@ -112,7 +112,7 @@ class RangeKernel(Stored):
 
 @dataclass(frozen=True)
 class Range(Stored):
-    """An NVTX range in one eager call; path: its names, such as ("generate", "layer 0")."""
+    """An NVTX range in one eager call; path: names from the outermost range to this one."""
 
     path: tuple[str, ...]
     kernels: tuple[RangeKernel, ...]
@@ -120,7 +120,7 @@ class Range(Stored):
 
 @dataclass(frozen=True)
 class Timeline(Stored):
-    """Launches of one run or its first step, by start, in columns of equal length.
+    """Launches of one run or of its first step, sorted by start; the fields are columns of equal length.
 
     kernel, range: indices into the profile's kernels and ranges; the range is -1 for a launch in no range.
     wait_ns: time since the end of the previous launch, negative if they overlap. time_ns: duration.
@@ -185,8 +185,8 @@ class Profile(Region):
     """Profile of a case: a `Region` with its case, status, tools and environment.
 
     status, reason: as in a record; every status except "ok" has a reason and no kernels.
-    tools: versions of the profilers. commands: their command lines without folders. notes: what is missing.
-    environment: as in a record.
+    tools: the profilers' versions. commands: their command lines without folders.
+    notes: sentences about doubtful or missing parts. environment: as in a record.
     stages_s: seconds of "times" and "ratios" (counters) with model builds and worker starts; version 0.1 had "build".
     """
 
@@ -212,10 +212,7 @@ class Profile(Region):
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "Profile":
         """Return a profile from JSON values or dataclasses; ProfileError if a field is invalid."""
-        try:
-            return parsed(_ADAPTER, json.dumps(values, allow_nan=False, default=asdict), ProfileError)
-        except (TypeError, ValueError) as error:
-            raise ProfileError(str(error)) from None
+        return parsed(_ADAPTER, json.dumps(values, default=asdict), ProfileError)
 
     def to_json(self) -> str:
         """Return the profile as a line of JSON without newline."""

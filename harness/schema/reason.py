@@ -18,7 +18,7 @@ _ERROR = re.compile(r"^(\[\w+\]:? )?[\w.]*(Error|Exception|Exit|Interrupt)\b|\b(
 _EXCEPTION = re.compile(r"^[\w.]*(Error|Exception)(:|$)")
 _FRAME = re.compile(r'^\s+File "(.*)", line (\d+)', re.MULTILINE)
 _INSTALLED = re.compile(r"^<|[/\\](site|dist)-packages[/\\]|[/\\]lib[/\\]python3[^/\\]*[/\\]")
-_ADVICE = re.compile(r"(?<=is free\.) .*")  # advice of torch after an error of memory
+_ADVICE = re.compile(r"(?<=is free\.) .*")  # torch's advice after an out-of-memory error
 _NOISE = re.compile(r"^(\s|Traceback|frame #|During handling|The above exception|Current thread|Thread 0x|[^\w]*$)")
 
 
@@ -89,7 +89,7 @@ def invalid(error: ValidationError) -> str:
 
 
 def raised_at(error: BaseException) -> str:
-    """Return the innermost frame outside packages, as ` (my_rnn.py, line 18)`, or ""."""
+    """Return the error's innermost frame outside packages, as ` (my_rnn.py, line 18)`, or ""."""
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:
         frames.append((error.filename, error.lineno))
@@ -102,7 +102,7 @@ def _frame(frames: Iterable[tuple[str, int | str | None]]) -> str:
 
 
 def error_line(stderr: str) -> str:
-    """Return the last line of a process's stderr that names an error, or the last line."""
+    """Return stderr's last line that names an error, otherwise its last line, as a `sentence`."""
     lines = [line for line in stderr.splitlines() if not _NOISE.match(line)]
     telling = [line for line in lines if _ERROR.search(line)]
     last = (telling or lines or [""])[-1]

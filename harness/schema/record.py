@@ -17,8 +17,8 @@ from harness.schema.files import read_regular, refusing
 from harness.schema.reason import clipped, invalid, printable
 
 SCHEMA_VERSION = 4  # of records
-_OLDEST = 2  # version of records that can be read
-_OLDER_SETTINGS = {"gated": "checked", "gate_limits": "check_limits"}  # names in schemas 2 and 3: today's
+_OLDEST = 2  # oldest version that can be read
+_OLDER_SETTINGS = {"gated": "checked", "gate_limits": "check_limits"}  # name in schemas 2 and 3: name today
 NO_JSON = "is not JSON, so it is damaged or another file"
 MESSAGE_LIMIT = 5000  # characters; paths alone may have 4096
 
@@ -40,7 +40,7 @@ class RecordError(ValueError):
 
 
 def parsed(adapter: TypeAdapter[T], text: bytes | str, refusal: type[RecordError] = RecordError) -> T:
-    """Return the object of a JSON text that `adapter` checks; `refusal` has its first error."""
+    """Return the object that `adapter` reads from JSON, or raise `refusal` with the first error."""
     try:
         return adapter.validate_json(text)
     except ValidationError as error:
@@ -69,13 +69,6 @@ _Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0)]
 
 
-def _version(value: Any) -> Any:
-    """Replace an older schema version by the current one; other validators translate older field names."""
-    if isinstance(value, int) and not _OLDEST <= value <= SCHEMA_VERSION:
-        raise ValueError(f"must be {_OLDEST} to {SCHEMA_VERSION}")
-    return SCHEMA_VERSION if isinstance(value, int) else value
-
-
 def _settings(values: Any) -> Any:
     if not isinstance(values, dict):
         return values
@@ -83,7 +76,8 @@ def _settings(values: Any) -> Any:
 
 
 _Settings = Annotated[dict[Text, Annotated[Text, BeforeValidator(str)]], BeforeValidator(_settings)]
-_Schema = Annotated[int, BeforeValidator(_version)]
+# An older version becomes the current one; other validators translate older names.
+_Schema = Annotated[int, Field(ge=_OLDEST, le=SCHEMA_VERSION), AfterValidator(lambda older: SCHEMA_VERSION)]
 _Status = Annotated[str, BeforeValidator(lambda text: "incorrect" if text == "gate" else text), one_of(*STATUSES)]
 
 
@@ -98,7 +92,7 @@ class Record:
     calls: units of work in one sample. tokens: tokens of one unit. stop: the criterion that ended sampling.
     `check`: `Checks.to_dict()` of the outputs before timing and of the timed call; None without checks.
     metrics: further results; NaN and infinity become None. settings: the system's settings, as text.
-    environment: `environment.snapshot()`, readings "before" the case and "after" the last sample.
+    environment: `environment.snapshot()` with readings "before" the case and "after" the last sample.
         The throttle_reasons in "after" are those of all samples.
     started_at: ISO 8601, UTC. wall_s, stages_s: seconds of the case and of its stages build, `check`, warm_up and
         sample; earlier versions also had "reference".
@@ -135,17 +129,9 @@ class Record:
         if self.status == "ok" and self.check is not None and self.check.get("passed") is not True:
             raise ValueError("status 'ok' with a failed check")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record as JSON values, the schema version first."""
-        return json.loads(self.to_json())  # type: ignore[no-any-return]
-
     def to_json(self) -> str:
+        """Return the record as a line of JSON without newline, the schema version first."""
         return _ADAPTER.dump_json(self).decode()
-
-    @classmethod
-    def from_dict(cls, values: Any) -> "Record":
-        """Return the record that `to_dict` converted. Raises RecordError if a value is invalid."""
-        return cls.from_json(json.dumps(values))
 
     @classmethod
     def from_json(cls, line: bytes | str) -> "Record":
@@ -198,7 +184,7 @@ class RecordFile:
 
 
 def _complete(content: bytes) -> bytes:
-    """Return lines that each end with a newline, without the part of a record that a killed writer left."""
+    """Return `content` ending with a newline, without the partial record that a killed writer left."""
     last = content[content.rfind(b"\n") + 1 :]
     if not last:
         return content

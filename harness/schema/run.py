@@ -24,7 +24,7 @@ from harness.schema.run_file import FILE, RUN_FILE, Job, PastRequest, RunError, 
 
 _REASON_LIMIT = 400  # characters of a sentence about run.json
 _STATUS_S = 0.5  # longest wait for the lock: `ttt-bench status` holds it for a moment
-_SUBMIT_S = 60.0  # the same for a Slurm task, whose submitting process may still hold it
+_SUBMIT_S = 60.0  # the same for a Slurm task: the process that submitted the task may still hold the lock
 
 
 @dataclass(eq=False)
@@ -36,7 +36,7 @@ class Run:
 
     @classmethod
     def create(cls, folder: Path, file: RunFile) -> "Run":
-        """Create a run in a new or empty folder; RunError if another process was first."""
+        """Create a run in a new or empty folder; RunError if the folder has files or is locked."""
         cls.refuse_held(folder)
         with refusing(folder, "written", RunError):
             folder.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ class Run:
         return RecordFile(self.folder / "records" / f"{job.name}.jsonl")
 
     def job_records(self, job: Job) -> list[Record]:
-        """Return a job's records in file order; RunError if one is not of a planned case."""
+        """Return a job's records in file order; RunError if the run planned no such case or repeat."""
         file = self.record_file(job)
         records = file.read()
         planned = {planned.case.key for each in self.jobs if each.pair == job.pair for planned in each.cases}
@@ -130,7 +130,7 @@ class Run:
     def records(self) -> list[Record]:
         """Return the last record of each case and repeat, in the order of the plan.
 
-        Raises RunError for a record file or record of no job, and RecordError for an invalid record.
+        Raises RunError for a record file or record that belongs to no job, and RecordError for an invalid record.
         """
         names = {f"{job.name}.jsonl" for job in self.jobs}
         for path in listed(self.folder / "records", "*.jsonl"):
@@ -174,7 +174,7 @@ class Run:
 
     @property
     def is_held(self) -> bool:
-        """Whether a process works on the run; unknown, and False, on a file system without locks."""
+        """Whether a process works on the run; always False on a file system without locks."""
         try:
             with self.held():
                 return False
@@ -198,7 +198,7 @@ class Run:
 
 
 def latest(job: Job, records: Iterable[Record]) -> list[Record]:
-    """Return the last record of each case and repeat, in the job's order; set their `earlier`."""
+    """Return the last record of each case and repeat, in the job's order; set each one's `Record.earlier`."""
     last: dict[tuple[str, int], Record] = {}
     for record in records:
         before = last.get((record.case.key, record.repeat))

@@ -25,7 +25,7 @@ class Planned(Stored):
     """A case of a job, and how to run it.
 
     min_samples: fewest samples over all repeats, even beyond the policy's budget.
-    grows: whether to skip the larger cases of its series once one does not fit in memory.
+    grows: whether to skip the case after a smaller one of its series exceeded memory or the time limit.
     """
 
     case: Case
@@ -67,8 +67,9 @@ def jobs_of(cases: Iterable[Planned]) -> tuple[Job, ...]:
 class PastRequest(Stored):
     """One call of `ttt-bench` that planned or resumed the run.
 
-    arguments: the command line. request: the parsed arguments by name; empty in runs of version 0.1.
-    commit: of this repository, "" if unknown. dirty: whether files differed from it, None if unknown.
+    at: ISO 8601, UTC. arguments: the command line. request: the parsed arguments by name; empty in version 0.1.
+    commit: of this repository, "" if unknown. dirty: whether files differed from the commit, None if unknown.
+    machine: device, device_kind, gpu, cpu and software of an `environment.snapshot()`.
     """
 
     at: str

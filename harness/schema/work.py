@@ -58,7 +58,7 @@ def lower_bound_ms(flops: float | None, moved: float | None, ceilings: Mapping[s
 
 
 def known(value: float | None) -> float:
-    """Return a float, NaN for None and infinity."""
+    """Return the value as a float; NaN for None and infinity."""
     return float(value) if value is not None and math.isfinite(value) else math.nan
 
 

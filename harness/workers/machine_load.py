@@ -13,9 +13,9 @@ CpuSeconds = tuple[float, float, float]
 
 
 def load_between(start: CpuSeconds, end: CpuSeconds) -> dict[str, Any]:
-    """Return others_share and idle_share between two results of `cpu_seconds`.
+    """Return the machine's load between two results of `cpu_seconds`.
 
-    They are the shares, in [0, 1], of CPU time that other processes used and that was idle; {} within a clock tick.
+    others_share: share of CPU time that other processes used. idle_share: share of idle time. {} within a clock tick.
     """
     busy, idle, own = (after - before for after, before in zip(end, start, strict=True))
     whole = busy + idle
@@ -28,7 +28,7 @@ def load_between(start: CpuSeconds, end: CpuSeconds) -> dict[str, Any]:
 
 
 def is_loaded(environment: dict[str, Any]) -> bool:
-    """Whether other processes used over a tenth of a case's cores, and under a tenth was idle."""
+    """Whether other processes used over a tenth of the CPU time during a case, and under a tenth was idle."""
     cpu = environment.get("cpu") or {}
     return bool(cpu.get("others_share", 0.0) > BUSY_SHARE and cpu.get("idle_share", 1.0) < IDLE_SHARE)
 
@@ -40,7 +40,7 @@ def load_note(environment: dict[str, Any]) -> str:
 
 
 def cpu_seconds(pid: int) -> CpuSeconds:
-    """Return CPU seconds (busy, idle, own) of this thread's cores; own: `pid` and descendants."""
+    """Return CPU seconds (busy, idle, own) of this thread's cores; own: of `pid` and its descendants."""
     cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     tick = os.sysconf("SC_CLK_TCK")
     busy = idle = 0.0

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.measure.environment import COMMIT_VARIABLE, child_environment, commit_and_dirty, device_id_of
+from harness.measure.environment import COMMIT_VARIABLE, ROOT, child_environment, commit_and_dirty, device_id_of
 from harness.schema.case import Case, Mode
 from harness.schema.policy import Policy
 from harness.schema.reason import error_line, of_exception, sentence
@@ -28,9 +28,8 @@ from harness.workers.protocol import Probe, WorkerLost, answer_in, line_of
 _STOP_S = 10.0  # until a stopping worker is killed; engines shut down slowly
 _KILL_S = 25.0
 _POLL_S = 0.1
-_PIPE_BYTES = 1 << 20  # at least what a pipe holds: 64 kB, or 1 MB on systems with large pages
+_PIPE_BYTES = 1 << 20  # a pipe holds no more: 64 kB, or 1 MB on systems with large pages
 _TAIL_BYTES = 1 << 16  # of stderr that are kept
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,8 @@ class Launch:
 
     command: an interpreter, or a wrapper such as ["docker", "run", "-i", IMAGE, "python"].
     entry: MODULE:ATTRIBUTE[:ARGUMENT...] of the system's adapter; "" if each request names one.
-    env: additional environment variables. root: checkout with the worker's code, None for this one.
-    locked: the lock file's versions by package, with which records compare the worker's versions.
+    env: additional environment variables. root: checkout with the worker's code; None for this checkout.
+    locked: versions by package in the lock file; records list how the worker's versions differ.
     """
 
     command: Sequence[str] = (sys.executable,)
@@ -84,8 +83,8 @@ DEFAULT_SLOT = GpuSlot()
 class WorkerProcess:
     """Runs a system's worker process and sends it requests; the process ends with the `with` block.
 
-    The first request starts the worker; the next one after a failure or an unhealthy answer starts a new one. When a
-    worker ends, two nested wardens (`warden.py`) kill its descendants.
+    The first request starts a worker; the first after a failure or an unhealthy answer starts another. When a worker
+    ends, two nested wardens (`warden.py`) kill its descendants.
     slot: where the worker runs. start_s: seconds for the start. stopped: returns whether the run should end.
     found: the last probe, or None.
     """
@@ -163,7 +162,7 @@ class WorkerProcess:
             else:
                 raise WorkerLost("failed", "the case needs a fresh process, and a fresh worker refused it too")
             took_s, load = time.monotonic() - start, load_between(cpu_start, cpu_seconds(pid))
-            record = Record.from_dict(answer["record"])
+            record = Record.from_json(json.dumps(answer["record"]))
             wanted, found_id = self._slot.device_id, device_id_of(record.environment)
             if wanted and found_id and found_id != wanted:
                 raise ValueError(f"it ran on the GPU {found_id}, not on {wanted}")
@@ -177,7 +176,7 @@ class WorkerProcess:
 
     @contextmanager
     def _killed_if_lost(self) -> Iterator[None]:
-        """Kill the worker if the block raises WorkerLost, which an answer with missing or wrong fields raises too."""
+        """Kill the worker if the block raises WorkerLost; turn errors from an answer's wrong fields into WorkerLost."""
         try:
             yield
         except WorkerLost:
@@ -310,9 +309,9 @@ class WorkerProcess:
 
 
 def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[Probe]:
-    """Return for each launch whether its system can run, in the same order.
+    """Ask each launch's system whether it can run; return the answers in the order of launches.
 
-    Launches with the same command, root and environment share a worker; others run in parallel. limit_s: of each probe.
+    Launches with the same command, root and environment share a worker; others run in parallel. limit_s: for one probe.
     """
     found: dict[int, Probe] = {}
     groups: dict[tuple, list[int]] = {}
@@ -343,9 +342,9 @@ def signal_of(status: int) -> str:
 
 
 def path_of_code(env: Mapping[str, str], root: Path | None = None) -> dict[str, str]:
-    """Return {"PYTHONPATH": path} with the checkout `root` first, by default that of this file.
+    """Return {"PYTHONPATH": path} with the checkout `root` first, by default this file's checkout.
 
-    {} if this file is installed: other interpreters must not see the installed packages.
+    Return {} if this file is installed: other interpreters must not see the installed packages.
     """
-    root = root or (None if _ROOT.name in ("site-packages", "dist-packages") else _ROOT)
+    root = root or (None if ROOT.name in ("site-packages", "dist-packages") else ROOT)
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH", "")]))} if root else {}

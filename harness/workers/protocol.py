@@ -32,13 +32,14 @@ class Probe:
     """Answer of a worker on whether its system can run on this machine.
 
     reason: why it cannot, "" if it can. versions: of the adapter's packages.
-    environment: `environment.snapshot()` of the worker. status: "unstarted" if the worker did not answer.
+    environment: `environment.snapshot()` of the worker. status: of the system's cases if it cannot run: "skipped", or
+        "unstarted" if the worker did not answer.
     """
 
     reason: str
     versions: dict[str, str] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
-    status: str = "skipped"  # of the cases of a system that cannot run
+    status: str = "skipped"
 
     @property
     def available(self) -> bool:

@@ -11,12 +11,13 @@ from typing import Any
 
 from harness.measure.environment import against_lock, around, commit_and_dirty, snapshot
 from harness.measure.nvml import VARIABLE as GPU_VARIABLE
+from harness.schema.case import Case
 from harness.schema.record import Record, utc_now
 from harness.schema.run import Run, latest
 from harness.schema.run_file import Job, Pair, Planned
 from harness.workers.pool import on_free_slots
 from harness.workers.process import DEFAULT_SLOT, GpuSlot, Launch, Limits, WorkerProcess
-from harness.workers.protocol import WorkerLost
+from harness.workers.protocol import Probe, WorkerLost
 
 UNFINISHED = ("skipped", "killed", "unstarted")  # statuses of cases that a resumption always runs again
 Retry = Callable[[Record], bool]  # whether to measure a finished case with this record again
@@ -28,7 +29,7 @@ class Event:
     """Progress of a run, reported to `Options.on_event`.
 
     kind: "plan" (before the first case), "start" (of a case) or "record" (end of a case).
-    planned, record: the case and its result. slot: name of its GPU slot, "" for the only one.
+    planned, record: the case and its result. slot: name of the case's GPU slot, "" for the only slot.
     total, kept: for "plan", how many cases this call has, and how many an earlier call finished.
     """
 
@@ -65,7 +66,7 @@ def run_jobs(
     slots: Sequence[GpuSlot] = (DEFAULT_SLOT,),
     shared: bool = False,
 ) -> list[Record]:
-    """Run a run's unfinished cases; append and return the last record of each case and repeat.
+    """Run a run's unfinished cases and append their records; return the last record of each case and repeat.
 
     A crash, a signal, a timeout, exhausted memory and a failed check also give a record.
     A case with a record runs again if its status is in `UNFINISHED`, or if `options.retry` returns True.
@@ -121,9 +122,10 @@ class _JobRun:
             for planned in pending:
                 self.emit("start", planned=planned, slot=name)
                 if reason := self.options.skip(planned, records):
-                    record = self._unmeasured(worker, planned, "skipped", reason)
+                    record = unmeasured(planned.case, "skipped", reason, self.launch, self.slot, worker.found)
                 else:
                     record = self._record(worker, planned)
+                record = replace(record, repeat=self.options.repeat)
                 software = record.environment.get("software") or {}
                 if differences := against_lock(software, self.launch.locked):
                     software |= {"versions": differences}
@@ -149,21 +151,22 @@ class _JobRun:
             if record.status == "ok" and of_gpu and record.environment.get("device_kind") != "cuda":
                 why = "it was measured on the CPU: the worker's packages see no GPU, but this run is for a GPU"
                 raise WorkerLost("failed", why)
-            return replace(record, repeat=self.options.repeat)
+            return record
         except WorkerLost as lost:
-            record = self._unmeasured(worker, planned, lost.status, str(lost))
+            record = unmeasured(planned.case, lost.status, str(lost), self.launch, self.slot, worker.found)
         return replace(record, started_at=started_at, wall_s=time.monotonic() - start)
 
-    def _unmeasured(self, worker: WorkerProcess, planned: Planned, status: str, reason: str) -> Record:
-        environment = worker.found.environment if worker.found else {}
-        if not environment:  # the worker never answered, so versions of packages are unknown
-            machine = snapshot(visible=self.slot.env.get(GPU_VARIABLE))
-            commit, dirty = commit_and_dirty(self.launch.root)
-            environment = machine | {"software": {}, "commit": commit, "dirty": dirty}
-        paired = around(environment, environment)
-        return Record(
-            planned.case, status, reason, environment=paired, started_at=utc_now(), repeat=self.options.repeat
-        )
+
+def unmeasured(
+    case: Case, status: str, reason: str, launch: Launch, slot: GpuSlot, found: Probe | None = None
+) -> Record:
+    """Return the record of a case without samples; found: the last probe of the case's worker, None without one."""
+    environment = found.environment if found else {}
+    if not environment:  # the worker never answered, so versions of packages are unknown
+        commit, dirty = commit_and_dirty(launch.root)
+        machine = snapshot(visible=slot.env.get(GPU_VARIABLE))
+        environment = machine | {"software": {}, "commit": commit, "dirty": dirty}
+    return Record(case, status, reason, environment=around(environment, environment), started_at=utc_now())
 
 
 @contextmanager

@@ -27,7 +27,7 @@ REQUEUES = 3  # times that the script requeues a killed task; Slurm itself reque
 
 
 class SlurmError(RecordError):
-    """Raised for a wrong --slurm and if a Slurm command fails, with one sentence."""
+    """Raised for a wrong --slurm or a failed Slurm command, with the reason in one sentence."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def parsed(text: str) -> SlurmRequest:
 
 
 def script(request: SlurmRequest, tasks: int, command: Sequence[str], folder: str, log: str) -> str:
-    """Return a batch script whose tasks run `command` in `folder` and append to `log`."""
+    """Return a batch script of `tasks` tasks, which run `command` in `folder` and append to `log`."""
     options = {"job-name": "ttt-bench", "array": f"0-{tasks - 1}", "requeue": "", "open-mode": "append"}
     options |= {"chdir": folder, "output": log}
     options |= {"gres": "gpu:1"} if request.gpu and "gres" not in request.options else {}
@@ -92,7 +92,7 @@ exit "$status"
 def submit(script_path: str) -> str:
     """Submit a batch script and return its Slurm job id, or raise SlurmError."""
     output = _ask(["sbatch", "--parsable", script_path])
-    ids = [line.strip().split(";")[0] for line in output.splitlines()]  # a site may print more
+    ids = [line.strip().split(";")[0] for line in output.splitlines()]  # a site's sbatch may print other lines too
     if not (jobs := [job for job in ids if job.isdecimal()]):
         raise SlurmError(f"sbatch answered {output.strip()[:60]!r}, which is no job id")
     return jobs[-1]

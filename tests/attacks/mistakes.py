@@ -1,4 +1,4 @@
-"""Adapters with one mistake each, an honest one, and the check that must name each mistake."""
+"""Adapters with one mistake each, an honest adapter, and for each mistake the check that must fail."""
 
 import math
 from collections.abc import Callable
@@ -30,7 +30,7 @@ HONEST_CASES = (PROMPT, replace(PROMPT, batch=2, context=1), GENERATE)
 
 
 class Model:
-    """h <- d h Q + E[token] with an orthogonal Q, logits = h E^T; a decay d < 1 hides a truncated prompt."""
+    """A recurrent model: h <- d h Q + E[token], Q orthogonal, logits = h E^T; decay d < 1 hides a truncated prompt."""
 
     def __init__(self, width: int = WIDTH, seed: int = 0, decay: float = 1.0) -> None:
         rng = torch.Generator().manual_seed(seed)
@@ -58,7 +58,7 @@ class Model:
 
 
 class Honest:
-    """An adapter without a mistake; subclasses change `run` or a claim, never the check and its reference."""
+    """An adapter without a mistake; subclasses change `run` or a field of the workload, never the check."""
 
     packages = ()
     decay = 1.0
@@ -122,7 +122,7 @@ class OneSequenceStale(Honest):
 
 
 class TruncatedPrompt(Honest):
-    """Reads the last 64 tokens; with decay, the other tokens matter less than the check's limit."""
+    """Reads only a prompt's last 64 tokens; with decay, the error from the others is below the check's limit."""
 
     decay = 0.85
 
@@ -165,7 +165,7 @@ class NotANumber(Honest):
 
 
 class NotANumberWhileTimed(Honest):
-    """Computes on NaN while timed and correctly when checked: NaN takes a GPU less power."""
+    """Computes on NaN, which takes a GPU less power, while timed, and correctly when checked."""
 
     def run(self) -> Any:
         return super().run() * (math.nan if self.kept is None else 1)
@@ -183,7 +183,7 @@ class SmallerModelTimed(Honest):
 class InventedSamples(Honest):
     def claim(self, workload: Workload) -> None:
         workload.timed_check, workload.engine_samples = None, lambda policy: repeat([1.0])
-        workload.metrics = {"flops": 1e12, "bytes": 1e9, "product_tflops": 1.0, "copy_gbs": 10.0}  # 1 s at least
+        workload.metrics = {"flops": 1e12, "bytes": 1e9, "product_tflops": 1.0, "copy_gbs": 10.0}  # roofline bound: 1 s
 
 
 class Nothing(Honest):
@@ -195,7 +195,7 @@ class Nothing(Honest):
 
 
 class OfTheRepository:
-    """Base of adapters that wrap one of this repository: another timed call, and no check before timing."""
+    """Base of adapters that replace the timed call of this repository's adapters and omit the check before timing."""
 
     packages = ()
     adapters: ClassVar[dict[str, Any]] = {
@@ -213,7 +213,7 @@ class OfTheRepository:
         return replace(workload, check=None, run=torch.inference_mode()(lambda: self.timed(work, run)))
 
     def prepare(self, work: Any) -> None:
-        """Prepare the timed call; a hook of subclasses, before timing."""
+        """Prepare the timed call; subclasses may override this."""
 
     def timed(self, work: Any, run: Callable[[], Any]) -> Any:
         raise NotImplementedError
@@ -245,7 +245,7 @@ class Last64Tokens(OfTheRepository):
 
 
 class Last66Tokens(Last64Tokens):
-    """Reads some of the tokens that the second check changes, so its outputs change too."""
+    """Reads two of the early tokens that the second checked call changes, so outputs change as they should."""
 
     kept = 66
 

@@ -19,7 +19,7 @@ SMALL = ["--systems", "transformer", "--batch", "1", "--context", "32", "--devic
 
 
 def ttt_bench(*arguments: object, cwd: Path, env: Mapping[str, str] = os.environ) -> Done:
-    """Run in a new process; each command needs one such test, because its imports count."""
+    """Run `ttt-bench` in a new process; each command needs one such test, because only it tests the imports."""
     places = os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))
     environment = {**env, "PYTHONPATH": places, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "bench", *map(str, arguments)]
@@ -37,7 +37,7 @@ def called(*arguments: object, cwd: Path, env: Mapping[str, str] = os.environ) -
         contextlib.redirect_stderr(err),
     ):
         status = _status_of_main()
-    commit_and_dirty.cache_clear()  # the call may have run where git is missing
+    commit_and_dirty.cache_clear()  # `env` may have hidden git, so the cached result may be wrong
     return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
 
 

@@ -56,7 +56,7 @@ def look_like_an_h200() -> set[Variant]:
         variants.add((kernel.__name__, str(specialization), str(options)))
 
     def load(library: str) -> SimpleNamespace:
-        if library != swiglu_product.KERNEL:  # used or not by the alignment of memory
+        if library != swiglu_product.KERNEL:  # memory alignment decides whether it runs
             variants.add((library, "", ""))
         return SimpleNamespace(forward=lambda *given: None)
 
@@ -65,7 +65,7 @@ def look_like_an_h200() -> set[Variant]:
 
 
 def random_step() -> Packed:
-    """Draw a step with prompts; steps without are CUDA graphs, captured at the engine's start."""
+    """Return a random step with prompts; the engine captures steps without prompts as CUDA graphs at its start."""
     count = random.choice([1, 2, random.randint(3, 64), random.randint(65, 300)])
     longest = random.choice([1, 2, 16, 40])
     lengths = [random.randint(1, longest) for _ in range(count)]

@@ -28,7 +28,7 @@ def assert_refused(config, path, message):
 
 
 def not_drawn(weight, *range_, **how):
-    """Fail for a random weight that takes time: 1.3B of them take 20 s on a CPU."""
+    """Fail if a random weight is really drawn: drawing 1.3B weights takes 20 s on a CPU."""
     assert weight.is_meta
     return weight
 

@@ -1,4 +1,4 @@
-"""`--checkpoint`: cases name a checkpoint by its content, never by its path, and run and check its weights."""
+"""With `--checkpoint`, a case names a checkpoint by its content, never by its path, and uses its weights."""
 
 import json
 import os

@@ -16,7 +16,7 @@ from tests.harness.harness_helpers import git
 from tests.reports import small_runs
 
 ROOT = Path(__file__).resolve().parents[2]
-# It returns fixed samples, which no machine load changes.
+# The adapter returns fixed samples, which no machine load changes.
 ADAPTER = """
 import os
 from itertools import repeat

@@ -15,7 +15,7 @@ from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
 
-STEPS, REPLAYS = 20, 30  # more than a mini-batch; often, because a race need not show every time
+STEPS, REPLAYS = 20, 30  # more steps than a mini-batch; many replays, because a race need not show every time
 
 pytestmark = pytest.mark.gpu
 
@@ -66,7 +66,7 @@ def model_of(learner: str, backbone: str = "mamba") -> Any:
 
 @pytest.fixture
 def dependent(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """List, for each run of a layer, whether its first launch was a dependent one; for the Mamba backbone."""
+    """Return a list that gets, for each call of a fused block, whether its first launch was dependent."""
     found: list[bool] = []
     enter = FusedBlock._enter
 

@@ -54,7 +54,7 @@ def small(backbone: str) -> TTTConfig:
 # On a GPU only 16-bit models use the kernels for few rows; the interpreter runs them in float32.
 @pytest.fixture(params=["library", "few rows"] if INTERPRETED else ["library"])
 def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run few-row GEMMs in PyTorch and, in the interpreter, once more in this project's kernels."""
+    """Run each test with few-row GEMMs in PyTorch and, in the interpreter, again with this project's kernels."""
     if request.param == "few rows":
         monkeypatch.setattr(
             fused, "fits", lambda x, weights, swiglu=False: x.numel() <= MOST_ROWS_FEW_OUTPUTS * x.shape[-1]
@@ -78,7 +78,7 @@ def test_groups_of_sequences_in_a_model_of_fused_blocks(backbone: str) -> None:
 @backbones
 @pytest.mark.usefixtures("products")
 def test_every_epsilon(backbone: str) -> None:
-    """Norms of inputs near 1e-3, whose squares are near the epsilons; each shifts the logits by 1e-3 or more."""
+    """Norms get inputs near 1e-3, whose squares are near epsilon: doubling one epsilon changes logits by over 1e-3."""
     ours, plain = models(small(backbone))
     tiny = "embed_tokens|conv.conv|conv_q|ttt_norm|o_proj|down_proj"
     if backbone == "transformer":
@@ -102,7 +102,7 @@ def test_every_parameter_may_change_between_calls(backbone: str) -> None:
     fused, plain = models(small(backbone))
     generator = torch.Generator().manual_seed(3)
     expected = logits_of(plain, (2,))
-    logits_of(fused, (2,))  # what is derived from parameters is derived now
+    logits_of(fused, (2,))  # now the model has cached values that it computes from parameters
     for name, weight in fused.weights().items():
         weight += 0.1 * torch.randn(weight.shape, generator=generator).to(weight)
         found = logits_of(fused, (2,))

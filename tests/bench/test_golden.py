@@ -1,8 +1,8 @@
-"""The models against numbers of the authors' own PyTorch code, kept in golden_logits.npz.
+"""The models give the logits of the authors' PyTorch code, stored in golden_logits.npz.
 
-The numbers are logits [2, len(LENGTHS), 32] after the first n of `ids()` for each n of LENGTHS, of TTTForCausalLM of
-github.com/test-time-training/ttt-lm-pytorch (commit cd831db) with the weights of `weights()`. It ran in float64, its
-casts to float32 widened. Its gelu' has constants of 8 to 10 digits, so TTT-MLP here differs by their rounding.
+Logits [2, len(LENGTHS), 32] follow the first n of `ids()` for each n of LENGTHS. TTTForCausalLM from
+github.com/test-time-training/ttt-lm-pytorch (commit cd831db) computed them with `weights()` in float64, even where the
+code casts to float32. Its constants for gelu' have 8 to 10 digits, so TTT-MLP here differs by their rounding.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def ids() -> np.ndarray:
 
 
 def weights(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Draw weights of these shapes in the order of their names; none is 0 or 1, where a mistake could hide."""
+    """Return random weights by name, drawn in the order of names; none is 0 or 1, which could hide a mistake."""
     stream = np.random.RandomState(2)
     drawn = {name: stream.standard_normal(shapes[name]) for name in sorted(shapes)}
     return {name: 1 + 0.2 * x if name.endswith("norm.weight") else 0.2 * x for name, x in drawn.items()}

@@ -12,7 +12,7 @@ from bench.models.factory import from_seed
 from harness.schema.case import Case
 
 CASE = Case("ttt-linear", "triton-dual", "tiny", "generate", 3, 64, dtype="bfloat16")
-POSITION = 4  # bytes of a head's position in its mini-batch, which are not counted
+POSITION = 4  # bytes of a head's position in its mini-batch, which the formulas omit
 PRECISIONS = {"float32": "float32", "float32-planes": "planes", "bfloat16": "bfloat16", "float16": "float16"}
 
 

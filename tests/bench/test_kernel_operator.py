@@ -40,7 +40,7 @@ blocks = pytest.mark.parametrize("block", [TTTBlock, FusedBlock])
 
 @pytest.fixture
 def rotated_by_kernel(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Replace both forward kernels by the reference; return a list of whether each call had to apply RoPE."""
+    """Replace both forward kernels by the reference; return a list that gets, per call, whether it applied RoPE."""
     calls: list[bool] = []
     for ops, reference in MODULES.values():
         monkeypatch.setattr(ops, "forward", stand_in(reference, calls))
@@ -131,7 +131,7 @@ def test_the_generate_state_has_the_form_and_precision_asked_for(learner: str, f
 
 
 def test_one_operator_may_serve_models_of_other_rotations(rotated_by_kernel: list[bool]) -> None:
-    """The table of RoPE is kept between steps: it must be that of the model that steps."""
+    """The operator keeps a RoPE table between steps; each model's steps must use the table of that model."""
     first, first_plain = models(config_of("linear"), TTTBlock)
     second, second_plain = models(config_of("linear", **OTHER), TTTBlock)
     second.operator = first.operator

@@ -95,7 +95,7 @@ def test_a_mistake_is_one_sentence(profiled: Any, arguments: list[str], words: s
     [
         ({}, "1.3b/2"),
         ({"size": "tiny"}, "tiny"),
-        ({"size": "350m"}, "350m"),  # two layers of it would fit into the L2
+        ({"size": "350m"}, "350m"),  # two layers of 350m would fit into the L2
         ({"size": "7b"}, "7b"),
         ({"options": (("scope", "layer"),)}, "1.3b"),
         ({"options": (("checkpoint", "mine@12"),)}, "1.3b"),

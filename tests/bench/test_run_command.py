@@ -146,7 +146,7 @@ def test_a_run_with_another_budget_is_not_continued(measured):
 
 
 def test_a_side_of_ab_is_not_continued(copied):
-    """Only `ab` measures rounds; `run` would measure the first and leave the others."""
+    """Only `ab` measures rounds: `run` would continue the first round and ignore the others."""
     values = json.loads((copied / "run.json").read_text())
     (copied / "run.json").write_text(json.dumps(values | {"repeats": 2}))
     for more in ([], ["--dry-run"]):
@@ -212,7 +212,7 @@ def test_retry_flagged_measures_flagged_cases_again(copied):
     record = files[loaded][0]
     asked = ("run", "quick", *SMALL, "--out", "out", "--retry", "flagged")
     plan = called(*asked, "--dry-run", cwd=copied.parent)
-    assert plan.stdout.split()[0] == Case.from_dict(record["case"]).key
+    assert plan.stdout.split()[0] == Case(**record["case"]).key
     assert "1 case in 1 job" in plan.stdout
     done = called(*asked, cwd=copied.parent)
     assert done.returncode == 0, done.stderr

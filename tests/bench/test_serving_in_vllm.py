@@ -28,7 +28,7 @@ class Metadata:
 
 
 class Builder:
-    """vLLM's builder; `split` is the number of requests that generate, which vLLM finds itself."""
+    """Stands in for vLLM's metadata builder; split: number of requests that generate, which vLLM would compute."""
 
     split = 0
 
@@ -142,7 +142,7 @@ def model(vllm):
 @pytest.mark.usefixtures("triton_kernels")
 @pytest.mark.parametrize("metadata", [None, {}])
 def test_a_step_without_requests_warms_up_once_and_runs_one_prompt(model, monkeypatch, metadata):
-    """Without metadata vLLM measures memory, with an empty dictionary it tunes FlashInfer."""
+    """vLLM runs steps without metadata to measure memory, and steps with an empty dictionary to tune FlashInfer."""
     warmed = []
     monkeypatch.setattr(import_module("bench.serving.model"), "warm_up", lambda *given: warmed.append(given))
     monkeypatch.setattr(Context, "attn_metadata", metadata)

@@ -13,7 +13,7 @@ from harness.schema.case import Case
 
 WANTED = os.environ.get("FAKE_DEVICE_ID")
 if WANTED:
-    # As if the driver had given the process another GPU.
+    # The fake "driver" gives the process another GPU than requested.
     real = measured_case.snapshot
 
     def snapshot(*arguments: str) -> dict:

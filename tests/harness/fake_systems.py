@@ -22,7 +22,7 @@ def spin(milliseconds: float = SPIN_MS) -> None:
 
 
 class OutOfMemoryError(RuntimeError):
-    """Has the name of torch's error."""
+    """Stands in for torch's error, which the harness recognizes by name."""
 
 
 def _raise(error: BaseException) -> None:

@@ -25,7 +25,7 @@ QUICK = Policy(min_samples=3, budget_s=0.0)
 
 
 class Patience(threading.local):
-    """Limits of a run that receive its events: half a second for a case that hangs, minutes for any other."""
+    """Limits and event handler of a run: a case that hangs gets half a second, any other case minutes."""
 
     start_s, case_s = Limits.start_s, Limits.case_s
 
@@ -93,7 +93,7 @@ def new_run(folder: Path, cases: Sequence[Case | Planned], **changes: Any) -> Ru
 def measured(
     folder: Path, cases: Sequence[Case | Planned] = (), launches: Any = None, **arguments: Any
 ) -> list[Record]:
-    """Run the cases in `folder`, or resume its run. arguments: fields of RunFile or of Options."""
+    """Run the cases in `folder`, or resume the run there; arguments: fields of RunFile or of Options."""
     of_run = {name: arguments.pop(name) for name in ("mode", "policy", "repeats") if name in arguments}
     run = Run.open(folder) if Run.exists(folder) else new_run(folder, cases, **of_run)
     return run_jobs(run, launches or systems(), Options(**arguments))

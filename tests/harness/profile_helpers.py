@@ -85,13 +85,13 @@ def ncu_table(*names: str, launches: int = 2, **changes: str) -> str:
     return "\n".join([*said, *(",".join(f'"{field}"' for field in row) for row in (head, units, *rows))]) + "\n"
 
 
-# Tables of an export of an H100, and the one that it lacks.
+# Tables of an export from an H100, and a table that this export lacks.
 NSYS_TABLES = re.findall(r"^CREATE TABLE .*?;$", (HERE / "fixtures" / "h100.nsys.sql").read_text(), re.DOTALL | re.M)
 NSYS_TABLES.append(
     "CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL, "
     "streamId INTEGER NOT NULL, correlationId INTEGER, globalPid INTEGER)"
 )
-PROCESS = 0x1000007 << 24  # a globalPid; threads of it add their number
+PROCESS = 0x1000007 << 24  # a globalPid; a globalTid adds the thread's number
 
 
 def nsys_database(path: Path) -> Path:
@@ -111,7 +111,7 @@ def nsys_database(path: Path) -> Path:
         nsys_row(
             database, "NVTX_EVENTS", start=start, end=end, eventType=kind, text=text, textId=text_id, globalTid=tid
         )
-    # Another process numbers its launches as this one does.
+    # Two processes give their launches the same numbers.
     for pid in (PROCESS, PROCESS + (1 << 24)):
         for correlation, start in enumerate((2000, 5000, 21000, 22000, 23000), start=1):
             tid, end = pid + 5, start + 100

@@ -23,7 +23,7 @@ def main() -> None:
         answer = {"reason": "", "versions": {}, "environment": {}}
         if request["do"] == "case":
             by_kineto = request["profiler"]["tool"] == "kineto"
-            case, does = Case.from_dict(request["case"]), "" if by_kineto else os.environ.get("FAKE_WORKER")
+            case, does = Case(**request["case"]), "" if by_kineto else os.environ.get("FAKE_WORKER")
             gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "")
             if gpu and gpu == os.environ.get("FAKE_GONE"):
                 does = "killed"
@@ -43,7 +43,7 @@ def main() -> None:
             under_nsight = {"seen": SEEN | seen, "apart": "FAKE_SEEN" not in os.environ}
             profile = (FOUND if by_kineto else under_nsight) | {"notes": [], "ceilings": {}}
             healthy = by_kineto or "FAKE_UNHEALTHY" not in os.environ
-            answer = {"record": record.to_dict(), "healthy": healthy, "profile": profile}
+            answer = {"record": json.loads(record.to_json()), "healthy": healthy, "profile": profile}
         print(json.dumps(answer), flush=True)
 
 

@@ -1,7 +1,7 @@
-"""Simulate how often the 95% interval contains the true median, with the stopping criterion.
+"""Simulate how often the 95% interval contains the true median when the stopping criterion ends sampling.
 
-`python -m tests.harness.simulate_coverage [SERIES]` prints the shares. Rows are durations of a sample, columns
-correlations of successive samples, as on a power-capped GPU.
+`python -m tests.harness.simulate_coverage [SERIES]` prints two tables of shares: by a sample's duration and the
+correlation of successive samples, as on a power-capped GPU; and by noise and the distance of two levels.
 """
 
 import sys
@@ -15,9 +15,9 @@ from tests.harness.fake_clock import FakeClock
 
 CORRELATIONS = (0.0, 0.5, 0.8, 0.95)
 SAMPLES_MS = (1, 20, 150, 1300)
-BETWEEN_MS = 5  # two samples
+BETWEEN_MS = 5  # from the end of a sample to the next one
 SPREAD = 0.01
-NOISE, LEVELS = (0.01, 0.05), (0.0, 0.03, 0.06)  # of a level, and between two
+NOISE, LEVELS = (0.01, 0.05), (0.0, 0.03, 0.06)  # relative noise; relative distance between two levels
 POLICY = Policy(min_samples=6, budget_s=1.0)  # of the published runs
 
 

@@ -19,8 +19,8 @@ BASE = {
 
 def test_round_trip() -> None:
     original = Case(**BASE, options=(("mini_batch", 16), ("form", "dual"), ("part", 0.5), ("causal", True)))
-    assert Case.from_dict(original.to_dict()) == original
-    assert Case.from_dict(original.to_dict()).key == original.key
+    assert Case(**original.to_dict()) == original
+    assert Case(**original.to_dict()).key == original.key
 
 
 def test_order_of_options_does_not_matter() -> None:
@@ -47,7 +47,7 @@ def test_every_field_tells_cases_apart(change: dict) -> None:
 
 
 def test_the_key_of_a_case_stays() -> None:
-    """Literal: records of earlier runs are found by it."""
+    """A literal key, because records of earlier runs are found by their keys."""
     assert Case(**BASE).key == "6e3182160b984326"
     full = Case(**BASE, dtype="float32", state_dtype="float32", timing="graph", l2="cold", options=(("steps", 128),))
     assert full.key == "42760f96dd889729"
@@ -67,7 +67,7 @@ def test_neither_a_default_nor_a_suite_is_in_the_key() -> None:
     assert Case(**BASE, **said).to_dict() == BASE
     assert Case(**BASE, **said).key == Case(**BASE).key
     with pytest.raises(ValidationError, match="suite"):
-        Case.from_dict(BASE | {"suite": "fig15"})
+        Case(**(BASE | {"suite": "fig15"}))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_neither_a_default_nor_a_suite_is_in_the_key() -> None:
 )
 def test_errors_name_the_field(change: dict, field: str) -> None:
     with pytest.raises(ValidationError) as error:
-        Case.from_dict(BASE | change)
+        Case(**(BASE | change))
     assert [each["loc"][0] for each in error.value.errors()] == [field]
 
 

@@ -108,7 +108,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
 def test_a_run_of_seconds_is_its_own_estimate(gpu: FakeGpu) -> None:
     CudaEventClock().prepare(gpu.kernel("a", 20_000.0))
-    assert gpu.log.count("a") == 2  # the first of which may have compiled
+    assert gpu.log.count("a") == 2  # the first call may have compiled
 
 
 def test_compilation_does_not_count_as_an_estimate(gpu: FakeGpu) -> None:
@@ -142,7 +142,7 @@ def test_a_batch_of_eager_calls_keeps_no_outputs(gpu: FakeGpu) -> None:
 
 
 def test_first_runs_share_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuBLAS keeps memory for every stream that it has seen: with one a case, peak memory grew from case to case."""
+    """cuBLAS keeps memory for every stream that it has used: a new stream per case would raise the peak memory."""
     made: list[object] = []
     monkeypatch.setattr(torch.cuda, "Stream", lambda: made.append(object()) or made[-1])
     cuda_clock.side_stream.cache_clear()

@@ -1,4 +1,4 @@
-"""Energy is the mean power between two refreshes of NVML's counter, which refreshes ten times a second."""
+"""Energy follows from the mean power between two refreshes of NVML's counter; ten refreshes happen per second."""
 
 from threading import Event
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from harness.measure.nvml import EnergyMeter
 
 
 def metered(begin: float, seconds: float, watts: float = 500.0) -> EnergyMeter:
-    """Return the meter after a block of `seconds`; its counter was read every 10 ms and refreshed every 100 ms."""
+    """Return a meter after a block of `seconds` that read, every 10 ms, a counter refreshed every 100 ms."""
     meter = EnergyMeter(None)
     with meter:
         for look in range(round(100 * seconds)):
@@ -23,7 +23,7 @@ def metered(begin: float, seconds: float, watts: float = 500.0) -> EnergyMeter:
 @pytest.mark.parametrize("seconds", [1.0, 1.04, 1.37, 20.0])
 def test_energy_is_independent_of_the_refresh_phase(begin: float, seconds: float) -> None:
     found = metered(begin, seconds).per_token(100, 0.9 * seconds)["energy_j_per_token"]
-    assert found == pytest.approx(500 * 0.9 * seconds / 100, rel=0.02)  # of the samples alone
+    assert found == pytest.approx(500 * 0.9 * seconds / 100, rel=0.02)  # energy of the samples alone
 
 
 def test_a_block_with_few_refreshes_has_no_energy() -> None:

@@ -97,7 +97,7 @@ def test_throttling_is_queried_at_intervals(install: Any, monkeypatch: pytest.Mo
 
 
 def test_the_highest_throttled_temperature_is_kept_until_forget(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the end of a profile the GPU has cooled while the trace was written."""
+    """A reading at the end would be too low: the GPU cools while a profiler writes its trace."""
     fake = install(FakeNvml(reasons=0x20))
     gpu = nvml.open_gpu()
     for now, celsius in ((100.0, 78), (101.0, 79), (102.0, 77)):
@@ -207,7 +207,7 @@ def test_a_snapshot_names_no_user_host_or_folder() -> None:
 
 @pytest.fixture
 def package_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(environment, "__file__", str(tmp_path / "harness" / "measure" / "environment.py"))
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
     monkeypatch.delenv("TTT_BENCH_COMMIT", raising=False)
     environment.commit_and_dirty.cache_clear()
     yield tmp_path
@@ -251,7 +251,7 @@ def test_git_explains_a_missing_commit(package_in: Path, monkeypatch: pytest.Mon
     ("value", "expected"),
     [
         (None, ("", None)),
-        ("abc", ("", None)),  # not from a run
+        ("abc", ("", None)),  # set by a user, not by a run
         ('["abc", true]', ("abc", True)),
         ('["abc", null]', ("abc", None)),
     ],

@@ -21,7 +21,7 @@ ENGINE: dict[str, Any] = {"engine_samples": lambda policy: [[100.0] * 5] * 2, "p
 
 
 class FakeDevice:
-    """A GPU and its clock in one: a sample has 4 calls, each of 100 ms and 10 J."""
+    """Stands in for a GPU and its clock: a sample has 4 calls, and each call takes 100 ms and 10 J."""
 
     launches, own_bytes, replays = 4, 1000, False
     wakes_s, settles_s, loaded_s = 0.5, 2.0, 0.0

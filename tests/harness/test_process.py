@@ -1,4 +1,4 @@
-"""No descendant outlives a worker, whether worker, warden or parent dies."""
+"""No descendant outlives a worker, whether the worker, a warden or the parent dies."""
 
 import json
 import os

@@ -94,7 +94,7 @@ def test_a_resumption_keeps_times_and_adds_counters(tmp_path: Path, fake: Any) -
 def test_the_next_job_tries_a_given_up_profiler_again(
     tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Systems differ in their environments; a missing permission concerns all."""
+    """A profiler may fail in one system's environment only; a missing permission concerns all systems."""
     for does, counted in (("no range", True), ("forbidden", False)):
         (folder := tmp_path / does.replace(" ", "-")).mkdir()
         run = run_of(folder, case(), case(batch=3))
@@ -226,7 +226,7 @@ def test_sigterm_ends_profiling_as_ctrl_c_does(tmp_path: Path, fake: Any) -> Non
     run = run_of(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         Profiler(run, launches(), WITH_NCU, on_times=lambda _: os.kill(os.getpid(), signal.SIGTERM)).jobs(run.jobs)
-    with run.held():  # nobody has it any more
+    with run.held():  # the profiler has released the lock
         assert [each.status for each in run.profiles().values()] == ["ok"]
 
 
@@ -295,7 +295,7 @@ def test_a_profiler_that_never_starts_is_given_up(tmp_path: Path, fake: Any) -> 
     fake("never start")
     run, said, limits = run_of(tmp_path, case(), case(batch=3)), list[str](), SimpleNamespace(start_s=60, case_s=60)
     profiler = Profiler(run, launches(), WITH_NCU, limits, say=said.append)  # type: ignore[arg-type]
-    limits_s = iter((60, 0.5))  # after the times of both cases, a profiler starts each worker
+    limits_s = iter((60, 0.5))  # set after the times of each case: 0.5 s for workers under ncu
     profiler.on_times = lambda profile: setattr(limits, "start_s", next(limits_s))
     found = profiler.jobs(run.jobs)
     assert [each.status for each in found] == ["ok", "ok"]

@@ -80,7 +80,7 @@ def test_kineto_profiles_the_last_runs_without_pauses(monkeypatch: pytest.Monkey
     class TwoCalls:
         launches = 2
         wakes_s = settles_s = 0.0
-        loaded_s = 10.0  # so that it is warm
+        loaded_s = 10.0  # so the clock needs no warm-up
         alone_ms = 0.011
 
         def __init__(self, timing: str) -> None:
@@ -151,14 +151,14 @@ def test_a_gpu_is_loaded_before_profiling(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(in_worker, "RUNS_S", 0.25)
     calls.clear()
     on_gpu.load(lambda: calls.append("run"))
-    assert on_gpu.runs == 5  # which takes 5 of 6 seconds
+    assert on_gpu.runs == 5  # five runs take 5 of 6 seconds
     monkeypatch.setattr(in_worker, "LONGEST_S", 2.5)
     calls.clear()
     on_gpu.load(lambda: calls.append("run"))
     assert on_gpu.runs == 2
     calls.clear()
     monkeypatch.setattr(in_worker, "CAPPED_S", 4.0)
-    on_gpu.throttled = lambda: len(calls) == 7  # once in a while is at the cap
+    on_gpu.throttled = lambda: len(calls) == 7  # one run is power-capped
     on_gpu.load(lambda: calls.append("run"))
     assert (on_gpu.lead, on_gpu.runs) == (20, 4)
     calls.clear()
@@ -179,7 +179,7 @@ def test_runs_are_synchronized_as_in_a_measurement(monkeypatch: pytest.MonkeyPat
     ("lead", "runs", "most", "window"),
     [
         (500, 250, 20_000, (500, 250)),
-        (500, 250, 100, (25, 75)),  # so many launches a run that not all may be recorded
+        (500, 250, 100, (25, 75)),  # launches per run, too many to record all runs
         (7, 5, 5, (1, 4)),
         (7, 5, 2, (1, 1)),
         (7, 5, 1, (0, 1)),
@@ -295,7 +295,7 @@ def test_an_engine_without_a_batch_for_a_profiler_is_refused() -> None:
 
 @pytest.fixture
 def engine(events: list[str], monkeypatch: pytest.MonkeyPatch) -> Workload:
-    """The workload of an engine: a batch of warm-up, then batches of 7 units with samples of 2 ms."""
+    """Return an engine's workload: a warm-up batch, then batches of 7 units with a median sample of 2 ms."""
     monkeypatch.setattr(in_worker, "ALONE", Policy(budget_s=0.0))
 
     def batch(around: AbstractContextManager[object]) -> int:

@@ -36,7 +36,7 @@ def test_a_line_is_read_as_it_was_written() -> None:
 
 
 def test_escaped_control_characters_are_made_printable() -> None:
-    line = json.dumps(Record(case(), "failed", "REASON").to_dict()).replace("REASON", "\\u001b[2J gone")
+    line = Record(case(), "failed", "REASON").to_json().replace("REASON", "\\u001b[2J gone")
     assert "\x1b" not in Record.from_json(line.encode()).reason
 
 
@@ -81,21 +81,21 @@ def test_contradictions_are_refused(fields: dict[str, Any], where: str) -> None:
 
 def test_a_newer_schema_asks_for_an_update_and_an_older_one_does_not() -> None:
     values = {"case": case().to_dict(), "status": "ok"}
-    with pytest.raises(RecordError, match=r"^schema: must be 2 to 4, not 5; update ttt-bench"):
-        Record.from_dict({"schema": 5, "news": 1} | values)
+    with pytest.raises(RecordError, match=r"^schema: .*, not 5; update ttt-bench"):
+        Record.from_json(json.dumps({"schema": 5, "news": 1} | values))
     with pytest.raises(RecordError) as error:
-        Record.from_dict({"schema": 1} | values)
+        Record.from_json(json.dumps({"schema": 1} | values))
     assert "update" not in str(error.value)
 
 
 def test_older_schemas_are_read_under_todays_names() -> None:
     second = {"schema": 2, "case": case().to_dict(), "status": "gate", "reason": "error is 2, limit 1"}
-    assert Record.from_dict(second) == Record(case(), "incorrect", "error is 2, limit 1")
+    assert Record.from_json(json.dumps(second)) == Record(case(), "incorrect", "error is 2, limit 1")
     outcome = {"passed": True, "checks": []}
     third = {"schema": 3, "case": case().to_dict(), "status": "ok", "gate": outcome}
-    older = Record.from_dict(third | {"settings": {"gated": "all", "gate_limits": "2", "dtype": "x"}})
+    older = Record.from_json(json.dumps(third | {"settings": {"gated": "all", "gate_limits": "2", "dtype": "x"}}))
     assert older == Record(case(), "ok", check=outcome, settings={"checked": "all", "check_limits": "2", "dtype": "x"})
-    assert older.to_dict()["schema"] == 4
+    assert json.loads(older.to_json())["schema"] == 4
 
 
 def test_control_characters_are_removed() -> None:
@@ -110,7 +110,7 @@ def test_control_characters_are_removed() -> None:
         check={"passed": False, "checks": [{"name": bad, "value": 1, "limit": 0}]},
         started_at=bad,
     )
-    text = json.dumps(record.to_dict(), ensure_ascii=False)
+    text = json.dumps(json.loads(record.to_json()), ensure_ascii=False)
     assert text.isprintable()
     text.encode()
     assert record.reason == "a [2J b ?"

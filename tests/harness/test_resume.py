@@ -128,7 +128,7 @@ def test_stopped_after_any_event_and_resumed_each_case_is_there_once(tmp_path: P
             measured(folder, cases, on_event=stop, skip=skip)
         finished = file_of(folder).read()
         assert len(finished) == moment // 2
-        with file_of(folder).path.open("ab") as file:  # and the line that was being written
+        with file_of(folder).path.open("ab") as file:  # an incomplete line, as a killed writer leaves it
             file.write(b'{"schema":2,"case":{"sys')
         records = measured(folder, skip=skip)
         assert records[: len(finished)] == finished

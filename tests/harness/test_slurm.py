@@ -41,7 +41,7 @@ def test_tasks_share_all_jobs_of_the_run(folder: Path) -> None:
     assert run_task(run, of, Task("77", 1, 2), Options()) == ["s1-cpu", "s3-cpu"]
     assert run_task(run, of, TASK, Options()) == ["s0-cpu", "s2-cpu", "s4-cpu"]
     assert statuses(run.records()) == ["ok"] * 5
-    assert (folder / JOB).read_text() == "77"  # tasks that repeat cases may still wait
+    assert (folder / JOB).read_text() == "77"  # other tasks of the job may still wait
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_a_passing_disturbance_extends_the_budget() -> None:
 
 
 def test_an_outlier_of_six_long_samples_adds_three() -> None:
-    """Six of 2.2 s exhaust the budgets. Their interval is their range; that of nine leaves out an end."""
+    """Six samples exhaust the budgets, but their interval is their range; nine samples' interval omits the outlier."""
     clock = FakeClock(itertools.chain([2782.0], itertools.cycle([2222.0, 2232.0, 2230.0])))
     timing = take_samples(clock, Policy(budget_s=1.0, min_samples=6))
     assert (timing.stop, len(timing.samples_ms)) == ("budget", 9)
@@ -149,7 +149,7 @@ def test_a_short_budget_limits_the_warm_up() -> None:
     clock = FakeClock([], settles_s=2.0, wakes_s=0.5)
     assert least_warmup_s(clock, Policy(budget_s=0.1), limited=True) == pytest.approx(1.2)
     assert least_warmup_s(clock, Policy(budget_s=0.1), limited=False) == 0.5
-    assert least_warmup_s(clock, Policy(budget_s=1 / 6), limited=True) == 2.0  # a part of a budget is no glance
+    assert least_warmup_s(clock, Policy(budget_s=1 / 6), limited=True) == 2.0  # the budget still allows it
     assert least_warmup_s(clock, Policy(budget_s=0.0), limited=True) == 0.0
 
 

@@ -42,7 +42,7 @@ def test_a_record_names_the_variables_that_change_speed_and_no_folder(monkeypatc
 
 
 class Nvml(ModuleType):
-    """NVML of two GPUs, the second with a MIG device; only a complete UUID opens a device, as in NVML."""
+    """A fake NVML of two GPUs, the second with a MIG device; only a complete UUID opens a device, as in NVML."""
 
     def __init__(self) -> None:
         super().__init__("pynvml")

@@ -28,7 +28,7 @@ def test_the_protocol_on_its_own() -> None:
     done = talk(asked({"do": "probe"}, request))
     probe, measured = (json.loads(line) for line in done.stdout.splitlines())
     assert (probe["reason"], probe["versions"]) == ("", {"pytest": pytest.__version__})
-    assert Record.from_dict(measured["record"]).status == "ok"
+    assert Record.from_json(json.dumps(measured["record"])).status == "ok"
     assert measured["healthy"] is True
     assert "nor this" in done.stderr
     assert "RuntimeWarning" not in done.stderr

@@ -32,7 +32,7 @@ def save(made: Made, folder: Path, name: str) -> Path:
 
 @contextmanager
 def opened(browser, path: Path, part: str = "", every: bool = True, **options) -> Iterator:
-    """part: fragment of the address, with #. every: draw all figures and open their options."""
+    """Yield (page, its errors). part: the address's fragment, with #. every: draw all figures, open their options."""
     address = path.as_uri()
 
     def is_own(url: str) -> bool:
@@ -130,7 +130,7 @@ def downloaded(page, button):
 
 
 def violations(page, at_least: int, only: str = "") -> list[tuple[str, list[str]]]:
-    """at_least: rules that must pass, so that an empty check fails. only: the single rule to check."""
+    """Return axe's (rule, elements) violations. at_least: how many rules must pass. only: a single rule to check."""
     found = sorted((Path(__file__).parents[2] / "build").glob("axe-*.min.js"))
     if not found:
         pytest.skip("axe-core is not there: make axe")

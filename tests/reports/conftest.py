@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def browser():
-    """One Chromium for all pages: starting it takes two seconds, and compiling the page's scripts two more."""
+    """One Chromium for all pages: its start takes two seconds, and compiling the page's scripts two more."""
     import browsing
 
     with browsing.browser() as opened:
@@ -33,7 +33,7 @@ def paper_page(request, tmp_path_factory):
 
 @pytest.fixture
 def page(shared):
-    """The page `shared` by a module; a test restores its changes."""
+    """The page that a module's tests share; each test restores what it changes."""
     import browsing
 
     with browsing.in_front(*shared) as page:

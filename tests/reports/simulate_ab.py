@@ -30,8 +30,9 @@ Suite = np.ndarray  # [system, case, round]: log(B's median / A's)
 
 @dataclass(frozen=True)
 class Found:
-    """Shares of outcomes. wolf: suites with a false "slower" or "faster". found: slowed cases called slower.
+    """Shares of outcomes.
 
+    wolf: suites with a false "slower" or "faster". found: slowed cases with the outcome "slower".
     same, undecided: slowed cases with this outcome, or all cases if none was slowed.
     """
 
@@ -43,8 +44,9 @@ class Found:
 
 @dataclass(frozen=True)
 class Noise:
-    """Noise of measurements: `times` as large as recorded. disturbed: share of processes slowed 10% by other programs.
+    """Noise of measurements; `times` multiplies the recorded noise.
 
+    disturbed: share of processes that other programs slow down by 10%.
     two_times: share of cases in which a process takes 5% longer with probability 1/2.
     """
 

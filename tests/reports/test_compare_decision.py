@@ -42,7 +42,7 @@ def test_the_variance_of_a_case_is_drawn_to_that_of_all():
 
 @pytest.mark.parametrize(("times", "own"), [(6.94, False), (6.95, True)])
 def test_a_variance_keeps_its_own_beyond_what_the_others_allow(times, own):
-    """F(2, 4) exceeds 6.944 once in twenty; F(3, 4), F(1, 4), F(2, 3) and F(2, 5) have other limits."""
+    """F(2, 4) exceeds 6.944 with 5%; wrong degrees of freedom, such as F(3, 4) or F(2, 5), have other limits."""
     deviations = [0.01] * 4 + [0.01 * math.sqrt(times)]
     found = decide([[-each, 0.0, each] for each in deviations])[-1]
     variance, shared = 1e-4 * times, (4 * 1e-4 + 2 * 1e-4 * times) / 6

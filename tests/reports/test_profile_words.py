@@ -106,7 +106,7 @@ def test_without_ceilings_neither_memory_nor_products_are_named() -> None:
 
 
 def test_the_lower_bound_of_a_norm_is_by_the_fp32_peak() -> None:
-    """A launch of 6 GFLOPs takes 100 us at 60 TFLOP/s, and 10 us at the 600 of a GEMM."""
+    """A launch of 6 GFLOPs takes 100 us at the FP32 peak of 60 TFLOP/s, and 10 us at a GEMM's 600 TFLOP/s."""
     norm = one(operations=6e9, dram_bytes=1.0, fp32_peak_tflops=60.0).kernels[0]
     gemm = one(operations=6e9, dram_bytes=1.0).kernels[0]
     assert [kernel_lower_bound_us(each, region(each)) for each in (norm, gemm)] == pytest.approx([200.0, 20.0])
@@ -114,7 +114,7 @@ def test_the_lower_bound_of_a_norm_is_by_the_fp32_peak() -> None:
 
 @pytest.mark.parametrize(
     ("time_us", "rates", "counted_us", "peaks"),
-    [  # of a kernel: its time, GB/s and TFLOP/s, the time of its counted launches
+    [  # a kernel's time, its GB/s and TFLOP/s, and the time of its counted launches
         (100.0, (3300.0, 660.0), 100.0, (3300.0, 660.0)),
         (1.0, (3300.0, 660.0), 1.0, (3300.0, 660.0)),  # 1% of the kernels' time
         (0.4, (3300.0, 660.0), 0.4, (3000.0, 600.0)),  # too short

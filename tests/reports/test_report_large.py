@@ -22,7 +22,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def report(run, few):
-    """The path of the page, the function calls to write it, and the calls to write a page of few records."""
+    """Return (the page's path, function calls that wrote it, function calls that write a page of few records)."""
     write_report(few, few / "report.html")  # what is imported does not count
     small = calls_of(write_report, few, few / "report.html")
     return run / "report.html", calls_of(write_report, run, run / "report.html"), small

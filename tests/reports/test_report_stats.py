@@ -267,7 +267,7 @@ def ends_of_interval(half):
 
 
 def quartiles(apart, count):
-    """Return samples at two levels, as when an engine's host is sometimes faster and sometimes slower than the GPU."""
+    """Return samples at two levels, as if an engine's host were sometimes faster, sometimes slower than the GPU."""
     return [*(3.0 * (1 + apart * (n % 2)) for n in range(count)), 3.0 * (1 + apart / 2)][-count:]
 
 

@@ -11,7 +11,7 @@ TRACES = "document.getElementById('plot').data.map(({y, text, line, marker}) => 
 
 
 def over_time(folder, *days):
-    """Write a site of a run a day, each with (case, ms, further values) of its records; return (site, history page)."""
+    """Write a site with a run per day; a day: (case, ms, further values) per record. Return (site, history page)."""
     runs = []
     for day, records in enumerate(days):
         at = f"2026-11-1{day}T03:00:00+00:00"

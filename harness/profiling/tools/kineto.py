@@ -53,7 +53,7 @@ def recording(
 
 
 def events_of(text: bytes) -> list[Mapping[str, Any]]:
-    """Return the events of a trace in JSON, whose kernel names may have another encoding or control characters."""
+    """Return the events of a JSON trace; kernel names may have invalid UTF-8 or control characters."""
     events: list[Mapping[str, Any]] = json.loads(text.decode(errors="replace"), strict=False)["traceEvents"]
     return events
 

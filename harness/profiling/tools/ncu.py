@@ -1,6 +1,6 @@
 """Write commands for Nsight Compute, and read each kernel's counters from its report.
 
-`ncu` prints the report as a table. NVIDIA's Python package for reports is proprietary and accepts truncated ones.
+`ncu` prints the report as a table. NVIDIA's Python package is proprietary and accepts truncated reports.
 """
 
 import csv
@@ -16,7 +16,7 @@ from harness.schema.profile import Counters, ProfileError, short_name
 from harness.schema.reason import clipped
 
 PROGRAM = "ncu"
-LAUNCHES = 48  # counted per case, each replayed for every pass over the metrics
+LAUNCHES = 48  # launches counted per case; each is replayed for every group of metrics
 FORBIDDEN = "ERR_NVGPUCTRPERM"
 NOTHING = "No kernels were profiled"
 
@@ -31,7 +31,7 @@ _USE = {
 # (counts per cycle, cycles per second) of a peak
 _L2_PEAK = ("lts__t_bytes.sum.peak_sustained", "lts__cycles_elapsed.avg.per_second")
 _FFMA_PEAK = ("sm__sass_thread_inst_executed_op_ffma_pred_on.sum.peak_sustained", "sm__cycles_elapsed.avg.per_second")
-# FLOPs of one count: tensor cores count operations, the others instructions of a thread.
+# FLOPs per count: the tensor cores' metrics count operations, the others count instructions of a thread.
 _OPERATIONS = {
     "sm__ops_path_tensor_src_bf16_dst_fp32.sum": 1,
     "sm__ops_path_tensor_src_fp16.sum": 1,

@@ -48,16 +48,14 @@ def read(database: Path) -> tuple[list[Launched], list[Launched]]:
             connection.text_factory = lambda raw: raw.decode(errors="replace")
             launched = _launched(connection)
     except sqlite3.Error as error:
-        raise ProfileError(f"the export of Nsight Systems is truncated or in another format: {error}") from None
+        what = "is truncated or in another format, or nothing was captured"
+        raise ProfileError(f"the export of Nsight Systems {what}: {error}") from None
     timed = [each for each in launched if TIMED in each.path]
     return timed, [each for each in launched if each.path and not {LEAD, TIMED}.intersection(each.path)]
 
 
 def _launched(connection: sqlite3.Connection) -> list[Launched]:
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    for name in (_LAUNCHES, _RANGES, "StringIds"):
-        if name not in tables:
-            raise ProfileError(f"the export of Nsight Systems has no table {name}: nothing was captured")
     ranges = [
         Span(name or "", thread, start / 1e3, end / 1e3)
         for name, thread, start, end in connection.execute(
@@ -82,7 +80,7 @@ def _launched(connection: sqlite3.Connection) -> list[Launched]:
 
 
 def _rows(connection: sqlite3.Connection, tables: set[str]) -> Iterator[Sequence]:
-    """Yield (name, start, end, registers, shared bytes, GPU, stream, process, launch id), in ns."""
+    """Yield (name, start, end, registers, shared bytes, GPU, stream, process, launch id); times in ns."""
     if _KERNELS in tables:
         # Nsight Systems demangles differently from torch.profiler.
         rows = connection.execute(

@@ -33,9 +33,9 @@ class Launched:
 
 
 def after_the_one_before(launched: Iterable[Launched]) -> list[Launched]:
-    """Return launches by start; on each stream, a launch starts after the previous one ends.
+    """Return launches sorted by start, each delayed until the stream's previous launch ends.
 
-    With programmatic dependent launch, a kernel can start earlier, but only waits.
+    With programmatic dependent launch, a kernel can start before that, but only waits.
     """
     ends: dict[Hashable, float] = {}
     apart = []

@@ -1,4 +1,4 @@
-"""A fixture with the small vLLM for tests of its adapter."""
+"""A fixture with the small vLLM, for tests of the vLLM adapter."""
 
 import sys
 from dataclasses import replace

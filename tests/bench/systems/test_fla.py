@@ -24,7 +24,7 @@ LAYER = Case("kda", "fla", "1.3b", "forward", 2, 80, dtype="float32", options=((
 
 
 class Cache:
-    """`keeps` converts the convolution's inputs: to a tuple for Gated DeltaNet, a tensor for RWKV-7."""
+    """Stands in for fla's cache; `keeps` makes a convolution's last inputs a tuple, or for RWKV-7 a tensor."""
 
     keeps = staticmethod(lambda last: (last,))
 
@@ -174,7 +174,7 @@ def test_what_is_timed_is_compared_with_the_recurrent_kernels_or_long_prompts_wi
 
     def off(model, ids, state):
         logits, state = whole(model, ids, state)
-        timed = len(ids) == batch and not model.piece  # the first check runs fewer sequences, a reference reads pieces
+        timed = len(ids) == batch and not model.piece  # the first check has fewer sequences; the reference has pieces
         return logits * (1.2 if timed else 1.0), state
 
     monkeypatch.setattr(fla_models.FlaModel, name, off)

@@ -1,4 +1,4 @@
-"""Limits follow the rounding of a dtype, and the check sees how logits respond to other earlier tokens."""
+"""Limits follow a dtype's rounding, and a check compares how logits respond to other early tokens."""
 
 from dataclasses import replace
 
@@ -63,7 +63,7 @@ def test_a_response_to_another_past_is_the_slope_of_the_references(slope, off):
 
 @pytest.mark.parametrize(("noise", "checks"), [(0.25, 1), (0.35, 0)])
 def test_a_response_below_its_noise_is_not_checked(noise, checks):
-    """The noise is over sqrt(2 rows x width 4) = 2.83 by the reference's change: 0.088 and 0.124, limit 0.1."""
+    """At noise 0.25 and 0.35, (noise / change) / sqrt(2 rows x width 4) is 0.088 and 0.124; the limit is 0.1."""
     before, change = torch.zeros(2, 8), torch.tensor([[1.0, 0.0] * 4] * 2)
     off = torch.tensor([[0.0, noise] * 4] * 2)
     checked = check_response((before, change + off), (before, change), width=4)

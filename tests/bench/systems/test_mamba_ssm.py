@@ -29,7 +29,7 @@ class InferenceParams:
 
 
 class MambaLMHeadModel(nn.Module):
-    """A small substitute: per layer a leaky sum of embeddings. A scan starts at zero, a step at the state."""
+    """Stands in for the package's model: layers keep leaky sums of embeddings, which a scan starts at zero."""
 
     def __init__(self, config, device, dtype):
         super().__init__()
@@ -151,7 +151,7 @@ class Small(MambaSSM):
 
 
 def test_what_runs_without_its_kernels_leaves_no_state(package, monkeypatch):
-    """Compiling ahead runs steps on uninitialised memory; the timed state starts at the case's start."""
+    """Compiling kernels runs steps that spoil the state; the timed call must start from the case's state."""
     ran = []
 
     def garble(run):
@@ -171,7 +171,7 @@ def test_what_runs_without_its_kernels_leaves_no_state(package, monkeypatch):
 
 @pytest.fixture
 def done(monkeypatch):
-    """List the calls that compile kernels, or compile and tune them."""
+    """Replace the functions that compile or tune kernels; return a list of their calls."""
     calls = []
     for name in ("prepare", "compile_ahead"):
         monkeypatch.setattr(f"bench.systems.tuned_model.{name}", lambda run, name=name: calls.append(name))

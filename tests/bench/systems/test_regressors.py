@@ -54,7 +54,7 @@ def small(name, layer):
 
 @pytest.fixture
 def package(monkeypatch):
-    """Replace the packages by modules whose functions run `naive`; the dict's `error` is added to every output."""
+    """Replace the packages by modules that run `naive`; return a dict whose `error` they add to every output."""
     state = {"error": 0.0}
     monkeypatch.setattr("bench.systems.regressor.prepare", lambda run: run())
     for adapter in (FlaRegressor, Mamba3SSM):
@@ -147,12 +147,12 @@ def test_the_fastest_kernel_of_a_layer_is_timed_and_checked(ttt):
 
 
 def row(*values):
-    """One head of one channel: a sequence [1, T, 1, 1]."""
+    """Return a sequence [1, T, 1, 1] of one head with one channel."""
     return torch.tensor(values).view(1, -1, 1, 1)
 
 
 def test_a_delta_rule_by_hand():
-    """K = V = H = 1: S = 1/2 * 0 + 1/2 * 2 * 3 = 3; S = 1/2 * 3 + 1 * (1 - 1.5) = 1."""
+    """For K = V = H = 1, the state S is 1/2 * 0 + 1/2 * 2 * 3 = 3, then 1/2 * 3 + 1 * (1 - 1.5) = 1."""
     layer = replace(layer_of("gated-deltanet/fla"), heads=1, key_dim=1, value_dim=1)
     q, k, v = row(1.0, 4.0), row(2.0, 1.0), row(3.0, 1.0)
     beta, g = row(0.5, 1.0)[..., 0], row(0.5, 0.5)[..., 0].log()
@@ -214,7 +214,7 @@ def mamba3(tokens, **changed):
 
 
 def test_mamba3_adds_the_token_before_by_the_trapezoidal_rule():
-    """q k = 2 for each pair of tokens. At trap 0, half of a token counts at once, and half with the next decay."""
+    """q k is 2 for each pair of tokens. At trap 0, a token adds half at once and half, decayed, in the next step."""
     trap, decay = torch.zeros(1, 1, 3), torch.tensor([0.5, 0.5, 0.25]).log().view(1, 1, 3)
     out, state = mamba3(3, V=row(8.0, 0.0, 0.0), Trap=trap, ADT=decay)
     # S = 4; then 1/2 * (4 + 4) = 4; then 1/4 * 4 = 1.
@@ -223,7 +223,7 @@ def test_mamba3_adds_the_token_before_by_the_trapezoidal_rule():
 
 
 def test_mamba3_rotates_by_the_sum_of_the_angles_and_after_the_biases():
-    """A quarter turn between two tokens makes (1, 0) orthogonal to itself, but not to a key that is its bias (1, 1)."""
+    """A quarter turn makes the query (1, 0) orthogonal to the key (1, 0), but not to a key with the bias (1, 1)."""
     quarter = torch.full((1, 2, 1, 1), 0.5).atanh()
     east, north_east = torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])
     shape = torch.zeros(1, 2, 1, 2)

@@ -1,4 +1,4 @@
-"""Generate with positions spread over the mini-batch is checked as any other case, and its single steps are timed."""
+"""Generate steps of sequences at different positions in the mini-batch are checked, and each step is timed alone."""
 
 from dataclasses import replace
 from random import Random
@@ -59,7 +59,7 @@ def test_another_token_before_a_position_is_incorrect(monkeypatch):
 
 
 def test_copies_stand_where_their_source_stands(monkeypatch):
-    """Otherwise a sequence would be compared with one that has read another number of tokens."""
+    """A copy is compared with its source, so both must have read the same number of tokens."""
     work = TTTTorch().build(replace(CASE, batch=64)).run.__self__
 
     rows = work.drawn(Random(0))

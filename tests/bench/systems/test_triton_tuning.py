@@ -17,7 +17,7 @@ def add(x, n, BLOCK):
 
 @pytest.fixture
 def triton(monkeypatch, tmp_path):
-    """Give Triton a fake GPU; `launches` lists (compiled only, block) of each kernel call."""
+    """Give Triton a fake GPU; `launches` lists (whether it only compiled, block) for each kernel call."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.runtime.jit import JITFunction
@@ -35,7 +35,7 @@ def triton(monkeypatch, tmp_path):
 
 
 def tuner():
-    """Return an autotuned kernel as in a new process: three candidates, the second is the fastest."""
+    """Return a kernel not yet autotuned, with three candidates, of which the second is the fastest."""
     import triton
 
     configs = [triton.Config({"BLOCK": block}, num_stages=stages) for block, stages in ((64, 1), (32, 2), (16, 3))]

@@ -1,4 +1,4 @@
-"""A TTT model in vLLM: the plug-in's model, its samples and its reference; with a small engine."""
+"""A TTT model in vLLM's adapter: the plug-in's model, its samples and its reference; with a small engine."""
 
 import json
 import sys
