@@ -194,7 +194,7 @@ class CaseRun:
         with nvtx_range(self.case.phase):
             with self._stage("warm_up"):
                 if batches:
-                    kept = warm_up_engine(batches, policy, clock, throttled)
+                    kept = warm_up_engine(batches, policy, clock, throttled, workload.units)
                 else:
                     clock.prepare(checker.run)
                     checker.before_sample()  # the first time takes tens of milliseconds, in which a GPU rests

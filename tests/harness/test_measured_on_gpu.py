@@ -1,6 +1,6 @@
 """Cases on a fake GPU: launches, energy, throttling, rest."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -241,7 +241,7 @@ def test_a_record_has_the_throttled_temperature(monkeypatch: pytest.MonkeyPatch)
 def test_a_throttled_engine_settles(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
 
-    def warm(batches: Any, policy: Any, clock: Any, throttled: Callable[[], bool]) -> list[Sequence[float]]:
+    def warm(batches: Any, policy: Any, clock: Any, throttled: Callable[[], bool], units: int) -> list[Any]:
         asked.append(throttled())
         return []
 
