@@ -62,7 +62,8 @@ def checks(facts: Facts, case: Case) -> list[Check]:
         found.append(Check.at_most("vocabulary_off_transformer", vocabulary_off, 0))
     if facts.head_rows is not None:
         found.append(Check.at_most("head_rows_per_prompt", facts.head_rows, 1))
-        found.append(Check.at_most("head_rows_not_seen", max(0.0, 1 - facts.head_rows), 0))  # 0: another head was used
+        # A model that uses another head has no rows.
+        found.append(Check.at_most("head_rows_not_seen", max(0.0, 1 - facts.head_rows), 0))
     return found
 
 

@@ -6,10 +6,12 @@ from pathlib import Path
 
 from bench.cases import with_keys
 from bench.errors import UserError
-from bench.plan import plan
+from bench.models.case_model import offer, read_checkpoint
+from bench.plan import Plan, plan
 from bench.request import RunRequest
 from bench.run_folder import open_run, resumed, retry_of
 from bench.terminal import note
+from harness.measure.environment import snapshot
 from harness.measure.nvml import visible_gpus
 from harness.schema.files import read_regular, refusing, write_atomically
 from harness.schema.reason import counted
@@ -77,10 +79,14 @@ def work(out: Path, keys: Path, checkpoint: Path | None) -> None:
     request = RunRequest.stored(run.file.requests[-1].request if run.file.requests else {})
     with refusing(keys, "read", UserError):
         jobs = with_keys(run.jobs, set(read_regular(keys).decode().split()))
-    node = plan(RunRequest(checkpoint=checkpoint), run)
+    if checkpoint:
+        offer(read_checkpoint(checkpoint))
+    device = run.file.device
+    machine = snapshot("cpu" if device == "cpu" else "")  # a node of a run on the CPU may have a GPU
+    node = Plan(request, device, machine, tuple(jobs), run.catalogue)
     if not node.here:
         raise UserError(f"{out}: is a run on a GPU, and this task's node has none; request gpus=N by --slurm")
-    [slot] = slots_of(visible_gpus()[:1] if node.device == "cuda" else [], node.device)
+    [slot] = slots_of(visible_gpus()[:1] if device == "cuda" else [], device)
     try:
         with Progress(f"task {task.number}") as progress:
             retry = retry_of(run, request.retry)

@@ -186,6 +186,7 @@ class CaseRun:
         metered = gpu if self.case.l2 == "warm" else None  # flushing the cache draws energy of its own
         policy = self.policy
         batches: Iterator[Sequence[float]] | None = None
+        kept: list[Sequence[float]] = []
         if workload.engine_samples is not None:
             batches = iter(workload.engine_samples(policy))
         elif metered:  # the energy counter needs that long
@@ -193,16 +194,17 @@ class CaseRun:
         with nvtx_range(self.case.phase):
             with self._stage("warm_up"):
                 if batches:
-                    batches = chain(warm_up_engine(batches, policy, clock, throttled), batches)
+                    kept = warm_up_engine(batches, policy, clock, throttled, workload.units)
                 else:
                     clock.prepare(checker.run)
                     checker.before_sample()  # the first time takes tens of milliseconds, in which a GPU rests
                     warm_up(clock, policy, throttled)
             if gpu:
                 gpu.forget()  # a record's throttle reasons are those of its samples
-            with self._stage("sample"), EnergyMeter(metered) as energy:
+            # The meter would miss the energy of kept samples, and count that of later prompts.
+            with self._stage("sample"), EnergyMeter(None if kept else metered) as energy:
                 if batches:
-                    return take_engine_samples(batches, policy, throttled), energy
+                    return take_engine_samples(chain(kept, batches), policy, throttled), energy
                 least_s = LASTS_S if metered else LEAST_S
                 timing = take_samples(clock, policy, throttled, checker.before_sample, least_s)
         timing.samples_ms = [sample / workload.units for sample in timing.samples_ms]

@@ -139,9 +139,11 @@ def warm_up_engine(
     policy: Policy,
     clock: Clock,
     throttled: Callable[[], bool] = never_throttled,
+    units: int = 1,
 ) -> list[Sequence[float]]:
     """Run batches of a system that times itself, until the least warm-up is over.
 
+    batches_ms: yields each batch's samples in ms per unit of work. units: units in a sample.
     Return [the last batch] if that time was over before the batch's samples began, as after long prompts; else [].
     """
     start, limited = time.monotonic(), False
@@ -149,7 +151,7 @@ def warm_up_engine(
         limited = limited or throttled()
         least, elapsed = least_warmup_s(clock, policy, limited), time.monotonic() - start
         if elapsed >= least:
-            return [batch] if 0 < least <= elapsed - sum(batch) / 1e3 else []
+            return [batch] if 0 < least <= elapsed - units * sum(batch) / 1e3 else []
     return []
 
 

@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import command_line
@@ -152,6 +153,10 @@ def test_work_is_for_slurm(tmp_path: Path) -> None:
 def test_a_task_runs_the_cases_of_the_keys(tmp_path: Path, commands: Path) -> None:
     call = ("run", *SMALL, "--phase", "forward", "--device", "cpu", "--slurm", "tasks=1", "--out", "out")
     assert ttt_bench(*call, cwd=tmp_path, path=commands).returncode == 0
+    run = Run.open(tmp_path / "out")
+    of_another_version = replace(run.jobs[0].cases[0].case, backend="sdpa")
+    lacking = Job(of_another_version.system, "sdpa", (Planned(of_another_version),))
+    run.extend([lacking], run.catalogue, run.file.requests[-1])
     keys = tmp_path / "out" / "slurm.keys"
     first, _ = sorted(keys.read_text().split())
     keys.write_text(first)

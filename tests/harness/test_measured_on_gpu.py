@@ -162,6 +162,13 @@ def test_energy_is_of_the_samples_alone_and_of_all_their_tokens(monkeypatch: pyt
     assert record.metrics["seconds"] == pytest.approx(5 * 4 * 8 * 0.1)
 
 
+def test_samples_of_an_engines_warm_up_give_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured_case, "warm_up_engine", lambda *_: [[100.0] * 5])
+    record = on_fake_device(monkeypatch, FakeDevice(), case(timing="engine"), **ENGINE)
+    assert (record.status, record.samples_ms) == ("ok", [100.0] * 5)
+    assert "energy_j_per_token" not in record.metrics
+
+
 def test_throttle_reasons_of_any_sample_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     device = FakeDevice()
     device.facts = {"throttle_reasons": ["sw_power_cap"], "temperature_c": 70}
@@ -234,10 +241,11 @@ def test_a_record_has_the_throttled_temperature(monkeypatch: pytest.MonkeyPatch)
 def test_a_throttled_engine_settles(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
 
-    def warm(batches: Any, policy: Any, clock: Any, throttled: Callable[[], bool] = lambda: False) -> None:
+    def warm(batches: Any, policy: Any, clock: Any, throttled: Callable[[], bool], units: int) -> list[Any]:
         asked.append(throttled())
+        return []
 
     monkeypatch.setattr(measured_case, "warm_up_engine", warm)
     engine = {"engine_samples": lambda policy: [[1.0] * 5]}
-    on_fake_device(monkeypatch, FakeDevice(hot=True), case(timing="engine"), **engine)
+    assert on_fake_device(monkeypatch, FakeDevice(hot=True), case(timing="engine"), **engine).status == "ok"
     assert asked == [True]

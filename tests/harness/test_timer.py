@@ -226,8 +226,8 @@ def test_an_engines_batch_counts_if_its_prompts_warmed_up(
     monkeypatch.setattr("harness.measure.timer.time.monotonic", lambda: next(moment))
     clock = FakeClock(itertools.repeat(1.0))
     clock.wakes_s = 2.0
-    steps = [steps_ms / 4] * 4
-    assert warm_up_engine(itertools.repeat(steps), Policy(), clock) == [steps] * kept
+    steps = [steps_ms / 16] * 4  # of samples of four steps
+    assert warm_up_engine(itertools.repeat(steps), Policy(), clock, units=4) == [steps] * kept
 
 
 def test_inspection_comes_before_each_sample_and_not_into_it() -> None:

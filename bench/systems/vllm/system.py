@@ -121,6 +121,7 @@ class VllmSystem:
         cost = model_work(config_of(case), facts.parameters, replace(read, batch=work.batch))
         return Workload(
             run=work.once,
+            units=work.units,
             tokens=work.tokens,
             device="cuda",
             check=lambda: self._check(engine, case),
@@ -209,6 +210,7 @@ class _Work:
     """A case's timed work in the engine: prompts, and `new_tokens` generated after each."""
 
     timed: str
+    units = 1  # steps of a sample of the generate phase
     due: Sequence[float] = ()  # seconds after the start at which each prompt arrives; () for all at once
 
     def __init__(self, engine: Engine, case: Case) -> None:
@@ -309,12 +311,12 @@ class EngineGenerate(_Work):
     timed = "each step in which every sequence in flight generates"
 
     def __init__(self, engine: Engine, case: Case) -> None:
-        # Steps of a sample: a TTT model rewrites its weights in one of each mini-batch.
-        self._steps = getattr(engine.model_config, "mini_batch", 1)
+        # A TTT model rewrites its weights in one step of each mini-batch.
+        self.units = getattr(engine.model_config, "mini_batch", 1)
         super().__init__(engine, case)
         self.batch = self.at_once
-        if self._steps > 1:
-            self.timed = f"{self.timed}; a sample is the mean of {self._steps} steps"
+        if self.units > 1:
+            self.timed = f"{self.timed}; a sample is the mean of {self.units} steps"
 
     def centre(self) -> None:
         """Shorten the prompts by half of the generated tokens, so that timed steps lie around the context."""
@@ -323,7 +325,7 @@ class EngineGenerate(_Work):
 
     def wanted_tokens(self, case: Case) -> int:
         """Return tokens per sequence, enough for at least STEADY_STEPS steps after the last prompt."""
-        limit, steady = self.engine.settings.max_num_batched_tokens, max(STEADY_STEPS, self._steps + 1)
+        limit, steady = self.engine.settings.max_num_batched_tokens, max(STEADY_STEPS, self.units + 1)
         sequences = min(case.batch, self.engine.sequences_that_fit(case.context + steady))
         reading = -(-sequences * case.context // max(1, limit - sequences))
         return steady + reading + 2
@@ -341,7 +343,7 @@ class EngineGenerate(_Work):
 
     def samples_of(self, batch: Batch) -> list[float]:
         steps = batch.steady_ms(self.batch)
-        return [fmean(steps[end - self._steps : end]) for end in range(self._steps, len(steps) + 1, self._steps)]
+        return [fmean(steps[end - self.units : end]) for end in range(self.units, len(steps) + 1, self.units)]
 
     def metrics(self) -> dict[str, float | None]:
         return super().metrics() | {"context_at_last_step": self.context + self.new_tokens}

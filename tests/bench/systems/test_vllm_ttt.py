@@ -40,12 +40,14 @@ def test_the_engines_tokens_are_compared_with_our_model(llm, system, phase, opti
 
 
 def test_a_sample_is_the_mean_of_a_mini_batch_of_steps(llm):
-    work = VllmTTT().build(CASE).run.__self__
+    workload = VllmTTT().build(CASE)
+    work = workload.run.__self__
     ends = [0.0]
     for step in range(35):
         ends.append(ends[-1] + (0.017 if step % 16 == 5 else 0.001))
     assert work.samples_of(Batch(0.0, [(end, 4) for end in ends])) == pytest.approx([2.0, 2.0])
     assert "mean of 16 steps" in work.timed
+    assert workload.units == 16
 
 
 def test_the_state_does_not_grow_with_the_context(llm):
