@@ -55,7 +55,7 @@ def check_tokens(tokens: dict[str, Tensor], lr: Tensor, layout: str) -> None:
 
 
 def check_outer(token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, heads: int, head_dim: int) -> None:
-    """Raise ValueError unless token_scale is [m >= 1], ln_weight and ln_bias [heads, head_dim]."""
+    """Raise ValueError unless token_scale is [m] with m >= 1, and ln_weight and ln_bias are [heads, head_dim]."""
     if token_scale.ndim != 1 or not len(token_scale):
         raise ValueError(f"token_scale has shape {tuple(token_scale.shape)}: expected [mini_batch], at least 1")
     check_shape("ln_weight", ln_weight, (heads, head_dim))
@@ -63,9 +63,9 @@ def check_outer(token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, heads: 
 
 
 def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> None:
-    """Raise ValueError unless the fields of `state` that `shapes` names have these shapes and supported dtypes.
+    """Raise ValueError unless each field of `state` that `shapes` names has that shape and the right dtype.
 
-    dtype: the tokens'. state.position must be int32, all other tensors STATE_DTYPE[dtype].
+    dtype: the tokens' dtype. state.position must be int32, all other fields STATE_DTYPE[dtype].
     """
     for name, shape in shapes.items():
         tensor = getattr(state, name)
@@ -90,6 +90,6 @@ def common_position(position: Tensor, start: int | None, mini_batch: int) -> int
 
 
 def check_aligned(tokens: int, start: int, mini_batch: int) -> None:
-    """Raise ValueError unless the tokens, from position `start`, are whole mini-batches."""
+    """Raise ValueError unless `tokens` tokens from position `start` on are whole mini-batches."""
     if start or tokens % mini_batch:
         raise ValueError(f"{tokens} tokens from position {start}: expected whole mini-batches of {mini_batch}")

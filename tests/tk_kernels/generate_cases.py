@@ -41,7 +41,7 @@ combinations = pytest.mark.parametrize(
 
 
 class Errors(NamedTuple):
-    """Relative errors against float64: of `out`, the largest over all steps, and of each weight's and bias's change."""
+    """Relative errors against float64: the largest of `out` over all steps, and each weight's or bias's change."""
 
     out: float
     change: dict[str, float]
@@ -60,7 +60,7 @@ class Comparison(NamedTuple):
 
 
 def random_state(operator: str, positions: list[int], H: int, D: int, m: int, seed: int = 0, std: float = 0.02) -> Any:
-    """std: of the weights; 0.02 as at initialisation, 0.2 reaches the curved part of gelu."""
+    """Return a random state. std: of the weights; 0.02 as in new layers, 0.2 reaches the curved part of gelu."""
     gen = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int, std: float) -> Tensor:
@@ -81,7 +81,7 @@ Prefill = Callable[..., tuple[Tensor, Any]]
 
 
 def prefilled_state(operator: str, positions: list[int], H: int, D: int, m: int, prefill: Prefill) -> Any:
-    """Return the float64 state after forward over two mini-batches and, by sequence, `position` tokens of a third."""
+    """Return the float64 state after a forward over two mini-batches and `positions` tokens of a third."""
     gen, reference, parts = torch.Generator(DEVICE).manual_seed(3), MODULES[operator][1], []
     outer, F = outer_parameters(H, D, m), 4 * D
     shapes = ((H, D, D), (H, 1, D)) if operator == "linear" else ((H, D, F), (H, 1, F), (H, F, D), (H, 1, D))
@@ -191,7 +191,7 @@ def compare(
     batch: int = 0,
     step: Step | None = None,
 ) -> Comparison:
-    """batch: repeat the sequences with distinct tokens; compare the first, middle and last ones."""
+    """Run `steps` from state `start`; return errors. batch: repeat sequences to this number; compare some."""
     generate, distinct = MODULES[operator][0], len(start.position)
     batch, step = batch or distinct, step or eager(operator)
     H, m = start.k_rows.shape[1:3]

@@ -130,7 +130,7 @@ def few_rows_products() -> Iterator[str]:
 
 
 def generate(operator: str, D: int = 64) -> Iterator[str]:
-    """On Hopper only a float32 state runs the portable Triton kernel of the dual form."""
+    """Generate STEPS tokens per form and precision; on Hopper only float32 runs the portable dual kernel."""
     cases = [("dual", "planes"), ("dual", "bfloat16"), ("dual", "float32")]
     for form, precision in [*cases, ("primal", "float16")] if D == 64 else cases:
         *tensors, state = arguments(operator, STEPS, 16, D)

@@ -29,7 +29,7 @@ def available() -> str:
 
 
 def processors(q: Tensor) -> int:
-    """Number of streaming multiprocessors of q's GPU."""
+    """Return the number of streaming multiprocessors of q's GPU."""
     return torch.cuda.get_device_properties(q.device).multi_processor_count
 
 
@@ -67,7 +67,7 @@ def launch(
     tokens: q, k with RoPE, v, lr. outer: token_scale, ln_weight, ln_bias. Shapes are those of `ops.forward`.
     weights: each layer's weight and bias.
     outputs: out, the next weights and biases (`weights` for an update in place), the last mini-batch's rows.
-    settings: None takes a kernel in Gluon if one supports q, otherwise the settings of `tuning.toml`.
+    settings: None runs a Gluon kernel if one supports q, otherwise the Triton kernel as in `tuning.toml`.
     compile_only: compile the kernel and compute nothing.
     """
     q, k, v, lr = tokens
@@ -89,7 +89,7 @@ def launch_packed(
 ) -> Tensor:
     """Return the outputs [N, H, D] of packed sequences; advance their slots of `state`.
 
-    run: as in `launch`. kernel: any kernel that `run` launches; it gives the arguments' names from cu_seqlens on.
+    run: as in `launch`. kernel: any kernel that `run` launches, for the names of the arguments from cu_seqlens on.
     Other arguments: see `forward_packed`.
     """
     q, k, v, lr = tokens
@@ -119,7 +119,7 @@ def packed_sequence(cu_seqlens, start, slots, seq, m: tl.constexpr):
 def keys_at(k, rows, token, begin, k_token, column, D: tl.constexpr, PACKED: tl.constexpr):
     """Return the addresses of elements (token, column) of K.
 
-    With PACKED, tokens -begin to -1 are the mini-batch's earlier ones; the state's `rows` [m, D] hold their keys.
+    With PACKED, tokens -begin to -1 are earlier tokens of the mini-batch, with keys in the state's `rows` [m, D].
     """
     if PACKED:
         return tl.where(token < 0, rows + (token + begin) * D, k + token * k_token) + column
@@ -162,10 +162,10 @@ def normalization(s0, s1, D: tl.constexpr):
 def gradient_coefficients(s0, s1, s2, s3, s4, s5, weight_squared, D: tl.constexpr):
     """Return mean, 1/std, mean(g) and mean(g * xhat) / std of rows z [D], for the gradient of `ln_l2_grad`.
 
-    xhat is the normalised z, R the target; weight, bias: LayerNorm's.
-    With o = weight (bias - R) and c = z - mean, g = weight^2 c / std + o.
+    weight, bias: LayerNorm's. R: the target. xhat: the normalised z. c = z - mean, o = weight (bias - R), and
+    g = weight^2 c / std + o.
     The arguments are sums over a row: s0 of z, s1 of z^2, s2 of u = weight^2 z, s3 of u z, s4 of o z, s5 of o, and
-    weight_squared of weight^2. A row thus needs one reduction, not four in sequence.
+    weight_squared of weight^2. One reduction computes them all, instead of four in sequence.
     """
     mean, rstd = normalization(s0, s1, D)
     u = s2 - mean * weight_squared  # the sums of weight^2 c, and of weight^2 c^2
@@ -183,7 +183,7 @@ def tanh(x, INTERPRETED: tl.constexpr):
 
 @jit
 def gelu_tanh(x, INTERPRETED: tl.constexpr):
-    """Return GELU(x) in its tanh form, and the tanh in it, for `gelu_slope`."""
+    """Return GELU(x) in its tanh form, and the value of that tanh, for `gelu_slope`."""
     th = tanh(x * (0.7978845608028654 + 0.035677408136300125 * x * x), INTERPRETED)
     half = 0.5 * x
     return half + half * th, th
@@ -191,5 +191,5 @@ def gelu_tanh(x, INTERPRETED: tl.constexpr):
 
 @jit
 def gelu_slope(x, th):
-    """Derivative of GELU at x; th: the second result of `gelu_tanh`."""
+    """Return the derivative of GELU at x; th: the second result of `gelu_tanh`."""
     return 0.5 + 0.5 * th + 0.5 * x * (1.0 - th * th) * (0.7978845608028654 + 0.10703222440890037 * x * x)

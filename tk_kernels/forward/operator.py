@@ -43,7 +43,7 @@ class ForwardOperator:
     """The forward of TTT-Linear or TTT-MLP: checks arguments and runs one of three backends.
 
     name: "linear" or "mlp". learner: the PyTorch reference. portable: function that launches the Triton kernel.
-    widths: each layer's input width, then the output width, as multiples of the head dimension.
+    widths: each layer's input width, then the last layer's output width, in multiples of the head dimension.
     kernels: names of the Hopper kernels, by mini-batch.
     plan: function of q [B, T, H, D] and the mini-batch that returns further arguments of the Hopper kernel.
     """
@@ -105,7 +105,7 @@ class ForwardOperator:
         token_scale [m], none below 0; its length is the mini-batch, 4 to 64. ln_weight, ln_bias [H, D].
         state: float32, all sequences at the same position, F = 4 D for TTT-MLP. If the position is inside a mini-batch,
         the tokens up to the end of that mini-batch run in the reference.
-        rope: apply RoPE to q and k (theta 10000, position in the mini-batch, interleaved pairs). False: they have RoPE.
+        rope: apply RoPE to q and k (theta 10000, position in the mini-batch, interleaved pairs); False if they have it.
         start: the state's position, 0 to m - 1, if known. None reads it from the device, which waits for the GPU.
         inplace: write the next state to the tensors of `state`, and return `state`. False: do not change `state`.
         backend: one of BACKENDS; "" selects by `choice`.
@@ -160,7 +160,7 @@ class ForwardOperator:
         rope: bool,
         backend: str,
     ) -> None:
-        """Run `backend`, by default that of `choice`, and write to `outputs`: out, next weights and biases, rows."""
+        """Run `backend`, or for "" that of `choice`; write to `outputs`: out, the next weights and biases, the rows."""
         q, mini_batch = tokens[0], len(outer[0])
         backend = backend or self.choice(q, mini_batch)
         if backend == THUNDERKITTENS:
@@ -186,7 +186,7 @@ class ForwardOperator:
     def _by_reference(
         self, tokens: Sequence[Tensor], outer: Sequence[Tensor], state: State, start: int, rope: bool
     ) -> tuple[Tensor, State]:
-        """Run the reference in float32 from position `start`, after RoPE on q and k if `rope`."""
+        """Return the reference's outputs and next state, in float32 from position `start`, with RoPE if `rope`."""
         given = to_float32(*_with_rope(tokens, start, len(outer[0]), rope))
         reference: Callable[..., tuple[Tensor, State]] = self.learner.forward
         out, state = reference(*given, *outer, state, start=start)
@@ -194,7 +194,7 @@ class ForwardOperator:
 
 
 def _with_rope(tokens: Sequence[Tensor], start: int, mini_batch: int, rope: bool) -> tuple[Tensor, ...]:
-    """Return the tokens, from position `start`, after RoPE on q and k if `rope`."""
+    """Return the tokens; with `rope`, q and k are rotated for positions from `start` on."""
     q, k, *others = tokens
     if rope:
         position = torch.arange(start, start + q.shape[1], device=q.device) % mini_batch
@@ -239,7 +239,7 @@ def forward_packed(
 
 
 def _check_tokens(tokens: Tokens, outer: Outer, layout: str) -> None:
-    """Raise ValueError unless the kernels support the tokens, of shape `layout`, and the outer parameters."""
+    """Raise ValueError unless the kernels support the outer parameters and tokens; layout: q's shape in letters."""
     (q, k, v, lr), (token_scale, ln_weight, ln_bias) = tokens, outer
     if q.ndim != layout.count(",") + 1 or q.shape[-1] not in HEAD_DIMS:
         raise ValueError(f"q has shape {tuple(q.shape)}: the kernels take {layout}, D one of {HEAD_DIMS}")

@@ -35,8 +35,8 @@ class StepState:
     form: one of FORMS. precision: a key of PRECISIONS. mini_batch: m.
     position [B, H] int32: tokens so far in the current mini-batch, the same for all heads of a sequence.
     gathered: data of the current mini-batch. Dual form: cached rows [B, H, m, width] of each layer's inputs, then of
-    each layer's lr * G, in the precision's row type. Primal form: each layer's float32 gradient sums, dW in the
-    weight's layout and db.
+    each layer's lr * G (G: gradient at the output), in the precision's row type. Primal form: each layer's float32
+    gradient sums dW, in the weight's layout, and db.
     slots [B], int32 or int64, dual form only: sequence b uses index slots[b] of the weights, biases and gathered. These
     can hold more than B sequences, at any stride. The step then reads `position` [B, H] without advancing it.
     """
@@ -52,15 +52,15 @@ class StepState:
     kinds: ClassVar[tuple[Any, Any]]  # the reference's states with rows and with sums
     # Names of each layer's weight, low plane and bias. Weights before the last are transposed: a hidden unit is a row.
     layers: ClassVar[tuple[tuple[str, str, str], ...]]
-    sm90_widths: ClassVar[tuple[int, ...]]  # of the layers' outputs, that `generate_sm90.py` takes
+    sm90_widths: ClassVar[tuple[int, ...]]  # widths of the layers' outputs that `generate_sm90.py` supports
 
     def kernel(self, launch: Tuning) -> tuple[Any, dict[str, Any]]:
-        """Return the kernel that `launch` selects, and the operator's compile-time arguments."""
+        """Return the kernel that `launch` selects, and its compile-time arguments for this operator."""
         raise NotImplementedError
 
     @classmethod
     def from_state(cls, state: Any, form: str = "dual", precision: str = "planes") -> Any:
-        """Return a copy of the reference's `state`, at any position, in a form and a precision.
+        """Return a copy of the reference's `state`, at any position, in this form and precision.
 
         Raises ValueError for an unknown form or precision.
         """
@@ -94,7 +94,7 @@ class StepState:
         )
 
     def to_state(self) -> Any:
-        """Return a float32 copy as a state of the reference, with rows or with gradient sums."""
+        """Return a float32 copy as a state of the reference, with cached rows (dual) or gradient sums (primal)."""
         dual, primal = self.kinds
         position, last = self.position[:, 0].clone(), self.layers[-1]
         weights: list[Tensor] = []

@@ -2,7 +2,7 @@
 
     Z1 = K @ W1 + b1, Z2 = gelu(Z1) @ W2 + b2      arXiv 2407.04620, Sections 2.3 to 2.7; inference only, no autograd
 
-It has three forms of the function that `naive.py` defines: dual and primal for sequences, and one token per sequence.
+`Learner` computes the function of `naive.py` in three ways: dual and primal for sequences, and token by token.
 
 Precision: the state's dtype, float64 for float64 tokens, else float32. Whole mini-batches of the dual form with
 bfloat16 tokens round the inputs of their matmuls (q, k, hidden units, weights, gradients, eta) to bfloat16. Sums and
@@ -75,8 +75,8 @@ class Layer(NamedTuple):
 def layers_of(state: Sequence[Any], rows: bool = True) -> list[Layer]:
     """Group a state's tensors, or the names of its fields, by layer.
 
-    rows: whether the state holds cached rows, not gradient sums. Fields in order: weight and bias of each layer; rows
-    of all inputs, then of all gradients, or dW and db of each layer; the position.
+    rows: whether the state holds cached rows, not gradient sums. The fields' order: weight and bias of each layer; the
+    rows of all inputs, then those of all gradients (or dW and db of each layer); the position.
     """
     n = len(state) // 4
     weights, biases, rest = state[: 2 * n : 2], state[1 : 2 * n : 2], state[2 * n : 4 * n]
@@ -115,7 +115,7 @@ class Learner(Generic[State, PrimalState]):
     ) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor of a state, by name.
 
-        widths: each layer's input width, then the output width. sequences: (B, H).
+        widths: each layer's input width, then the last layer's output width. sequences: (B, H).
         rows: whether the state holds cached rows, not gradient sums.
         """
         shapes: dict[str, tuple[int, ...]] = {"position": sequences[:1]}
@@ -237,7 +237,7 @@ class Learner(Generic[State, PrimalState]):
         start: see `forward`. The trace is a tuple of tensors in the tokens' dtype, for N mini-batches:
         W [N, B*H, in + 8, out] of each layer at each mini-batch's start, with the bias and 7 zero rows below it;
         inputs [N, B*H, m, in + 8] of each layer except the first;
-        gradients without lr [N, B*H, m, out] of each layer.
+        gradients [N, B*H, m, out] of each layer, not multiplied by lr.
         Raises ValueError unless the tokens are whole mini-batches.
         """
         outer = self._checked({"k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, "[B, T, H, D]", state)

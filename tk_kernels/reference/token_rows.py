@@ -21,7 +21,7 @@ def write_rows_(rows: Tensor, x: Tensor, positions: Tensor) -> None:
 
 
 def causal_scale(positions: Tensor, token_scale: Tensor) -> Tensor:
-    """Return [B, 1, n, m]: for a token at position p, s_p for the rows j <= p and 0 for later rows."""
+    """Return [B, 1, n, m]: for a token at position p, token_scale[p] for rows j <= p and 0 for later rows."""
     rows = torch.arange(len(token_scale), device=token_scale.device)
     return torch.where(rows <= positions[..., None], token_scale[positions][..., None], 0)[:, None]
 

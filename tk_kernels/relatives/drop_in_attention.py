@@ -1,6 +1,6 @@
-"""TTT-Linear in place of attention, without learned outer parameters (November 2024 post).
+"""TTT-Linear in place of attention, without learned outer parameters, after a post of November 2024.
 
-It takes the q, k and v of an attention layer, to try TTT in a model without training a new layer. LayerNorm has weight
+It reads an attention layer's q, k and v, to try TTT in a model without training a new layer. LayerNorm has weight
 1 and bias 0, the token scale is 1/(i+1), and the learning rate is that of the untrained layer, sigmoid(0) / D.
 Unlike the post's layer, it has a LayerNorm, a residual and mini-batches, so its outputs differ.
 """
@@ -14,7 +14,7 @@ from tk_kernels.ttt_linear.reference import forward as linear_forward
 
 
 def fresh_state(q: Tensor, *, mini_batch: int = 16, seed: int = 0, std: float = 0.02) -> LinearState:
-    """Return an initial state for q [B, T, H, D]: one random W of deviation `std`, and b = 0."""
+    """Return an initial state for q [B, T, H, D]: one random W of standard deviation `std`, and b = 0."""
     batch, _, heads, head_dim = q.shape
     W = std * torch.randn(heads, head_dim, head_dim, generator=torch.Generator().manual_seed(seed))
     b = torch.zeros(heads, 1, head_dim)

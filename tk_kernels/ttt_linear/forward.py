@@ -48,7 +48,7 @@ def run(
     settings: Tuning | None,
     **options: Any,
 ) -> None:
-    """Launch the kernel on q, k and `rest`, its arguments after k. settings: None takes those of `tuning.toml`."""
+    """Launch the kernel on q, k and `rest`, its arguments after k. settings: None selects those of `tuning.toml`."""
     heads, head_dim = q.shape[-2:]
     if head_dim > 64 or mini_batch > 16:
         row = "wide"
@@ -72,7 +72,7 @@ def _forward(
 
     q, k, v [B, T, H, D] have strides in elements. Contiguous: out, lr [B, T, H], W [B, H, D, D], b [B, H, D] and
     k_rows, g_rows [B, H, m, D].
-    m to INTERPRETED: see `tile`. N: warps. S: load stages. PLANES: see `load_weights`.
+    m to INTERPRETED: see `tile`. N: warps. S: pipeline stages of the loads. PLANES: see `load_weights`.
     PACKED: q, k, v, out [tokens, H, D]; W, b and rows are slots of a generate state.
     """
     # q_again is q: Triton 3.8 would not swizzle one copy in shared memory that two matmuls read.

@@ -82,11 +82,11 @@ def _forward(
     w_stride=0, b1_stride=0, b2_stride=0, d_stride=0, f_stride=0,
     PACKED: tl.constexpr = False, PLANES: tl.constexpr = False,
 ):  # fmt: skip
-    """Run one head of one sequence; the grid is B * H programs. M, DP, UP: see `tile`. N: warps. S: load stages.
+    """Run one head of one sequence; the grid is B * H programs. M, DP, UP: see `tile`. N: warps. S: pipeline stages.
 
     q, k, v [B, T, H, D] with strides in elements; contiguous: out, lr [B, T, H], W1 [B, H, D, F], W2 [B, H, F, D], the
     biases, the last mini-batch's rows. PACKED: q, k, v, out [tokens, H, D]; weights and rows are slots of a generate
-    state, with W1^T.
+    state, whose W1 is transposed.
     """
     # k, k_again and k_third are one tensor, loaded once for each layout in shared memory that a matmul needs.
     pid = tl.program_id(0).to(tl.int64)

@@ -33,7 +33,7 @@ def forward(
 ):  # fmt: skip
     """Run one head of one sequence. Arguments: those of `_forward` in `forward.py`.
 
-    BLOCK: hidden units per block, divides F. S: stages of the loads of W1 and W2.
+    BLOCK: hidden units per block, divides F. S: pipeline stages of the loads of W1 and W2.
     """
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H

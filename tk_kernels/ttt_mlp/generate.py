@@ -44,7 +44,7 @@ from tk_kernels.ttt_mlp.reference import MLPPrimalState, MLPState
 __all__ = ["GenerateState", "available", "generate_step"]
 
 IN_REGISTERS = 64  # the largest head dimension whose weights fit the registers of a program
-WIDE = Tuning(warps=8, block=32)  # for wider heads
+WIDE = Tuning(warps=8, block=32)  # settings for wider heads
 
 
 @dataclass(kw_only=True)
@@ -199,7 +199,7 @@ def sum_rows(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
 
 @jit
 def first_products(w1, past_g1, k, q, weight1, MATRIX: tl.constexpr, DOT: tl.constexpr):
-    """Return w1 @ k and w1 @ q + weight1 @ past_g1 [F], from w1 [F, D], past_g1 [m, F]."""
+    """Return w1 @ k and w1 @ q + weight1 @ past_g1 [F], for w1 [F, D], past_g1 [m, F], weight1 [m]."""
     if MATRIX:
         both = tl.dot(w1.to(DOT), columns(k, 0, DOT) + columns(q, 2, DOT))
         both = tl.dot(tl.trans(past_g1.to(DOT)), columns(weight1, 2, DOT), both)
