@@ -90,7 +90,7 @@ def prefilled_state(operator: str, positions: list[int], H: int, D: int, m: int,
         q, k, v = (torch.randn(1, tokens, H, D, generator=gen, device=DEVICE).bfloat16() for _ in range(3))
         lr = torch.rand(1, tokens, H, generator=gen, device=DEVICE) / D
         weights = [0.02 * torch.randn(shape, generator=gen, device=DEVICE) for shape in shapes]
-        _, state = prefill(q, k, v, lr, *outer, reference.init_state(*weights, 1, m))
+        _, state = prefill(q, k, v, lr, *outer, reference.init_state(*weights, batch=1, mini_batch=m))
         assert state.position.tolist() == [position]
         parts.append(state)
     return to_float64(type(parts[0])(*(torch.cat(tensors) for tensors in zip(*parts, strict=True))))

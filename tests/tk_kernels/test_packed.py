@@ -41,7 +41,7 @@ def test_positions_of_tokens():
 
 def test_unsupported_arguments_are_named():
     W, b = torch.zeros(1, 64, 64, device=DEVICE), torch.zeros(1, 1, 64, device=DEVICE)
-    state = GenerateState.from_state(init_state(W, b, 1))
+    state = GenerateState.from_state(init_state(W, b, batch=1))
     ends = torch.tensor([0, 3], dtype=torch.int32, device=DEVICE)
     sequences = packed(ends, ends[:1], ends[:1].long(), 3)
     tokens = [*torch.zeros(3, 3, 1, 64, dtype=torch.bfloat16, device=DEVICE), torch.zeros(3, 1, device=DEVICE)]

@@ -22,7 +22,7 @@ from tk_kernels.generate.common import (
     triton,
 )
 from tk_kernels.generate.tuning import Tuning, tuning
-from tk_kernels.reference.learner import layers_of
+from tk_kernels.reference.learner import Learner, layers_of
 from tk_kernels.reference.token_rows import rows_before, summed_rows
 
 FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -49,7 +49,7 @@ class StepState:
     slots: Tensor | None = None
 
     operator: ClassVar[str]  # its name in `tuning.toml`
-    kinds: ClassVar[tuple[Any, Any]]  # the reference's states with rows and with sums
+    learner: ClassVar[Learner]  # the reference
     # Names of each layer's weight, low plane and bias. Weights before the last are transposed: a hidden unit is a row.
     layers: ClassVar[tuple[tuple[str, str, str], ...]]
     sm90_widths: ClassVar[tuple[int, ...]]  # widths of the layers' outputs that `generate_sm90.py` supports
@@ -95,7 +95,6 @@ class StepState:
 
     def to_state(self) -> Any:
         """Return a float32 copy as a state of the reference, with cached rows (dual) or gradient sums (primal)."""
-        dual, primal = self.kinds
         position, last = self.position[:, 0].clone(), self.layers[-1]
         weights: list[Tensor] = []
         for names in self.layers:
@@ -103,12 +102,12 @@ class StepState:
             W = weight.to(torch.float32, copy=True) if low is None else join_planes(weight, low)
             weights += [W if names is last else W.mT.contiguous(), bias.clone()]
         if self.form == "dual":
-            return dual(*weights, *map(float_copy, self.gathered), position)
+            return self.learner.state(*weights, *map(float_copy, self.gathered), position)
         running = (self.position > 0)[..., None]  # a new mini-batch ignores the old sums
         sums: list[Tensor] = []
         for names, dW, db in zip(self.layers, self.gathered[::2], self.gathered[1::2], strict=True):
             sums += [(dW if names is last else dW.mT) * running[..., None], db * running]
-        return primal(*weights, *sums, position)
+        return self.learner.primal(*weights, *sums, position)
 
     def parameters(self) -> list[Any]:
         """List each layer's weight, its low plane or None, and its bias: three items per layer."""

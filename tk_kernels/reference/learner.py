@@ -9,6 +9,7 @@ bfloat16 tokens round the inputs of their matmuls (q, k, hidden units, weights, 
 results are float32, as on tensor cores. The master state is never rounded.
 """
 
+from collections import namedtuple
 from collections.abc import Callable, Sequence
 from functools import wraps
 from itertools import pairwise
@@ -54,7 +55,7 @@ from tk_kernels.reference.token_rows import (
 )
 
 State = TypeVar("State", bound=tuple)  # weights at the mini-batch's start, and a row per token so far
-PrimalState = TypeVar("PrimalState", bound=tuple)  # gradient sums instead of rows
+PrimalState = tuple[Tensor, ...]  # gradient sums instead of rows: a `Learner.primal`
 Method = TypeVar("Method", bound=Callable[..., Any])
 Trace = tuple[Tensor, ...]
 
@@ -96,19 +97,24 @@ def _in_its_dtypes(method: Method) -> Method:
     return cast(Method, called)
 
 
-class Learner(Generic[State, PrimalState]):
+class Learner(Generic[State]):
     """The reference of TTT-Linear or TTT-MLP: checks arguments and computes mini-batches.
 
-    state, primal: the named tuples for states with cached rows and with gradient sums, in the order of `layers_of`.
+    state: the named tuple for states with cached rows, in the order of `layers_of`.
+    primal: that for states with gradient sums. dW or db, shaped like W or b, is the sum of lr_j times the gradient at
+    W or b, over the mini-batch's tokens so far. Its other fields are as in `state`.
     together: most mini-batches to compute at once; fewer if they have more than 16 tokens.
     No method changes the caller's state, except `generate_step` with `inplace`.
     """
 
-    def __init__(self, state: type[State], primal: type[PrimalState], together: int) -> None:
+    def __init__(self, state: type[State], together: int) -> None:
         self.state: Any = state
-        self.primal: Any = primal
+        names = state._fields  # type: ignore[attr-defined]
+        weights = names[: len(names) // 4 * 2]
+        sums = (*weights, *(f"d{name}" for name in weights), "position")
+        self.primal: Any = namedtuple("PrimalState", sums)  # type: ignore[misc]
         self.together = together
-        self._names = layers_of(state._fields), layers_of(primal._fields, rows=False)  # type: ignore[attr-defined]
+        self._names = layers_of(names), layers_of(sums, rows=False)
 
     def shapes(
         self, widths: Sequence[int], sequences: tuple[int, int], mini_batch: int, rows: bool = True
@@ -125,7 +131,9 @@ class Learner(Generic[State, PrimalState]):
             shapes[name.g] = (*sequences, mini_batch, outputs) if rows else shapes[name.bias]
         return shapes
 
-    def init_state(self, parameters: Sequence[Tensor], batch: int, mini_batch: int, dtype: torch.dtype) -> State:
+    def init_state(
+        self, *parameters: Tensor, batch: int, mini_batch: int = 16, dtype: torch.dtype = torch.float32
+    ) -> State:
         """Return the state of `batch` new sequences: initial weights in `dtype`, empty rows.
 
         parameters: W [H, in, out] and b [H, 1, out] of each layer. Raises ValueError on a wrong shape.
@@ -143,7 +151,7 @@ class Learner(Generic[State, PrimalState]):
         return self.state(*kept, *rows, torch.zeros(batch, dtype=torch.int32, device=kept[0].device))
 
     def primal_state(self, state: State) -> PrimalState:
-        """Return a copy of the state for primal steps: gradient sums dW, db instead of cached rows."""
+        """Return a copy of the state as a `primal`, for primal steps."""
         *tensors, position = clone(state)
         layers = layers_of(state)
         sums = [x for layer in layers for x in summed_rows(layer.x, layer.g, position)]

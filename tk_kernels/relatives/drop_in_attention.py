@@ -18,7 +18,8 @@ def fresh_state(q: Tensor, *, mini_batch: int = 16, seed: int = 0, std: float = 
     batch, _, heads, head_dim = q.shape
     W = std * torch.randn(heads, head_dim, head_dim, generator=torch.Generator().manual_seed(seed))
     b = torch.zeros(heads, 1, head_dim)
-    return init_state(W.to(q.device), b.to(q.device), batch, mini_batch, STATE_DTYPE[q.dtype])
+    dtype = STATE_DTYPE[q.dtype]
+    return init_state(W.to(q.device), b.to(q.device), batch=batch, mini_batch=mini_batch, dtype=dtype)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, state: LinearState | None = None) -> tuple[Tensor, LinearState]:

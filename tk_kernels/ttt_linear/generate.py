@@ -34,7 +34,7 @@ from tk_kernels.generate.common import (
 from tk_kernels.generate.step import StepState, generate_step, portable_constants
 from tk_kernels.generate.tuning import Tuning
 from tk_kernels.ttt_linear import generate_sm90
-from tk_kernels.ttt_linear.reference import LinearPrimalState, LinearState
+from tk_kernels.ttt_linear.reference import LINEAR
 
 __all__ = ["GenerateState", "available", "generate_step"]
 
@@ -53,7 +53,7 @@ class GenerateState(StepState):
     b: Tensor
 
     operator = "ttt_linear"
-    kinds = (LinearState, LinearPrimalState)
+    learner = LINEAR
     layers = (("weights", "low", "b"),)
     sm90_widths = (64,)
 

@@ -39,7 +39,7 @@ from tk_kernels.generate.step import StepState, generate_step, portable_constant
 from tk_kernels.generate.tuning import Tuning
 from tk_kernels.ttt_mlp import generate_sm90, generate_wide
 from tk_kernels.ttt_mlp.generate_wide import apply_rows
-from tk_kernels.ttt_mlp.reference import MLPPrimalState, MLPState
+from tk_kernels.ttt_mlp.reference import MLP
 
 __all__ = ["GenerateState", "available", "generate_step"]
 
@@ -64,7 +64,7 @@ class GenerateState(StepState):
     b2: Tensor
 
     operator = "ttt_mlp"
-    kinds = (MLPState, MLPPrimalState)
+    learner = MLP
     layers = (("weights1", "low1", "b1"), ("weights2", "low2", "b2"))
     sm90_widths = (256, 64)
 
