@@ -6,6 +6,7 @@ error may reach `SLACK` times the simulation's, plus a float32 term.
 
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,7 +19,7 @@ from tests.tk_kernels.tensors import rotated
 from tk_kernels import FORMS
 from tk_kernels.generate import common
 from tk_kernels.reference import learner
-from tk_kernels.reference.token_rows import to_float64
+from tk_kernels.reference.token_rows import mapped, to_float64
 from tk_kernels.ttt_linear import generate as linear_generate
 from tk_kernels.ttt_linear import reference as linear_reference
 from tk_kernels.ttt_mlp import generate as mlp_generate
@@ -262,9 +263,7 @@ def check_slots(operator: str, positions: list[int], H: int, D: int, m: int, pre
         pool[slots] = x
         return pool
 
-    fields = {name: pooled(x) if isinstance(x, Tensor) else x for name, x in vars(alone).items()}
-    fields |= {"gathered": tuple(map(pooled, alone.gathered)), "slots": slots, "position": alone.position.clone()}
-    paged = type(alone)(**fields)
+    paged = replace(mapped(alone, pooled), slots=slots, position=alone.position.clone())
     assert torch.equal(generate.generate_step(*token, *outer, paged), generate.generate_step(*token, *outer, alone))
     assert paged.position[:, 0].tolist() == positions
     for found, expected in zip(paged.tensors(), alone.tensors(), strict=True):
@@ -281,5 +280,4 @@ def some_of(batch: int, distinct: int) -> Tensor:
 
 
 def selected(gstate: Any, chosen: Tensor) -> Any:
-    fields = {name: x[chosen] if isinstance(x, Tensor) else x for name, x in vars(gstate).items()}
-    return type(gstate)(**fields | {"gathered": tuple(x[chosen] for x in gstate.gathered)})
+    return mapped(gstate, lambda x: x[chosen])

@@ -56,7 +56,8 @@ def test_unsupported_arguments_are_named():
     refused(r"^q has shape \(3, 1, 32\): the kernels take \[N, H, D\]", [x[..., :32] for x in tokens])
     refused(r"^state.mini_batch is 16: supported are 8$", outer=(outer[0][:8], *outer[1:]))
     refused(r"^state.form is 'primal': supported are 'dual'$", state=replace(state, form="primal"))
-    refused(r"^a layer's width is 32: supported are 64, 256$", state=replace(state, b=state.b[..., :32]))
+    W, low, bias = state.layers[0]
+    refused(r"^a layer's width is 32: supported are 64, 256$", state=replace(state, layers=((W, low, bias[..., :32]),)))
     elsewhere = replace(sequences, slots=sequences.slots.to("meta"))
     refused(r"^slots is on meta: q is on (cpu|cuda:0)$", sequences=elsewhere)
     refused(r"^ln_bias is on meta: q is on (cpu|cuda:0)$", outer=(*outer[:2], outer[2].to("meta")))

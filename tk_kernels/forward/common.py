@@ -93,12 +93,13 @@ def launch_packed(
     Other arguments: see `forward_packed`.
     """
     q, k, v, lr = tokens
-    out, biases, layers = torch.empty(q.shape, dtype=q.dtype, device=q.device), state.biases(), state.parameters()
-    weights = [x for first in range(0, len(layers), 3) for x in (layers[first], layers[first + 2])]
+    out, biases = torch.empty(q.shape, dtype=q.dtype, device=q.device), state.biases()
+    weights = [x for weight, _, bias in state.layers for x in (weight, bias)]
+    lows = [low for _, low, _ in state.layers]
     strides = (x.stride(0) for x in (weights[0], *biases, *state.gathered[: len(biases)]))
-    where = (sequences.cu_seqlens, sequences.start, sequences.slots, *layers[1::3], *initial, *strides)
+    where = (sequences.cu_seqlens, sequences.start, sequences.slots, *lows, *initial, *strides)
     names = kernel.arg_names[kernel.arg_names.index("cu_seqlens") :]
-    options = dict(zip(names, (*where, True, layers[1] is not None), strict=True))
+    options = dict(zip(names, (*where, True, lows[0] is not None), strict=True))
     sizes = (0, q.shape[1], 0, *q.stride()[:2], 0, *k.stride()[:2], 0, *v.stride()[:2])
     with torch.cuda.device_of(q):
         rest = (v, lr, *outer, *weights, out, *weights, *state.gathered, *sizes)

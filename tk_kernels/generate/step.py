@@ -30,10 +30,13 @@ FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(kw_only=True)
 class StepState:
-    """State of `generate_step`, updated in place; an operator's `GenerateState` adds the weights.
+    """State of `generate_step`, updated in place; each operator has a subclass `GenerateState`.
 
     form: one of FORMS. precision: a key of PRECISIONS. mini_batch: m.
     position [B, H] int32: tokens so far in the current mini-batch, the same for all heads of a sequence.
+    layers: each layer's weight [B, H, ...] in the precision's dtype, its low plane (or None), and bias [B, H, width].
+    In the precision "planes", the weight is the high plane. Weights before the last are transposed: a hidden unit is a
+    row.
     gathered: data of the current mini-batch. Dual form: cached rows [B, H, m, width] of each layer's inputs, then of
     each layer's lr * G (G: gradient at the output), in the precision's row type. Primal form: each layer's float32
     gradient sums dW, in the weight's layout, and db.
@@ -45,13 +48,12 @@ class StepState:
     precision: str
     mini_batch: int
     position: Tensor
+    layers: tuple[tuple[Tensor, Tensor | None, Tensor], ...]
     gathered: tuple[Tensor, ...]
     slots: Tensor | None = None
 
     operator: ClassVar[str]  # its name in `tuning.toml`
     learner: ClassVar[Learner]  # the reference
-    # Names of each layer's weight, low plane and bias. Weights before the last are transposed: a hidden unit is a row.
-    layers: ClassVar[tuple[tuple[str, str, str], ...]]
     sm90_widths: ClassVar[tuple[int, ...]]  # widths of the layers' outputs that `generate_sm90.py` supports
 
     def kernel(self, launch: Tuning) -> tuple[Any, dict[str, Any]]:
@@ -67,11 +69,10 @@ class StepState:
         check_choice("form", form, FORMS)
         check_choice("precision", precision, tuple(PRECISIONS))
         layers = layers_of(state)
-        kept: dict[str, Any] = {}
-        for names, layer in zip(cls.layers, layers, strict=True):
-            W = layer.weight if names is cls.layers[-1] else layer.weight.mT
-            weight, low = by_sequences(partial(store, precision=precision), W)
-            kept |= dict(zip(names, (weight, low, float_copy(layer.bias)), strict=True))
+        kept = []
+        for layer in layers:
+            W = layer.weight if layer is layers[-1] else layer.weight.mT
+            kept.append((*by_sequences(partial(store, precision=precision), W), float_copy(layer.bias)))
         rows = (*(layer.x for layer in layers), *(layer.g for layer in layers))
         row_type = PRECISIONS[precision].rows
 
@@ -79,9 +80,9 @@ class StepState:
             if form == "dual":
                 return tuple(rows_before(x, position).to(row_type, copy=True) for x in rows)
             wide, sums = [x.double() for x in rows], list[Tensor]()
-            for names, x, g in zip(cls.layers, wide[: len(layers)], wide[len(layers) :], strict=True):
+            for layer, x, g in zip(layers, wide[: len(layers)], wide[len(layers) :], strict=True):
                 dW, db = summed_rows(x, g, position)
-                sums += [dW if names is cls.layers[-1] else dW.mT, db]
+                sums += [dW if layer is layers[-1] else dW.mT, db]
             return tuple(map(float_copy, sums))
 
         return cls(
@@ -89,29 +90,29 @@ class StepState:
             precision=precision,
             mini_batch=rows[0].shape[2],
             position=state.position[:, None].repeat(1, rows[0].shape[1]).to(torch.int32),
+            layers=tuple(kept),
             gathered=by_sequences(gathered, state.position, *rows),
-            **kept,
         )
 
     def to_state(self) -> Any:
         """Return a float32 copy as a state of the reference, with cached rows (dual) or gradient sums (primal)."""
         position, last = self.position[:, 0].clone(), self.layers[-1]
         weights: list[Tensor] = []
-        for names in self.layers:
-            weight, low, bias = (getattr(self, name) for name in names)
+        for layer in self.layers:
+            weight, low, bias = layer
             W = weight.to(torch.float32, copy=True) if low is None else join_planes(weight, low)
-            weights += [W if names is last else W.mT.contiguous(), bias.clone()]
+            weights += [W if layer is last else W.mT.contiguous(), bias.clone()]
         if self.form == "dual":
             return self.learner.state(*weights, *map(float_copy, self.gathered), position)
         running = (self.position > 0)[..., None]  # a new mini-batch ignores the old sums
         sums: list[Tensor] = []
-        for names, dW, db in zip(self.layers, self.gathered[::2], self.gathered[1::2], strict=True):
-            sums += [(dW if names is last else dW.mT) * running[..., None], db * running]
+        for layer, dW, db in zip(self.layers, self.gathered[::2], self.gathered[1::2], strict=True):
+            sums += [(dW if layer is last else dW.mT) * running[..., None], db * running]
         return self.learner.primal(*weights, *sums, position)
 
     def parameters(self) -> list[Any]:
         """List each layer's weight, its low plane or None, and its bias: three items per layer."""
-        return [getattr(self, name) for names in self.layers for name in names]
+        return [x for layer in self.layers for x in layer]
 
     def tensors(self) -> list[Tensor]:
         """List all tensors of the state except `slots`, for snapshots and for counting bytes."""
@@ -119,7 +120,7 @@ class StepState:
 
     def biases(self) -> list[Tensor]:
         """List each layer's bias [B, H, width]."""
-        return [getattr(self, bias) for _, _, bias in self.layers]
+        return [bias for _, _, bias in self.layers]
 
     def suits_sm90(self) -> bool:
         """Whether `generate_sm90.py` supports this state: dual form, 16-bit weights or planes, D = 64, m <= 16."""
@@ -136,12 +137,12 @@ class StepState:
         return tuning(self.operator, self.form, self.precision, self.tuned_as())
 
 
-def portable_constants(state: StepState, block: int, rows: int) -> dict[str, Any]:
+def portable_constants(state: StepState, block: int) -> dict[str, Any]:
     """Return compile-time arguments of the portable kernels, by name.
 
-    block: how many of a weight's `rows` to rewrite at a time. DP, MP: D and m, padded. DOT: dtype of matmul operands.
+    block: most rows of a weight to rewrite at a time. DP, MP: D and m, padded. DOT: dtype of matmul operands.
     """
-    D = state.biases()[-1].shape[2]
+    rows, D = state.biases()[0].shape[2], state.biases()[-1].shape[2]
     return {
         "D": D,
         "DP": triton.next_power_of_2(D),

@@ -107,7 +107,8 @@ def overwrite(state: Any, after: Any) -> None:
 
 
 def _tensors(state: Any) -> list[Tensor]:
-    """List the tensors of a named tuple or dataclass, nested ones included, in field order."""
-    values = [getattr(state, field.name) for field in fields(state)] if is_dataclass(state) else list(state)
-    nested = [value if isinstance(value, tuple) else (value,) for value in values]
-    return [value for group in nested for value in group if isinstance(value, Tensor)]
+    """List the tensors of a state as in `mapped`, nested ones included, in field order."""
+    if isinstance(state, Tensor):
+        return [state]
+    parts = [getattr(state, field.name) for field in fields(state)] if is_dataclass(state) else state
+    return [x for part in parts for x in _tensors(part)] if isinstance(parts, list | tuple) else []
