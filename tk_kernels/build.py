@@ -33,17 +33,12 @@ from tk_kernels.thunderkittens import (
     thunderkittens_version,
 )
 
-KERNELS = (
-    "ttt_linear/forward_sm90",
-    "ttt_mlp/forward_sm90",
-    "ttt_mlp/forward_32_sm90",
-    "edges/swiglu_product_sm90",
-)
 # `unavailable` returns reasons with these prefixes if no installation can help
 NO_GPU, OTHER_GPU = "there is no CUDA GPU", "the GPU is"
 PORTABLE = "portable"  # this value of TTT_BENCH_ARCH hides the kernels for Hopper
 NO_TVM_FFI = "apache-tvm-ffi is not installed (pip install apache-tvm-ffi)"
 SOURCE_ROOT = Path(__file__).resolve().parent
+KERNELS = tuple(sorted(path.relative_to(SOURCE_ROOT).with_suffix("").as_posix() for path in SOURCE_ROOT.rglob("*.cu")))
 LIBRARY, LOG, NOTE = "kernel.so", "compiler.log", "build.json"  # the files of a build
 DEFAULT_NVCC = Path("/usr/local/cuda/bin/nvcc")  # the CUDA toolkit's default, often not in PATH
 NVCC_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")  # environment variables with flags that nvcc reads
@@ -213,18 +208,13 @@ def ingredients(name: str) -> dict[str, str | None]:
 
 def source_digest(name: str) -> str:
     """Return the SHA-256 of a kernel's `.cu` file and of all headers that it can include."""
-    source = _source(name)
+    source = SOURCE_ROOT / f"{name}.cu"
+    if not source.is_file():
+        raise BuildError(f"{name}: there is no {name}.cu in {SOURCE_ROOT.name}")
     digest = hashlib.sha256()
     for file in (source, *sorted(SOURCE_ROOT.glob("forward/*.cuh")), *sorted(source.parent.glob("*.cuh"))):
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()
-
-
-def _source(name: str) -> Path:
-    path = SOURCE_ROOT / f"{name}.cu"
-    if not path.is_file():
-        raise BuildError(f"{name}: there is no {name}.cu in {SOURCE_ROOT.name}")
-    return path
 
 
 def _compiler_version(nvcc: Path | None) -> str | None:
@@ -269,7 +259,7 @@ def _compiled(name: str, wanted: dict[str, str | None]) -> Built:
             *FLAGS,
             *(f"-I{path}" for path in (*headers, *ffi_headers)),
             "-shared",
-            str(_source(name)),
+            str(SOURCE_ROOT / f"{name}.cu"),
             f"-L{Path(libinfo.find_libtvm_ffi()).parent}",
             "-ltvm_ffi",
             "-o",

@@ -36,22 +36,20 @@ def check_devices(**tensors: Tensor | None) -> None:
             raise ValueError(f"{name} is on {other.device}: {first} is on {x.device}")
 
 
-def check_tokens(tokens: dict[str, Tensor], lr: Tensor, layout: str) -> None:
-    """Raise ValueError unless all `tokens` have one shape and one dtype, and lr fits both.
+def check_tokens(tokens: dict[str, Tensor], lr: Tensor, layout: str, dtypes: tuple[torch.dtype, ...]) -> None:
+    """Raise ValueError unless all `tokens` have one shape and one of `dtypes`, and lr the same shape without D.
 
-    layout: the tokens' shape in letters, "[B, T, H, D]" or "[B, H, D]"; lr has this shape without D.
-    The tokens' dtype must be a key of STATE_DTYPE; lr must have the state's dtype.
+    layout: the tokens' shape in letters, such as "[B, T, H, D]".
     """
     first, *others = tokens
     x = tokens[first]
     if x.ndim != layout.count(",") + 1:
         raise ValueError(f"{first} has shape {tuple(x.shape)}: expected {layout}")
-    check_choice(f"{first}.dtype", x.dtype, tuple(STATE_DTYPE))
+    check_choice(f"{first}.dtype", x.dtype, dtypes)
     for name in others:
         check_shape(name, tokens[name], tuple(x.shape))
         check_choice(f"{name}.dtype", tokens[name].dtype, (x.dtype,))
     check_shape("lr", lr, tuple(x.shape[:-1]))
-    check_choice("lr.dtype", lr.dtype, (STATE_DTYPE[x.dtype],))
 
 
 def check_outer(token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, heads: int, head_dim: int) -> None:

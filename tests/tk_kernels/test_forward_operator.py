@@ -133,7 +133,7 @@ def test_of_nothing_the_state_is_a_copy_and_the_kernel_is_not_called(monkeypatch
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("q", lambda x: x[..., :32], r"q has shape .*\(64, 96, 128\)"),
+        ("q", lambda x: x[..., :32], r"k has shape \(1, 20, 2, 64\): expected \(1, 20, 2, 32\)"),
         ("q", torch.Tensor.double, r"q\.dtype is torch\.float64: .*bfloat16"),
         ("k", lambda x: x[:, :10], r"k has shape \(1, 10, 2, 64\)"),
         ("v", torch.Tensor.half, r"v\.dtype is torch\.float16"),

@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tk_kernels.build import other_gpu
-from tk_kernels.generate import common
 from tk_kernels.generate.common import dot_type, jit, tl, triton
 from tk_kernels.generate.step import StepState
 from tk_kernels.generate.tuning import Tuning
@@ -18,14 +16,6 @@ HALF = (torch.bfloat16, torch.float16)  # dtypes of tokens on a GPU; Triton's in
 LEAST_ROWS = 16  # rows of the smallest tile that tensor cores multiply
 # Factor of stored gradients, by dtype: unscaled, they would come near the smallest normal numbers of float16.
 GRADIENT_SCALE = {torch.float16: 1024.0}
-
-
-def available() -> str:
-    """Return why the portable kernels cannot run here, or ""."""
-    reason = common.available()
-    if reason or triton.knobs.runtime.interpret:
-        return reason
-    return other_gpu(lambda found: found >= (8, 0), "8.0 or higher")
 
 
 def processors(q: Tensor) -> int:

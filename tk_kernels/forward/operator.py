@@ -16,9 +16,11 @@ from tk_kernels.checks import (
     check_outer,
     check_shape,
     check_state,
+    check_tokens,
     common_position,
 )
 from tk_kernels.forward import common
+from tk_kernels.generate.common import available
 from tk_kernels.packed import Packed
 from tk_kernels.reference.layer import rope as rotate
 from tk_kernels.reference.learner import Learner
@@ -80,7 +82,7 @@ class ForwardOperator:
         if takes and not hopper_unavailable(str(kernel), os.environ.get("TTT_BENCH_ARCH")):
             return THUNDERKITTENS
         takes_type = common.triton.knobs.runtime.interpret or (q.is_cuda and q.dtype in common.HALF)
-        return TRITON if takes_type and not common.available() else REFERENCE
+        return TRITON if takes_type and not available() else REFERENCE
 
     def forward(
         self,
@@ -220,7 +222,7 @@ def forward_packed(
     state: a `GenerateState` in the dual form, whose slots are updated in place; its position is not read.
     Raises ValueError for unsupported arguments, and if the portable kernels cannot run here.
     """
-    if why := common.available():
+    if why := available():
         raise ValueError(why)
     _check_tokens(tokens, outer, "[N, H, D]")
     q, k, v, lr = tokens
@@ -241,16 +243,13 @@ def forward_packed(
 def _check_tokens(tokens: Tokens, outer: Outer, layout: str) -> None:
     """Raise ValueError unless the kernels support the outer parameters and tokens; layout: q's shape in letters."""
     (q, k, v, lr), (token_scale, ln_weight, ln_bias) = tokens, outer
-    if q.ndim != layout.count(",") + 1 or q.shape[-1] not in HEAD_DIMS:
-        raise ValueError(f"q has shape {tuple(q.shape)}: the kernels take {layout}, D one of {HEAD_DIMS}")
-    check_choice("q.dtype", q.dtype, DTYPES)
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        check_shape(name, x, tuple(q.shape))
-        check_choice(f"{name}.dtype", x.dtype, (q.dtype,))
+    named = {"q": q, "k": k, "v": v}
+    check_tokens(named, lr, layout, DTYPES)
+    check_choice("q.shape[-1], the head dimension,", q.shape[-1], HEAD_DIMS)
+    for name, x in named.items():
         if x.stride(-1) != 1 or any(stride % 8 for stride in x.stride()[:-1]):  # a kernel reads 16 bytes at once
             taken = "the kernel takes D contiguous (stride 1), the others multiples of 8"
             raise ValueError(f"{name} has strides {x.stride()}: {taken}")
-    check_shape("lr", lr, tuple(q.shape[:-1]))
     check_outer(token_scale, ln_weight, ln_bias, *q.shape[-2:])
     least, most = common.MINI_BATCHES[0], common.MINI_BATCHES[-1]
     if not least <= len(token_scale) <= most:

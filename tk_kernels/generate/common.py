@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton import jit
 
-from tk_kernels.build import NO_GPU, hidden
+from tk_kernels.build import hidden, other_gpu
 
 Launch = TypeVar("Launch", bound=Callable[..., Any])
 SM90 = "sm_90"  # prefix of `section_name` for kernels in Gluon (generate_sm90.py)
@@ -46,8 +46,8 @@ def on_its_device(launch: Launch) -> Launch:
 
 
 def available() -> str:
-    """Return why the generate kernels cannot run here, or ""."""
-    return "" if triton.knobs.runtime.interpret or torch.cuda.is_available() else NO_GPU
+    """Return why the Triton kernels cannot run here, or ""."""
+    return "" if triton.knobs.runtime.interpret else other_gpu(lambda found: found >= (8, 0), "8.0 or higher")
 
 
 def split_planes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -127,10 +127,9 @@ def dependent_launch(pdl: bool) -> dict[str, bool]:
     With PDL, a kernel starts as soon as the launch before it allows, reads its parameters and state, then waits for all
     earlier launches. So neither the last launch without PDL nor any since may write parameters or state.
     """
-    if not pdl or triton.knobs.runtime.interpret or hidden():
+    if not pdl or triton.knobs.runtime.interpret or hidden() or torch.cuda.get_device_capability() < (9, 0):
         return {"PDL": False}
-    older = torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0)
-    return {"PDL": False} if older else {"PDL": True, "launch_pdl": True}
+    return {"PDL": True, "launch_pdl": True}
 
 
 def section_name(suits_sm90: bool, device: torch.device) -> str:

@@ -285,8 +285,9 @@ class Learner(Generic[State]):
         state: State | PrimalState | None = None,
     ) -> Outer:
         """Return the outer parameters in the state's dtype; ValueError for unsupported arguments."""
-        check_tokens(tokens, lr, layout)
+        check_tokens(tokens, lr, layout, tuple(STATE_DTYPE))
         x = next(iter(tokens.values()))
+        check_choice("lr.dtype", lr.dtype, (STATE_DTYPE[x.dtype],))
         heads, head_dim = x.shape[-2:]
         check_outer(token_scale, ln_weight, ln_bias, heads, head_dim)
         if state is not None:

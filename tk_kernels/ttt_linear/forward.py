@@ -22,7 +22,6 @@ from tk_kernels.forward import common
 from tk_kernels.forward.common import (
     add_six,
     add_two,
-    available,
     gradient_coefficients,
     keys_at,
     normalization,
@@ -31,7 +30,7 @@ from tk_kernels.forward.common import (
     sums_of_six,
     tile,
 )
-from tk_kernels.generate.common import jit, load_weights, section_name, store_weights, tl
+from tk_kernels.generate.common import available, jit, load_weights, section_name, store_weights, tl
 from tk_kernels.generate.tuning import FORWARD, Tuning, tuning
 
 __all__ = ["available", "launch", "launch_packed"]

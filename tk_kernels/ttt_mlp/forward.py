@@ -16,7 +16,6 @@ from tk_kernels.forward import common
 from tk_kernels.forward.common import (
     add_six,
     add_two,
-    available,
     gelu_slope,
     gelu_tanh,
     gradient_coefficients,
@@ -25,7 +24,7 @@ from tk_kernels.forward.common import (
     packed_sequence,
     tile,
 )
-from tk_kernels.generate.common import jit, load_weights, section_name, store_weights, tl, triton
+from tk_kernels.generate.common import available, jit, load_weights, section_name, store_weights, tl, triton
 from tk_kernels.generate.tuning import FORWARD, Tuning, tuning
 from tk_kernels.ttt_mlp import forward_gluon, forward_wide
 
