@@ -75,9 +75,8 @@ def _fits_int32_offsets(x: Tensor) -> bool:
 
 @cache
 def shared_bytes(device: torch.device) -> int:
-    """Bytes of shared memory that one block may use on this GPU."""
-    number = torch.cuda.current_device() if device.index is None else device.index
-    return triton.runtime.driver.active.utils.get_device_properties(number)["max_shared_mem"]
+    """Return the bytes of shared memory that one block may use on `device`, the GPU of a tensor."""
+    return triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"]
 
 
 @on_its_device

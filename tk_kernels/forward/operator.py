@@ -48,6 +48,7 @@ class ForwardOperator:
     widths: each layer's input width, then the last layer's output width, in multiples of the head dimension.
     kernels: names of the Hopper kernels, by mini-batch.
     plan: function of q [B, T, H, D] and the mini-batch that returns further arguments of the Hopper kernel.
+    weights: names of the weights and biases among the fields of the state.
     """
 
     def __init__(
@@ -60,12 +61,8 @@ class ForwardOperator:
         plan: Callable[[Tensor, int], tuple[int, ...]] = lambda q, mini_batch: (),
     ) -> None:
         self.learner, self.widths, self.kernels, self.portable, self.plan = learner, widths, kernels, portable, plan
+        self.weights: tuple[str, ...] = learner.state._fields[: 2 * len(widths) - 2]
         self.launch = torch.library.custom_op(f"ttt_bench::{name}_forward", self._launch, mutates_args=("outputs",))
-
-    @property
-    def weights(self) -> tuple[str, ...]:
-        """Names of the weights and biases among the fields of the state."""
-        return self.learner.state._fields[: 2 * len(self.widths) - 2]
 
     def available(self, mini_batch: int = 16) -> str:
         """Return why the Hopper kernel cannot run here, or "".

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -110,13 +111,9 @@ class StepState:
             sums += [(dW if layer is last else dW.mT) * running[..., None], db * running]
         return self.learner.primal(*weights, *sums, position)
 
-    def parameters(self) -> list[Any]:
-        """List each layer's weight, its low plane or None, and its bias: three items per layer."""
-        return [x for layer in self.layers for x in layer]
-
     def tensors(self) -> list[Tensor]:
         """List all tensors of the state except `slots`, for snapshots and for counting bytes."""
-        return [x for x in (*self.parameters(), self.position, *self.gathered) if x is not None]
+        return [x for x in (*chain(*self.layers), self.position, *self.gathered) if x is not None]
 
     def biases(self) -> list[Tensor]:
         """List each layer's bias [B, H, width]."""
@@ -183,7 +180,7 @@ def generate_step(
     compile_only: compile the kernel as the first launch does, and compute nothing (see `parallel.py`).
     Raises ValueError on a wrong shape, dtype, stride or device, and for a `launch` that does not suit the state.
     """
-    s, biases, parameters = gstate, gstate.biases(), gstate.parameters()
+    s, biases = gstate, gstate.biases()
     B, (_, H, D) = len(s.position), biases[-1].shape
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     outer = {"token_scale": token_scale, "ln_weight": ln_weight, "ln_bias": ln_bias}
@@ -194,14 +191,14 @@ def generate_step(
     if launch.sm90 and not s.suits_sm90():
         raise ValueError(f"launch {launch}: the kernel of sm_90 takes no such state; see `suits_sm90`")
     kernel, constants = s.kernel(launch)
-    weight, low, *_ = parameters
+    weight, low, _ = s.layers[0]
     paged: tuple[Any, ...] = ()
     if s.form == "dual":
         rows_of_inputs = s.gathered[: len(biases)]
         paged = (s.slots, *(x.stride(0) for x in (weight, *biases, *rows_of_inputs)))
         constants["SLOTS"] = s.slots is not None
     kernel.run(
-        q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope, *parameters, *s.gathered, s.position,
+        q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope, *chain(*s.layers), *s.gathered, s.position,
         q.stride(0), k.stride(0), v.stride(0), out.stride(0), lr.stride(0), base_lr or 0.0, *paged,
         H=H, m=s.mini_batch, PLANES=low is not None, ROPE=rope is not None, LOGITS=base_lr is not None,
         grid=(B * H,), warmup=compile_only, num_warps=launch.warps, maxnreg=launch.registers or None,

@@ -22,7 +22,6 @@ from torch import Tensor
 from tk_kernels import FORMS
 from tk_kernels.checks import (
     STATE_DTYPE,
-    check_aligned,
     check_choice,
     check_outer,
     check_shape,
@@ -180,7 +179,7 @@ class Learner(Generic[State]):
         start: that position, if known. None reads it from the device and so synchronizes with a GPU.
         Raises ValueError for unsupported shapes, dtypes and forms.
         """
-        outer = self._checked({"q": q, "k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, "[B, T, H, D]", state)
+        outer = self._checked({"q": q, "k": k, "v": v}, lr, (token_scale, ln_weight, ln_bias), "[B, T, H, D]", state)
         check_choice("form", form, FORMS)
         mini_batch = len(token_scale)
         start = common_position(state.position, start, mini_batch)  # type: ignore[attr-defined]
@@ -221,7 +220,7 @@ class Learner(Generic[State]):
         inplace: update the tensors of the given state; otherwise return new tensors.
         A CUDA graph can capture a call with inplace=True: there is no host sync or data-dependent control flow.
         """
-        outer = self._checked({"q": q, "k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, "[B, H, D]", state)
+        outer = self._checked({"q": q, "k": k, "v": v}, lr, (token_scale, ln_weight, ln_bias), "[B, H, D]", state)
         state = state if inplace else clone(state)
         rows = isinstance(state, self.state)
         out = _advance_(q[:, None], k[:, None], v[:, None], lr[:, None], outer, state, rows=rows)
@@ -248,10 +247,11 @@ class Learner(Generic[State]):
         gradients [N, B*H, m, out] of each layer, not multiplied by lr.
         Raises ValueError unless the tokens are whole mini-batches.
         """
-        outer = self._checked({"k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, "[B, T, H, D]", state)
+        outer = self._checked({"k": k, "v": v}, lr, (token_scale, ln_weight, ln_bias), "[B, T, H, D]", state)
         mini_batch = len(token_scale)
         start = common_position(state.position, start, mini_batch)  # type: ignore[attr-defined]
-        check_aligned(k.shape[1], start, mini_batch)
+        if start or k.shape[1] % mini_batch:
+            raise ValueError(f"{k.shape[1]} tokens from position {start}: expected whole mini-batches of {mini_batch}")
         state = clone(state)
         return _train_(k, v, lr, outer, state), state
 
@@ -268,19 +268,16 @@ class Learner(Generic[State]):
     ) -> Tensor:
         """Return the outputs [B, T, H, D], by the parallel part of `forward`.
 
-        trace: the first result of `states` for the same tokens. Raises ValueError unless these are whole mini-batches.
+        trace: the first result of `states` for the same tokens.
         """
-        outer = self._checked({"q": q, "k": k}, lr, token_scale, ln_weight, ln_bias, "[B, T, H, D]")
-        check_aligned(q.shape[1], 0, len(token_scale))
+        outer = self._checked({"q": q, "k": k}, lr, (token_scale, ln_weight, ln_bias), "[B, T, H, D]")
         return _read(q, k, lr, outer, trace)
 
     def _checked(
         self,
         tokens: dict[str, Tensor],
         lr: Tensor,
-        token_scale: Tensor,
-        ln_weight: Tensor,
-        ln_bias: Tensor,
+        outer: tuple[Tensor, Tensor, Tensor],
         layout: str,
         state: State | PrimalState | None = None,
     ) -> Outer:
@@ -289,12 +286,12 @@ class Learner(Generic[State]):
         x = next(iter(tokens.values()))
         check_choice("lr.dtype", lr.dtype, (STATE_DTYPE[x.dtype],))
         heads, head_dim = x.shape[-2:]
-        check_outer(token_scale, ln_weight, ln_bias, heads, head_dim)
+        check_outer(*outer, heads, head_dim)
         if state is not None:
             rows = isinstance(state, self.state)
             widths = (head_dim, *(layer.weight.shape[-1] for layer in layers_of(state, rows)[:-1]), head_dim)
-            check_state(state, self.shapes(widths, (len(x), heads), len(token_scale), rows), x.dtype)
-        return Outer(*(parameter.to(STATE_DTYPE[x.dtype]) for parameter in (token_scale, ln_weight, ln_bias)))
+            check_state(state, self.shapes(widths, (len(x), heads), len(outer[0]), rows), x.dtype)
+        return Outer(*(parameter.to(STATE_DTYPE[x.dtype]) for parameter in outer))
 
 
 def _train_(k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: tuple) -> Trace:

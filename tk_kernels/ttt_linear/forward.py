@@ -30,10 +30,8 @@ from tk_kernels.forward.common import (
     sums_of_six,
     tile,
 )
-from tk_kernels.generate.common import available, jit, load_weights, section_name, store_weights, tl
+from tk_kernels.generate.common import jit, load_weights, section_name, store_weights, tl
 from tk_kernels.generate.tuning import FORWARD, Tuning, tuning
-
-__all__ = ["available", "launch", "launch_packed"]
 
 CROWDED = 3  # programs per SM from which two warps per program are faster than four, on an H200
 

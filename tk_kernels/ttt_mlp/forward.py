@@ -24,11 +24,9 @@ from tk_kernels.forward.common import (
     packed_sequence,
     tile,
 )
-from tk_kernels.generate.common import available, jit, load_weights, section_name, store_weights, tl, triton
+from tk_kernels.generate.common import jit, load_weights, section_name, store_weights, tl, triton
 from tk_kernels.generate.tuning import FORWARD, Tuning, tuning
 from tk_kernels.ttt_mlp import forward_gluon, forward_wide
-
-__all__ = ["available", "launch", "launch_packed"]
 
 # Requirements of `forward_gluon`: head dimension, most tokens per mini-batch, least shared memory per block
 GLUON_HEAD_DIM, GLUON_ROWS, GLUON_SHARED_BYTES = 64, 16, 137_216
