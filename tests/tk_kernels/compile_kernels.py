@@ -102,7 +102,7 @@ def generate() -> None:
 
 
 def forward(capability: int) -> None:
-    shape = {"m": 16, "M": 16, "DOT": tl.bfloat16, "UP": 1.0, "INTERPRETED": False}
+    shape = {"m": 16, "M": 16, "DOT": tl.bfloat16, "UP": 1.0}
     head, wide = shape | {"D": 64, "DP": 64}, shape | {"D": 96, "DP": 128}
     variants = [
         ("linear", linear._forward, "ttt_linear", "few", head),

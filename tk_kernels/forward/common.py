@@ -16,6 +16,7 @@ HALF = (torch.bfloat16, torch.float16)  # dtypes of tokens on a GPU; Triton's in
 LEAST_ROWS = 16  # rows of the smallest tile that tensor cores multiply
 # Factor of stored gradients, by dtype: unscaled, they would come near the smallest normal numbers of float16.
 GRADIENT_SCALE = {torch.float16: 1024.0}
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # whether Triton's interpreter runs the kernels
 
 
 def processors(q: Tensor) -> int:
@@ -28,7 +29,6 @@ def tile(q: Tensor, mini_batch: int) -> dict[str, Any]:
 
     M, DP: m and D, padded to powers of two of at least 16. DOT: dtype of matmul operands.
     UP: factor of gradients and of weights in registers, so that small gradients are normal numbers of float16.
-    INTERPRETED: whether Triton's interpreter runs the kernel.
     """
     head_dim = q.shape[-1]
     return {
@@ -38,7 +38,6 @@ def tile(q: Tensor, mini_batch: int) -> dict[str, Any]:
         "DP": max(LEAST_ROWS, triton.next_power_of_2(head_dim)),
         "DOT": dot_type(q),
         "UP": GRADIENT_SCALE.get(q.dtype, 1.0),
-        "INTERPRETED": bool(triton.knobs.runtime.interpret),
     }
 
 
@@ -165,7 +164,7 @@ def gradient_coefficients(s0, s1, s2, s3, s4, s5, weight_squared, D: tl.constexp
 
 
 @jit
-def tanh(x, INTERPRETED: tl.constexpr):
+def tanh(x):
     """Return tanh(x), in one instruction on a GPU: 11 exact bits suffice for 16-bit operands."""
     if INTERPRETED:
         return 2.0 * tl.sigmoid(2.0 * x) - 1.0
@@ -173,9 +172,9 @@ def tanh(x, INTERPRETED: tl.constexpr):
 
 
 @jit
-def gelu_tanh(x, INTERPRETED: tl.constexpr):
+def gelu_tanh(x):
     """Return GELU(x) in its tanh form, and the value of that tanh, for `gelu_slope`."""
-    th = tanh(x * (0.7978845608028654 + 0.035677408136300125 * x * x), INTERPRETED)
+    th = tanh(x * (0.7978845608028654 + 0.035677408136300125 * x * x))
     half = 0.5 * x
     return half + half * th, th
 

@@ -73,7 +73,7 @@ def _forward(
     q, k, k_again, k_third, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2, out, W1_out, b1_out, W2_out,
     b2_out, k_rows, x2_rows, g1_rows, g2_rows, T, H, q_batch, q_token, q_head, k_batch, k_token, k_head,
     v_batch, v_token, v_head, m: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr,
-    UP: tl.constexpr, INTERPRETED: tl.constexpr, F: tl.constexpr, N: tl.constexpr, S: tl.constexpr,
+    UP: tl.constexpr, F: tl.constexpr, N: tl.constexpr, S: tl.constexpr,
     cu_seqlens=None, start=None, slots=None, low1=None, low2=None,
     W1_first=None, b1_first=None, W2_first=None, b2_first=None,
     w_stride=0, b1_stride=0, b2_stride=0, d_stride=0, f_stride=0,
@@ -178,7 +178,7 @@ def _forward(
         Z1 = tl.dot(Kn, weights1, input_precision="ieee") + bias1[:, None, :]
         Y1 = tl.dot(Qn, weights1, input_precision="ieee") + bias1[:, None, :]
         P1 = (tl.dot(Qn, Kt, input_precision="ieee") + 1.0) * triangle[None]
-        X2, th = gelu_tanh(Z1, INTERPRETED)
+        X2, th = gelu_tanh(Z1)
         slope = gelu_slope(Z1, th)
 
         # Z2 = X2 W2 + b2, G2 = lr * ln_l2_grad(Z2, V - K)
@@ -205,7 +205,7 @@ def _forward(
         G1 = tl.dot(g2, tl.trans(weights2), input_precision="ieee")
         G1 = tl.trans(tl.reshape(G1, (M, N, F // N)), 1, 0, 2) * slope
         Y1 = tl.dot(P1.to(DOT), G1.to(DOT), Y1, input_precision="ieee")
-        X2bar, _ = gelu_tanh(Y1, INTERPRETED)
+        X2bar, _ = gelu_tanh(Y1)
 
         # Z2bar = X2bar W2 + b2 - tril(s (X2bar X2^T + 1)) G2, out = Q + LN(Z2bar)
         X2bar_low = X2bar.to(DOT)
