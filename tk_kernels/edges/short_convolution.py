@@ -143,18 +143,16 @@ def query_key(
 def _check_cache(cache: Tensor, slots: Tensor | None, sequences: Packed | None, shape: tuple[int, int, int]) -> None:
     """Raise ValueError unless cache, slots and packed sequences fit tokens of `shape` (B, T, C)."""
     B, T, C = shape
-    if sequences is not None:
-        check_parameter("cache[0]", cache[0], (TAPS - 1, C))
-        if B != 1 or slots is not None:
-            raise ValueError(f"sequences with a batch of {B}: packed tokens are one batch without slots of their own")
-        return
-    if slots is None:
+    if slots is None and sequences is None:
         check_parameter("cache", cache, (B, TAPS - 1, C))
         return
-    check_shape("slots", slots, (B,))
     check_parameter("cache[0]", cache[0], (TAPS - 1, C))
-    if T != 1:
-        raise ValueError(f"slots with {T} tokens: a cache of slots takes one token")
+    if sequences is not None and (B != 1 or slots is not None):
+        raise ValueError(f"sequences with a batch of {B}: packed tokens are one batch without slots of their own")
+    if slots is not None:
+        check_shape("slots", slots, (B,))
+        if T != 1:
+            raise ValueError(f"slots with {T} tokens: a cache of slots takes one token")
 
 
 def _layout(

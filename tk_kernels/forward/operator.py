@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,13 +24,12 @@ from tk_kernels.generate.common import available
 from tk_kernels.packed import Packed
 from tk_kernels.reference.layer import rope as rotate
 from tk_kernels.reference.learner import Learner
-from tk_kernels.reference.token_rows import clone, overwrite
+from tk_kernels.reference.token_rows import State, clone, overwrite
 
 HEAD_DIM = 64  # head dimension of the Hopper kernels
 HEAD_DIMS = (64, 96, 128)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # Hopper kernels take the first; Triton on a GPU the first two
 THUNDERKITTENS, TRITON, REFERENCE = BACKENDS = ("thunderkittens", "triton", "reference")
-State = TypeVar("State", bound=tuple)
 Tokens = tuple[Tensor, Tensor, Tensor, Tensor]  # q, k, v [B, T, H, D], lr [B, T, H]
 Outer = tuple[Tensor, Tensor, Tensor]  # token_scale [m], ln_weight, ln_bias [H, D]
 

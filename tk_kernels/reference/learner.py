@@ -42,6 +42,7 @@ from tk_kernels.reference.mini_batches import (
     with_bias_input,
 )
 from tk_kernels.reference.token_rows import (
+    State,
     add_to_sums_,
     affine,
     apply_rows_,
@@ -53,7 +54,6 @@ from tk_kernels.reference.token_rows import (
     write_rows_,
 )
 
-State = TypeVar("State", bound=tuple)  # weights at the mini-batch's start, and a row per token so far
 PrimalState = tuple[Tensor, ...]  # gradient sums instead of rows: a `Learner.primal`
 Method = TypeVar("Method", bound=Callable[..., Any])
 Trace = tuple[Tensor, ...]

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-State = TypeVar("State", bound=tuple)
+State = TypeVar("State", bound=tuple)  # weights at the mini-batch's start, and a row per token so far
 
 
 def write_rows_(rows: Tensor, x: Tensor, positions: Tensor) -> None:
