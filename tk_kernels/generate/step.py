@@ -35,12 +35,11 @@ class StepState:
 
     form: one of FORMS. precision: a key of PRECISIONS. mini_batch: m.
     position [B, H] int32: tokens so far in the current mini-batch, the same for all heads of a sequence.
-    layers: each layer's weight [B, H, ...] in the precision's dtype, its low plane (or None), and bias [B, H, width].
-    In the precision "planes", the weight is the high plane. Weights before the last are transposed: a hidden unit is a
-    row.
     gathered: data of the current mini-batch. Dual form: cached rows [B, H, m, width] of each layer's inputs, then of
     each layer's lr * G (G: gradient at the output), in the precision's row type. Primal form: each layer's float32
     gradient sums dW, in the weight's layout, and db.
+    layers: a tuple per layer: the weight [B, H, ...] in the precision's dtype (in "planes", the high plane), the low
+    plane or None, the bias [B, H, width]. Weights before the last are transposed: a hidden unit is a row.
     slots [B], int32 or int64, dual form only: sequence b uses index slots[b] of the weights, biases and gathered. These
     can hold more than B sequences, at any stride. The step then reads `position` [B, H] without advancing it.
     """
@@ -49,8 +48,8 @@ class StepState:
     precision: str
     mini_batch: int
     position: Tensor
-    layers: tuple[tuple[Tensor, Tensor | None, Tensor], ...]
     gathered: tuple[Tensor, ...]
+    layers: tuple[tuple[Tensor, Tensor | None, Tensor], ...]
     slots: Tensor | None = None
 
     operator: ClassVar[str]  # its name in `tuning.toml`
@@ -91,8 +90,8 @@ class StepState:
             precision=precision,
             mini_batch=rows[0].shape[2],
             position=state.position[:, None].repeat(1, rows[0].shape[1]).to(torch.int32),
-            layers=tuple(kept),
             gathered=by_sequences(gathered, state.position, *rows),
+            layers=tuple(kept),
         )
 
     def to_state(self) -> Any:
