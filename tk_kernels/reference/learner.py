@@ -135,9 +135,12 @@ class Learner(Generic[State]):
     ) -> State:
         """Return the state of `batch` new sequences: initial weights in `dtype`, empty rows.
 
-        parameters: W [H, in, out] and b [H, 1, out] of each layer. Raises ValueError on a wrong shape.
+        parameters: W [H, in, out] and b [H, 1, out] of each layer. Raises ValueError on a wrong shape, TypeError on a
+        wrong number of tensors.
         """
-        names = self.state._fields
+        names = [name for layer in self._names[0] for name in layer[:2]]
+        if len(parameters) != len(names):
+            raise TypeError(f"init_state takes {', '.join(names)}: {len(parameters)} tensors given")
         weights, biases = parameters[::2], parameters[1::2]
         heads, head_dim = weights[0].shape[:2]
         widths = [head_dim, *(bias.shape[-1] for bias in biases[:-1]), head_dim]
