@@ -111,4 +111,4 @@ def _weight_bytes(form: str, state: str) -> tuple[int, int, int]:
     return size, size, size
 
 
-COSTS = {"linear": Cost(1, 1), "mlp": Cost(1, 4, 1)}  # by learner
+COSTS = {"linear": Cost(1, 1), "mlp": Cost(1, 4, 1)}  # by operator

@@ -1,7 +1,7 @@
 """Run every kernel on small shapes under compute-sanitizer: memcheck, racecheck and synccheck.
 
 `python -m tests.tk_kernels.sanitize [RECORD]` prints one result per kernel and tool, and writes the same to RECORD.
-It exits with 1 unless all are clean. It needs a Hopper GPU, compute-sanitizer, and either nvcc or cached kernels.
+The exit status is 1 unless all are clean. Needs a Hopper GPU, compute-sanitizer, and either nvcc or cached kernels.
 """
 
 import os

@@ -1,8 +1,8 @@
 """GEMMs y = x W^T with few rows of x, fused with the norm before or SwiGLU after.
 
 Such a GEMM is memory-bound by W, so the fused operations cost nothing and save a launch.
-With one or two rows of x, a program loads whole rows of W and sums on CUDA cores. It applies the norm's mean and scale
-to the sums, so loads of weights do not wait for the norm. With more rows, tensor cores multiply tiles.
+With one or two rows of x, a program loads whole rows of W and sums on CUDA cores. The program applies the norm's mean
+and scale to the sums, so loads of weights do not wait for the norm. With more rows, tensor cores multiply tiles.
 """
 
 import math
@@ -92,7 +92,7 @@ def few_rows_product(
     """Return before(x) W^T, [..., N] in x's dtype, for x [..., K] and weights W [N, K].
 
     Without `before`, return x W^T.
-    out [..., N]: the result is added to this tensor in place. It must share no memory with the inputs.
+    out [..., N]: the result is added to this tensor in place. `out` must share no memory with the inputs.
     swiglu: W is [2 N, K], Wg's rows before Wu's, and the result is silu(y Wg^T) * (y Wu^T) with y = before(x).
     Neither `out` nor an output gate is then supported.
     pdl: make a dependent launch (`dependent_launch`), which reads W and the norm's weight and bias early.

@@ -69,7 +69,7 @@ def join_planes(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
 
 
 def store(x: torch.Tensor, precision: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return float32 x in a precision of PRECISIONS: main tensor, and low plane or None."""
+    """Return float32 x in a precision of PRECISIONS: x or its high plane, and its low plane or None."""
     if PRECISIONS[precision].planes:
         return split_planes(x)
     return x.to(PRECISIONS[precision].weights, copy=True).contiguous(), None

@@ -100,8 +100,8 @@ class Learner(Generic[State]):
     """The reference of TTT-Linear or TTT-MLP: checks arguments and computes mini-batches.
 
     state: the named tuple for states with cached rows, in the order of `layers_of`.
-    primal: that for states with gradient sums. dW or db, shaped like W or b, is the sum of lr_j times the gradient at
-    W or b, over the mini-batch's tokens so far. Its other fields are as in `state`.
+    primal: the named tuple for states with gradient sums, made from `state`. dW and db, shaped like W and b, are sums
+    of lr_j times the loss's gradient by W and by b, over the mini-batch's tokens so far.
     together: most mini-batches to compute at once; fewer if they have more than 16 tokens.
     No method changes the caller's state, except `generate_step` with `inplace`.
     """
@@ -153,7 +153,7 @@ class Learner(Generic[State]):
         return self.state(*kept, *rows, torch.zeros(batch, dtype=torch.int32, device=kept[0].device))
 
     def primal_state(self, state: State) -> PrimalState:
-        """Return a copy of the state as a `primal`, for primal steps."""
+        """Return a copy of the state with gradient sums instead of cached rows, for primal steps."""
         *tensors, position = clone(state)
         layers = layers_of(state)
         sums = [x for layer in layers for x in summed_rows(layer.x, layer.g, position)]

@@ -1,8 +1,8 @@
 """TTT-Linear in place of attention, without learned outer parameters, after a post of November 2024.
 
-It reads an attention layer's q, k and v, to try TTT in a model without training a new layer. LayerNorm has weight
-1 and bias 0, the token scale is 1/(i+1), and the learning rate is that of the untrained layer, sigmoid(0) / D.
-Unlike the post's layer, it has a LayerNorm, a residual and mini-batches, so its outputs differ.
+`attention` reads an attention layer's q, k and v, to try TTT in a model without training a new layer. LayerNorm has
+weight 1 and bias 0, the token scale is 1/(i+1), and the learning rate is the untrained layer's, sigmoid(0) / D.
+Unlike the post's layer, this one has a LayerNorm, a residual and mini-batches, so the outputs differ.
 """
 
 import torch
