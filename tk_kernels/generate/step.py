@@ -184,8 +184,6 @@ def generate_step(
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     outer = {"token_scale": token_scale, "ln_weight": ln_weight, "ln_bias": ln_bias}
     _check({"q": q, "k": k, "v": v, "lr": lr, "out": out}, outer, rope, s, (B, H, D))
-    if not B * H:
-        return out
     launch = launch or s.default_launch()
     if launch.sm90 and not s.suits_sm90():
         raise ValueError(f"launch {launch}: the kernel of sm_90 takes no such state; see `suits_sm90`")
