@@ -10,10 +10,9 @@ results are float32, as on tensor cores. The master state is never rounded.
 """
 
 from collections import namedtuple
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -55,7 +54,6 @@ from tk_kernels.reference.token_rows import (
 )
 
 PrimalState = tuple[Tensor, ...]  # gradient sums instead of rows: a `Learner.primal`
-Method = TypeVar("Method", bound=Callable[..., Any])
 Trace = tuple[Tensor, ...]
 
 
@@ -84,18 +82,6 @@ def layers_of(state: Sequence[Any], rows: bool = True) -> list[Layer]:
     return [Layer(*each) for each in zip(weights, biases, x, g, strict=True)]
 
 
-def _in_its_dtypes(method: Method) -> Method:
-    """Decorate a method to run without autograd, and without autocast, which would round."""
-
-    @wraps(method)
-    def called(self: Any, *arguments: Any, **named: Any) -> Any:
-        x = arguments[0] if arguments else next(iter(named.values()))
-        with torch.autocast(x.device.type, enabled=False), torch.no_grad():
-            return method(self, *arguments, **named)
-
-    return cast(Method, called)
-
-
 class Learner(Generic[State]):
     """The reference of TTT-Linear or TTT-MLP: checks arguments and computes mini-batches.
 
@@ -103,7 +89,8 @@ class Learner(Generic[State]):
     primal: the named tuple for states with gradient sums, made from `state`. dW and db, shaped like W and b, are sums
     of lr_j times the loss's gradient by W and by b, over the mini-batch's tokens so far.
     together: most mini-batches to compute at once; fewer if they have more than 16 tokens.
-    No method changes the caller's state, except `generate_step` with `inplace`.
+    No method changes the caller's state, except `generate_step` with `inplace`. Methods on tokens run without autograd,
+    and without autocast, which would round.
     """
 
     def __init__(self, state: type[State], together: int) -> None:
@@ -159,7 +146,6 @@ class Learner(Generic[State]):
         sums = [x for layer in layers for x in summed_rows(layer.x, layer.g, position)]
         return self.primal(*tensors[: 2 * len(layers)], *sums, position)
 
-    @_in_its_dtypes
     def forward(
         self,
         q: Tensor,
@@ -186,23 +172,23 @@ class Learner(Generic[State]):
         check_choice("form", form, FORMS)
         mini_batch = len(token_scale)
         start = common_position(state.position, start, mini_batch)  # type: ignore[attr-defined]
-        state, out = clone(state), torch.empty_like(q)
-        together = max(1, min(self.together, 16 * self.together // mini_batch)) if form == "dual" else 1
-        low, tokens = 0, q.shape[1]
-        while low < tokens:  # whole mini-batches, `together` at once, or a part of one
-            first = (start + low) % mini_batch
-            whole = 0 if first else min((tokens - low) // mini_batch, together)
-            cut = slice(low, low + (whole * mini_batch or min(mini_batch - first, tokens - low)))
-            q_piece, k_piece, v_piece, lr_piece = q[:, cut], k[:, cut], v[:, cut], lr[:, cut]
-            if form == "dual" and whole:
-                trace = _train_(k_piece, v_piece, lr_piece, outer, state)
-                out[:, cut] = _read(q_piece, k_piece, lr_piece, outer, trace)
-            else:
-                out[:, cut] = _advance_(q_piece, k_piece, v_piece, lr_piece, outer, state, form)
-            low = cut.stop
-        return out, state
+        with torch.autocast(q.device.type, enabled=False), torch.no_grad():
+            state, out = clone(state), torch.empty_like(q)
+            together = max(1, min(self.together, 16 * self.together // mini_batch)) if form == "dual" else 1
+            low, tokens = 0, q.shape[1]
+            while low < tokens:  # whole mini-batches, `together` at once, or a part of one
+                first = (start + low) % mini_batch
+                whole = 0 if first else min((tokens - low) // mini_batch, together)
+                cut = slice(low, low + (whole * mini_batch or min(mini_batch - first, tokens - low)))
+                q_piece, k_piece, v_piece, lr_piece = q[:, cut], k[:, cut], v[:, cut], lr[:, cut]
+                if form == "dual" and whole:
+                    trace = _train_(k_piece, v_piece, lr_piece, outer, state)
+                    out[:, cut] = _read(q_piece, k_piece, lr_piece, outer, trace)
+                else:
+                    out[:, cut] = _advance_(q_piece, k_piece, v_piece, lr_piece, outer, state, form)
+                low = cut.stop
+            return out, state
 
-    @_in_its_dtypes
     def generate_step(
         self,
         q: Tensor,
@@ -224,12 +210,12 @@ class Learner(Generic[State]):
         A CUDA graph can capture a call with inplace=True: there is no host sync or data-dependent control flow.
         """
         outer = self._checked({"q": q, "k": k, "v": v}, lr, (token_scale, ln_weight, ln_bias), "[B, H, D]", state)
-        state = state if inplace else clone(state)
-        rows = isinstance(state, self.state)
-        out = _advance_(q[:, None], k[:, None], v[:, None], lr[:, None], outer, state, rows=rows)
-        return out[:, 0], state
+        with torch.autocast(q.device.type, enabled=False), torch.no_grad():
+            state = state if inplace else clone(state)
+            rows = isinstance(state, self.state)
+            out = _advance_(q[:, None], k[:, None], v[:, None], lr[:, None], outer, state, rows=rows)
+            return out[:, 0], state
 
-    @_in_its_dtypes
     def states(
         self,
         k: Tensor,
@@ -255,10 +241,10 @@ class Learner(Generic[State]):
         start = common_position(state.position, start, mini_batch)  # type: ignore[attr-defined]
         if start or k.shape[1] % mini_batch:
             raise ValueError(f"{k.shape[1]} tokens from position {start}: expected whole mini-batches of {mini_batch}")
-        state = clone(state)
-        return _train_(k, v, lr, outer, state), state
+        with torch.autocast(k.device.type, enabled=False), torch.no_grad():
+            state = clone(state)
+            return _train_(k, v, lr, outer, state), state
 
-    @_in_its_dtypes
     def outputs(
         self,
         q: Tensor,
@@ -274,7 +260,8 @@ class Learner(Generic[State]):
         trace: the first result of `states` for the same tokens.
         """
         outer = self._checked({"q": q, "k": k}, lr, (token_scale, ln_weight, ln_bias), "[B, T, H, D]")
-        return _read(q, k, lr, outer, trace)
+        with torch.autocast(q.device.type, enabled=False), torch.no_grad():
+            return _read(q, k, lr, outer, trace)
 
     def _checked(
         self,
