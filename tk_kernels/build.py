@@ -33,17 +33,12 @@ from tk_kernels.thunderkittens import (
     thunderkittens_version,
 )
 
-KERNELS = (
-    "ttt_linear/forward_sm90",
-    "ttt_mlp/forward_sm90",
-    "ttt_mlp/forward_32_sm90",
-    "edges/swiglu_product_sm90",
-)
-# Prefixes of the reasons by `unavailable` that no installation can remove
+# `unavailable` returns reasons with these prefixes if no installation can help
 NO_GPU, OTHER_GPU = "there is no CUDA GPU", "the GPU is"
 PORTABLE = "portable"  # this value of TTT_BENCH_ARCH hides the kernels for Hopper
 NO_TVM_FFI = "apache-tvm-ffi is not installed (pip install apache-tvm-ffi)"
 SOURCE_ROOT = Path(__file__).resolve().parent
+KERNELS = tuple(sorted(path.relative_to(SOURCE_ROOT).with_suffix("").as_posix() for path in SOURCE_ROOT.rglob("*.cu")))
 LIBRARY, LOG, NOTE = "kernel.so", "compiler.log", "build.json"  # the files of a build
 DEFAULT_NVCC = Path("/usr/local/cuda/bin/nvcc")  # the CUDA toolkit's default, often not in PATH
 NVCC_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")  # environment variables with flags that nvcc reads
@@ -73,7 +68,7 @@ class KernelResources:
 
 @dataclass(frozen=True)
 class Built:
-    """A compiled `.cu` file; its cache `folder` holds library, compiler log and ingredients."""
+    """A build of the kernel `name`; its cache `folder` holds library, compiler log and `ingredients`."""
 
     name: str
     folder: Path
@@ -81,12 +76,12 @@ class Built:
 
     @property
     def ingredients(self) -> dict[str, str | None]:
-        """The result of the function `ingredients` at compilation, perhaps on another machine."""
+        """Return what the function `ingredients` returned at compilation, perhaps on another machine."""
         return json.loads((self.folder / NOTE).read_text())
 
     @property
     def resources(self) -> list[KernelResources]:
-        """The resources of each kernel, from the compiler's log; names are demangled if c++filt is installed."""
+        """Each kernel's registers and spills, from the compiler's log; names are demangled if c++filt is installed."""
         log = (self.folder / LOG).read_text()
         if shutil.which("c++filt"):
             log = subprocess.run(["c++filt"], input=log, capture_output=True, text=True, check=True).stdout
@@ -104,7 +99,7 @@ class Built:
 def build(name: str) -> Built:
     """Return a kernel's build from the cache; compile it if there is none.
 
-    Raises BuildError if it cannot be compiled here.
+    Raises BuildError if the kernel cannot be compiled here.
     """
     with in_cache(f"{name} cannot be built"):
         wanted = ingredients(name)
@@ -120,7 +115,7 @@ def build(name: str) -> Built:
 
 
 def unavailable(name: str) -> str:
-    """Return why kernel `name` cannot run here, even after compilation, or ""."""
+    """Return why this machine cannot run kernel `name`, compiled now if necessary, or ""."""
     tvm_ffi = "" if importlib.util.find_spec("tvm_ffi") else NO_TVM_FFI
     if reason := hidden() or tvm_ffi or other_gpu(lambda found: found == (9, 0), "a Hopper GPU (9.0)"):
         return reason
@@ -135,7 +130,7 @@ def unavailable(name: str) -> str:
 
 @functools.cache
 def load(name: str) -> Any:
-    """Return a kernel's tvm-ffi module, compiled if needed. Raises BuildError if it cannot run here."""
+    """Return a kernel's tvm-ffi module, compiled if necessary. Raises BuildError if the kernel cannot run here."""
     reason = unavailable(name)
     if reason:
         raise BuildError(reason)
@@ -188,14 +183,14 @@ def missing_to_compile() -> str:
 
 
 def find_nvcc() -> Path | None:
-    """Path of nvcc: in `CUDA_HOME`, else in PATH, else `DEFAULT_NVCC`, else None."""
+    """Return nvcc's path: in `CUDA_HOME`, else in PATH, else `DEFAULT_NVCC`; None if there is no nvcc."""
     home, found = os.environ.get("CUDA_HOME"), shutil.which("nvcc")
     places = [*([Path(home) / "bin" / "nvcc"] if home else []), *([Path(found)] if found else []), DEFAULT_NVCC]
     return next((path for path in places if path.is_file()), None)
 
 
 def ingredients(name: str) -> dict[str, str | None]:
-    """Return everything that determines a kernel's machine code, by name; a missing nvcc or ThunderKittens is None.
+    """Return everything that determines a kernel's machine code, by name; a missing tool or library is None.
 
     Raises BuildError if there is no such kernel, or if nvcc does not run.
     """
@@ -213,22 +208,17 @@ def ingredients(name: str) -> dict[str, str | None]:
 
 def source_digest(name: str) -> str:
     """Return the SHA-256 of a kernel's `.cu` file and of all headers that it can include."""
-    source = _source(name)
+    source = SOURCE_ROOT / f"{name}.cu"
+    if not source.is_file():
+        raise BuildError(f"{name}: there is no {name}.cu in {SOURCE_ROOT.name}")
     digest = hashlib.sha256()
     for file in (source, *sorted(SOURCE_ROOT.glob("forward/*.cuh")), *sorted(source.parent.glob("*.cuh"))):
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
-def _source(name: str) -> Path:
-    path = SOURCE_ROOT / f"{name}.cu"
-    if not path.is_file():
-        raise BuildError(f"{name}: there is no {name}.cu in {SOURCE_ROOT.name}")
-    return path
-
-
 def _compiler_version(nvcc: Path | None) -> str | None:
-    """Version of nvcc, such as `13.0, V13.0.88`; None without nvcc."""
+    """Return the version of nvcc, such as `13.0, V13.0.88`; None without nvcc."""
     if nvcc is None:
         return None
     try:
@@ -240,7 +230,7 @@ def _compiler_version(nvcc: Path | None) -> str | None:
 
 
 def _folder(name: str, wanted: dict[str, str | None]) -> Path:
-    """Return a build's cache folder. Its name leaves out nvcc and headers, which a cached build does not need."""
+    """Return a build's cache folder, named by a hash without nvcc and headers, which loading does not need."""
     known = [wanted[each] for each in ("sources", "flags", "host", "tvm_ffi", "architecture")]
     key = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
     return cache_directory() / "kernels" / f"{name.replace('/', '.')}-{key}"
@@ -269,7 +259,7 @@ def _compiled(name: str, wanted: dict[str, str | None]) -> Built:
             *FLAGS,
             *(f"-I{path}" for path in (*headers, *ffi_headers)),
             "-shared",
-            str(_source(name)),
+            str(SOURCE_ROOT / f"{name}.cu"),
             f"-L{Path(libinfo.find_libtvm_ffi()).parent}",
             "-ltvm_ffi",
             "-o",

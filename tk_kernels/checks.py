@@ -36,26 +36,24 @@ def check_devices(**tensors: Tensor | None) -> None:
             raise ValueError(f"{name} is on {other.device}: {first} is on {x.device}")
 
 
-def check_tokens(tokens: dict[str, Tensor], lr: Tensor, layout: str) -> None:
-    """Raise ValueError unless all `tokens` have one shape and one dtype, and lr fits both.
+def check_tokens(tokens: dict[str, Tensor], lr: Tensor, layout: str, dtypes: tuple[torch.dtype, ...]) -> None:
+    """Raise ValueError unless all `tokens` have one shape and one of `dtypes`, and lr the same shape without D.
 
-    layout: the tokens' shape in letters, "[B, T, H, D]" or "[B, H, D]"; lr has this shape without D.
-    The tokens' dtype must be a key of STATE_DTYPE; lr must have the state's dtype.
+    layout: the tokens' shape in letters, such as "[B, T, H, D]".
     """
     first, *others = tokens
     x = tokens[first]
     if x.ndim != layout.count(",") + 1:
         raise ValueError(f"{first} has shape {tuple(x.shape)}: expected {layout}")
-    check_choice(f"{first}.dtype", x.dtype, tuple(STATE_DTYPE))
+    check_choice(f"{first}.dtype", x.dtype, dtypes)
     for name in others:
         check_shape(name, tokens[name], tuple(x.shape))
         check_choice(f"{name}.dtype", tokens[name].dtype, (x.dtype,))
     check_shape("lr", lr, tuple(x.shape[:-1]))
-    check_choice("lr.dtype", lr.dtype, (STATE_DTYPE[x.dtype],))
 
 
 def check_outer(token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, heads: int, head_dim: int) -> None:
-    """Raise ValueError unless token_scale is [m >= 1], ln_weight and ln_bias [heads, head_dim]."""
+    """Raise ValueError unless token_scale is [m] with m >= 1, and ln_weight and ln_bias are [heads, head_dim]."""
     if token_scale.ndim != 1 or not len(token_scale):
         raise ValueError(f"token_scale has shape {tuple(token_scale.shape)}: expected [mini_batch], at least 1")
     check_shape("ln_weight", ln_weight, (heads, head_dim))
@@ -63,9 +61,9 @@ def check_outer(token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, heads: 
 
 
 def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> None:
-    """Raise ValueError unless the fields of `state` that `shapes` names have these shapes and supported dtypes.
+    """Raise ValueError unless each field of `state` that `shapes` names has that shape and the right dtype.
 
-    dtype: the tokens'. state.position must be int32, all other tensors STATE_DTYPE[dtype].
+    dtype: the tokens' dtype. state.position must be int32, all other fields STATE_DTYPE[dtype].
     """
     for name, shape in shapes.items():
         tensor = getattr(state, name)
@@ -87,9 +85,3 @@ def common_position(position: Tensor, start: int | None, mini_batch: int) -> int
         name = "state.position" if start is None else "start"
         raise ValueError(f"{name} is {found}: expected a position inside the mini-batch, 0 to {mini_batch - 1}")
     return found
-
-
-def check_aligned(tokens: int, start: int, mini_batch: int) -> None:
-    """Raise ValueError unless the tokens, from position `start`, are whole mini-batches."""
-    if start or tokens % mini_batch:
-        raise ValueError(f"{tokens} tokens from position {start}: expected whole mini-batches of {mini_batch}")

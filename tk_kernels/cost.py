@@ -1,7 +1,7 @@
 """Count FLOPs and bytes of one TTT layer without its projections. Needs no torch.
 
 A multiply-add is two FLOPs.
-D head dimension, F = 4D hidden units of TTT-MLP, m mini-batch size. LayerNorm, GELU and other elementwise parts are
+D: head dimension. F = 4D: hidden units of TTT-MLP. m: mini-batch size. LayerNorm, GELU and other elementwise parts are
 O(F) per token and not counted.
 """
 
@@ -16,7 +16,7 @@ SUM_BYTES = BIAS_BYTES = 4  # per element of the primal form's gradient sums, an
 class Cost:
     """FLOPs and bytes of TTT-Linear or TTT-MLP; the methods take the sizes of a problem.
 
-    widths: each layer's input width, then the output width, as multiples of D: (1, 1) or (1, 4, 1).
+    widths: each layer's input width, then the last layer's output width, in multiples of D: (1, 1) or (1, 4, 1).
     """
 
     def __init__(self, *widths: int) -> None:
@@ -27,21 +27,21 @@ class Cost:
         self._row = sum(inputs + outputs for inputs, outputs in pairs)  # a token's inputs and gradients, times D
 
     def state_bytes(self, batch: int, heads: int, head_dim: int, element_bytes: int = 4) -> int:
-        """Bytes of the weights and biases of all sequences and heads, at `element_bytes` per number."""
+        """Return the bytes of the weights and biases of all sequences and heads, at `element_bytes` per number."""
         return batch * heads * (self._weights * head_dim + self._biases) * head_dim * element_bytes
 
     def forward_flops(self, batch: int, tokens: int, heads: int, head_dim: int, mini_batch: int = 16) -> int:
-        """FLOPs of the dual form over `batch` sequences of `tokens` tokens each.
+        """Return the FLOPs of the dual form over `batch` sequences of `tokens` tokens each.
 
-        m: `mini_batch`. in, out: a layer's widths. X, Xbar: its inputs for K and Q. G: gradient at its output.
-        Per token, head and layer, X @ W, Xbar @ W, X^T @ G and (not in the first) G @ W^T take 2 * in * out each.
+        m: `mini_batch`. A layer has `in` inputs, X for K and Xbar for Q, and `out` outputs with the loss's gradient G.
+        Per token and head, X @ W, Xbar @ W, X^T @ G and (except in layer 1) G @ W^T take 2 * in * out each.
         P = Xbar @ X^T takes 2 * m * in, and P @ G takes 2 * m * out: masked elements count.
         """
         products = 2 * (3 * self._weights + self._backward) * head_dim**2
         return batch * tokens * heads * (products + 2 * mini_batch * self._row * head_dim)
 
     def forward_bytes(self, batch: int, tokens: int, heads: int, head_dim: int, element_bytes: int = 2) -> int:
-        """Least bytes moved by a fused forward: q, k, v, lr and output z once; weights and biases are read and written.
+        """Return the least bytes a fused forward moves: q, k, v, lr and output z; weights and biases, read and written.
 
         element_bytes: bytes per element of q, k, v and z; the others are float32.
         """
@@ -49,9 +49,9 @@ class Cost:
         return batch * tokens * heads * token + 2 * self.state_bytes(batch, heads, head_dim)
 
     def generate_flops(self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual") -> float:
-        """FLOPs to generate one token in each of `batch` sequences, averaged over a mini-batch.
+        """Return the FLOPs to generate one token in each of `batch` sequences, averaged over a mini-batch.
 
-        dual: matmuls with the weights as in `forward_flops`, and two per layer with (m+1)/2 cached rows on average.
+        dual: the weights' matmuls of `forward_flops`, and per layer two matmuls with (m+1)/2 cached rows on average.
         primal: X @ W, dW += X^T G, W_t = W - s dW and Xbar @ W_t take 2 * in * out each; G @ W^T as in `forward_flops`.
         """
         check_choice("form", form, FORMS)
@@ -63,7 +63,7 @@ class Cost:
     def generate_state_bytes(
         self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual", state: str = "planes"
     ) -> int:
-        """Bytes of the generate state: weights, float32 biases, and cached rows or gradient sums.
+        """Return the bytes of the generate state: weights, float32 biases, and cached rows or gradient sums.
 
         state: precision of the weights, a key of ELEMENT_BYTES or "planes" (float32 as two 16-bit tensors).
         Raises ValueError for another form or state.
@@ -77,7 +77,7 @@ class Cost:
     def generate_state_traffic(
         self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual", state: str = "planes"
     ) -> float:
-        """Least bytes of state moved per step of `batch` sequences, averaged over a mini-batch.
+        """Return the least bytes of state that a step of `batch` sequences moves, averaged over a mini-batch.
 
         Every token reads the weights and biases; the last of the m tokens also rewrites the weights.
         Dual form: a token reads the cached rows of (m-1)/2 earlier tokens on average, and writes its own.
@@ -93,7 +93,7 @@ class Cost:
     def generate_bytes(
         self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual", state: str = "planes"
     ) -> float:
-        """Least bytes moved per step: `generate_state_traffic`, and 2 bytes per element of q, k, v and output z."""
+        """Return the least bytes per step: `generate_state_traffic`, and 2 per element of q, k, v and output z."""
         traffic = self.generate_state_traffic(batch, heads, head_dim, mini_batch, form, state)
         return traffic + batch * heads * 8 * head_dim
 
@@ -101,14 +101,14 @@ class Cost:
 def _weight_bytes(form: str, state: str) -> tuple[int, int, int]:
     """Return bytes per weight: stored, read per token, and moved in addition at a mini-batch's last token.
 
-    Cached rows take the second number of bytes per element.
+    An element of a cached row takes the second of these numbers.
     """
     check_choice("form", form, FORMS)
     check_choice("state", state, ("planes", *ELEMENT_BYTES))
-    if state == "planes":  # a token reads the rounded upper half of a float32; the last reads the lower, writes both
+    if state == "planes":  # a token reads the high plane; the last one also reads the low one, writes both
         return 4, 2, 6
     size = ELEMENT_BYTES[state]
     return size, size, size
 
 
-COSTS = {"linear": Cost(1, 1), "mlp": Cost(1, 4, 1)}  # by learner
+COSTS = {"linear": Cost(1, 1), "mlp": Cost(1, 4, 1)}  # by operator

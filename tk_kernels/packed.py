@@ -1,4 +1,4 @@
-"""Sequences of different lengths packed in tensors [N, ...], as FlashAttention's `varlen`."""
+"""Sequences of different lengths packed in tensors [N, ...], as in FlashAttention's `varlen`."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -6,18 +6,18 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-CHUNK = 16  # tokens of a chunk: a program of `edges/short_convolution.py` computes one
+CHUNK = 16  # tokens that one program of `edges/short_convolution.py` computes
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Layout of S sequences that are packed along dimension 0 of tensors [N, ...], and slots of their states.
+    """Layout of S sequences packed along dimension 0 of tensors [N, ...], and the slots of their states.
 
     cu_seqlens [S + 1] int32: sequence s has the tokens cu_seqlens[s] to cu_seqlens[s + 1] - 1, or none.
-    start [S] int32: tokens of each sequence before these. With 0, a sequence starts from the learned initial weights.
+    start [S] int32: number of earlier tokens per sequence. With 0, a sequence starts from the initial weights.
     slots [S] int64: index of each sequence's state in the tensors of states, all different.
-    chunks [at least N // CHUNK + S, 2] int32: a row per chunk of up to CHUNK tokens: sequence, offset in it.
-    In surplus rows the offset is at or past the sequence's end.
+    chunks [at least N // CHUNK + S, 2] int32: per chunk of up to CHUNK tokens, its sequence and its offset in that
+    sequence. In surplus rows the offset is at or past the sequence's end.
     tokens: N. length: tokens per sequence, if all have the same number and begin at a mini-batch's start; otherwise 0.
     """
 
@@ -30,7 +30,7 @@ class Packed:
 
     @cached_property
     def positions(self) -> Tensor:
-        """[N]: the position of each token in its sequence, after the `start` earlier tokens."""
+        """Position [N] of each token in its sequence, counting the `start` earlier tokens."""
         lengths = self.cu_seqlens.diff()
         moved = (self.start - self.cu_seqlens[:-1]).repeat_interleave(lengths, output_size=self.tokens)
         return moved + torch.arange(self.tokens, device=moved.device)

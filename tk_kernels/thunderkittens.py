@@ -21,19 +21,19 @@ class BuildError(RuntimeError):
 
 
 def cache_directory() -> Path:
-    """The cache folder: `TTT_BENCH_CACHE`, or `~/.cache/ttt-bench`."""
+    """Return the cache folder: `TTT_BENCH_CACHE`, or `~/.cache/ttt-bench`."""
     return Path(os.environ.get("TTT_BENCH_CACHE") or Path.home() / ".cache" / "ttt-bench")
 
 
 def find_thunderkittens() -> Path | None:
-    """Path of ThunderKittens: THUNDERKITTENS_ROOT, if set, or the clone; None if it has no headers."""
+    """Return ThunderKittens' folder, THUNDERKITTENS_ROOT or else the cache's clone; None if it has no headers."""
     named = os.environ.get("THUNDERKITTENS_ROOT")
     root = Path(named) if named else _clone_path()
     return root if (root / HEADER).is_file() else None
 
 
 def thunderkittens_version(root: Path | None) -> str | None:
-    """Return THUNDERKITTENS_COMMIT if the headers are that commit's, otherwise their digest; None without a folder."""
+    """Return THUNDERKITTENS_COMMIT if the headers are that commit's, else the headers' digest; None without `root`."""
     if root is None:
         return None
     digest = hashlib.sha256()
@@ -57,7 +57,7 @@ def fetch_thunderkittens() -> Path:
 
 @contextmanager
 def in_cache(what: str) -> Iterator[None]:
-    """Turn an OSError in the block into a BuildError with `what`, the cache folder and the reason."""
+    """Turn an OSError in the block into a BuildError that states `what`, the cache folder and the reason."""
     try:
         yield
     except OSError as error:
@@ -67,7 +67,7 @@ def in_cache(what: str) -> Iterator[None]:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Let one process at a time run the block, by a lock on `path` if the file system has locks."""
+    """Let one process at a time run the block, by locking `path` (no lock if the file system has none)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as lock:
         with suppress(OSError):
@@ -77,7 +77,7 @@ def alone(path: Path) -> Iterator[None]:
 
 @contextmanager
 def named_when_whole(target: Path) -> Iterator[Path]:
-    """Yield a folder to fill; it replaces `target` if the block succeeds, otherwise it is removed."""
+    """Yield a new folder to fill; it replaces `target` if the block succeeds, and is removed otherwise."""
     with TemporaryDirectory(prefix=".incomplete-", dir=target.parent) as parent:
         folder = Path(parent) / target.name
         folder.mkdir()

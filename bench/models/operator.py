@@ -66,7 +66,7 @@ class TorchOperator:
 
     def init_state(self, weights: Sequence[Tensor], batch: int, mini_batch: int, dtype: torch.dtype) -> Any:
         """Return the initial state of `batch` sequences, from weights (W1, b1) or (W1, b1, W2, b2)."""
-        return self._reference.init_state(*weights, batch, mini_batch=mini_batch, dtype=dtype)
+        return self._reference.init_state(*weights, batch=batch, mini_batch=mini_batch, dtype=dtype)
 
     def init_states(self, layers: Sequence[Sequence[Tensor]], batch: int, mini_batch: int, dtype: torch.dtype) -> Any:
         """Return all layers' initial states, stacked along a first axis; takes few launches."""

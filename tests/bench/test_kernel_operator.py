@@ -142,7 +142,7 @@ def test_one_operator_may_serve_models_of_other_rotations(rotated_by_kernel: lis
 
 @learners
 def test_a_prompt_after_a_captured_state_is_reset(learner: str, rotated_by_kernel: list[bool]) -> None:
-    kernels, plain = models(config_of(learner), FusedBlock)
+    kernels, plain = models(config_of(learner, mini_batch=4), FusedBlock)
     ids = torch.randint(64, (2, 9), generator=torch.Generator().manual_seed(3)).to(DEVICE)
     state = kernels.init_state(2)
     generating = kernels.generate_state(state)

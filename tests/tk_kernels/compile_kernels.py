@@ -56,7 +56,7 @@ def disassembled(tool: str, *options: str, cubin: bytes) -> str:
 
 
 def stack_bytes(cubin: bytes) -> int | None:
-    """Bytes of local memory per thread, spills included; None without cuobjdump."""
+    """Return a kernel's local memory per thread in bytes, with spills; None without cuobjdump."""
     try:
         tool = knobs.nvidia.cuobjdump.path
     except (AttributeError, RuntimeError):
@@ -65,7 +65,7 @@ def stack_bytes(cubin: bytes) -> int | None:
 
 
 def latencies(cubin: bytes) -> int:
-    """Count memory latencies in sequence before the first wait for an asynchronous copy.
+    """Count a kernel's memory latencies in sequence before its first wait for an asynchronous copy.
 
     An instruction's control bits start at bit 41 of its high word. Bits 5 to 7 name the scoreboard that its result
     releases, or 7 for none. Bits 11 to 16 mask the scoreboards that it waits for.
@@ -102,7 +102,7 @@ def generate() -> None:
 
 
 def forward(capability: int) -> None:
-    shape = {"m": 16, "M": 16, "DOT": tl.bfloat16, "UP": 1.0, "INTERPRETED": False}
+    shape = {"m": 16, "M": 16, "DOT": tl.bfloat16, "UP": 1.0}
     head, wide = shape | {"D": 64, "DP": 64}, shape | {"D": 96, "DP": 128}
     variants = [
         ("linear", linear._forward, "ttt_linear", "few", head),

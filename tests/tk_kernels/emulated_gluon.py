@@ -213,7 +213,7 @@ _ASSEMBLY: dict[str, Any] = {
     "wide": lambda x: x.to(torch.float32),
     "narrow": lambda x, dtype: x.to(dtype),
     "all_loads_before": lambda position: None,
-    "tanh": lambda x, interpreted: Value(x.of.tanh()),
+    "tanh": lambda x: Value(x.of.tanh()),
     "mma_v2": lambda a, b, sums: sums + Value(a.of.float() @ b.of.float()),
 }
 

@@ -45,7 +45,7 @@ def linear_arguments(
     scale = (1 / torch.arange(1, mini_batch + 1, device=device) + normal(mini_batch, std=0.01)).clamp_min(0)
     outer = (1 + normal(heads, 64, std=0.1), normal(heads, 64, std=0.1))
     weights = (0.01 + normal(heads, 64, 64, std=0.02), normal(heads, 1, 64, std=0.1))  # column means of W are nonzero
-    state = OPERATORS["linear"].init_state(*weights, batch, mini_batch)
+    state = OPERATORS["linear"].init_state(*weights, batch=batch, mini_batch=mini_batch)
     return [q.bfloat16(), k.bfloat16(), v.bfloat16(), lr, scale, *outer, state]
 
 
@@ -71,7 +71,7 @@ def mlp_arguments(
     scale = (1 / torch.arange(1, mini_batch + 1) + normal(mini_batch, std=0.02)).clamp_min(0)
     outer = (1 + normal(heads, 64, std=0.1), normal(heads, 64, std=0.1))
     weights = (normal(heads, *shape, std=0.02) for shape in ((64, 256), (1, 256), (256, 64), (1, 64)))
-    state = OPERATORS["mlp"].init_state(*weights, batch, mini_batch)
+    state = OPERATORS["mlp"].init_state(*weights, batch=batch, mini_batch=mini_batch)
     moved = [x.to(device) for x in (q.bfloat16(), k.bfloat16(), v.bfloat16(), lr, scale, *outer)]
     return [*moved, type(state)(*(x.to(device) for x in state))]
 

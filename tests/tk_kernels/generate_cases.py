@@ -6,6 +6,7 @@ error may reach `SLACK` times the simulation's, plus a float32 term.
 
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,7 +19,7 @@ from tests.tk_kernels.tensors import rotated
 from tk_kernels import FORMS
 from tk_kernels.generate import common
 from tk_kernels.reference import learner
-from tk_kernels.reference.token_rows import to_float64
+from tk_kernels.reference.token_rows import mapped, to_float64
 from tk_kernels.ttt_linear import generate as linear_generate
 from tk_kernels.ttt_linear import reference as linear_reference
 from tk_kernels.ttt_mlp import generate as mlp_generate
@@ -41,7 +42,7 @@ combinations = pytest.mark.parametrize(
 
 
 class Errors(NamedTuple):
-    """Relative errors against float64: of `out`, the largest over all steps, and of each weight's and bias's change."""
+    """Relative errors against float64: the largest of `out` over all steps, and each weight's or bias's change."""
 
     out: float
     change: dict[str, float]
@@ -60,7 +61,7 @@ class Comparison(NamedTuple):
 
 
 def random_state(operator: str, positions: list[int], H: int, D: int, m: int, seed: int = 0, std: float = 0.02) -> Any:
-    """std: of the weights; 0.02 as at initialisation, 0.2 reaches the curved part of gelu."""
+    """Return a random state. std: of the weights; 0.02 as in new layers, 0.2 reaches the curved part of gelu."""
     gen = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int, std: float) -> Tensor:
@@ -81,7 +82,7 @@ Prefill = Callable[..., tuple[Tensor, Any]]
 
 
 def prefilled_state(operator: str, positions: list[int], H: int, D: int, m: int, prefill: Prefill) -> Any:
-    """Return the float64 state after forward over two mini-batches and, by sequence, `position` tokens of a third."""
+    """Return the float64 state after a forward over two mini-batches and `positions` tokens of a third."""
     gen, reference, parts = torch.Generator(DEVICE).manual_seed(3), MODULES[operator][1], []
     outer, F = outer_parameters(H, D, m), 4 * D
     shapes = ((H, D, D), (H, 1, D)) if operator == "linear" else ((H, D, F), (H, 1, F), (H, F, D), (H, 1, D))
@@ -90,7 +91,7 @@ def prefilled_state(operator: str, positions: list[int], H: int, D: int, m: int,
         q, k, v = (torch.randn(1, tokens, H, D, generator=gen, device=DEVICE).bfloat16() for _ in range(3))
         lr = torch.rand(1, tokens, H, generator=gen, device=DEVICE) / D
         weights = [0.02 * torch.randn(shape, generator=gen, device=DEVICE) for shape in shapes]
-        _, state = prefill(q, k, v, lr, *outer, reference.init_state(*weights, 1, m))
+        _, state = prefill(q, k, v, lr, *outer, reference.init_state(*weights, batch=1, mini_batch=m))
         assert state.position.tolist() == [position]
         parts.append(state)
     return to_float64(type(parts[0])(*(torch.cat(tensors) for tensors in zip(*parts, strict=True))))
@@ -191,7 +192,7 @@ def compare(
     batch: int = 0,
     step: Step | None = None,
 ) -> Comparison:
-    """batch: repeat the sequences with distinct tokens; compare the first, middle and last ones."""
+    """Run `steps` from state `start`; return errors. batch: repeat sequences to this number; compare some."""
     generate, distinct = MODULES[operator][0], len(start.position)
     batch, step = batch or distinct, step or eager(operator)
     H, m = start.k_rows.shape[1:3]
@@ -262,9 +263,7 @@ def check_slots(operator: str, positions: list[int], H: int, D: int, m: int, pre
         pool[slots] = x
         return pool
 
-    fields = {name: pooled(x) if isinstance(x, Tensor) else x for name, x in vars(alone).items()}
-    fields |= {"gathered": tuple(map(pooled, alone.gathered)), "slots": slots, "position": alone.position.clone()}
-    paged = type(alone)(**fields)
+    paged = replace(mapped(alone, pooled), slots=slots, position=alone.position.clone())
     assert torch.equal(generate.generate_step(*token, *outer, paged), generate.generate_step(*token, *outer, alone))
     assert paged.position[:, 0].tolist() == positions
     for found, expected in zip(paged.tensors(), alone.tensors(), strict=True):
@@ -281,5 +280,4 @@ def some_of(batch: int, distinct: int) -> Tensor:
 
 
 def selected(gstate: Any, chosen: Tensor) -> Any:
-    fields = {name: x[chosen] if isinstance(x, Tensor) else x for name, x in vars(gstate).items()}
-    return type(gstate)(**fields | {"gathered": tuple(x[chosen] for x in gstate.gathered)})
+    return mapped(gstate, lambda x: x[chosen])

@@ -20,7 +20,7 @@ from tk_kernels.ttt_mlp import generate as mlp_generate
 FORWARD: dict[str, Any] = {"linear": linear, "mlp": mlp}
 GENERATE: dict[str, Any] = {"linear": linear_generate, "mlp": mlp_generate}
 WEIGHTS = {"linear": ("W", "b"), "mlp": ("W1", "b1", "W2", "b2")}
-# From the start, from inside a mini-batch into the same and into later ones, without tokens, and a token alone.
+# Sequences without tokens, with one, from position 0, and from inside a mini-batch into the same or later ones.
 LENGTHS, STARTS = [17, 0, 1, 40, 15, 0, 16, 9], [0, 5, 0, 5, 16, 0, 31, 5]
 SLOTS = [5, 8, 2, 7, 0, 4, 3, 6]  # of nine: slot 1 belongs to no sequence
 # Relative error of a state, by precision: with planes, tokens and rows are bfloat16.
@@ -67,7 +67,7 @@ def _alone(name: str, given: Any, s: int, piece: slice) -> tuple[Any, tuple[Tens
 
 
 def _in_slots(name: str, states: Any, slots: Tensor, precision: str, device: str) -> Any:
-    """Return a generate state in slots of strided tensors; those of new sequences hold other numbers."""
+    """Return a generate state in slots of strided tensors; slots of new sequences hold unrelated numbers."""
     state = type(states[0])(*map(torch.cat, zip(*states, strict=True)))
     state = type(state)(*(x.float().to(device) for x in state[:-1]), state.position.to(device))
     made = GENERATE[name].GenerateState.from_state(state, "dual", precision)

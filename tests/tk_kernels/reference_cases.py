@@ -56,7 +56,7 @@ def case(
     ln_weight, ln_bias = (1 + normal(heads, head_dim, std=0.1)).to(wide), normal(heads, head_dim, std=0.1).to(wide)
     widths = (head_dim, head_dim) if operator == "linear" else (head_dim, 4 * head_dim, head_dim)
     weights = [normal(heads, *shape, std=0.1) for i, o in pairwise(widths) for shape in ((i, o), (1, o))]
-    state = OPERATORS[operator].init_state(*weights, batch, mini_batch, wide)
+    state = OPERATORS[operator].init_state(*weights, batch=batch, mini_batch=mini_batch, dtype=wide)
     for rows in state[len(weights) : -1]:  # rows past the position are unused
         rows.copy_(normal(*rows.shape))
     return Case(q, k, v, lr, token_scale, ln_weight, ln_bias, state)

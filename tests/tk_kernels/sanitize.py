@@ -1,7 +1,7 @@
 """Run every kernel on small shapes under compute-sanitizer: memcheck, racecheck and synccheck.
 
 `python -m tests.tk_kernels.sanitize [RECORD]` prints one result per kernel and tool, and writes the same to RECORD.
-It exits with 1 unless all are clean. It needs a Hopper GPU, compute-sanitizer, and either nvcc or cached kernels.
+The exit status is 1 unless all are clean. Needs a Hopper GPU, compute-sanitizer, and either nvcc or cached kernels.
 """
 
 import os
@@ -26,6 +26,7 @@ from tk_kernels.edges import few_rows, swiglu_product
 from tk_kernels.edges.norms_and_gates import norm_gate, rms_norm, swiglu
 from tk_kernels.edges.short_convolution import query_key, residual_convolution
 from tk_kernels.generate.common import rope_table
+from tk_kernels.reference.token_rows import mapped
 from tk_kernels.ttt_linear import generate as linear_generate
 from tk_kernels.ttt_linear import ops as linear_ops
 from tk_kernels.ttt_mlp import generate as mlp_generate
@@ -130,11 +131,11 @@ def few_rows_products() -> Iterator[str]:
 
 
 def generate(operator: str, D: int = 64) -> Iterator[str]:
-    """On Hopper only a float32 state runs the portable Triton kernel of the dual form."""
+    """Generate STEPS tokens per form and precision; on Hopper only float32 runs the portable dual kernel."""
     cases = [("dual", "planes"), ("dual", "bfloat16"), ("dual", "float32")]
     for form, precision in [*cases, ("primal", "float16")] if D == 64 else cases:
         *tensors, state = arguments(operator, STEPS, 16, D)
-        kept = move(GENERATE[operator].GenerateState.from_state(state, form, precision))
+        kept = mapped(GENERATE[operator].GenerateState.from_state(state, form, precision), Tensor.cuda)
         *per_token, scale, weight, bias = tensors
         angles = torch.outer(torch.arange(16), 1e4 ** (-torch.arange(0, D, 2) / D)).cuda()
         outer, rope = on_gpu(scale, weight, bias), rope_table(angles.cos(), angles.sin())
@@ -142,15 +143,6 @@ def generate(operator: str, D: int = 64) -> Iterator[str]:
             token = on_gpu(*(x[:, t].contiguous() for x in per_token))
             GENERATE[operator].generate_step(*token, *outer, kept, rope=rope, pdl=t % 2 == 1)
         yield f"{STEPS} tokens, {form}, {precision}"
-
-
-def move(kept: Any) -> Any:
-    for name, value in vars(kept).items():
-        if isinstance(value, Tensor):
-            setattr(kept, name, value.cuda())
-        elif isinstance(value, tuple):
-            setattr(kept, name, tuple(on_gpu(*value)))
-    return kept
 
 
 # Keyed by source file; `generate` also runs the kernels in generate_sm90.py.

@@ -19,7 +19,6 @@ from generate_cases import (
 from reference_cases import OPERATORS, case
 
 from harness.measure.correctness import relative_error
-from tk_kernels.forward import common as forward_common
 from tk_kernels.generate import common
 from tk_kernels.generate.common import PRECISIONS
 from tk_kernels.ttt_mlp import forward, forward_gluon, ops
@@ -123,6 +122,6 @@ def test_forward_over_sequences_of_different_lengths(monkeypatch: pytest.MonkeyP
     kernel = Emulated(forward_gluon.forward)
     monkeypatch.setattr(forward_gluon, "forward", kernel)
     monkeypatch.setattr(forward, "takes_gluon", lambda *_: True)
-    monkeypatch.setattr(forward_common, "available", lambda: "")
+    monkeypatch.setattr("tk_kernels.forward.operator.available", lambda: "")
     packed_cases.check("mlp", D, m, "planes", "cpu")
     assert kernel.launches == 1

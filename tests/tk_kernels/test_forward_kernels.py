@@ -66,7 +66,7 @@ def trained(kernel: Kernel, batch: int, tokens: int, heads: int, correlation: fl
     scale = (1 / torch.arange(1, mini_batch + 1, device="cuda") + normal(mini_batch, std=0.02)).clamp_min(0)
     outer = (1 + normal(heads, 64, std=0.1), normal(heads, 64, std=0.1))
     weights = (normal(heads, *shape, std=0.02) for shape in SHAPES[operator])
-    state = OPERATORS[operator].init_state(*weights, batch, mini_batch)
+    state = OPERATORS[operator].init_state(*weights, batch=batch, mini_batch=mini_batch)
     return Case(q.bfloat16(), k.bfloat16(), v.bfloat16(), lr, scale, *outer, state)
 
 

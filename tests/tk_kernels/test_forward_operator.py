@@ -31,7 +31,7 @@ def operator_arguments(layer: str) -> tuple:
     outer = (torch.ones(16), torch.ones(2, HEAD_DIM), torch.zeros(2, HEAD_DIM))
     module, operator = {"linear": (reference, linear_ops), "mlp": (mlp_reference, mlp_ops)}[layer]
     weights = [torch.zeros(2, *shape) for shape in SHAPES[layer]]
-    return operator, (q, q.clone(), q.clone(), lr), outer, module.init_state(*weights, 1, 16)
+    return operator, (q, q.clone(), q.clone(), lr), outer, module.init_state(*weights, batch=1)
 
 
 def fake_kernel(layer: str, module, calls: list):
@@ -65,7 +65,7 @@ def test_prefill_generate_prefill_prefill_is_one_forward(monkeypatch, layer, min
     lr = torch.rand(2, total, HEADS, generator=generator) / HEAD_DIM
     outer = (1 / torch.arange(1.0, mini_batch + 1), torch.ones(HEADS, HEAD_DIM), torch.zeros(HEADS, HEAD_DIM))
     weights = (0.1 * torch.randn(HEADS, *shape, generator=generator) for shape in SHAPES[layer])
-    begin = module.init_state(*weights, 2, mini_batch)
+    begin = module.init_state(*weights, batch=2, mini_batch=mini_batch)
     turned = [rotated(x, mini_batch) if known else x for x in (q, k)]
     whole, expected = module.forward(*(x.float() for x in (*turned, v, lr)), *outer, begin)
     state, outputs, at = begin, [], 0
@@ -133,7 +133,7 @@ def test_of_nothing_the_state_is_a_copy_and_the_kernel_is_not_called(monkeypatch
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("q", lambda x: x[..., :32], r"q has shape .*\(64, 96, 128\)"),
+        ("q", lambda x: x[..., :32], r"k has shape \(1, 20, 2, 64\): expected \(1, 20, 2, 32\)"),
         ("q", torch.Tensor.double, r"q\.dtype is torch\.float64: .*bfloat16"),
         ("k", lambda x: x[:, :10], r"k has shape \(1, 10, 2, 64\)"),
         ("v", torch.Tensor.half, r"v\.dtype is torch\.float16"),

@@ -98,7 +98,7 @@ def test_the_example_of_the_readme() -> None:
     exec(re.search(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)[1], found)
     token = [found[name][:, -1:].float() for name in ("q", "k", "v", "lr")]
     layer = [found[name].float() for name in ("scale", "weight", "bias")]
-    state = found["reference"].init_state(found["W"], found["b"], found["B"])
+    state = found["reference"].init_state(found["W"], found["b"], batch=found["B"])
     prompt = [found[name].float() for name in ("q", "k", "v", "lr")]
     _, state = found["reference"].forward(*prompt, *layer, state)
     expected, _ = found["reference"].forward(*token, *layer, state)

@@ -41,7 +41,7 @@ def test_positions_of_tokens():
 
 def test_unsupported_arguments_are_named():
     W, b = torch.zeros(1, 64, 64, device=DEVICE), torch.zeros(1, 1, 64, device=DEVICE)
-    state = GenerateState.from_state(init_state(W, b, 1))
+    state = GenerateState.from_state(init_state(W, b, batch=1))
     ends = torch.tensor([0, 3], dtype=torch.int32, device=DEVICE)
     sequences = packed(ends, ends[:1], ends[:1].long(), 3)
     tokens = [*torch.zeros(3, 3, 1, 64, dtype=torch.bfloat16, device=DEVICE), torch.zeros(3, 1, device=DEVICE)]
@@ -53,10 +53,11 @@ def test_unsupported_arguments_are_named():
 
     refused(r"^q.dtype is torch.float32: supported are torch.bfloat16$", [x.float() for x in tokens])
     refused(r"^q has shape \(2, 1, 64\): expected \(3, 1, 64\)$", [x[:2] for x in tokens])
-    refused(r"^q has shape \(3, 1, 32\): the kernels take \[N, H, D\]", [x[..., :32] for x in tokens])
+    refused(r"^q.shape\[-1\], the head dimension, is 32: supported are 64, 96, 128$", [x[..., :32] for x in tokens])
     refused(r"^state.mini_batch is 16: supported are 8$", outer=(outer[0][:8], *outer[1:]))
     refused(r"^state.form is 'primal': supported are 'dual'$", state=replace(state, form="primal"))
-    refused(r"^a layer's width is 32: supported are 64, 256$", state=replace(state, b=state.b[..., :32]))
+    W, low, bias = state.layers[0]
+    refused(r"^a layer's width is 32: supported are 64, 256$", state=replace(state, layers=((W, low, bias[..., :32]),)))
     elsewhere = replace(sequences, slots=sequences.slots.to("meta"))
     refused(r"^slots is on meta: q is on (cpu|cuda:0)$", sequences=elsewhere)
     refused(r"^ln_bias is on meta: q is on (cpu|cuda:0)$", outer=(*outer[:2], outer[2].to("meta")))

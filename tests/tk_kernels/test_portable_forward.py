@@ -12,7 +12,7 @@ from harness.measure.correctness import relative_error
 from tests.interpreter import DEVICE, INTERPRETED
 from tests.tk_kernels.forward_prompts import OPS, exact
 from tests.tk_kernels.tolerances import OUTPUT_ERROR
-from tk_kernels.forward import common, operator
+from tk_kernels.forward import operator
 from tk_kernels.generate.common import dependent_launch
 from tk_kernels.ttt_linear import ops as linear_ops
 from tk_kernels.ttt_mlp import ops as mlp_ops
@@ -126,7 +126,7 @@ def tokens_on(device: str, head_dim: int = 64, dtype: torch.dtype = torch.bfloat
 @pytest.mark.parametrize("name", OPS)
 def test_the_operator_takes_the_fastest_backend(monkeypatch, name, tokens, mini_batch, hopper, expected):
     monkeypatch.setattr(operator, "hopper_unavailable", lambda kernel, arch: "" if hopper else "no Hopper GPU")
-    monkeypatch.setattr(common, "available", lambda: "")
+    monkeypatch.setattr(operator, "available", lambda: "")
     assert OPS[name].choice(tokens, mini_batch) == expected[name]
 
 
@@ -135,7 +135,7 @@ def test_an_old_gpu_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
     expected = "the GPU is Tesla T4 (compute capability 7.5), and the kernels need 8.0 or higher"
-    assert common.available() == expected
+    assert operator.available() == expected
 
 
 @pytest.mark.parametrize(("capability", "dependent"), [((8, 6), False), ((9, 0), True), ((12, 0), True)])

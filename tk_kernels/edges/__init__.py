@@ -1,1 +1,1 @@
-"""Kernels around a block's learner: short convolutions, norms, output gates, SwiGLU, GEMMs."""
+"""Kernels for a TTT block's other operations: short convolutions, norms, output gates, SwiGLU, GEMMs."""

@@ -1,8 +1,8 @@
 """GEMMs y = x W^T with few rows of x, fused with the norm before or SwiGLU after.
 
 Such a GEMM is memory-bound by W, so the fused operations cost nothing and save a launch.
-One or two rows of x: a program loads whole rows of W and sums on CUDA cores. It applies the norm's mean and scale to
-the sums, so loads of weights do not wait for the norm. More rows: tensor cores multiply tiles.
+With one or two rows of x, a program loads whole rows of W and sums on CUDA cores. The program applies the norm's mean
+and scale to the sums, so loads of weights do not wait for the norm. With more rows, tensor cores multiply tiles.
 """
 
 import math
@@ -26,13 +26,13 @@ from tk_kernels.generate.common import (
     wait_for_previous,
 )
 
-MANY_OUTPUTS = 4096  # from here on tiles of 64 outputs fill the GPU
+MANY_OUTPUTS = 4096  # with at least this many, tiles of 64 outputs fill the GPU
 # Most rows of x for which these kernels are at least as fast as cuBLAS with separate norm and SwiGLU, on an H100
 MOST_ROWS, MOST_ROWS_FEW_OUTPUTS = 64, 32
-MOST_SUMMED = 2  # rows of x that are summed without tensor cores
+MOST_SUMMED = 2  # most rows of x that are multiplied without tensor cores
 INPUTS = 2048  # inputs per weight row that a program without tensor cores loads at once
 SUMS = 4  # sums per program without tensor cores: outputs times rows of x
-LEAST_TILE = 16  # rows that tensor cores multiply at once, including padding
+LEAST_TILE = 16  # least rows of a tile for tensor cores, including padding
 SHARED_BYTES = 196_608  # shared memory that the largest tiles need
 
 
@@ -42,7 +42,7 @@ class Norm:
 
     weight [K] alone: RMSNorm. With bias [K] and the output gate [..., K]: LayerNorm times gelu_tanh(`gate`).
     For one row of x, the GEMM's kernel computes LayerNorm from sums of x and x^2: float32 rounding errors grow by the
-    factor mean / deviation.
+    factor mean / standard deviation.
     """
 
     weight: Tensor
@@ -57,12 +57,12 @@ class Norm:
 
 
 def fits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
-    """Whether to use `few_rows_product` on x's GPU; weights [N, K], with SwiGLU [2 N, K]."""
+    """Whether `suits` holds and x's GPU can run `few_rows_product`; weights [N, K], with SwiGLU [2 N, K]."""
     return x.is_cuda and suits(x, weights, swiglu=swiglu) and shared_bytes(x.device) >= SHARED_BYTES
 
 
 def suits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
-    """Whether `few_rows_product` supports the arguments and is at least as fast as cuBLAS."""
+    """Whether `few_rows_product` supports these arguments and, on an H100, is at least as fast as cuBLAS."""
     most = MOST_ROWS if len(weights) >= MANY_OUTPUTS * (1 + swiglu) else MOST_ROWS_FEW_OUTPUTS
     few = x.shape[-1] <= x.numel() <= most * x.shape[-1]
     laid_out = x.ndim > 1 and x.stride(-1) == 1 and weights.is_contiguous() and _fits_int32_offsets(x)
@@ -75,9 +75,8 @@ def _fits_int32_offsets(x: Tensor) -> bool:
 
 @cache
 def shared_bytes(device: torch.device) -> int:
-    """Bytes of shared memory that one block may use on this GPU."""
-    number = torch.cuda.current_device() if device.index is None else device.index
-    return triton.runtime.driver.active.utils.get_device_properties(number)["max_shared_mem"]
+    """Return the bytes of shared memory that one block may use on `device`, the GPU of a tensor."""
+    return triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"]
 
 
 @on_its_device
@@ -93,9 +92,9 @@ def few_rows_product(
     """Return before(x) W^T, [..., N] in x's dtype, for x [..., K] and weights W [N, K].
 
     Without `before`, return x W^T.
-    out [..., N]: the result is added to this tensor in place. It must share no memory with the inputs.
-    swiglu: W is [2 N, K], Wg's rows before Wu's, and the result is silu(x Wg^T) * (x Wu^T), with before(x) for x.
-    It excludes `out` and an output gate.
+    out [..., N]: the result is added to this tensor in place. `out` must share no memory with the inputs.
+    swiglu: W is [2 N, K], Wg's rows before Wu's, and the result is silu(y Wg^T) * (y Wu^T) with y = before(x).
+    Neither `out` nor an output gate is then supported.
     pdl: make a dependent launch (`dependent_launch`), which reads W and the norm's weight and bias early.
     Arithmetic is float32, and the result is rounded once. The norm's result is rounded too if a separate kernel
     computes it: with more than MOST_SUMMED rows, or two rows and an output gate.
@@ -108,7 +107,7 @@ def few_rows_product(
     # Two rows after an output gate take six sums per weight: tensor cores are faster.
     if R <= MOST_SUMMED and (R == 1 or before is None or before.gate is None):
         norm = (None, None, None, 0.0) if before is None else (before.gate, before.weight, before.bias, before.eps)
-        gate, weight, bias = (rows if each is None else each for each in norm[:3])  # unread where there is none
+        gate, weight, bias = (rows if each is None else each for each in norm[:3])  # placeholders, never read
         _few_rows_summed[(triton.cdiv(N, SUMS // R),)](
             rows, gate, weight, bias, weights, weights[N:], made, N, rows.stride(0), norm[3],
             R=R, INPUTS=min(INPUTS, triton.next_power_of_2(K)), OUTPUTS=SUMS // R,
@@ -160,7 +159,7 @@ def _few_rows_product(
 ):  # fmt: skip
     """Compute OUTPUTS columns of out [R, N] = x W^T on tensor cores, INPUTS inputs at a time.
 
-    Arguments: those of `_few_rows_summed`. ROWS: R, padded. STAGES: load stages.
+    Arguments: see `_few_rows_summed`. ROWS: R, padded. DOT: dtype of matmul operands. STAGES: pipeline stages.
     """
     let_next_begin(PDL)
     wait_for_previous(PDL)
@@ -196,7 +195,7 @@ def _few_rows_summed(
 ):  # fmt: skip
     """Compute OUTPUTS columns of out [R, N] = x W^T on CUDA cores, INPUTS inputs at a time.
 
-    x [R, K], W [N, K]; R is a power of two. SWIGLU: silu(x W^T) * (x up_weights^T). ADD: add to out.
+    x [R, K], weights W [N, K]; R is a power of two. SWIGLU: compute silu(x W^T) * (x up_weights^T). ADD: add to out.
     NORMED: apply RMSNorm to x first; with GATED, LayerNorm times the output gate, for R = 1.
     """
     let_next_begin(PDL)

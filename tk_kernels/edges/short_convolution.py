@@ -43,7 +43,7 @@ def residual_convolution(
     h [B, T, C] contiguous. cache [B, 3, C]: the last three inputs of the convolution, replaced in place.
     slots [B], only with T = 1: sequence b uses cache[slots[b]], and the cache has any size and stride in dimension 0.
     sequences, only with B = 1: the T tokens are packed sequences with this layout; each uses its slot of the cache.
-    norm, next_norm [C]: weights of the first and second RMSNorm. weight [C, 1, 4], bias [C]: those of the convolution.
+    norm, next_norm [C]: weights of the first and second RMSNorm. weight [C, 1, 4], bias [C]: the convolution's.
     pdl: make a dependent launch (`dependent_launch`), which reads cache, norms, weight and bias early.
     Sums are float32; the convolution's inputs and the sum with h are rounded to h's dtype.
     Raises ValueError on a wrong shape, stride or device, and if T * C exceeds 2^31.
@@ -143,18 +143,16 @@ def query_key(
 def _check_cache(cache: Tensor, slots: Tensor | None, sequences: Packed | None, shape: tuple[int, int, int]) -> None:
     """Raise ValueError unless cache, slots and packed sequences fit tokens of `shape` (B, T, C)."""
     B, T, C = shape
-    if sequences is not None:
-        check_parameter("cache[0]", cache[0], (TAPS - 1, C))
-        if B != 1 or slots is not None:
-            raise ValueError(f"sequences with a batch of {B}: packed tokens are one batch without slots of their own")
-        return
-    if slots is None:
+    if slots is None and sequences is None:
         check_parameter("cache", cache, (B, TAPS - 1, C))
         return
-    check_shape("slots", slots, (B,))
     check_parameter("cache[0]", cache[0], (TAPS - 1, C))
-    if T != 1:
-        raise ValueError(f"slots with {T} tokens: a cache of slots takes one token")
+    if sequences is not None and (B != 1 or slots is not None):
+        raise ValueError(f"sequences with a batch of {B}: packed tokens are one batch without slots of their own")
+    if slots is not None:
+        check_shape("slots", slots, (B,))
+        if T != 1:
+            raise ValueError(f"slots with {T} tokens: a cache of slots takes one token")
 
 
 def _layout(
@@ -177,7 +175,7 @@ def _layout(
 
 @jit
 def _rounded_rms_norm(row, weight, C: tl.constexpr, eps):
-    """Return RMSNorm of a row in float32, rounded to the row's dtype like the cache."""
+    """Return a row's RMSNorm as float32, but rounded to the row's dtype like inputs in the cache."""
     return rms_normed(row.to(tl.float32), weight, C, eps).to(row.dtype).to(tl.float32)
 
 
@@ -203,7 +201,7 @@ def _cached(at, valid, C: tl.constexpr):
 
 @jit
 def _packed_chunk(cu_seqlens, chunks, chunk):
-    """Return a chunk's sequence and offset in it, then that sequence's first row in [N, C] and length."""
+    """Return a chunk's sequence and the chunk's offset in it, then the sequence's first row in [N, C] and length."""
     seq = tl.load(chunks + 2 * chunk).to(tl.int64)
     first = tl.load(chunks + 2 * chunk + 1)
     token = tl.load(cu_seqlens + seq)
@@ -217,7 +215,7 @@ def _residual_convolution(
     C: tl.constexpr, CP: tl.constexpr, CHUNK: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
     cu_seqlens=None, starts=None, chunks=None, after_stride=0, PACKED: tl.constexpr = False,
 ):  # fmt: skip
-    """Compute all channels of one chunk of tokens, in order; x0 to x3 are the inputs 0 to 3 tokens back."""
+    """Compute all channels of one chunk, token by token; x0 to x3 are the inputs 0 to 3 tokens back."""
     let_next_begin(PDL)
     rc = tl.arange(0, CP)
     valid = rc < C
@@ -287,7 +285,7 @@ def _query_key(
     SLOTS: tl.constexpr, PDL: tl.constexpr,
     cu_seqlens=None, starts=None, chunks=None, after_stride=0, PACKED: tl.constexpr = False,
 ):  # fmt: skip
-    """Compute BLOCK channels of one chunk of tokens, in order; x0 to x3 are the inputs 0 to 3 tokens back."""
+    """Compute BLOCK channels of one chunk, token by token; x0 to x3 are the inputs 0 to 3 tokens back."""
     let_next_begin(PDL)
     C: tl.constexpr = H * D
     BLOCKS: tl.constexpr = (C + BLOCK - 1) // BLOCK

@@ -1,4 +1,4 @@
-"""SwiGLU and its GEMM: one kernel on Hopper, elsewhere cuBLAS and a second kernel."""
+"""A GEMM and the SwiGLU of its result: one kernel on Hopper, elsewhere cuBLAS and a second kernel."""
 
 import functools
 
@@ -27,7 +27,7 @@ def swiglu_product(x: Tensor, weights: Tensor, *, beside_others: bool = False) -
     """Return silu(x Wg^T) * (x Wu^T), [..., F] in x's dtype, for x [..., C].
 
     weights [2 F, C]: Wg's rows before Wu's. Arithmetic is float32, rounded once, or twice where cuBLAS runs the GEMM.
-    beside_others: other kernels run at the same time, so blocks take tiles from a shared counter.
+    beside_others: whether other kernels run at the same time; thread blocks then take tiles from a shared counter.
     """
     rows = x.flatten(0, -2)
     if not fits(rows, weights):

@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tk_kernels.build import other_gpu
-from tk_kernels.generate import common
 from tk_kernels.generate.common import dot_type, jit, tl, triton
 from tk_kernels.generate.step import StepState
 from tk_kernels.generate.tuning import Tuning
@@ -18,18 +16,11 @@ HALF = (torch.bfloat16, torch.float16)  # dtypes of tokens on a GPU; Triton's in
 LEAST_ROWS = 16  # rows of the smallest tile that tensor cores multiply
 # Factor of stored gradients, by dtype: unscaled, they would come near the smallest normal numbers of float16.
 GRADIENT_SCALE = {torch.float16: 1024.0}
-
-
-def available() -> str:
-    """Return why the portable kernels cannot run here, or ""."""
-    reason = common.available()
-    if reason or triton.knobs.runtime.interpret:
-        return reason
-    return other_gpu(lambda found: found >= (8, 0), "8.0 or higher")
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # whether Triton's interpreter runs the kernels
 
 
 def processors(q: Tensor) -> int:
-    """Number of streaming multiprocessors of q's GPU."""
+    """Return the number of streaming multiprocessors of q's GPU."""
     return torch.cuda.get_device_properties(q.device).multi_processor_count
 
 
@@ -38,7 +29,6 @@ def tile(q: Tensor, mini_batch: int) -> dict[str, Any]:
 
     M, DP: m and D, padded to powers of two of at least 16. DOT: dtype of matmul operands.
     UP: factor of gradients and of weights in registers, so that small gradients are normal numbers of float16.
-    INTERPRETED: whether Triton's interpreter runs the kernel.
     """
     head_dim = q.shape[-1]
     return {
@@ -48,7 +38,6 @@ def tile(q: Tensor, mini_batch: int) -> dict[str, Any]:
         "DP": max(LEAST_ROWS, triton.next_power_of_2(head_dim)),
         "DOT": dot_type(q),
         "UP": GRADIENT_SCALE.get(q.dtype, 1.0),
-        "INTERPRETED": bool(triton.knobs.runtime.interpret),
     }
 
 
@@ -67,7 +56,7 @@ def launch(
     tokens: q, k with RoPE, v, lr. outer: token_scale, ln_weight, ln_bias. Shapes are those of `ops.forward`.
     weights: each layer's weight and bias.
     outputs: out, the next weights and biases (`weights` for an update in place), the last mini-batch's rows.
-    settings: None takes a kernel in Gluon if one supports q, otherwise the settings of `tuning.toml`.
+    settings: None runs a Gluon kernel if one supports q, otherwise the Triton kernel as in `tuning.toml`.
     compile_only: compile the kernel and compute nothing.
     """
     q, k, v, lr = tokens
@@ -89,16 +78,17 @@ def launch_packed(
 ) -> Tensor:
     """Return the outputs [N, H, D] of packed sequences; advance their slots of `state`.
 
-    run: as in `launch`. kernel: any kernel that `run` launches; it gives the arguments' names from cu_seqlens on.
+    run: as in `launch`. kernel: any kernel that `run` launches, for the names of the arguments from cu_seqlens on.
     Other arguments: see `forward_packed`.
     """
     q, k, v, lr = tokens
-    out, biases, layers = torch.empty(q.shape, dtype=q.dtype, device=q.device), state.biases(), state.parameters()
-    weights = [x for first in range(0, len(layers), 3) for x in (layers[first], layers[first + 2])]
+    out, biases = torch.empty(q.shape, dtype=q.dtype, device=q.device), state.biases()
+    weights = [x for weight, _, bias in state.layers for x in (weight, bias)]
+    lows = [low for _, low, _ in state.layers]
     strides = (x.stride(0) for x in (weights[0], *biases, *state.gathered[: len(biases)]))
-    where = (sequences.cu_seqlens, sequences.start, sequences.slots, *layers[1::3], *initial, *strides)
+    where = (sequences.cu_seqlens, sequences.start, sequences.slots, *lows, *initial, *strides)
     names = kernel.arg_names[kernel.arg_names.index("cu_seqlens") :]
-    options = dict(zip(names, (*where, True, layers[1] is not None), strict=True))
+    options = dict(zip(names, (*where, True, lows[0] is not None), strict=True))
     sizes = (0, q.shape[1], 0, *q.stride()[:2], 0, *k.stride()[:2], 0, *v.stride()[:2])
     with torch.cuda.device_of(q):
         rest = (v, lr, *outer, *weights, out, *weights, *state.gathered, *sizes)
@@ -119,7 +109,7 @@ def packed_sequence(cu_seqlens, start, slots, seq, m: tl.constexpr):
 def keys_at(k, rows, token, begin, k_token, column, D: tl.constexpr, PACKED: tl.constexpr):
     """Return the addresses of elements (token, column) of K.
 
-    With PACKED, tokens -begin to -1 are the mini-batch's earlier ones; the state's `rows` [m, D] hold their keys.
+    With PACKED, tokens -begin to -1 are earlier tokens of the mini-batch, with keys in the state's `rows` [m, D].
     """
     if PACKED:
         return tl.where(token < 0, rows + (token + begin) * D, k + token * k_token) + column
@@ -162,10 +152,10 @@ def normalization(s0, s1, D: tl.constexpr):
 def gradient_coefficients(s0, s1, s2, s3, s4, s5, weight_squared, D: tl.constexpr):
     """Return mean, 1/std, mean(g) and mean(g * xhat) / std of rows z [D], for the gradient of `ln_l2_grad`.
 
-    xhat is the normalised z, R the target; weight, bias: LayerNorm's.
-    With o = weight (bias - R) and c = z - mean, g = weight^2 c / std + o.
+    weight, bias: LayerNorm's. R: the target. xhat: the normalised z. c = z - mean, o = weight (bias - R), and
+    g = weight^2 c / std + o.
     The arguments are sums over a row: s0 of z, s1 of z^2, s2 of u = weight^2 z, s3 of u z, s4 of o z, s5 of o, and
-    weight_squared of weight^2. A row thus needs one reduction, not four in sequence.
+    weight_squared of weight^2. One reduction computes them all, instead of four in sequence.
     """
     mean, rstd = normalization(s0, s1, D)
     u = s2 - mean * weight_squared  # the sums of weight^2 c, and of weight^2 c^2
@@ -174,7 +164,7 @@ def gradient_coefficients(s0, s1, s2, s3, s4, s5, weight_squared, D: tl.constexp
 
 
 @jit
-def tanh(x, INTERPRETED: tl.constexpr):
+def tanh(x):
     """Return tanh(x), in one instruction on a GPU: 11 exact bits suffice for 16-bit operands."""
     if INTERPRETED:
         return 2.0 * tl.sigmoid(2.0 * x) - 1.0
@@ -182,14 +172,14 @@ def tanh(x, INTERPRETED: tl.constexpr):
 
 
 @jit
-def gelu_tanh(x, INTERPRETED: tl.constexpr):
-    """Return GELU(x) in its tanh form, and the tanh in it, for `gelu_slope`."""
-    th = tanh(x * (0.7978845608028654 + 0.035677408136300125 * x * x), INTERPRETED)
+def gelu_tanh(x):
+    """Return GELU(x) in its tanh form, and the value of that tanh, for `gelu_slope`."""
+    th = tanh(x * (0.7978845608028654 + 0.035677408136300125 * x * x))
     half = 0.5 * x
     return half + half * th, th
 
 
 @jit
 def gelu_slope(x, th):
-    """Derivative of GELU at x; th: the second result of `gelu_tanh`."""
+    """Return the derivative of GELU at x; th: the second result of `gelu_tanh`."""
     return 0.5 + 0.5 * th + 0.5 * x * (1.0 - th * th) * (0.7978845608028654 + 0.10703222440890037 * x * x)

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,19 +16,20 @@ from tk_kernels.checks import (
     check_outer,
     check_shape,
     check_state,
+    check_tokens,
     common_position,
 )
 from tk_kernels.forward import common
+from tk_kernels.generate.common import available
 from tk_kernels.packed import Packed
 from tk_kernels.reference.layer import rope as rotate
 from tk_kernels.reference.learner import Learner
-from tk_kernels.reference.token_rows import clone, overwrite
+from tk_kernels.reference.token_rows import State, clone, overwrite
 
 HEAD_DIM = 64  # head dimension of the Hopper kernels
 HEAD_DIMS = (64, 96, 128)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # Hopper kernels take the first; Triton on a GPU the first two
 THUNDERKITTENS, TRITON, REFERENCE = BACKENDS = ("thunderkittens", "triton", "reference")
-State = TypeVar("State", bound=tuple)
 Tokens = tuple[Tensor, Tensor, Tensor, Tensor]  # q, k, v [B, T, H, D], lr [B, T, H]
 Outer = tuple[Tensor, Tensor, Tensor]  # token_scale [m], ln_weight, ln_bias [H, D]
 
@@ -43,9 +44,10 @@ class ForwardOperator:
     """The forward of TTT-Linear or TTT-MLP: checks arguments and runs one of three backends.
 
     name: "linear" or "mlp". learner: the PyTorch reference. portable: function that launches the Triton kernel.
-    widths: each layer's input width, then the output width, as multiples of the head dimension.
+    widths: each layer's input width, then the last layer's output width, in multiples of the head dimension.
     kernels: names of the Hopper kernels, by mini-batch.
     plan: function of q [B, T, H, D] and the mini-batch that returns further arguments of the Hopper kernel.
+    weights: names of the weights and biases among the fields of the state.
     """
 
     def __init__(
@@ -58,12 +60,8 @@ class ForwardOperator:
         plan: Callable[[Tensor, int], tuple[int, ...]] = lambda q, mini_batch: (),
     ) -> None:
         self.learner, self.widths, self.kernels, self.portable, self.plan = learner, widths, kernels, portable, plan
+        self.weights: tuple[str, ...] = learner.state._fields[: 2 * len(widths) - 2]
         self.launch = torch.library.custom_op(f"ttt_bench::{name}_forward", self._launch, mutates_args=("outputs",))
-
-    @property
-    def weights(self) -> tuple[str, ...]:
-        """Names of the weights and biases among the fields of the state."""
-        return self.learner.state._fields[: 2 * len(self.widths) - 2]
 
     def available(self, mini_batch: int = 16) -> str:
         """Return why the Hopper kernel cannot run here, or "".
@@ -80,7 +78,7 @@ class ForwardOperator:
         if takes and not hopper_unavailable(str(kernel), os.environ.get("TTT_BENCH_ARCH")):
             return THUNDERKITTENS
         takes_type = common.triton.knobs.runtime.interpret or (q.is_cuda and q.dtype in common.HALF)
-        return TRITON if takes_type and not common.available() else REFERENCE
+        return TRITON if takes_type and not available() else REFERENCE
 
     def forward(
         self,
@@ -105,7 +103,7 @@ class ForwardOperator:
         token_scale [m], none below 0; its length is the mini-batch, 4 to 64. ln_weight, ln_bias [H, D].
         state: float32, all sequences at the same position, F = 4 D for TTT-MLP. If the position is inside a mini-batch,
         the tokens up to the end of that mini-batch run in the reference.
-        rope: apply RoPE to q and k (theta 10000, position in the mini-batch, interleaved pairs). False: they have RoPE.
+        rope: apply RoPE to q and k (theta 10000, position in the mini-batch, interleaved pairs); False if they have it.
         start: the state's position, 0 to m - 1, if known. None reads it from the device, which waits for the GPU.
         inplace: write the next state to the tensors of `state`, and return `state`. False: do not change `state`.
         backend: one of BACKENDS; "" selects by `choice`.
@@ -160,7 +158,7 @@ class ForwardOperator:
         rope: bool,
         backend: str,
     ) -> None:
-        """Run `backend`, by default that of `choice`, and write to `outputs`: out, next weights and biases, rows."""
+        """Run `backend`, or for "" that of `choice`; write to `outputs`: out, the next weights and biases, the rows."""
         q, mini_batch = tokens[0], len(outer[0])
         backend = backend or self.choice(q, mini_batch)
         if backend == THUNDERKITTENS:
@@ -186,7 +184,7 @@ class ForwardOperator:
     def _by_reference(
         self, tokens: Sequence[Tensor], outer: Sequence[Tensor], state: State, start: int, rope: bool
     ) -> tuple[Tensor, State]:
-        """Run the reference in float32 from position `start`, after RoPE on q and k if `rope`."""
+        """Return the reference's outputs and next state, in float32 from position `start`, with RoPE if `rope`."""
         given = to_float32(*_with_rope(tokens, start, len(outer[0]), rope))
         reference: Callable[..., tuple[Tensor, State]] = self.learner.forward
         out, state = reference(*given, *outer, state, start=start)
@@ -194,7 +192,7 @@ class ForwardOperator:
 
 
 def _with_rope(tokens: Sequence[Tensor], start: int, mini_batch: int, rope: bool) -> tuple[Tensor, ...]:
-    """Return the tokens, from position `start`, after RoPE on q and k if `rope`."""
+    """Return the tokens; with `rope`, q and k are rotated for positions from `start` on."""
     q, k, *others = tokens
     if rope:
         position = torch.arange(start, start + q.shape[1], device=q.device) % mini_batch
@@ -220,7 +218,7 @@ def forward_packed(
     state: a `GenerateState` in the dual form, whose slots are updated in place; its position is not read.
     Raises ValueError for unsupported arguments, and if the portable kernels cannot run here.
     """
-    if why := common.available():
+    if why := available():
         raise ValueError(why)
     _check_tokens(tokens, outer, "[N, H, D]")
     q, k, v, lr = tokens
@@ -239,18 +237,15 @@ def forward_packed(
 
 
 def _check_tokens(tokens: Tokens, outer: Outer, layout: str) -> None:
-    """Raise ValueError unless the kernels support the tokens, of shape `layout`, and the outer parameters."""
+    """Raise ValueError unless the kernels support the outer parameters and tokens; layout: q's shape in letters."""
     (q, k, v, lr), (token_scale, ln_weight, ln_bias) = tokens, outer
-    if q.ndim != layout.count(",") + 1 or q.shape[-1] not in HEAD_DIMS:
-        raise ValueError(f"q has shape {tuple(q.shape)}: the kernels take {layout}, D one of {HEAD_DIMS}")
-    check_choice("q.dtype", q.dtype, DTYPES)
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        check_shape(name, x, tuple(q.shape))
-        check_choice(f"{name}.dtype", x.dtype, (q.dtype,))
+    named = {"q": q, "k": k, "v": v}
+    check_tokens(named, lr, layout, DTYPES)
+    check_choice("q.shape[-1], the head dimension,", q.shape[-1], HEAD_DIMS)
+    for name, x in named.items():
         if x.stride(-1) != 1 or any(stride % 8 for stride in x.stride()[:-1]):  # a kernel reads 16 bytes at once
             taken = "the kernel takes D contiguous (stride 1), the others multiples of 8"
             raise ValueError(f"{name} has strides {x.stride()}: {taken}")
-    check_shape("lr", lr, tuple(q.shape[:-1]))
     check_outer(token_scale, ln_weight, ln_bias, *q.shape[-2:])
     least, most = common.MINI_BATCHES[0], common.MINI_BATCHES[-1]
     if not least <= len(token_scale) <= most:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton import jit
 
-from tk_kernels.build import NO_GPU, hidden
+from tk_kernels.build import hidden, other_gpu
 
 Launch = TypeVar("Launch", bound=Callable[..., Any])
 SM90 = "sm_90"  # prefix of `section_name` for kernels in Gluon (generate_sm90.py)
@@ -46,15 +46,15 @@ def on_its_device(launch: Launch) -> Launch:
 
 
 def available() -> str:
-    """Return why the generate kernels cannot run here, or ""."""
-    return "" if triton.knobs.runtime.interpret or torch.cuda.is_available() else NO_GPU
+    """Return why the Triton kernels cannot run here, or ""."""
+    return "" if triton.knobs.runtime.interpret else other_gpu(lambda found: found >= (8, 0), "8.0 or higher")
 
 
 def split_planes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Split float32 x into bfloat16 high and int16 low planes; `join_planes` restores every bit.
 
-    Ties round away from zero, so the remainder always fits 16 signed bits. All NaNs become 0x7FC00000, because a GPU's
-    NaN, 0x7FFFFFFF, would round to -0.
+    Ties of `high` round away from zero, so the remainder always fits 16 signed bits. All NaNs become 0x7FC00000: the
+    NaN 0x7FFFFFFF of a GPU would round to -0.
     """
     x = x.float().contiguous()
     bits = x.view(torch.int32).masked_fill(x.isnan(), 0x7FC00000)
@@ -69,7 +69,7 @@ def join_planes(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
 
 
 def store(x: torch.Tensor, precision: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return float32 x in a precision of PRECISIONS: main tensor, and low plane or None."""
+    """Return float32 x in a precision of PRECISIONS: x or its high plane, and its low plane or None."""
     if PRECISIONS[precision].planes:
         return split_planes(x)
     return x.to(PRECISIONS[precision].weights, copy=True).contiguous(), None
@@ -103,7 +103,7 @@ def float_copy(x: torch.Tensor) -> torch.Tensor:
 def rope_table(cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Return the kernels' RoPE table [m, 2, D] float32, from cos and sin [m, D/2].
 
-    Columns 2i and 2i+1 both hold value i; in the rows of sin, column 2i holds it negated.
+    Columns 2i and 2i+1 of the cos rows both hold cos_i; those of the sin rows hold -sin_i and sin_i.
     """
     return torch.stack((cos.repeat_interleave(2, 1), torch.stack((-sin, sin), 2).flatten(1)), 1).float()
 
@@ -122,21 +122,20 @@ def runs_sm90(device: torch.device) -> bool:
 
 
 def dependent_launch(pdl: bool) -> dict[str, bool]:
-    """Return launch arguments: programmatic dependent launch (PDL) if `pdl`, from Hopper on.
+    """Return launch arguments that request programmatic dependent launch (PDL) if `pdl`, on GPUs from Hopper on.
 
     With PDL, a kernel starts as soon as the launch before it allows, reads its parameters and state, then waits for all
-    earlier launches. The last launch without PDL and all since must not write parameters or state.
+    earlier launches. So neither the last launch without PDL nor any since may write parameters or state.
     """
-    if not pdl or triton.knobs.runtime.interpret or hidden():
+    if not pdl or triton.knobs.runtime.interpret or hidden() or torch.cuda.get_device_capability() < (9, 0):
         return {"PDL": False}
-    older = torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0)
-    return {"PDL": False} if older else {"PDL": True, "launch_pdl": True}
+    return {"PDL": True, "launch_pdl": True}
 
 
 def section_name(suits_sm90: bool, device: torch.device) -> str:
     """Return the name by which `tuning` finds settings: the GPU's name, or "cpu".
 
-    The prefix is SM90 if a kernel in Gluon will run. suits_sm90: whether such a kernel supports the state.
+    SM90 precedes the name if a Gluon kernel will run. suits_sm90: whether a Gluon kernel supports the state.
     """
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return f"{SM90} {gpu}" if suits_sm90 and runs_sm90(device) else gpu
@@ -203,7 +202,7 @@ def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
 
 @jit
 def load_token(x, at, rd, valid, ROPE: tl.constexpr):
-    """Return one row [D] of Q or K, and a second: with ROPE the row with swapped pairs, for `rotate`, else the same.
+    """Return one row [D] of Q or K, and for `rotate`, with ROPE, the row with swapped pairs (otherwise the row again).
 
     Kernels issue all loads before the first use of a value, which may need a barrier that delays later loads.
     """
@@ -246,9 +245,9 @@ def learning_rate(rate, base_lr, D: tl.constexpr, LOGITS: tl.constexpr):
 
 @jit
 def columns(x, FIRST: tl.constexpr, DOT: tl.constexpr):
-    """Expand x [N] to a matmul operand [N, 16] of dtype DOT, for matrix times x on tensor cores.
+    """Expand x [N] to a matmul operand [N, 16] of dtype DOT, for w @ x on tensor cores.
 
-    Column FIRST is x rounded to DOT, the next the rounding error, others 0: sum the matmul's columns.
+    Column FIRST is x rounded to DOT, the next the rounding error, others 0. The sum of the result's columns is w @ x.
     """
     high = x.to(DOT)
     rest = (x - high.to(tl.float32)).to(DOT)
@@ -266,7 +265,7 @@ def normalise(z, valid, D: tl.constexpr):
 
 @jit
 def ln_l2_grad(z, target, weight, bias, valid, D: tl.constexpr):
-    """Return the gradient [D] of 1/2 |LN(z) - target|^2 in z (ttt_layer.md, step 5)."""
+    """Return the gradient [D] of 1/2 |LN(z) - target|^2 with respect to z (ttt_layer.md, step 5)."""
     xhat, rstd = normalise(z, valid, D)
     g = (weight * xhat + bias - target) * weight
     grad = (g - tl.sum(g, 0) / D - xhat * (tl.sum(g * xhat, 0) / D)) * rstd
@@ -275,7 +274,7 @@ def ln_l2_grad(z, target, weight, bias, valid, D: tl.constexpr):
 
 @jit
 def to_float32_again(x):
-    """Convert a tile to float32 again, by other instructions: the compiler then keeps no first result in registers."""
+    """Convert a tile to float32 again by other instructions, so the compiler frees the first result's registers."""
     if x.dtype == tl.bfloat16:
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     return x.to(tl.float32)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -22,7 +23,7 @@ from tk_kernels.generate.common import (
     triton,
 )
 from tk_kernels.generate.tuning import Tuning, tuning
-from tk_kernels.reference.learner import layers_of
+from tk_kernels.reference.learner import Learner, layers_of
 from tk_kernels.reference.token_rows import rows_before, summed_rows
 
 FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -30,13 +31,15 @@ FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(kw_only=True)
 class StepState:
-    """State of `generate_step`, updated in place; an operator's `GenerateState` adds the weights.
+    """State of `generate_step`, updated in place; each operator has a subclass `GenerateState`.
 
     form: one of FORMS. precision: a key of PRECISIONS. mini_batch: m.
     position [B, H] int32: tokens so far in the current mini-batch, the same for all heads of a sequence.
     gathered: data of the current mini-batch. Dual form: cached rows [B, H, m, width] of each layer's inputs, then of
-    each layer's lr * G, in the precision's row type. Primal form: each layer's float32 gradient sums, dW in the
-    weight's layout and db.
+    each layer's lr * G (G: gradient at the output), in the precision's row type. Primal form: each layer's float32
+    gradient sums dW, in the weight's layout, and db.
+    layers: a tuple per layer: the weight [B, H, ...] in the precision's dtype (in "planes", the high plane), the low
+    plane or None, the bias [B, H, width]. Weights before the last are transposed: a hidden unit is a row.
     slots [B], int32 or int64, dual form only: sequence b uses index slots[b] of the weights, biases and gathered. These
     can hold more than B sequences, at any stride. The step then reads `position` [B, H] without advancing it.
     """
@@ -46,32 +49,30 @@ class StepState:
     mini_batch: int
     position: Tensor
     gathered: tuple[Tensor, ...]
+    layers: tuple[tuple[Tensor, Tensor | None, Tensor], ...]
     slots: Tensor | None = None
 
     operator: ClassVar[str]  # its name in `tuning.toml`
-    kinds: ClassVar[tuple[Any, Any]]  # the reference's states with rows and with sums
-    # Names of each layer's weight, low plane and bias. Weights before the last are transposed: a hidden unit is a row.
-    layers: ClassVar[tuple[tuple[str, str, str], ...]]
-    sm90_widths: ClassVar[tuple[int, ...]]  # of the layers' outputs, that `generate_sm90.py` takes
+    learner: ClassVar[Learner]  # the reference
+    sm90_widths: ClassVar[tuple[int, ...]]  # widths of the layers' outputs that `generate_sm90.py` supports
 
     def kernel(self, launch: Tuning) -> tuple[Any, dict[str, Any]]:
-        """Return the kernel that `launch` selects, and the operator's compile-time arguments."""
+        """Return the kernel that `launch` selects, and its compile-time arguments for this operator."""
         raise NotImplementedError
 
     @classmethod
     def from_state(cls, state: Any, form: str = "dual", precision: str = "planes") -> Any:
-        """Return a copy of the reference's `state`, at any position, in a form and a precision.
+        """Return a copy of the reference's `state`, at any position, in this form and precision.
 
         Raises ValueError for an unknown form or precision.
         """
         check_choice("form", form, FORMS)
         check_choice("precision", precision, tuple(PRECISIONS))
         layers = layers_of(state)
-        kept: dict[str, Any] = {}
-        for names, layer in zip(cls.layers, layers, strict=True):
-            W = layer.weight if names is cls.layers[-1] else layer.weight.mT
-            weight, low = by_sequences(partial(store, precision=precision), W)
-            kept |= dict(zip(names, (weight, low, float_copy(layer.bias)), strict=True))
+        kept = []
+        for layer in layers:
+            W = layer.weight if layer is layers[-1] else layer.weight.mT
+            kept.append((*by_sequences(partial(store, precision=precision), W), float_copy(layer.bias)))
         rows = (*(layer.x for layer in layers), *(layer.g for layer in layers))
         row_type = PRECISIONS[precision].rows
 
@@ -79,9 +80,9 @@ class StepState:
             if form == "dual":
                 return tuple(rows_before(x, position).to(row_type, copy=True) for x in rows)
             wide, sums = [x.double() for x in rows], list[Tensor]()
-            for names, x, g in zip(cls.layers, wide[: len(layers)], wide[len(layers) :], strict=True):
+            for layer, x, g in zip(layers, wide[: len(layers)], wide[len(layers) :], strict=True):
                 dW, db = summed_rows(x, g, position)
-                sums += [dW if names is cls.layers[-1] else dW.mT, db]
+                sums += [dW if layer is layers[-1] else dW.mT, db]
             return tuple(map(float_copy, sums))
 
         return cls(
@@ -90,37 +91,32 @@ class StepState:
             mini_batch=rows[0].shape[2],
             position=state.position[:, None].repeat(1, rows[0].shape[1]).to(torch.int32),
             gathered=by_sequences(gathered, state.position, *rows),
-            **kept,
+            layers=tuple(kept),
         )
 
     def to_state(self) -> Any:
-        """Return a float32 copy as a state of the reference, with rows or with gradient sums."""
-        dual, primal = self.kinds
+        """Return a float32 copy as a state of the reference, with cached rows (dual) or gradient sums (primal)."""
         position, last = self.position[:, 0].clone(), self.layers[-1]
         weights: list[Tensor] = []
-        for names in self.layers:
-            weight, low, bias = (getattr(self, name) for name in names)
+        for layer in self.layers:
+            weight, low, bias = layer
             W = weight.to(torch.float32, copy=True) if low is None else join_planes(weight, low)
-            weights += [W if names is last else W.mT.contiguous(), bias.clone()]
+            weights += [W if layer is last else W.mT.contiguous(), bias.clone()]
         if self.form == "dual":
-            return dual(*weights, *map(float_copy, self.gathered), position)
+            return self.learner.state(*weights, *map(float_copy, self.gathered), position)
         running = (self.position > 0)[..., None]  # a new mini-batch ignores the old sums
         sums: list[Tensor] = []
-        for names, dW, db in zip(self.layers, self.gathered[::2], self.gathered[1::2], strict=True):
-            sums += [(dW if names is last else dW.mT) * running[..., None], db * running]
-        return primal(*weights, *sums, position)
-
-    def parameters(self) -> list[Any]:
-        """List each layer's weight, its low plane or None, and its bias: three items per layer."""
-        return [getattr(self, name) for names in self.layers for name in names]
+        for layer, dW, db in zip(self.layers, self.gathered[::2], self.gathered[1::2], strict=True):
+            sums += [(dW if layer is last else dW.mT) * running[..., None], db * running]
+        return self.learner.primal(*weights, *sums, position)
 
     def tensors(self) -> list[Tensor]:
         """List all tensors of the state except `slots`, for snapshots and for counting bytes."""
-        return [x for x in (*self.parameters(), self.position, *self.gathered) if x is not None]
+        return [x for x in (*chain(*self.layers), self.position, *self.gathered) if x is not None]
 
     def biases(self) -> list[Tensor]:
         """List each layer's bias [B, H, width]."""
-        return [getattr(self, bias) for _, _, bias in self.layers]
+        return [bias for _, _, bias in self.layers]
 
     def suits_sm90(self) -> bool:
         """Whether `generate_sm90.py` supports this state: dual form, 16-bit weights or planes, D = 64, m <= 16."""
@@ -137,12 +133,12 @@ class StepState:
         return tuning(self.operator, self.form, self.precision, self.tuned_as())
 
 
-def portable_constants(state: StepState, block: int, rows: int) -> dict[str, Any]:
+def portable_constants(state: StepState, block: int) -> dict[str, Any]:
     """Return compile-time arguments of the portable kernels, by name.
 
-    block: how many of a weight's `rows` to rewrite at a time. DP, MP: D and m, padded. DOT: dtype of matmul operands.
+    block: most rows of a weight to rewrite at a time. DP, MP: D and m, padded. DOT: dtype of matmul operands.
     """
-    D = state.biases()[-1].shape[2]
+    rows, D = state.biases()[0].shape[2], state.biases()[-1].shape[2]
     return {
         "D": D,
         "DP": triton.next_power_of_2(D),
@@ -183,25 +179,23 @@ def generate_step(
     compile_only: compile the kernel as the first launch does, and compute nothing (see `parallel.py`).
     Raises ValueError on a wrong shape, dtype, stride or device, and for a `launch` that does not suit the state.
     """
-    s, biases, parameters = gstate, gstate.biases(), gstate.parameters()
+    s, biases = gstate, gstate.biases()
     B, (_, H, D) = len(s.position), biases[-1].shape
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     outer = {"token_scale": token_scale, "ln_weight": ln_weight, "ln_bias": ln_bias}
     _check({"q": q, "k": k, "v": v, "lr": lr, "out": out}, outer, rope, s, (B, H, D))
-    if not B * H:
-        return out
     launch = launch or s.default_launch()
     if launch.sm90 and not s.suits_sm90():
         raise ValueError(f"launch {launch}: the kernel of sm_90 takes no such state; see `suits_sm90`")
     kernel, constants = s.kernel(launch)
-    weight, low, *_ = parameters
+    weight, low, _ = s.layers[0]
     paged: tuple[Any, ...] = ()
     if s.form == "dual":
         rows_of_inputs = s.gathered[: len(biases)]
         paged = (s.slots, *(x.stride(0) for x in (weight, *biases, *rows_of_inputs)))
         constants["SLOTS"] = s.slots is not None
     kernel.run(
-        q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope, *parameters, *s.gathered, s.position,
+        q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope, *chain(*s.layers), *s.gathered, s.position,
         q.stride(0), k.stride(0), v.stride(0), out.stride(0), lr.stride(0), base_lr or 0.0, *paged,
         H=H, m=s.mini_batch, PLANES=low is not None, ROPE=rope is not None, LOGITS=base_lr is not None,
         grid=(B * H,), warmup=compile_only, num_warps=launch.warps, maxnreg=launch.registers or None,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 TABLE = Path(__file__).with_name("tuning.toml")
-VARIABLE = "TTT_BENCH_TUNING"  # names the user's file of sections, which come before those of the table
+VARIABLE = "TTT_BENCH_TUNING"  # the user's file, whose sections come before those of TABLE
 FORWARD = "forward"  # the form of the portable forward kernels
 # Names of the rows of form "forward" in `tuning.toml`, by operator
 FORWARD_ROWS = {"ttt_linear": ("few", "crowded", "wide"), "ttt_mlp": ("narrow", "wide")}
@@ -23,7 +23,7 @@ class Tuning:
     warps: int  # warps of the program that owns one head of one sequence
     block: int  # rows (Linear) or hidden units (MLP) of the state rewritten at a time; forward: 0 without blocks
     matrix: bool = False  # MLP, dual: weight times vector on tensor cores, else in float32
-    sm90: bool = False  # dual: the kernel of `generate_sm90.py`; only warps and registers are settings
+    sm90: bool = False  # dual: run `generate_sm90.py`, which uses only warps and registers
     registers: int = 0  # most registers per thread; 0 lets the compiler choose
     stages: int = 0  # forward: pipeline stages of the loop's loads
 
@@ -59,7 +59,7 @@ def _tables() -> list[dict[str, Any]]:
 
 
 def candidates(operator: str, form: str, row: str, sm90: bool = False) -> Iterator[Tuning]:
-    """Yield settings to try for a row (see `tuning`). sm90: for `generate_sm90.py`, whose layouts fix the warps."""
+    """Yield settings to try for a row (see `tuning`). sm90: for `generate_sm90.py`, whose layouts fix `warps`."""
     linear, dual = operator == "ttt_linear", form == "dual"
     if form == FORWARD:
         blocks = (0,) if linear or row == "narrow" else (32, 64, 128)

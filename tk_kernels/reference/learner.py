@@ -2,17 +2,17 @@
 
     Z1 = K @ W1 + b1, Z2 = gelu(Z1) @ W2 + b2      arXiv 2407.04620, Sections 2.3 to 2.7; inference only, no autograd
 
-It has three forms of the function that `naive.py` defines: dual and primal for sequences, and one token per sequence.
+`Learner` computes the function of `naive.py` in three ways: dual and primal for sequences, and token by token.
 
 Precision: the state's dtype, float64 for float64 tokens, else float32. Whole mini-batches of the dual form with
 bfloat16 tokens round the inputs of their matmuls (q, k, hidden units, weights, gradients, eta) to bfloat16. Sums and
 results are float32, as on tensor cores. The master state is never rounded.
 """
 
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections import namedtuple
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,6 @@ from torch import Tensor
 from tk_kernels import FORMS
 from tk_kernels.checks import (
     STATE_DTYPE,
-    check_aligned,
     check_choice,
     check_outer,
     check_shape,
@@ -42,6 +41,7 @@ from tk_kernels.reference.mini_batches import (
     with_bias_input,
 )
 from tk_kernels.reference.token_rows import (
+    State,
     add_to_sums_,
     affine,
     apply_rows_,
@@ -53,9 +53,7 @@ from tk_kernels.reference.token_rows import (
     write_rows_,
 )
 
-State = TypeVar("State", bound=tuple)  # weights at the mini-batch's start, and a row per token so far
-PrimalState = TypeVar("PrimalState", bound=tuple)  # gradient sums instead of rows
-Method = TypeVar("Method", bound=Callable[..., Any])
+PrimalState = tuple[Tensor, ...]  # gradient sums instead of rows: a `Learner.primal`
 Trace = tuple[Tensor, ...]
 
 
@@ -75,8 +73,8 @@ class Layer(NamedTuple):
 def layers_of(state: Sequence[Any], rows: bool = True) -> list[Layer]:
     """Group a state's tensors, or the names of its fields, by layer.
 
-    rows: whether the state holds cached rows, not gradient sums. Fields in order: weight and bias of each layer; rows
-    of all inputs, then of all gradients, or dW and db of each layer; the position.
+    rows: whether the state holds cached rows, not gradient sums. The fields' order: weight and bias of each layer; the
+    rows of all inputs, then those of all gradients (or dW and db of each layer); the position.
     """
     n = len(state) // 4
     weights, biases, rest = state[: 2 * n : 2], state[1 : 2 * n : 2], state[2 * n : 4 * n]
@@ -84,38 +82,32 @@ def layers_of(state: Sequence[Any], rows: bool = True) -> list[Layer]:
     return [Layer(*each) for each in zip(weights, biases, x, g, strict=True)]
 
 
-def _in_its_dtypes(method: Method) -> Method:
-    """Decorate a method to run without autograd, and without autocast, which would round."""
-
-    @wraps(method)
-    def called(self: Any, *arguments: Any, **named: Any) -> Any:
-        x = arguments[0] if arguments else next(iter(named.values()))
-        with torch.autocast(x.device.type, enabled=False), torch.no_grad():
-            return method(self, *arguments, **named)
-
-    return cast(Method, called)
-
-
-class Learner(Generic[State, PrimalState]):
+class Learner(Generic[State]):
     """The reference of TTT-Linear or TTT-MLP: checks arguments and computes mini-batches.
 
-    state, primal: the named tuples for states with cached rows and with gradient sums, in the order of `layers_of`.
+    state: the named tuple for states with cached rows, in the order of `layers_of`.
+    primal: the named tuple for states with gradient sums, made from `state`. dW and db, shaped like W and b, are sums
+    of lr_j times the loss's gradient by W and by b, over the mini-batch's tokens so far.
     together: most mini-batches to compute at once; fewer if they have more than 16 tokens.
-    No method changes the caller's state, except `generate_step` with `inplace`.
+    No method changes the caller's state, except `generate_step` with `inplace`. Methods on tokens run without autograd,
+    and without autocast, which would round.
     """
 
-    def __init__(self, state: type[State], primal: type[PrimalState], together: int) -> None:
+    def __init__(self, state: type[State], together: int) -> None:
         self.state: Any = state
-        self.primal: Any = primal
+        names = state._fields  # type: ignore[attr-defined]
+        weights = names[: len(names) // 4 * 2]
+        sums = (*weights, *(f"d{name}" for name in weights), "position")
+        self.primal: Any = namedtuple("PrimalState", sums)  # type: ignore[misc]
         self.together = together
-        self._names = layers_of(state._fields), layers_of(primal._fields, rows=False)  # type: ignore[attr-defined]
+        self._names = layers_of(names), layers_of(sums, rows=False)
 
     def shapes(
         self, widths: Sequence[int], sequences: tuple[int, int], mini_batch: int, rows: bool = True
     ) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor of a state, by name.
 
-        widths: each layer's input width, then the output width. sequences: (B, H).
+        widths: each layer's input width, then the last layer's output width. sequences: (B, H).
         rows: whether the state holds cached rows, not gradient sums.
         """
         shapes: dict[str, tuple[int, ...]] = {"position": sequences[:1]}
@@ -125,12 +117,17 @@ class Learner(Generic[State, PrimalState]):
             shapes[name.g] = (*sequences, mini_batch, outputs) if rows else shapes[name.bias]
         return shapes
 
-    def init_state(self, parameters: Sequence[Tensor], batch: int, mini_batch: int, dtype: torch.dtype) -> State:
+    def init_state(
+        self, *parameters: Tensor, batch: int, mini_batch: int = 16, dtype: torch.dtype = torch.float32
+    ) -> State:
         """Return the state of `batch` new sequences: initial weights in `dtype`, empty rows.
 
-        parameters: W [H, in, out] and b [H, 1, out] of each layer. Raises ValueError on a wrong shape.
+        parameters: W [H, in, out] and b [H, 1, out] of each layer. Raises ValueError on a wrong shape, TypeError on a
+        wrong number of tensors.
         """
-        names = self.state._fields
+        names = [name for layer in self._names[0] for name in layer[:2]]
+        if len(parameters) != len(names):
+            raise TypeError(f"init_state takes {', '.join(names)}: {len(parameters)} tensors given")
         weights, biases = parameters[::2], parameters[1::2]
         heads, head_dim = weights[0].shape[:2]
         widths = [head_dim, *(bias.shape[-1] for bias in biases[:-1]), head_dim]
@@ -143,13 +140,12 @@ class Learner(Generic[State, PrimalState]):
         return self.state(*kept, *rows, torch.zeros(batch, dtype=torch.int32, device=kept[0].device))
 
     def primal_state(self, state: State) -> PrimalState:
-        """Return a copy of the state for primal steps: gradient sums dW, db instead of cached rows."""
+        """Return a copy of the state with gradient sums instead of cached rows, for primal steps."""
         *tensors, position = clone(state)
         layers = layers_of(state)
         sums = [x for layer in layers for x in summed_rows(layer.x, layer.g, position)]
         return self.primal(*tensors[: 2 * len(layers)], *sums, position)
 
-    @_in_its_dtypes
     def forward(
         self,
         q: Tensor,
@@ -172,27 +168,27 @@ class Learner(Generic[State, PrimalState]):
         start: that position, if known. None reads it from the device and so synchronizes with a GPU.
         Raises ValueError for unsupported shapes, dtypes and forms.
         """
-        outer = self._checked({"q": q, "k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, "[B, T, H, D]", state)
+        outer = self._checked({"q": q, "k": k, "v": v}, lr, (token_scale, ln_weight, ln_bias), "[B, T, H, D]", state)
         check_choice("form", form, FORMS)
         mini_batch = len(token_scale)
         start = common_position(state.position, start, mini_batch)  # type: ignore[attr-defined]
-        state, out = clone(state), torch.empty_like(q)
-        together = max(1, min(self.together, 16 * self.together // mini_batch)) if form == "dual" else 1
-        low, tokens = 0, q.shape[1]
-        while low < tokens:  # whole mini-batches, `together` at once, or a part of one
-            first = (start + low) % mini_batch
-            whole = 0 if first else min((tokens - low) // mini_batch, together)
-            cut = slice(low, low + (whole * mini_batch or min(mini_batch - first, tokens - low)))
-            q_piece, k_piece, v_piece, lr_piece = q[:, cut], k[:, cut], v[:, cut], lr[:, cut]
-            if form == "dual" and whole:
-                trace = _train_(k_piece, v_piece, lr_piece, outer, state)
-                out[:, cut] = _read(q_piece, k_piece, lr_piece, outer, trace)
-            else:
-                out[:, cut] = _advance_(q_piece, k_piece, v_piece, lr_piece, outer, state, form)
-            low = cut.stop
-        return out, state
+        with torch.autocast(q.device.type, enabled=False), torch.no_grad():
+            state, out = clone(state), torch.empty_like(q)
+            together = max(1, min(self.together, 16 * self.together // mini_batch)) if form == "dual" else 1
+            low, tokens = 0, q.shape[1]
+            while low < tokens:  # whole mini-batches, `together` at once, or a part of one
+                first = (start + low) % mini_batch
+                whole = 0 if first else min((tokens - low) // mini_batch, together)
+                cut = slice(low, low + (whole * mini_batch or min(mini_batch - first, tokens - low)))
+                q_piece, k_piece, v_piece, lr_piece = q[:, cut], k[:, cut], v[:, cut], lr[:, cut]
+                if form == "dual" and whole:
+                    trace = _train_(k_piece, v_piece, lr_piece, outer, state)
+                    out[:, cut] = _read(q_piece, k_piece, lr_piece, outer, trace)
+                else:
+                    out[:, cut] = _advance_(q_piece, k_piece, v_piece, lr_piece, outer, state, form)
+                low = cut.stop
+            return out, state
 
-    @_in_its_dtypes
     def generate_step(
         self,
         q: Tensor,
@@ -213,13 +209,13 @@ class Learner(Generic[State, PrimalState]):
         inplace: update the tensors of the given state; otherwise return new tensors.
         A CUDA graph can capture a call with inplace=True: there is no host sync or data-dependent control flow.
         """
-        outer = self._checked({"q": q, "k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, "[B, H, D]", state)
-        state = state if inplace else clone(state)
-        rows = isinstance(state, self.state)
-        out = _advance_(q[:, None], k[:, None], v[:, None], lr[:, None], outer, state, rows=rows)
-        return out[:, 0], state
+        outer = self._checked({"q": q, "k": k, "v": v}, lr, (token_scale, ln_weight, ln_bias), "[B, H, D]", state)
+        with torch.autocast(q.device.type, enabled=False), torch.no_grad():
+            state = state if inplace else clone(state)
+            rows = isinstance(state, self.state)
+            out = _advance_(q[:, None], k[:, None], v[:, None], lr[:, None], outer, state, rows=rows)
+            return out[:, 0], state
 
-    @_in_its_dtypes
     def states(
         self,
         k: Tensor,
@@ -237,17 +233,18 @@ class Learner(Generic[State, PrimalState]):
         start: see `forward`. The trace is a tuple of tensors in the tokens' dtype, for N mini-batches:
         W [N, B*H, in + 8, out] of each layer at each mini-batch's start, with the bias and 7 zero rows below it;
         inputs [N, B*H, m, in + 8] of each layer except the first;
-        gradients without lr [N, B*H, m, out] of each layer.
+        gradients [N, B*H, m, out] of each layer, not multiplied by lr.
         Raises ValueError unless the tokens are whole mini-batches.
         """
-        outer = self._checked({"k": k, "v": v}, lr, token_scale, ln_weight, ln_bias, "[B, T, H, D]", state)
+        outer = self._checked({"k": k, "v": v}, lr, (token_scale, ln_weight, ln_bias), "[B, T, H, D]", state)
         mini_batch = len(token_scale)
         start = common_position(state.position, start, mini_batch)  # type: ignore[attr-defined]
-        check_aligned(k.shape[1], start, mini_batch)
-        state = clone(state)
-        return _train_(k, v, lr, outer, state), state
+        if start or k.shape[1] % mini_batch:
+            raise ValueError(f"{k.shape[1]} tokens from position {start}: expected whole mini-batches of {mini_batch}")
+        with torch.autocast(k.device.type, enabled=False), torch.no_grad():
+            state = clone(state)
+            return _train_(k, v, lr, outer, state), state
 
-    @_in_its_dtypes
     def outputs(
         self,
         q: Tensor,
@@ -260,32 +257,31 @@ class Learner(Generic[State, PrimalState]):
     ) -> Tensor:
         """Return the outputs [B, T, H, D], by the parallel part of `forward`.
 
-        trace: the first result of `states` for the same tokens. Raises ValueError unless these are whole mini-batches.
+        trace: the first result of `states` for the same tokens.
         """
-        outer = self._checked({"q": q, "k": k}, lr, token_scale, ln_weight, ln_bias, "[B, T, H, D]")
-        check_aligned(q.shape[1], 0, len(token_scale))
-        return _read(q, k, lr, outer, trace)
+        outer = self._checked({"q": q, "k": k}, lr, (token_scale, ln_weight, ln_bias), "[B, T, H, D]")
+        with torch.autocast(q.device.type, enabled=False), torch.no_grad():
+            return _read(q, k, lr, outer, trace)
 
     def _checked(
         self,
         tokens: dict[str, Tensor],
         lr: Tensor,
-        token_scale: Tensor,
-        ln_weight: Tensor,
-        ln_bias: Tensor,
+        outer: tuple[Tensor, Tensor, Tensor],
         layout: str,
         state: State | PrimalState | None = None,
     ) -> Outer:
         """Return the outer parameters in the state's dtype; ValueError for unsupported arguments."""
-        check_tokens(tokens, lr, layout)
+        check_tokens(tokens, lr, layout, tuple(STATE_DTYPE))
         x = next(iter(tokens.values()))
+        check_choice("lr.dtype", lr.dtype, (STATE_DTYPE[x.dtype],))
         heads, head_dim = x.shape[-2:]
-        check_outer(token_scale, ln_weight, ln_bias, heads, head_dim)
+        check_outer(*outer, heads, head_dim)
         if state is not None:
             rows = isinstance(state, self.state)
             widths = (head_dim, *(layer.weight.shape[-1] for layer in layers_of(state, rows)[:-1]), head_dim)
-            check_state(state, self.shapes(widths, (len(x), heads), len(token_scale), rows), x.dtype)
-        return Outer(*(parameter.to(STATE_DTYPE[x.dtype]) for parameter in (token_scale, ln_weight, ln_bias)))
+            check_state(state, self.shapes(widths, (len(x), heads), len(outer[0]), rows), x.dtype)
+        return Outer(*(parameter.to(STATE_DTYPE[x.dtype]) for parameter in outer))
 
 
 def _train_(k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: tuple) -> Trace:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-State = TypeVar("State", bound=tuple)
+State = TypeVar("State", bound=tuple)  # weights at the mini-batch's start, and a row per token so far
 
 
 def write_rows_(rows: Tensor, x: Tensor, positions: Tensor) -> None:
@@ -21,7 +21,7 @@ def write_rows_(rows: Tensor, x: Tensor, positions: Tensor) -> None:
 
 
 def causal_scale(positions: Tensor, token_scale: Tensor) -> Tensor:
-    """Return [B, 1, n, m]: for a token at position p, s_p for the rows j <= p and 0 for later rows."""
+    """Return [B, 1, n, m]: for a token at position p, token_scale[p] for rows j <= p and 0 for later rows."""
     rows = torch.arange(len(token_scale), device=token_scale.device)
     return torch.where(rows <= positions[..., None], token_scale[positions][..., None], 0)[:, None]
 
@@ -34,7 +34,7 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def stepped_affine(x: Tensor, weight: Tensor, bias: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> Tensor:
     """Return x_t @ W_t + b_t, [B, H, n, F], in the primal form, for n tokens; scale: from `causal_scale`.
 
-    It computes every W_t = W - s_t * sum_{j <= t} x_j^T g_j, [B, H, n, D, F].
+    Every W_t = W - s_t * sum_{j <= t} x_j^T g_j is computed, [B, H, n, D, F].
     """
     steps = (x_rows.unsqueeze(-1) * g_rows.unsqueeze(-2)).flatten(-2)  # [B, H, m, D * F]
     weights = weight.unsqueeze(2) - (scale @ steps).unflatten(-1, weight.shape[2:])
@@ -107,7 +107,8 @@ def overwrite(state: Any, after: Any) -> None:
 
 
 def _tensors(state: Any) -> list[Tensor]:
-    """List the tensors of a named tuple or dataclass, nested ones included, in field order."""
-    values = [getattr(state, field.name) for field in fields(state)] if is_dataclass(state) else list(state)
-    nested = [value if isinstance(value, tuple) else (value,) for value in values]
-    return [value for group in nested for value in group if isinstance(value, Tensor)]
+    """List the tensors of a state as in `mapped`, nested ones included, in field order."""
+    if isinstance(state, Tensor):
+        return [state]
+    parts = [getattr(state, field.name) for field in fields(state)] if is_dataclass(state) else state
+    return [x for part in parts for x in _tensors(part)] if isinstance(parts, list | tuple) else []

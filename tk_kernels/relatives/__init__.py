@@ -1,1 +1,1 @@
-"""Relatives of the TTT layer from other texts, in naive form; only tests use them."""
+"""Variants of the TTT layer from other publications, in naive form; only tests use them."""

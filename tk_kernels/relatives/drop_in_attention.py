@@ -1,8 +1,8 @@
-"""TTT-Linear in place of attention, without learned outer parameters (November 2024 post).
+"""TTT-Linear in place of attention, without learned outer parameters, after a post of November 2024.
 
-It takes the q, k and v of an attention layer, to try TTT in a model without training a new layer. LayerNorm has weight
-1 and bias 0, the token scale is 1/(i+1), and the learning rate is that of the untrained layer, sigmoid(0) / D.
-Unlike the post's layer, it has a LayerNorm, a residual and mini-batches, so its outputs differ.
+`attention` reads an attention layer's q, k and v, to try TTT in a model without training a new layer. LayerNorm has
+weight 1 and bias 0, the token scale is 1/(i+1), and the learning rate is the untrained layer's, sigmoid(0) / D.
+Unlike the post's layer, this one has a LayerNorm, a residual and mini-batches, so the outputs differ.
 """
 
 import torch
@@ -13,12 +13,13 @@ from tk_kernels.ttt_linear.reference import LinearState, init_state
 from tk_kernels.ttt_linear.reference import forward as linear_forward
 
 
-def fresh_state(q: Tensor, *, mini_batch: int = 16, seed: int = 0, std: float = 0.02) -> LinearState:
-    """Return an initial state for q [B, T, H, D]: one random W of deviation `std`, and b = 0."""
+def fresh_state(q: Tensor, *, mini_batch: int = 16, seed: int = 0) -> LinearState:
+    """Return an initial state for q [B, T, H, D]: one random W of standard deviation 0.02, and b = 0."""
     batch, _, heads, head_dim = q.shape
-    W = std * torch.randn(heads, head_dim, head_dim, generator=torch.Generator().manual_seed(seed))
+    W = 0.02 * torch.randn(heads, head_dim, head_dim, generator=torch.Generator().manual_seed(seed))
     b = torch.zeros(heads, 1, head_dim)
-    return init_state(W.to(q.device), b.to(q.device), batch, mini_batch, STATE_DTYPE[q.dtype])
+    dtype = STATE_DTYPE[q.dtype]
+    return init_state(W.to(q.device), b.to(q.device), batch=batch, mini_batch=mini_batch, dtype=dtype)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, state: LinearState | None = None) -> tuple[Tensor, LinearState]:

@@ -35,6 +35,6 @@ def nadaraya_watson(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     log_weight = q @ k.mT / math.sqrt(q.shape[-1])
     future = torch.ones(log_weight.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
     log_weight = log_weight.masked_fill(future, -math.inf)
-    # a common factor of a query's weights cancels: scale the largest to 1
+    # scale each query's largest weight to 1: the division below cancels the factor
     weight = (log_weight - log_weight.amax(-1, keepdim=True)).exp()
     return (weight @ v / weight.sum(-1, keepdim=True)).transpose(1, 2)

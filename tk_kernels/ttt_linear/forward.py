@@ -22,7 +22,6 @@ from tk_kernels.forward import common
 from tk_kernels.forward.common import (
     add_six,
     add_two,
-    available,
     gradient_coefficients,
     keys_at,
     normalization,
@@ -33,8 +32,6 @@ from tk_kernels.forward.common import (
 )
 from tk_kernels.generate.common import jit, load_weights, section_name, store_weights, tl
 from tk_kernels.generate.tuning import FORWARD, Tuning, tuning
-
-__all__ = ["available", "launch", "launch_packed"]
 
 CROWDED = 3  # programs per SM from which two warps per program are faster than four, on an H200
 
@@ -48,7 +45,7 @@ def run(
     settings: Tuning | None,
     **options: Any,
 ) -> None:
-    """Launch the kernel on q, k and `rest`, its arguments after k. settings: None takes those of `tuning.toml`."""
+    """Launch the kernel on q, k and `rest`, its arguments after k. settings: None selects those of `tuning.toml`."""
     heads, head_dim = q.shape[-2:]
     if head_dim > 64 or mini_batch > 16:
         row = "wide"
@@ -64,7 +61,7 @@ def _forward(
     q, q_again, k, v, lr, token_scale, ln_weight, ln_bias, W, b, out, W_out, b_out, k_rows, g_rows,
     T, H, q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head,
     m: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr, UP: tl.constexpr,
-    INTERPRETED: tl.constexpr, N: tl.constexpr, S: tl.constexpr,
+    N: tl.constexpr, S: tl.constexpr,
     cu_seqlens=None, start=None, slots=None, low=None, W_first=None, b_first=None, w_stride=0, b_stride=0,
     row_stride=0, PACKED: tl.constexpr = False, PLANES: tl.constexpr = False,
 ):  # fmt: skip
@@ -72,7 +69,7 @@ def _forward(
 
     q, k, v [B, T, H, D] have strides in elements. Contiguous: out, lr [B, T, H], W [B, H, D, D], b [B, H, D] and
     k_rows, g_rows [B, H, m, D].
-    m to INTERPRETED: see `tile`. N: warps. S: load stages. PLANES: see `load_weights`.
+    m to UP: see `tile`. N: warps. S: pipeline stages of the loads. PLANES: see `load_weights`.
     PACKED: q, k, v, out [tokens, H, D]; W, b and rows are slots of a generate state.
     """
     # q_again is q: Triton 3.8 would not swizzle one copy in shared memory that two matmuls read.

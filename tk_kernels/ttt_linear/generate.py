@@ -11,10 +11,7 @@ A program reads its sequence's position from device memory, so positions can dif
 launch.
 """
 
-from dataclasses import dataclass
 from typing import Any
-
-from torch import Tensor
 
 from tk_kernels.generate.common import (
     available,
@@ -34,33 +31,26 @@ from tk_kernels.generate.common import (
 from tk_kernels.generate.step import StepState, generate_step, portable_constants
 from tk_kernels.generate.tuning import Tuning
 from tk_kernels.ttt_linear import generate_sm90
-from tk_kernels.ttt_linear.reference import LinearPrimalState, LinearState
+from tk_kernels.ttt_linear.reference import LINEAR
 
 __all__ = ["GenerateState", "available", "generate_step"]
 
 
-@dataclass(kw_only=True)
 class GenerateState(StepState):
     """State of TTT-Linear's `generate_step`.
 
-    weights [B, H, D, D]: W in the precision's dtype; in the precision "planes", W's high plane.
-    low [B, H, D, D] int16: W's low plane, or None in other precisions. b [B, H, D] float32.
+    layers: W [B, H, D, D], its low plane [B, H, D, D] int16 or None, and b [B, H, D] float32.
     gathered: cached rows of K and of lr * G, [B, H, m, D] each; in the primal form the gradient sums dW and db.
     """
 
-    weights: Tensor
-    low: Tensor | None
-    b: Tensor
-
     operator = "ttt_linear"
-    kinds = (LinearState, LinearPrimalState)
-    layers = (("weights", "low", "b"),)
+    learner = LINEAR
     sm90_widths = (64,)
 
     def kernel(self, launch: Tuning) -> tuple[Any, dict[str, Any]]:
         if launch.sm90:
             return generate_sm90.dual, {}
-        return _dual if self.form == "dual" else _primal, portable_constants(self, launch.block, self.b.shape[2])
+        return _dual if self.form == "dual" else _primal, portable_constants(self, launch.block)
 
 
 @jit

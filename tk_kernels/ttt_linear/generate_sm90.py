@@ -1,8 +1,8 @@
 """TTT-Linear generate on Hopper: the dual form for 16-bit weights or planes.
 
-It computes `_dual` of `generate.py` for D = 64 and m <= 16, in Gluon. A program is one warp and owns one head of one
-sequence. `cp.async` copies W and the cached rows to shared memory, so that they occupy no registers between the token's
-output and the update, which follows the mini-batch's last token.
+The kernel computes `_dual` of `generate.py` for D = 64 and m <= 16, in Gluon. A program is one warp and owns one head
+of one sequence. `cp.async` copies W and the cached rows to shared memory, so that they occupy no registers between the
+token's output and the update, which follows the mini-batch's last token.
 k @ W and q @ W are float32 on CUDA cores: a thread owns 16 rows and 8 columns of W. Four threads with the same
 columns add their sums through shared memory. The update runs on tensor cores.
 """

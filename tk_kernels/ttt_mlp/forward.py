@@ -16,7 +16,6 @@ from tk_kernels.forward import common
 from tk_kernels.forward.common import (
     add_six,
     add_two,
-    available,
     gelu_slope,
     gelu_tanh,
     gradient_coefficients,
@@ -28,8 +27,6 @@ from tk_kernels.forward.common import (
 from tk_kernels.generate.common import jit, load_weights, section_name, store_weights, tl, triton
 from tk_kernels.generate.tuning import FORWARD, Tuning, tuning
 from tk_kernels.ttt_mlp import forward_gluon, forward_wide
-
-__all__ = ["available", "launch", "launch_packed"]
 
 # Requirements of `forward_gluon`: head dimension, most tokens per mini-batch, least shared memory per block
 GLUON_HEAD_DIM, GLUON_ROWS, GLUON_SHARED_BYTES = 64, 16, 137_216
@@ -76,17 +73,17 @@ def _forward(
     q, k, k_again, k_third, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2, out, W1_out, b1_out, W2_out,
     b2_out, k_rows, x2_rows, g1_rows, g2_rows, T, H, q_batch, q_token, q_head, k_batch, k_token, k_head,
     v_batch, v_token, v_head, m: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr,
-    UP: tl.constexpr, INTERPRETED: tl.constexpr, F: tl.constexpr, N: tl.constexpr, S: tl.constexpr,
+    UP: tl.constexpr, F: tl.constexpr, N: tl.constexpr, S: tl.constexpr,
     cu_seqlens=None, start=None, slots=None, low1=None, low2=None,
     W1_first=None, b1_first=None, W2_first=None, b2_first=None,
     w_stride=0, b1_stride=0, b2_stride=0, d_stride=0, f_stride=0,
     PACKED: tl.constexpr = False, PLANES: tl.constexpr = False,
 ):  # fmt: skip
-    """Run one head of one sequence; the grid is B * H programs. M, DP, UP: see `tile`. N: warps. S: load stages.
+    """Run one head of one sequence; the grid is B * H programs. M, DP, UP: see `tile`. N: warps. S: pipeline stages.
 
     q, k, v [B, T, H, D] with strides in elements; contiguous: out, lr [B, T, H], W1 [B, H, D, F], W2 [B, H, F, D], the
     biases, the last mini-batch's rows. PACKED: q, k, v, out [tokens, H, D]; weights and rows are slots of a generate
-    state, with W1^T.
+    state, whose W1 is transposed.
     """
     # k, k_again and k_third are one tensor, loaded once for each layout in shared memory that a matmul needs.
     pid = tl.program_id(0).to(tl.int64)
@@ -181,7 +178,7 @@ def _forward(
         Z1 = tl.dot(Kn, weights1, input_precision="ieee") + bias1[:, None, :]
         Y1 = tl.dot(Qn, weights1, input_precision="ieee") + bias1[:, None, :]
         P1 = (tl.dot(Qn, Kt, input_precision="ieee") + 1.0) * triangle[None]
-        X2, th = gelu_tanh(Z1, INTERPRETED)
+        X2, th = gelu_tanh(Z1)
         slope = gelu_slope(Z1, th)
 
         # Z2 = X2 W2 + b2, G2 = lr * ln_l2_grad(Z2, V - K)
@@ -208,7 +205,7 @@ def _forward(
         G1 = tl.dot(g2, tl.trans(weights2), input_precision="ieee")
         G1 = tl.trans(tl.reshape(G1, (M, N, F // N)), 1, 0, 2) * slope
         Y1 = tl.dot(P1.to(DOT), G1.to(DOT), Y1, input_precision="ieee")
-        X2bar, _ = gelu_tanh(Y1, INTERPRETED)
+        X2bar, _ = gelu_tanh(Y1)
 
         # Z2bar = X2bar W2 + b2 - tril(s (X2bar X2^T + 1)) G2, out = Q + LN(Z2bar)
         X2bar_low = X2bar.to(DOT)

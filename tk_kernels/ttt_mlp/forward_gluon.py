@@ -27,7 +27,7 @@ def forward(
     w_stride=0, b1_stride=0, b2_stride=0, d_stride=0, f_stride=0,
     PACKED: gl.constexpr = False, PLANES: gl.constexpr = False,
 ):  # fmt: skip
-    """Run one head of one sequence. Arguments: those of `_forward` in `forward.py`. Matmuls have a batch of N warps."""
+    """Run one head of one sequence. Arguments: those of `_forward` in `forward.py`. Matmuls are batched over warps."""
     D: gl.constexpr = 64
     F: gl.constexpr = 256
     M: gl.constexpr = 16
@@ -164,7 +164,7 @@ def forward(
         Kt = all_warps(k_shared.permute([1, 0]).load(B2), N, D, M)
         P1 = (mma_v2(Qa, Kt, gl.full([N, M, M], 0.0, gl.float32, mma)) + 1.0) * triangle
         P1 = gl.convert_layout(P1.to(gl.bfloat16), A, assert_trivial=True)
-        X2, th = gelu_tanh(Z1, False)
+        X2, th = gelu_tanh(Z1)
         slope = gelu_slope(Z1, th)
         if ends:  # store the pending rows; rows past T are 0, except in X2
             gl.store(x2_rows + pid * (m * F) + wide, X2, mask=i2 < m)
@@ -201,7 +201,7 @@ def forward(
             gl.store(g1_rows + pid * (m * F) + wide, G1 / RISE, mask=i2 < m)
         g1 = gl.convert_layout(G1.to(gl.bfloat16), B)
         Y1 = mma_v2(P1, g1, Y1)
-        X2bar, _ = gelu_tanh(Y1, False)
+        X2bar, _ = gelu_tanh(Y1)
         x2bar = gl.convert_layout(X2bar.to(gl.bfloat16), A, assert_trivial=True)
 
         # Z2bar = X2bar W2 + b2 - tril(s (X2bar X2^T + 1)) G2, out = Q + LN(Z2bar)

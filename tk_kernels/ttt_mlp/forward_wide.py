@@ -25,7 +25,7 @@ def forward(
     q, k, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2, out, W1_out, b1_out, W2_out, b2_out,
     k_rows, x2_rows, g1_rows, g2_rows, T, H, q_batch, q_token, q_head, k_batch, k_token, k_head,
     v_batch, v_token, v_head, m: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr,
-    UP: tl.constexpr, INTERPRETED: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr, S: tl.constexpr,
+    UP: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr, S: tl.constexpr,
     cu_seqlens=None, start=None, slots=None, low1=None, low2=None,
     W1_first=None, b1_first=None, W2_first=None, b2_first=None,
     w_stride=0, b1_stride=0, b2_stride=0, d_stride=0, f_stride=0,
@@ -33,7 +33,7 @@ def forward(
 ):  # fmt: skip
     """Run one head of one sequence. Arguments: those of `_forward` in `forward.py`.
 
-    BLOCK: hidden units per block, divides F. S: stages of the loads of W1 and W2.
+    BLOCK: hidden units per block, divides F. S: pipeline stages of the loads of W1 and W2.
     """
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
@@ -128,7 +128,7 @@ def forward(
             else:
                 w1 = tl.load(W1_out + d[:, None] * F + f[None, :], mask=inside[:, None], other=0).to(DOT)
             w2 = tl.load(W2_out + f[:, None] * D + d[None, :], mask=inside[None, :], other=0).to(DOT)
-            X2, _ = gelu_tanh(tl.dot(K, w1, input_precision="ieee") + tl.load(b1_out + f)[None, :], INTERPRETED)
+            X2, _ = gelu_tanh(tl.dot(K, w1, input_precision="ieee") + tl.load(b1_out + f)[None, :])
             Z2 = tl.dot(X2.to(DOT), w2, Z2, input_precision="ieee")
         Z2 += bias2[None, :]
 
@@ -170,11 +170,11 @@ def forward(
                 w1 = tl.trans(w1)
             Z1 = tl.dot(K, w1, input_precision="ieee") + bias1[None, :]
             Y1 = tl.dot(Q, w1, input_precision="ieee") + bias1[None, :]
-            X2, th = gelu_tanh(Z1, INTERPRETED)
+            X2, th = gelu_tanh(Z1)
             x2 = X2.to(DOT)
             G1 = tl.dot(g2, tl.trans(w2), input_precision="ieee") * gelu_slope(Z1, th)
             g1 = G1.to(DOT)
-            X2bar, _ = gelu_tanh(tl.dot(P1, g1, Y1, input_precision="ieee"), INTERPRETED)
+            X2bar, _ = gelu_tanh(tl.dot(P1, g1, Y1, input_precision="ieee"))
             x2bar = X2bar.to(DOT)
             P2 = tl.dot(x2bar, tl.trans(x2), P2, input_precision="ieee")
             Z2bar = tl.dot(x2bar, w2, Z2bar, input_precision="ieee")

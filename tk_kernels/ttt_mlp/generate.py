@@ -10,10 +10,7 @@ primal  reads W1 and W2 and reads and writes the sums of their gradients at ever
 A program reads its sequence's position from device memory, so positions can differ.
 """
 
-from dataclasses import dataclass
 from typing import Any
-
-from torch import Tensor
 
 from tk_kernels.checks import check_choice
 from tk_kernels.generate.common import (
@@ -39,43 +36,34 @@ from tk_kernels.generate.step import StepState, generate_step, portable_constant
 from tk_kernels.generate.tuning import Tuning
 from tk_kernels.ttt_mlp import generate_sm90, generate_wide
 from tk_kernels.ttt_mlp.generate_wide import apply_rows
-from tk_kernels.ttt_mlp.reference import MLPPrimalState, MLPState
+from tk_kernels.ttt_mlp.reference import MLP
 
 __all__ = ["GenerateState", "available", "generate_step"]
 
 IN_REGISTERS = 64  # the largest head dimension whose weights fit the registers of a program
-WIDE = Tuning(warps=8, block=32)  # for wider heads
+WIDE = Tuning(warps=8, block=32)  # settings for wider heads
 
 
-@dataclass(kw_only=True)
 class GenerateState(StepState):
     """State of TTT-MLP's `generate_step`.
 
-    weights1, weights2 [B, H, F, D]: W1 transposed and W2, in the precision's dtype; in "planes", their high planes.
-    low1, low2 [B, H, F, D] int16: their low planes, or None in other precisions. b1 [B, H, F], b2 [B, H, D] float32.
+    layers: W1 transposed [B, H, F, D], its low plane [B, H, F, D] int16 or None, and b1 [B, H, F] float32; then W2
+    [B, H, F, D], its low plane or None, and b2 [B, H, D].
     gathered: cached rows of K, X2, lr * G1 and lr * G2; in the primal form dW1 (transposed), db1, dW2 and db2.
     """
 
-    weights1: Tensor
-    low1: Tensor | None
-    b1: Tensor
-    weights2: Tensor
-    low2: Tensor | None
-    b2: Tensor
-
     operator = "ttt_mlp"
-    kinds = (MLPState, MLPPrimalState)
-    layers = (("weights1", "low1", "b1"), ("weights2", "low2", "b2"))
+    learner = MLP
     sm90_widths = (256, 64)
 
     def default_launch(self) -> Tuning:
-        return WIDE if self.b2.shape[2] > IN_REGISTERS else super().default_launch()
+        return WIDE if self.biases()[1].shape[2] > IN_REGISTERS else super().default_launch()
 
     def kernel(self, launch: Tuning) -> tuple[Any, dict[str, Any]]:
         if launch.sm90:
             return generate_sm90.dual, {}
-        F, D = self.b1.shape[2], self.b2.shape[2]
-        constants = portable_constants(self, launch.block, F) | {"F": F}
+        F, D = (bias.shape[2] for bias in self.biases())
+        constants = portable_constants(self, launch.block) | {"F": F}
         if D > IN_REGISTERS:
             check_choice(f"the form for {D} channels", self.form, ("dual",))
             return generate_wide.dual, constants
@@ -199,7 +187,7 @@ def sum_rows(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
 
 @jit
 def first_products(w1, past_g1, k, q, weight1, MATRIX: tl.constexpr, DOT: tl.constexpr):
-    """Return w1 @ k and w1 @ q + weight1 @ past_g1 [F], from w1 [F, D], past_g1 [m, F]."""
+    """Return w1 @ k and w1 @ q + weight1 @ past_g1 [F], for w1 [F, D], past_g1 [m, F], weight1 [m]."""
     if MATRIX:
         both = tl.dot(w1.to(DOT), columns(k, 0, DOT) + columns(q, 2, DOT))
         both = tl.dot(tl.trans(past_g1.to(DOT)), columns(weight1, 2, DOT), both)

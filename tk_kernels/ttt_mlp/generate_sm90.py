@@ -1,6 +1,6 @@
 """TTT-MLP generate on Hopper: the dual form for 16-bit weights or planes.
 
-It computes `_dual` of `generate.py` for D = 64, F = 256 and m <= 16, in Gluon.
+The kernel computes `_dual` of `generate.py` for D = 64, F = 256 and m <= 16, in Gluon.
 One program of four warps owns one head of one sequence. `cp.async` copies W1 and W2 whole to shared memory. Three
 programs fit on an SM, so the loads of one overlap with the work of the others. Each warp owns F/4 hidden units, so sums
 over d stay within a warp, and warps exchange data only for Z2 and Z2bar. Matrix times vector is float32 on CUDA cores;

@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from tk_kernels.reference.learner import Learner
@@ -28,37 +27,6 @@ class MLPState(NamedTuple):
     position: Tensor
 
 
-class MLPPrimalState(NamedTuple):
-    """State with gradient sums: weights at the mini-batch's start, and sums over its tokens.
-
-    dW1, db1, dW2 and db2 are sums of lr_j times the gradients, shaped like the weights and biases. The other tensors
-    are as in `MLPState`.
-    """
-
-    W1: Tensor
-    b1: Tensor
-    W2: Tensor
-    b2: Tensor
-    dW1: Tensor
-    db1: Tensor
-    dW2: Tensor
-    db2: Tensor
-    position: Tensor
-
-
-MLP = Learner(MLPState, MLPPrimalState, together=16)
+MLP = Learner(MLPState, together=16)
 forward, generate_step, states, outputs = MLP.forward, MLP.generate_step, MLP.states, MLP.outputs
-primal_state = MLP.primal_state
-
-
-def init_state(
-    W1: Tensor,
-    b1: Tensor,
-    W2: Tensor,
-    b2: Tensor,
-    batch: int,
-    mini_batch: int = 16,
-    dtype: torch.dtype = torch.float32,
-) -> MLPState:
-    """Return the state of `batch` new sequences, from W1 [H, D, F], b1 [H, 1, F], W2 [H, F, D], b2 [H, 1, D]."""
-    return MLP.init_state((W1, b1, W2, b2), batch, mini_batch, dtype)
+init_state, primal_state = MLP.init_state, MLP.primal_state

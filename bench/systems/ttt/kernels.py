@@ -33,7 +33,7 @@ class TTTKernels(TTTLanguageModel):
         self.learner, self.form, self.prefill = learner, form, prefill
 
     def unavailable(self) -> str:
-        modules = [*{THUNDERKITTENS: ["ops"], TRITON: ["forward"], "": []}[self.prefill], "generate"]
+        modules = ["ops", "generate"] if self.prefill == THUNDERKITTENS else ["generate"]
         reasons = (import_module(f"tk_kernels.ttt_{self.learner}.{module}").available() for module in modules)
         return next(filter(None, reasons), "")
 

@@ -182,7 +182,7 @@ def layer_inputs(config: TTTConfig, batch: int, tokens: int, dtype: torch.dtype)
         "token_scale": 1.0 / torch.arange(1, config.mini_batch + 1, device=device()),
         "ln_weight": 1 + 0.02 * torch.randn(heads, dim, device=device()),
         "ln_bias": 0.02 * torch.randn(heads, dim, device=device()),
-        "state": reference.init_state(*weights, batch, config.mini_batch),
+        "state": reference.init_state(*weights, batch=batch, mini_batch=config.mini_batch),
     }
 
 

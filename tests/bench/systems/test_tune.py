@@ -85,7 +85,7 @@ def test_the_fastest_forward_that_is_correct_is_chosen(kernel, monkeypatch):
     def launch(tokens, outer, weights, outputs, launch, compile_only=False):
         kernel(*(x[:, 0] for x in tokens), *outer, None, launch=launch, compile_only=True)
         if not compile_only:
-            state = reference.init_state(weights[0][0], weights[1][0, :, None], len(tokens[0]))
+            state = reference.init_state(weights[0][0], weights[1][0, :, None], batch=len(tokens[0]))
             out, after = reference.forward(*tokens, *outer, state, start=0)
             for target, x in zip(outputs, (out * (1.5 if launch == WRONG else 1), *after[:-1]), strict=True):
                 target.copy_(x)
