@@ -183,9 +183,10 @@ def quartiles_apart(samples: Sequence[float]) -> float:
 
 
 def ends_apart(samples: Sequence[float]) -> float:
-    """Return the relative difference between the medians of the first and last quarter of the samples.
+    """Return the relative difference between the medians of the first and last quarter (at least six samples each).
 
-    Return 0 for fewer than twelve samples, or if the quarters' middle halves overlap (below ten samples, their ranges).
+    Return 0 for fewer than twelve samples, or if the quarters' middle halves overlap (their ranges, for quarters of
+    fewer than ten).
     """
     if len(samples) < 2 * FEWEST:
         return 0.0

@@ -2,7 +2,8 @@
 
 The lower bound is the longer of two times: bytes at the bandwidth of a copy, FLOPs at the rate of a large bfloat16
 GEMM. Kernels that only read, or that run on a cool GPU, may exceed these peaks by a few percent.
-The lower bound of a case needs both times; that of a part or kernel needs one (`harness.schema.work.lower_bound_ms`).
+If one time is unknown, a case has no lower bound; a part or kernel has the other time
+(`harness.schema.work.lower_bound_ms`).
 """
 
 import math

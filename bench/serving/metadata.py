@@ -20,7 +20,7 @@ class TTTMetadata(BaseMambaAttentionMetadata):
 
 
 class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
-    """Builds vLLM's metadata with its `step`: `Generating` if all requests generate, otherwise `Packed`."""
+    """Builds `TTTMetadata`: its `step` is `Generating` if all requests generate, otherwise `Packed`."""
 
     metadata_cls = TTTMetadata
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE

@@ -42,10 +42,10 @@ def compile_ahead(call: Callable[[], object]) -> None:
 
 @contextmanager
 def untuned(ahead: Callable[[], object]) -> Iterator[None]:
-    """Inside the context, let Triton use each kernel's smallest configuration, unmeasured.
+    """Inside the context, let Triton use each kernel's smallest configuration, without measuring.
 
     For references, because large configurations can exceed shared memory.
-    ahead: a call whose kernels are compiled first.
+    ahead: a call whose kernels are compiled on entry, not launched.
     """
     with _chosen_by(_size):
         with _compiling_only():

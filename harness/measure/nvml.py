@@ -241,7 +241,7 @@ class EnergyMeter:
         return {"energy_j_per_token": (last_j - first_j) / (last_s - first_s) * seconds / tokens}
 
     def look(self, now: float, joules: float | None) -> None:
-        """Note the energy counter's value at `now`."""
+        """Store the counter's value at `now`; ignore None."""
         if joules is not None:
             self._reads.append((now, joules))
 

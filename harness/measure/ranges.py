@@ -61,7 +61,7 @@ def on_range(entered: Callable[[str], object]) -> Iterator[None]:
 
 
 def is_recorded() -> bool:
-    """Whether `recorded` is on."""
+    """Whether inside `recorded()`."""
     return _Recording.on
 
 

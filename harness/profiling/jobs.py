@@ -88,7 +88,7 @@ class Profiler:
 class JobProfiler:
     """Profiles the cases of one job on one GPU slot, with the options of `profiler`.
 
-    stopped: returns whether the run should end. tools: the profilers that this job still uses.
+    stopped: returns whether the run should end. tools: those of nsys, ncu and Kineto that still work.
     """
 
     def __init__(self, profiler: Profiler, job: Job, slot: GpuSlot, stopped: Callable[[], bool]) -> None:

@@ -14,7 +14,7 @@ class Policy:
     budget_s: seconds of sampling; up to five times as many while that distance exceeds twice `precision`.
         With 0, the warm-up is skipped and sampling ends after `min_samples` samples.
     min_samples: fewest samples.
-    Raises ValueError for an invalid field and ignores fields of earlier versions.
+    Raises ValueError for an invalid field and ignores unknown fields, such as those of earlier versions.
     """
 
     precision: Annotated[float, Field(gt=0, lt=1)] = 0.01

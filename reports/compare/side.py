@@ -114,7 +114,7 @@ class CaseSide:
 class RunCases:
     """One run with the values that a comparison needs.
 
-    turns: the request, as JSON, that both runs of one `ttt-bench ab` share; "" for other runs.
+    turns: the `ttt-bench ab` request as JSON, the same in both of its runs; "" for other runs.
     repeats: the planned processes per case. cases: by case key. unmeasured: the keys of planned cases without a record.
     """
 

@@ -129,7 +129,7 @@ def _where(xs: list[float], view: View) -> str:
 
 
 def _lead(last: Standing, view: View) -> str:
-    """Return the best line's lead in words. last: the ranking at the largest x with one best line."""
+    """Return the best line's lead in words. last: the ranking at the largest x at which no line ties for the best."""
     (best, _), (after, next_who) = last.ranks[:2]
     at = format_x(last.x) if len(view.tried) > 1 else view.at(format_x(last.x))
     if not view.is_speed:

@@ -52,7 +52,7 @@ class Diff:
 
     @property
     def digits(self) -> int:
-        """The decimals of times in ms that give `b` four significant digits."""
+        """Number of decimals that show `b`'s ms per unit with four significant digits."""
         return max(0, 3 - math.floor(math.log10(self.b.unit_ms)))
 
     @property

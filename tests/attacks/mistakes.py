@@ -245,7 +245,7 @@ class Last64Tokens(OfTheRepository):
 
 
 class Last66Tokens(Last64Tokens):
-    """Reads two of the early tokens that the second checked call changes, so outputs change as they should."""
+    """Reads the last 66 tokens: two of those that the early-tokens check renews, so it passes, but ignores the rest."""
 
     kept = 66
 

@@ -1,4 +1,4 @@
-"""`bench.numbers` writes the committed tables from the committed runs and names a definition that selects no case."""
+"""`bench.numbers` writes the committed tables from the committed runs; errors name a table without cases."""
 
 import subprocess
 import sys

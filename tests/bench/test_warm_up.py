@@ -1,4 +1,4 @@
-"""After the plug-in's warm-up, steps of other sizes launch no other variant of a kernel, and no other library."""
+"""After the plug-in's warm-up, other steps launch no new variant of a Triton kernel and load no new library."""
 
 import json
 import os

@@ -107,7 +107,7 @@ def test_fewer_than_six_samples_have_no_correlation() -> None:
 
 
 def test_the_fewer_of_both_estimates_count() -> None:
-    """Ranks miss a slow drift beneath noise; signs need more than a few dozen samples."""
+    """Effective sample size: ranks miss a slow drift, signs need many samples; the lower counts."""
     rng = random.Random(1)
     drift = [math.sin(i / 40) + rng.gauss(0, 1) for i in range(300)]
     assert independent_samples(drift) < 60

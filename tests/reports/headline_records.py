@@ -13,7 +13,7 @@ STEPPING = {"ttt-linear": "triton-dual", "transformer": "vllm", "mamba": "mamba-
 
 
 def forward(latencies, system="ttt-linear", backend="thunderkittens", **fields):
-    """Return one forward record per context. latencies: context -> microseconds per token of 16 prompts."""
+    """Return a record of 16 prompts per context. latencies: {context: microseconds per token of all prompts}."""
     return [
         synthetic.ok(
             Case(system, backend, "1.3b", "forward", 16, context), us * 16 * context / 1e3, spread=0.0, **fields

@@ -43,7 +43,7 @@ STEPS = 17  # generated tokens: one mini-batch and one more token
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Draw random numbers on the CPU, so that the tools see no kernel of PyTorch."""
+    """Draw random numbers on the CPU, so that compute-sanitizer sees no PyTorch kernel."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 

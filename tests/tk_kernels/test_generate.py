@@ -159,7 +159,7 @@ def test_parameters_that_the_kernels_would_read_wrongly_are_named(operator: str)
 def test_a_launch_that_does_not_take_the_state_is_named(
     operator: str, form: str, precision: str, D: int, m: int
 ) -> None:
-    """The sm_90 kernel would write outside these states."""
+    """ValueError: the sm_90 kernel would write out of bounds."""
     module = import_module(f"tk_kernels.ttt_{operator}.generate")
     outer, token = outer_parameters(2, D, m), random_token(1, 2, D, torch.float32, 1)
     state = module.GenerateState.from_state(random_state(operator, [0], 2, D, m), form, precision)
