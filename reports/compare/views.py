@@ -1,6 +1,7 @@
 """A comparison as text, Markdown, JSON or an HTML page."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import asdict
@@ -71,8 +72,8 @@ def _beyond(rows: Sequence[Row]) -> str:
 
 
 def _cause(row: Row) -> str:
-    """Return the row's first note in parentheses, without ` in A` or ` in B`; else ""."""
-    return f" ({row.notes[0].partition(' in ')[0]})" if row.notes else ""
+    """Return the row's first note, up to a colon or ` in `, in parentheses; "" without notes."""
+    return f" ({re.split(': | in ', row.notes[0])[0]})" if row.notes else ""
 
 
 def text(comparison: Comparison) -> str:

@@ -79,7 +79,7 @@ def _plans(table: pd.DataFrame, catalogue: Catalogue) -> Iterator[tuple[str, Fig
             if entry.phase in phases:
                 yield suite.name, entry, rows[rows["phase"] == entry.phase]
         drawn = {entry.phase for entry in suite.figures}
-        if suite.figures or not suite.question:  # the page has a table for a suite without figures
+        if suite.figures or not suite.question:  # a suite with a question but no figures has a table
             yield from _default_plans(suite.name, rows, [phase for phase in phases if phase not in drawn], catalogue)
     others = table[[not names for names in table["suites"]]]
     yield from _default_plans("", others, dict.fromkeys(others["phase"]), catalogue)

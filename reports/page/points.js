@@ -70,7 +70,7 @@ class Points {
   /* Why a point has no value: its status, or a metric that was not measured. */
   whyNot(point) {
     const status = cell(point.lost, "status");
-    return this.about(point.lost, point, status === "ok" ? `measured without ${this.data.y_title}` : status);
+    return this.about(point.lost, point, status === "ok" ? `measured without ${page.labels[this.data.y]}` : status);
   }
 
   reason(point) {

@@ -5,6 +5,7 @@ import json
 import re
 import tomllib
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from harness.schema.reason import printable
@@ -25,7 +26,7 @@ _SLUG_LIMIT = 48
 class Entry:
     """A run as the site's index shows it, with its cases for comparisons (`held`).
 
-    updated: the start of the last record in UTC; "" without records.
+    updated: the start of the last record in UTC; "" without a date.
     id, note: as in `run_id` and `note_of`. systems: (name, label, tone, marker) of each system.
     profiles, measured, cases: the numbers of profiles, cases with a result, and planned cases.
     page: the path of the run's page in the site; "" without records.
@@ -82,6 +83,7 @@ def files_of(run: Run, found: str) -> tuple[Entry, dict[str, str]]:
     records, profiles, path = run.records(), list(run.profiles().values()), f"runs/{found}.html"
     files: dict[str, str] = {}
     looks: dict[str, Look] = {}
+    moments = [when for record in records if (when := moment(record.started_at))]
     if records:
         table = frame(records, run.catalogue, common_ceilings(records, profiles))
         title, profiled = run_title(run.folder.resolve().name, table), section(records, profiles, run.catalogue)
@@ -96,7 +98,7 @@ def files_of(run: Run, found: str) -> tuple[Entry, dict[str, str]]:
         run=run,
         held=RunCases.of(run, records),
         id=found,
-        updated=max((record.started_at for record in records), default=""),
+        updated=max(moments).isoformat(timespec="seconds") if moments else "",
         systems=tuple((name, label, looks[name].tone, looks[name].marker) for name, label in named),
         note=note_of(run.folder),
         profiles=len(profiles),
@@ -105,6 +107,15 @@ def files_of(run: Run, found: str) -> tuple[Entry, dict[str, str]]:
         page=path if records else "",
     )
     return entry, files
+
+
+def moment(text: str) -> datetime | None:
+    """Return an ISO 8601 time in UTC, which is also the default zone; None for other text."""
+    try:
+        found = datetime.fromisoformat(text)
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
 
 
 def _digest(parts: list[str]) -> str:

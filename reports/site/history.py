@@ -4,13 +4,14 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from harness.schema.reason import rounded
 from reports.compare.side import CaseSide
-from reports.site.entry import Entry, system_id
+from reports.site.entry import Entry, moment, system_id
 
-Point = tuple[str, CaseSide]  # the id of a run, and one of its cases
+Point = tuple[datetime, str, CaseSide]  # the start of a case's first record, the id of its run, the case
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,14 @@ def histories(entries: Sequence[Entry]) -> list[History]:
     for entry in reversed(entries):
         looks |= {name: (label, tone, marker) for name, label, tone, marker in entry.systems}
         for key, side in entry.held.cases.items():
-            if side.medians and side.started_at:
-                found.setdefault(side.case.system, {}).setdefault(key, []).append((entry.id, side))
+            at = moment(side.started_at)
+            if side.medians and at:
+                found.setdefault(side.case.system, {}).setdefault(key, []).append((at, entry.id, side))
     return [
         History(
             name,
             *looks[name],
-            frozenset(run for points in by_key.values() for run, _ in points),
+            frozenset(run for points in by_key.values() for _, run, _ in points),
             sorted(map(_case, by_key.values()), key=lambda case: _by_numbers(case["label"])),
         )
         for name, by_key in found.items()
@@ -65,11 +67,11 @@ def _case(points: Sequence[Point]) -> dict[str, Any]:
 
     name: the label without phase and batch. Times are per token if an engine ran different numbers of sequences.
     """
-    side = points[0][1]
-    is_by_token = len({tokens for _, each in points for tokens in each.tokens.values()}) > 1
+    side = points[0][2]
+    is_by_token = len({tokens for *_, each in points for tokens in each.tokens.values()}) > 1
     lines: dict[str, list[Point]] = {}
-    for run, each in sorted(points, key=lambda point: (point[1].started_at, point[0])):
-        lines.setdefault(_machine(each), []).append((run, each))
+    for point in sorted(points, key=lambda point: point[:2]):
+        lines.setdefault(_machine(point[2]), []).append(point)
     return {
         "key": side.case.key,
         "label": side.label,
@@ -92,13 +94,13 @@ def _said(device: Mapping[str, str]) -> Iterable[str]:
 
 
 def _line(machine: str, points: Sequence[Point], is_by_token: bool) -> dict[str, Any]:
-    sides = [side for _, side in points]
+    sides = [side for *_, side in points]
     times = [math.exp(side.middle) if is_by_token else side.ms for side in sides]
     lows = [ms * math.exp(-side.below) for ms, side in zip(times, sides, strict=True)]  # 0 without an interval
     return {
         "machine": machine,
-        "run": [run for run, _ in points],
-        "at": [side.started_at.removesuffix("+00:00") for side in sides],
+        "run": [run for _, run, _ in points],
+        "at": [f"{at:%Y-%m-%dT%H:%M:%S}" for at, *_ in points],
         "ms": [rounded(ms, 6) for ms in times],
         "low": [rounded(low, 6) or None for low in lows],
         "high": [rounded(ms * math.exp(side.above), 6) for ms, side in zip(times, sides, strict=True)],

@@ -243,6 +243,18 @@ def test_the_answer_names_the_cause_of_most_points_beyond(tmp_path):
     )
 
 
+def test_points_beyond_with_one_cause_are_one_group_whatever_its_values(tmp_path):
+    cases = [a_case(context) for context in (1, 2, 3)]
+    of_a = [timed(case, 10, tokens=20) for case in cases]
+    loaded = (on_gpu(cpu={"others_share": share, "idle_share": 0.01}) for share in (0.5, 0.6))
+    of_b = [timed(case, 20, environment, tokens=20) for case, environment in zip(cases, loaded, strict=False)]
+    found = compare(*two(tmp_path, of_a, [*of_b, timed(cases[2], 20, tokens=30)]))
+    assert views.answer(found).startswith(
+        "Not confirmed: 0 of 3 points within 3%. The 3 beyond: 2 ttt-linear · torch forward (contended), "
+        "1 ttt-linear · torch forward (sequences at once differ)."
+    )
+
+
 def test_another_gpu_has_ratios_and_loses_nothing(tmp_path):
     cases = [a_case(context) for context in (1, 2, 3, 4)]
     h200 = on_gpu("H200")

@@ -111,7 +111,7 @@ def test_a_pair_has_the_signs_and_status_of_its_dual(pairs):
     assert "GPU 5eedf00d over GPU 0ddba11d" in sure[1]
     assert "\nGPU 5eedf00d\n" in few[1]
     assert "baseline: skipped: not here" in lost[1]
-    assert "baseline: measured without Latency" in unmeasured[1]
+    assert "\nbaseline: measured without Latency (ms)" in unmeasured[1]
     notes = pairs.locator(".annotation").last.text_content()
     for words in ("* fewer than 6 samples", "× no result", "– not run"):
         assert words in notes

@@ -180,6 +180,17 @@ def test_a_history_has_the_times_of_cases_not_of_runs(tmp_path):
     assert line["ms"] == [10, 12]
 
 
+def test_a_history_has_the_times_in_utc_and_no_point_without_one(tmp_path):
+    starts = ("2026-01-02T02:00:00+03:00", "2026-01-02T00:00:00Z", "2026-01-02T00:30:00", "yesterday", "")
+    runs = [a_run(tmp_path / f"run-{at}", timed(a_case(), 10 + at, at=start)) for at, start in enumerate(starts)]
+    write_site([run.folder for run in runs], tmp_path / "site")
+    (line,) = lines_of(tmp_path / "site")
+    assert line["at"] == ["2026-01-01T23:00:00", "2026-01-02T00:00:00", "2026-01-02T00:30:00"]
+    assert line["ms"] == [10, 11, 12]
+    named = re.findall(r'class="name"><a [^>]*>run-(\d)<', (tmp_path / "site" / "index.html").read_text())
+    assert named == ["2", "1", "0", "4", "3"]  # the newest first
+
+
 def test_a_bar_has_the_ends_of_its_interval(tmp_path):
     skewed = timed(a_case(), 10)
     skewed.samples_ms[:] = [10, 20, 9.95, 10.2, 10, 21, 9.9, 10, 10.5]
