@@ -135,8 +135,8 @@ class JobProfiler:
         write_profile(run.folder, profile)
         if run.mode == "profile":  # a run that measures keeps its own records
             launch = self.profiler.launches[self.job.pair]
-            record = record or unmeasured(planned.case, profile.status, profile.reason, launch, self.slot)
-            run.record_file(self.job).append(record)
+            lost = unmeasured(planned.case, profile.status, profile.reason, launch, self.slot)
+            run.record_file(self.job).append(record or replace(lost, started_at=started_at))
         if profile.status == "ok" and self.tools.ratios:
             self.profiler.on_times(profile)
         else:

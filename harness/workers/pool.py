@@ -4,10 +4,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from harness.measure.environment import DEVICE_ORDER
@@ -47,32 +47,40 @@ def on_free_slots(
         KeyboardInterrupt, because Ctrl-C reaches no thread but the main one.
     If a job raises an exception, or at Ctrl-C, all jobs end. The first exception of a job is raised.
     """
-    stop, waiting, errors = threading.Event(), iter(list(jobs)), list[BaseException]()
+    stop, waiting = threading.Event(), iter(list(jobs))
+    results, ended = SimpleQueue[BaseException | None](), list[threading.Thread]()
 
     def serve(slot: GpuSlot, cores: set[int]) -> None:
+        error = None
         try:
             os.sched_setaffinity(0, cores)  # of this thread and its workers
             for job in waiting:
                 if stop.is_set():
                     break
                 do(job, slot, stop.is_set)
-        except BaseException as error:
-            errors.append(error)
-            stop.set()
+        except BaseException as raised:
+            error = raised
+        ended.append(threading.current_thread())
+        results.put(error)
 
     # A thread lives as long as its workers: the kernel kills a worker with the thread that started it.
-    threads, served = ThreadPoolExecutor(len(slots)), list[Future[None]]()
+    places = zip(slots, shares(len(slots)), strict=True)
+    # A daemon: after a second Ctrl-C, the program ends without a thread that does not stop.
+    threads = [threading.Thread(target=serve, args=place, daemon=True) for place in places]
     try:
-        served += map(threads.submit, [serve] * len(slots), slots, shares(len(slots)))
-        while wait(served, timeout=0.2).not_done and not errors:
-            pass  # a wait without limit can miss a signal that comes just before it
+        for thread in threads:
+            thread.start()
+        left = len(threads)
+        while left:
+            with suppress(Empty):  # a wait without limit can miss a signal that comes just before it
+                error = results.get(timeout=0.2)
+                left -= 1
+                if error:
+                    raise error
     finally:
         stop.set()
-        threads.shutdown(wait=False)
-        while not all(each.done() for each in served):
+        while any(thread.ident and thread not in ended for thread in threads):
             time.sleep(0.01)  # not `join`, which a handler that raises breaks before Python 3.13
-    if errors:
-        raise errors[0]
 
 
 def shares(count: int) -> list[set[int]]:

@@ -222,6 +222,34 @@ def test_an_interrupted_pool_waits_for_every_thread() -> None:
     assert done.stderr == "['first', 'last']\n"
 
 
+ENDLESS = """
+import os, signal, sys, threading, time
+from pool_helpers import slot
+from harness.workers.pool import on_free_slots
+both = threading.Barrier(2)
+def do(job, at, stopped):
+    both.wait()
+    if job == "a":
+        os.kill(os.getpid(), signal.SIGINT)
+        while not stopped():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+    threading.Event().wait()
+try:
+    on_free_slots("ab", [slot("0"), slot("1")], do)
+except KeyboardInterrupt:
+    sys.exit("interrupted")
+"""
+
+
+def test_a_second_interrupt_ends_the_program_while_a_job_goes_on() -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])}
+    done = subprocess.run(
+        [sys.executable, "-c", ENDLESS], env=env, cwd=HERE, capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr == "interrupted\n"
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_ends_every_worker_and_the_run_resumes(tmp_path: Path, number: signal.Signals) -> None:
     run = new_run(tmp_path / "out", [*cases_of(SYSTEMS[:4], 1), *cases_of(SYSTEMS[:4], 1, do="hang-once")])

@@ -68,6 +68,15 @@ def test_kineto_profiles_cases_and_notes_failures(tmp_path: Path) -> None:
     assert said == []
 
 
+def test_the_record_of_a_failed_case_tells_when_the_case_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.profiling.jobs.utc_now", lambda: "2026-01-31T12:00:00+00:00")
+    run = run_of(tmp_path)
+    (skipped,), _ = profile_all(run, KINETO, skip=lambda planned: "too large")
+    assert [record.started_at for record in run.records()] == [skipped.started_at] == ["2026-01-31T12:00:00+00:00"]
+
+
 def test_a_resumption_profiles_missing_and_failed_cases(tmp_path: Path) -> None:
     run = run_of(tmp_path, *(case(batch=batch) for batch in (2, 3, 4)))
     profile_all(run, KINETO)
