@@ -11,8 +11,8 @@ from harness.schema.case import Case
 # of 24 layers of bfloat16 activations reaches 2e-2; float32 against float64 stays far below 1e-4.
 LOGIT_LIMITS = {"bfloat16": (5e-2, 2e-2), "float16": (2e-2, 1e-2), "float32": (1e-4, 1e-4)}
 STATE_ROUNDING = {"float32-planes": "bfloat16"}  # planes store a mini-batch's tokens in bfloat16
-# Factors on the limits by system, backbone and dtype. In bfloat16 at 1.3B, TTT-Linear's error in plain PyTorch is twice
-# as large with the Transformer backbone as with Mamba's; that of Gated DeltaNet's recurrent kernels reaches 0.048.
+# Factors on the limits by system, backbone and dtype. In bfloat16 at 1.3B, TTT-Linear's error in plain PyTorch is about
+# twice as large with the Transformer backbone as with Mamba's. Gated DeltaNet's recurrent kernels reach 0.048.
 WIDER = {("ttt-linear", "transformer", "bfloat16"): 2.0, ("gated-deltanet", "", "bfloat16"): 2.0}
 
 # Limit on the error of timed logits over that of plain PyTorch in the same dtype. For all kernels at 1.3B in the

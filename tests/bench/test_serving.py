@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from bench.models import fused
 from bench.models.checkpoint import copy_tensors
 from bench.models.config import model_config
 from bench.models.factory import from_seed
@@ -115,6 +116,36 @@ def assert_served(learner, backbone, steps, operator, dtype=torch.float32):
         with torch.no_grad():
             alone = plain.prefill(ids[request : request + 1, : done[request]], plain.init_state(1))[0]
             assert relative_error(model._logits(row[None]), alone) < LOGITS_ERROR[dtype]
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="on a GPU, float32 models have no kernels for few rows")
+@pytest.mark.usefixtures("triton_kernels")
+def test_a_served_step_has_no_dependent_launches(monkeypatch):
+    """The kernel before a block may write its state, which a dependent launch reads too early."""
+    operator, dependent = KernelOperator("linear", precision="float32"), []
+
+    def record(name):
+        launch = getattr(fused, name)
+
+        def recorded(*given, pdl, **named):
+            dependent.append(pdl)
+            return launch(*given, pdl=pdl, **named)
+
+        monkeypatch.setattr(fused, name, recorded)
+
+    for name in ("residual_convolution", "query_key", "few_rows_product"):
+        record(name)
+    monkeypatch.setattr(fused, "fits", lambda *given, **named: True)
+    config = replace(model_config("ttt-linear", "tiny"), layers=1)
+    model = from_seed(config, 0, DEVICE, torch.float32, operator=operator, block=FusedBlock)
+    model.generate_step(torch.zeros(2, dtype=torch.int64), model.init_generate_state(2))
+    assert dependent == [False] + [True] * 5  # new parameters come before the first launch
+    dependent.clear()
+    layout, slots = Layout(config, operator, torch.float32), torch.tensor([2, 1])
+    layers = [layout.views(torch.zeros(3, layout.page_bytes, dtype=torch.int8))]
+    with torch.no_grad():
+        hidden(model, layout, layers, slots, Generating(slots, slots.int()))
+    assert dependent == [False] * 6
 
 
 def test_weights_by_name(one_thread):
