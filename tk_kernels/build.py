@@ -76,7 +76,7 @@ class Built:
 
     @property
     def ingredients(self) -> dict[str, str | None]:
-        """Return what the function `ingredients` returned at compilation, perhaps on another machine."""
+        """The ingredients (see `build.ingredients`) recorded at compilation, perhaps on another machine."""
         return json.loads((self.folder / NOTE).read_text())
 
     @property
@@ -230,7 +230,7 @@ def _compiler_version(nvcc: Path | None) -> str | None:
 
 
 def _folder(name: str, wanted: dict[str, str | None]) -> Path:
-    """Return a build's cache folder, named by a hash without nvcc and headers, which loading does not need."""
+    """Return a build's cache folder, named by a hash of `wanted` without the versions of nvcc and ThunderKittens."""
     known = [wanted[each] for each in ("sources", "flags", "host", "tvm_ffi", "architecture")]
     key = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
     return cache_directory() / "kernels" / f"{name.replace('/', '.')}-{key}"

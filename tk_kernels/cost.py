@@ -93,15 +93,15 @@ class Cost:
     def generate_bytes(
         self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual", state: str = "planes"
     ) -> float:
-        """Return the least bytes per step: `generate_state_traffic`, and 2 per element of q, k, v and output z."""
+        """Return the least bytes per step: `generate_state_traffic` plus 2 bytes per element of q, k, v and output."""
         traffic = self.generate_state_traffic(batch, heads, head_dim, mini_batch, form, state)
         return traffic + batch * heads * 8 * head_dim
 
 
 def _weight_bytes(form: str, state: str) -> tuple[int, int, int]:
-    """Return bytes per weight: stored, read per token, and moved in addition at a mini-batch's last token.
+    """Return bytes per weight: stored; read per token; also read and written at a mini-batch's last token.
 
-    An element of a cached row takes the second of these numbers.
+    The second is also the size of an element of a cached row.
     """
     check_choice("form", form, FORMS)
     check_choice("state", state, ("planes", *ELEMENT_BYTES))

@@ -150,12 +150,12 @@ def normalization(s0, s1, D: tl.constexpr):
 
 @jit
 def gradient_coefficients(s0, s1, s2, s3, s4, s5, weight_squared, D: tl.constexpr):
-    """Return mean, 1/std, mean(g) and mean(g * xhat) / std of rows z [D], for the gradient of `ln_l2_grad`.
+    """Return mean, 1/std, mean(g) and mean(g * xhat) / std of rows z [D], the terms of `ln_l2_grad`.
 
     weight, bias: LayerNorm's. R: the target. xhat: the normalised z. c = z - mean, o = weight (bias - R), and
     g = weight^2 c / std + o.
     The arguments are sums over a row: s0 of z, s1 of z^2, s2 of u = weight^2 z, s3 of u z, s4 of o z, s5 of o, and
-    weight_squared of weight^2. One reduction computes them all, instead of four in sequence.
+    weight_squared of weight^2. So one reduction can compute s0 to s5, instead of four in sequence.
     """
     mean, rstd = normalization(s0, s1, D)
     u = s2 - mean * weight_squared  # the sums of weight^2 c, and of weight^2 c^2

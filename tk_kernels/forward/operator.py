@@ -36,7 +36,7 @@ Outer = tuple[Tensor, Tensor, Tensor]  # token_scale [m], ln_weight, ln_bias [H,
 
 @cache
 def hopper_unavailable(kernel: str, arch: str | None) -> str:
-    """Return why this Hopper kernel cannot run here, or "". arch: TTT_BENCH_ARCH, so that the cache notices changes."""
+    """Return why this Hopper kernel cannot run here, or "". arch: TTT_BENCH_ARCH, used only as a key of `@cache`."""
     return build.unavailable(kernel)
 
 

@@ -69,7 +69,7 @@ def join_planes(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
 
 
 def store(x: torch.Tensor, precision: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return float32 x in a precision of PRECISIONS: x or its high plane, and its low plane or None."""
+    """Return float32 x in a precision of PRECISIONS: its (high, low) planes, or (x in that dtype, None)."""
     if PRECISIONS[precision].planes:
         return split_planes(x)
     return x.to(PRECISIONS[precision].weights, copy=True).contiguous(), None
@@ -117,7 +117,7 @@ def dot_type(rows: torch.Tensor) -> Any:
 
 @cache
 def runs_sm90(device: torch.device) -> bool:
-    """Whether the generate kernels in Gluon run on `device`: they need compute capability 9.0."""
+    """Whether generate kernels in Gluon run on `device`: compute capability 9.0, not hidden by TTT_BENCH_ARCH."""
     return not hidden() and device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
@@ -125,7 +125,7 @@ def dependent_launch(pdl: bool) -> dict[str, bool]:
     """Return launch arguments that request programmatic dependent launch (PDL) if `pdl`, on GPUs from Hopper on.
 
     With PDL, a kernel starts as soon as the launch before it allows, reads its parameters and state, then waits for all
-    earlier launches. So neither the last launch without PDL nor any since may write parameters or state.
+    earlier launches. Its parameters and state must therefore be written before the last launch without PDL.
     """
     if not pdl or triton.knobs.runtime.interpret or hidden() or torch.cuda.get_device_capability() < (9, 0):
         return {"PDL": False}

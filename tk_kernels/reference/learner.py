@@ -271,7 +271,7 @@ class Learner(Generic[State]):
         layout: str,
         state: State | PrimalState | None = None,
     ) -> Outer:
-        """Return the outer parameters in the state's dtype; ValueError for unsupported arguments."""
+        """Check the arguments; return the outer parameters in STATE_DTYPE of the tokens. Raises ValueError."""
         check_tokens(tokens, lr, layout, tuple(STATE_DTYPE))
         x = next(iter(tokens.values()))
         check_choice("lr.dtype", lr.dtype, (STATE_DTYPE[x.dtype],))

@@ -29,7 +29,7 @@ def with_bias_input(x: Tensor) -> Tensor:
 
 
 def packed(weight: Tensor, bias: Tensor) -> Tensor:
-    """Stack weight [B, H, D, F], bias [B, H, F] and seven zero rows into [B*H, D + 8, F]."""
+    """Stack weight [B, H, D, F], bias [B, H, F] and 7 zero rows to [B*H, D + 8, F]; see `with_bias_input`."""
     rows = torch.cat((weight, bias.unsqueeze(2)), 2).flatten(0, 1)
     return F.pad(rows, (0, 0, 0, BIAS_INPUTS - 1))
 
