@@ -100,7 +100,7 @@ def _norm_gate(
 
 @jit
 def rms_normed(row, weight, C: tl.constexpr, eps):
-    """Return row / rms(row) * weight in float32; `row` has C channels and zeros as padding."""
+    """Return row / rms(row) * weight in float32; `row` has C channels, then zeros as padding."""
     return row * (1.0 / tl.sqrt(tl.sum(row * row, 0) / C + eps)) * weight
 
 

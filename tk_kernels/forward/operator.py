@@ -158,7 +158,7 @@ class ForwardOperator:
         rope: bool,
         backend: str,
     ) -> None:
-        """Run `backend`, or for "" that of `choice`; write to `outputs`: out, the next weights and biases, the rows."""
+        """Run `backend` ("": the result of `choice`); write to `outputs`: out, next weights and biases, cached rows."""
         q, mini_batch = tokens[0], len(outer[0])
         backend = backend or self.choice(q, mini_batch)
         if backend == THUNDERKITTENS:
@@ -184,7 +184,7 @@ class ForwardOperator:
     def _by_reference(
         self, tokens: Sequence[Tensor], outer: Sequence[Tensor], state: State, start: int, rope: bool
     ) -> tuple[Tensor, State]:
-        """Return the reference's outputs and next state, in float32 from position `start`, with RoPE if `rope`."""
+        """Run the reference in float32 from position `start`; return outputs in q's dtype and the next state."""
         given = to_float32(*_with_rope(tokens, start, len(outer[0]), rope))
         reference: Callable[..., tuple[Tensor, State]] = self.learner.forward
         out, state = reference(*given, *outer, state, start=start)

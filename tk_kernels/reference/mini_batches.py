@@ -22,7 +22,7 @@ def untiled(x: Tensor, batch: int) -> Tensor:
 
 
 def with_bias_input(x: Tensor) -> Tensor:
-    """Return x [..., D + 8], padded by a one and seven zeros, so that a matmul with `packed` adds the bias."""
+    """Return x [..., D] padded to [..., D + 8] by one 1 and seven 0s, so that a matmul with `packed` adds the bias."""
     x = F.pad(x, (0, BIAS_INPUTS))
     x[..., -BIAS_INPUTS] = 1.0
     return x

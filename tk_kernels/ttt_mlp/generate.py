@@ -187,7 +187,7 @@ def sum_rows(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
 
 @jit
 def first_products(w1, past_g1, k, q, weight1, MATRIX: tl.constexpr, DOT: tl.constexpr):
-    """Return w1 @ k and w1 @ q + weight1 @ past_g1 [F], for w1 [F, D], past_g1 [m, F], weight1 [m]."""
+    """Return w1 @ k and w1 @ q + weight1 @ past_g1, both [F]: w1 [F, D], k, q [D], past_g1 [m, F], weight1 [m]."""
     if MATRIX:
         both = tl.dot(w1.to(DOT), columns(k, 0, DOT) + columns(q, 2, DOT))
         both = tl.dot(tl.trans(past_g1.to(DOT)), columns(weight1, 2, DOT), both)

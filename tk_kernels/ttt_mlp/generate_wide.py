@@ -34,7 +34,7 @@ def dual(
     PLANES: tl.constexpr, ROPE: tl.constexpr, LOGITS: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
     SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Run one token like `_dual` of `generate.py`, with the same arguments."""
+    """Run one token like `_dual` of `generate.py`, with the same arguments except FP and MATRIX."""
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
     rd, rm, unit = tl.arange(0, DP), tl.arange(0, MP), tl.arange(0, BLOCK)
