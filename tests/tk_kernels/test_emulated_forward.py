@@ -53,7 +53,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def run(kernel: ctypes.CDLL, tensors: list[Tensor], rope: bool, seed: int = 0) -> str:
-    """Run the kernel on its inputs and results; return the failure, or an empty string."""
+    """Run the kernel on `tensors`, inputs then results; return the failure, or "". seed: of the order of warps."""
     assert all(x.is_contiguous() for x in tensors)
     pointers = (ctypes.c_void_p * len(tensors))(*(x.data_ptr() for x in tensors))
     batch, tokens, heads, _ = tensors[0].shape
@@ -179,7 +179,7 @@ PLANTED = {
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The kernel compiled once with all planted mistakes; its variable `mistake` selects the one that is active."""
+    """Return the kernel compiled once with all planted mistakes; its variable `mistake` selects the active one."""
     source = SOURCES["block_state_sm90.cuh"]
     for number, (right, wrong, _) in enumerate(PLANTED.values()):
         assert source.count(right) == 1
