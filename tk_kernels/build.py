@@ -153,7 +153,7 @@ def hidden() -> str:
 
 
 def other_gpu(suits: Callable[[tuple[int, int]], bool], needed: str) -> str:
-    """Return why the current GPU cannot run the kernels, or "".
+    """Return why there is no GPU or the current one does not suit, or "".
 
     suits: function that checks a compute capability, such as (9, 0). needed: the supported GPUs, for the message.
     """
@@ -218,7 +218,7 @@ def source_digest(name: str) -> str:
 
 
 def _compiler_version(nvcc: Path | None) -> str | None:
-    """Return the version of nvcc, such as `13.0, V13.0.88`; None without nvcc."""
+    """Return nvcc's version, such as `13.0, V13.0.88`; None without nvcc. Raises BuildError if nvcc does not run."""
     if nvcc is None:
         return None
     try:

@@ -26,7 +26,7 @@ def cache_directory() -> Path:
 
 
 def find_thunderkittens() -> Path | None:
-    """Return ThunderKittens' folder, THUNDERKITTENS_ROOT or else the cache's clone; None if it has no headers."""
+    """Return ThunderKittens' folder, THUNDERKITTENS_ROOT or else the cache's clone; None if without headers."""
     named = os.environ.get("THUNDERKITTENS_ROOT")
     root = Path(named) if named else _clone_path()
     return root if (root / HEADER).is_file() else None

@@ -42,7 +42,7 @@ combinations = pytest.mark.parametrize(
 
 
 class Errors(NamedTuple):
-    """Relative errors against float64: the largest of `out` in all steps, and of each weight's and bias's change."""
+    """Relative errors against float64. out: the largest of all steps. change: by weight or bias, that of its change."""
 
     out: float
     change: dict[str, float]
@@ -192,7 +192,10 @@ def compare(
     batch: int = 0,
     step: Step | None = None,
 ) -> Comparison:
-    """Run `steps` steps from state `start`; compare errors. batch: repeat sequences to this number, compare some."""
+    """Return the errors of kernel and simulation in `steps` steps from state `start`.
+
+    batch: number of sequences, repeated from `start`; some are compared. 0: without repetition. step: runs the kernel.
+    """
     generate, distinct = MODULES[operator][0], len(start.position)
     batch, step = batch or distinct, step or eager(operator)
     H, m = start.k_rows.shape[1:3]

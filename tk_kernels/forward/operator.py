@@ -36,7 +36,7 @@ Outer = tuple[Tensor, Tensor, Tensor]  # token_scale [m], ln_weight, ln_bias [H,
 
 @cache
 def hopper_unavailable(kernel: str, arch: str | None) -> str:
-    """Return why this Hopper kernel cannot run here, or "". arch: TTT_BENCH_ARCH, used only as a key of `@cache`."""
+    """Return why the Hopper kernel cannot run here, or "". arch: TTT_BENCH_ARCH, used only as a key of `@cache`."""
     return build.unavailable(kernel)
 
 
@@ -135,7 +135,7 @@ class ForwardOperator:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1), state if inplace else after
 
     def _checked(self, tokens: Tokens, outer: Outer, state: tuple, inplace: bool) -> dict[str, tuple[int, ...]]:
-        """Check `forward`'s arguments, or raise ValueError; return the state's shapes by name."""
+        """Check `forward`'s arguments, or raise ValueError; return the shape of each tensor of a state by name."""
         _check_tokens(tokens, outer, "[B, T, H, D]")
         q, mini_batch = tokens[0], len(outer[0])
         batch, _, heads, head_dim = q.shape

@@ -129,7 +129,7 @@ class StepState:
         return section_name(self.suits_sm90(), self.position.device)
 
     def default_launch(self) -> Tuning:
-        """Return the settings of `tuning.toml` for this state; their `sm90` selects the kernel."""
+        """Return the settings of `tuning.toml` for this state; their field `sm90` selects the kernel."""
         return tuning(self.operator, self.form, self.precision, self.tuned_as())
 
 

@@ -1,4 +1,4 @@
-"""TTT-Linear in place of attention, without learned outer parameters, after a post of November 2024.
+"""TTT-Linear in place of attention, without learned outer parameters, based on a post of November 2024.
 
 `attention` reads an attention layer's q, k and v, to try TTT in a model without training a new layer. LayerNorm has
 weight 1 and bias 0, the token scale is 1/(i+1), and the learning rate is the untrained layer's, sigmoid(0) / D.

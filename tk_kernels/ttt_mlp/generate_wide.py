@@ -135,7 +135,10 @@ def apply_rows(
     D: tl.constexpr, F: tl.constexpr, m: tl.constexpr,
     PLANES: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Update one head by W1 -= s K^T g1, W2 -= s X2^T g2, b1 -= s sum(g1), b2 -= s sum(g2), with s = `scale`."""
+    """Update one head by W1 -= s K^T g1, W2 -= s X2^T g2, b1 -= s sum(g1), b2 -= s sum(g2), with s = `scale`.
+
+    rd, rm: the padded indices along D and along m.
+    """
     valid = rd < D
     rows_d = rm[:, None] * D + rd[None, :]
     counted = (rm[:, None] < m) & valid[None, :]
