@@ -67,7 +67,7 @@ def in_cache(what: str) -> Iterator[None]:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Let one process at a time run the block, by locking `path` (no lock if the file system has none)."""
+    """Let one process at a time run the block, by locking `path` (no lock if the file system supports none)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as lock:
         with suppress(OSError):

@@ -160,8 +160,8 @@ def _layout(
 ) -> tuple[Tensor, Tensor, int, dict[str, Any]]:
     """Return the cache to read, the cache to write, the number of chunks, and further arguments of the kernel.
 
-    A program computes one chunk of one sequence. Unpacked single tokens update one cache in place; otherwise the caches
-    are different tensors.
+    A program computes one chunk of one sequence. Unpacked single tokens update one cache in place; otherwise the two
+    caches are different tensors.
     """
     if sequences is None:
         chunk = min(CHUNK, triton.next_power_of_2(tokens))

@@ -21,5 +21,5 @@ def loss(weights: Weights, k: Tensor, v: Tensor) -> Tensor:
 
 
 def forward(weights: Weights, q: Tensor, k: Tensor, v: Tensor, lr: Tensor, token_scale: Tensor) -> Tensor:
-    """Return outputs [T, D] of a new sequence's head: q, k, v [T, D], lr [T], token_scale [m]."""
+    """Return outputs [T, D] of one head of a new sequence: q, k, v [T, D], lr [T], token_scale [m]."""
     return train(f, loss, q, k, v, lr, token_scale, fresh_state(*weights))[0]

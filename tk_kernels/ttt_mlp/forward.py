@@ -43,7 +43,7 @@ def run(
     settings: Tuning | None,
     **options: Any,
 ) -> None:
-    """Launch the kernel for these shapes on q, k and `rest`, its arguments after k. settings: see `common.launch`."""
+    """Launch a kernel that suits q on q, k, `rest` (arguments after k); B is `sequences`. settings: see `launch`."""
     heads, head_dim = q.shape[-2:]
     hidden = 4 * head_dim
     row = "narrow" if head_dim <= IN_REGISTERS and mini_batch <= ROWS_IN_REGISTERS else "wide"
