@@ -1,8 +1,8 @@
 """Compile a .cu file with nvcc, cache it, and load it by tvm-ffi.
 
 `build("ttt_linear/forward_sm90")` compiles `tk_kernels/ttt_linear/forward_sm90.cu` on any machine with nvcc, GPU or
-not; `load("ttt_linear/forward_sm90")` needs a Hopper GPU. Both compile only what the cache lacks. A machine without
-nvcc or ThunderKittens can use another machine's cache.
+not; `load("ttt_linear/forward_sm90")` needs a Hopper GPU. Both compile a kernel only if the cache lacks it. A machine
+without nvcc or ThunderKittens can use another machine's cache.
 
 nvcc is called directly: `tvm_ffi.cpp.build` would discard nvcc's register counts and spills.
 """
@@ -68,7 +68,7 @@ class KernelResources:
 
 @dataclass(frozen=True)
 class Built:
-    """A build of the kernel `name`; its cache `folder` holds library, compiler log and `ingredients`."""
+    """A build of the kernel `name`; its cache `folder` holds the library, compiler log and `ingredients`."""
 
     name: str
     folder: Path
@@ -76,7 +76,7 @@ class Built:
 
     @property
     def ingredients(self) -> dict[str, str | None]:
-        """Return what the function `ingredients` returned at compilation, perhaps on another machine."""
+        """The ingredients (see `build.ingredients`) recorded at compilation, perhaps on another machine."""
         return json.loads((self.folder / NOTE).read_text())
 
     @property
@@ -115,7 +115,7 @@ def build(name: str) -> Built:
 
 
 def unavailable(name: str) -> str:
-    """Return why this machine cannot run kernel `name`, compiled now if necessary, or ""."""
+    """Return why this machine cannot run kernel `name`, cached or newly compiled, or "". Compiles nothing."""
     tvm_ffi = "" if importlib.util.find_spec("tvm_ffi") else NO_TVM_FFI
     if reason := hidden() or tvm_ffi or other_gpu(lambda found: found == (9, 0), "a Hopper GPU (9.0)"):
         return reason
@@ -153,7 +153,7 @@ def hidden() -> str:
 
 
 def other_gpu(suits: Callable[[tuple[int, int]], bool], needed: str) -> str:
-    """Return why the current GPU cannot run kernels, or "".
+    """Return why there is no GPU or the current one does not suit, or "".
 
     suits: function that checks a compute capability, such as (9, 0). needed: the supported GPUs, for the message.
     """
@@ -207,7 +207,7 @@ def ingredients(name: str) -> dict[str, str | None]:
 
 
 def source_digest(name: str) -> str:
-    """Return the SHA-256 of a kernel's `.cu` file and of all headers that it can include."""
+    """Return one SHA-256 of a kernel's `.cu` file and all project headers that it can include."""
     source = SOURCE_ROOT / f"{name}.cu"
     if not source.is_file():
         raise BuildError(f"{name}: there is no {name}.cu in {SOURCE_ROOT.name}")
@@ -218,7 +218,7 @@ def source_digest(name: str) -> str:
 
 
 def _compiler_version(nvcc: Path | None) -> str | None:
-    """Return the version of nvcc, such as `13.0, V13.0.88`; None without nvcc."""
+    """Return nvcc's version, such as `13.0, V13.0.88`; None without nvcc. Raises BuildError if nvcc does not run."""
     if nvcc is None:
         return None
     try:
@@ -230,7 +230,7 @@ def _compiler_version(nvcc: Path | None) -> str | None:
 
 
 def _folder(name: str, wanted: dict[str, str | None]) -> Path:
-    """Return a build's cache folder, named by a hash without nvcc and headers, which loading does not need."""
+    """Return a build's cache folder, named by a hash of `wanted` without the versions of nvcc and ThunderKittens."""
     known = [wanted[each] for each in ("sources", "flags", "host", "tvm_ffi", "architecture")]
     key = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
     return cache_directory() / "kernels" / f"{name.replace('/', '.')}-{key}"

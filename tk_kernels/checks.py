@@ -28,7 +28,7 @@ def check_contiguous(name: str, tensor: Tensor) -> None:
 
 
 def check_devices(**tensors: Tensor | None) -> None:
-    """Raise ValueError unless all tensors, passed by name, are on one device. None is skipped."""
+    """Raise ValueError unless all tensors, passed by name, are on one device. Skips values of None."""
     given = [(name, x) for name, x in tensors.items() if x is not None]
     (first, x), *others = given
     for name, other in others:
@@ -37,7 +37,7 @@ def check_devices(**tensors: Tensor | None) -> None:
 
 
 def check_tokens(tokens: dict[str, Tensor], lr: Tensor, layout: str, dtypes: tuple[torch.dtype, ...]) -> None:
-    """Raise ValueError unless all `tokens` have one shape and one of `dtypes`, and lr the same shape without D.
+    """Raise ValueError unless all `tokens` have one shape and one of `dtypes`, and lr that shape without D.
 
     layout: the tokens' shape in letters, such as "[B, T, H, D]".
     """
@@ -61,7 +61,7 @@ def check_outer(token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, heads: 
 
 
 def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> None:
-    """Raise ValueError unless each field of `state` that `shapes` names has that shape and the right dtype.
+    """Raise ValueError unless each field of `state` named in `shapes` has its shape there and the right dtype.
 
     dtype: the tokens' dtype. state.position must be int32, all other fields STATE_DTYPE[dtype].
     """

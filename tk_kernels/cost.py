@@ -33,7 +33,7 @@ class Cost:
     def forward_flops(self, batch: int, tokens: int, heads: int, head_dim: int, mini_batch: int = 16) -> int:
         """Return the FLOPs of the dual form over `batch` sequences of `tokens` tokens each.
 
-        m: `mini_batch`. A layer has `in` inputs, X for K and Xbar for Q, and `out` outputs with the loss's gradient G.
+        m: `mini_batch`. in, out: a layer's widths. X, Xbar: its inputs for K, Q. G: the loss's gradient at its output.
         Per token and head, X @ W, Xbar @ W, X^T @ G and (except in layer 1) G @ W^T take 2 * in * out each.
         P = Xbar @ X^T takes 2 * m * in, and P @ G takes 2 * m * out: masked elements count.
         """
@@ -41,9 +41,9 @@ class Cost:
         return batch * tokens * heads * (products + 2 * mini_batch * self._row * head_dim)
 
     def forward_bytes(self, batch: int, tokens: int, heads: int, head_dim: int, element_bytes: int = 2) -> int:
-        """Return the least bytes a fused forward moves: q, k, v, lr and output z; weights and biases, read and written.
+        """Return the least bytes a fused forward moves: q, k, v, lr and output; weights and biases, read and written.
 
-        element_bytes: bytes per element of q, k, v and z; the others are float32.
+        element_bytes: bytes per element of q, k, v and the output; lr, weights and biases are float32.
         """
         token = 4 * head_dim * element_bytes + 4
         return batch * tokens * heads * token + 2 * self.state_bytes(batch, heads, head_dim)
@@ -51,7 +51,7 @@ class Cost:
     def generate_flops(self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual") -> float:
         """Return the FLOPs to generate one token in each of `batch` sequences, averaged over a mini-batch.
 
-        dual: the weights' matmuls of `forward_flops`, and per layer two matmuls with (m+1)/2 cached rows on average.
+        dual: the matmuls with 2 * in * out of `forward_flops`; per layer two with (m+1)/2 cached rows on average.
         primal: X @ W, dW += X^T G, W_t = W - s dW and Xbar @ W_t take 2 * in * out each; G @ W^T as in `forward_flops`.
         """
         check_choice("form", form, FORMS)
@@ -93,15 +93,15 @@ class Cost:
     def generate_bytes(
         self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual", state: str = "planes"
     ) -> float:
-        """Return the least bytes per step: `generate_state_traffic`, and 2 per element of q, k, v and output z."""
+        """Return the least bytes per step: `generate_state_traffic` plus 2 bytes per element of q, k, v and output."""
         traffic = self.generate_state_traffic(batch, heads, head_dim, mini_batch, form, state)
         return traffic + batch * heads * 8 * head_dim
 
 
 def _weight_bytes(form: str, state: str) -> tuple[int, int, int]:
-    """Return bytes per weight: stored, read per token, and moved in addition at a mini-batch's last token.
+    """Return bytes per weight: stored; read per token; also read and written at a mini-batch's last token.
 
-    An element of a cached row takes the second of these numbers.
+    The second is also the size of an element of a cached row.
     """
     check_choice("form", form, FORMS)
     check_choice("state", state, ("planes", *ELEMENT_BYTES))

@@ -26,7 +26,7 @@ def cache_directory() -> Path:
 
 
 def find_thunderkittens() -> Path | None:
-    """Return ThunderKittens' folder, THUNDERKITTENS_ROOT or else the cache's clone; None if it has no headers."""
+    """Return ThunderKittens' folder, THUNDERKITTENS_ROOT or else the cache's clone; None if without headers."""
     named = os.environ.get("THUNDERKITTENS_ROOT")
     root = Path(named) if named else _clone_path()
     return root if (root / HEADER).is_file() else None
@@ -67,7 +67,7 @@ def in_cache(what: str) -> Iterator[None]:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Let one process at a time run the block, by locking `path` (no lock if the file system has none)."""
+    """Let one process at a time run the block, by locking `path` (no lock if the file system supports none)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as lock:
         with suppress(OSError):

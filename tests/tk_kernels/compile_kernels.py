@@ -1,6 +1,7 @@
-"""Compile Triton kernels for GPUs that this machine lacks; print what the tests check as JSON lines.
+"""Compile Triton kernels for GPUs that this machine lacks; print each kernel's resources or latencies as a JSON line.
 
-The arguments are compute capabilities, for the forward kernels, or "generate", for TTT-MLP's kernel in Gluon.
+A command-line argument is a compute capability, such as 80, to compile the forward kernels for, or "generate", to
+compile TTT-MLP's generate kernel in Gluon.
 """
 
 import json
@@ -56,7 +57,7 @@ def disassembled(tool: str, *options: str, cubin: bytes) -> str:
 
 
 def stack_bytes(cubin: bytes) -> int | None:
-    """Return a kernel's local memory per thread in bytes, with spills; None without cuobjdump."""
+    """Return a kernel's local memory per thread in bytes, including spills; None without cuobjdump."""
     try:
         tool = knobs.nvidia.cuobjdump.path
     except (AttributeError, RuntimeError):
@@ -65,10 +66,10 @@ def stack_bytes(cubin: bytes) -> int | None:
 
 
 def latencies(cubin: bytes) -> int:
-    """Count a kernel's memory latencies in sequence before its first wait for an asynchronous copy.
+    """Return the length of the longest chain of dependent loads before a kernel first waits for an asynchronous copy.
 
-    An instruction's control bits start at bit 41 of its high word. Bits 5 to 7 name the scoreboard that its result
-    releases, or 7 for none. Bits 11 to 16 mask the scoreboards that it waits for.
+    An instruction's control bits start at bit 41 of its high word. Control bits 5 to 7 name the scoreboard that the
+    result releases, or 7 for none. Control bits 11 to 16 mask the scoreboards that the instruction waits for.
     """
     passed, worst = 0, 0
     pending = [0] * 8  # by scoreboard: the latencies up to the end of its loads

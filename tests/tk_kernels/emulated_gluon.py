@@ -79,7 +79,7 @@ class Pointer:
 
     @classmethod
     def to(cls, tensor: Tensor) -> Pointer:
-        """Point to a tensor's first element; the rest of its storage is readable too."""
+        """Return a pointer to a tensor's first element; later elements of its storage are readable too."""
         size = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
         return cls(tensor.as_strided((size,), (1,)))
 
@@ -89,7 +89,7 @@ class Pointer:
     __radd__ = __add__
 
     def read(self, mask: Value | None, other: float | None) -> Tensor:
-        """Read the addresses, `other` where the mask is false. Raises IndexError outside the memory."""
+        """Return the addressed values, `other` (None: NaN) where `mask` is false; IndexError outside the memory."""
         at, inside = self._masked(mask)
         found = self.memory[torch.where(inside, at, 0)]
         return torch.where(inside, found, torch.tensor(float("nan") if other is None else other).to(found.dtype))
@@ -109,7 +109,7 @@ class Pointer:
 
 
 class Shared:
-    """A shared memory allocation; NaN, or the lowest integer, until written."""
+    """An allocation of shared memory, which holds NaN (integers: the lowest value) until written."""
 
     def __init__(self, of: Tensor) -> None:
         self.of = of
@@ -132,7 +132,7 @@ class Shared:
         return Shared(self.of.permute(order))
 
     def _reinterpret(self, dtype: torch.dtype, shape: list[int], layout: Any) -> Shared:
-        """View the memory as rows; `layout.bases` gives the row and column bits of each offset bit."""
+        """Return a copy in `shape`; `layout.bases[i]`: the row bit and column bit that set bit i of the offset."""
         assert dtype == self.dtype
         offsets = torch.zeros(shape, dtype=torch.int64)
         rows, columns = torch.meshgrid(*map(torch.arange, shape), indexing="ij")
@@ -219,7 +219,7 @@ _ASSEMBLY: dict[str, Any] = {
 
 
 def _rebuilt(kernel: Any, known: dict[str, Any]) -> FunctionType:
-    """Turn a Gluon or Triton function and its callees into plain functions with the globals `known`."""
+    """Turn a Gluon or Triton function and its callees into plain functions; `known` replaces globals by name."""
     function = getattr(kernel, "fn", kernel)
     names = {**function.__globals__, **known}
     for name in function.__code__.co_names:

@@ -1,4 +1,4 @@
-"""Prompts for the forward operators and error limits against the float64 reference."""
+"""Prompts for tests of the forward operators, and limits of the error against the float64 reference."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def linear_arguments(
     speed: float = 1.0,
     mini_batch: int = 16,
 ) -> list[Any]:
-    """Return random arguments; with `correlation` (0 to 1), the tokens of a sequence share a direction."""
+    """Return TTT-Linear's arguments; `correlation`, 0 to 1, aligns the tokens of a sequence, and `speed` scales lr."""
     generator = torch.Generator(device).manual_seed(tokens)
 
     def normal(*shape: int, std: float = 1.0) -> Tensor:

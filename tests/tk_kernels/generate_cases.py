@@ -1,7 +1,7 @@
 """Errors and error limits of the generate kernels against float64, on random states and tokens.
 
-The float64 reference, rounded to 16 bits where the kernel stores 16 bits, simulates a state precision. A kernel's
-error may reach `SLACK` times the simulation's, plus a float32 term.
+A simulation is the float64 reference, rounded wherever the kernel stores a rounded number. A kernel's error may reach
+`SLACK` times the simulation's error, plus a limit for float32 sums.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ combinations = pytest.mark.parametrize(
 
 
 class Errors(NamedTuple):
-    """Relative errors against float64: the largest of `out` over all steps, and each weight's or bias's change."""
+    """Relative errors against float64. out: the largest of all steps. change: by weight or bias, that of its change."""
 
     out: float
     change: dict[str, float]
@@ -61,7 +61,7 @@ class Comparison(NamedTuple):
 
 
 def random_state(operator: str, positions: list[int], H: int, D: int, m: int, seed: int = 0, std: float = 0.02) -> Any:
-    """Return a random state. std: of the weights; 0.02 as in new layers, 0.2 reaches the curved part of gelu."""
+    """Return a random state. std of the weights: 0.02 as in new layers, 0.2 to reach the curved part of gelu."""
     gen = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int, std: float) -> Tensor:
@@ -82,7 +82,7 @@ Prefill = Callable[..., tuple[Tensor, Any]]
 
 
 def prefilled_state(operator: str, positions: list[int], H: int, D: int, m: int, prefill: Prefill) -> Any:
-    """Return the float64 state after a forward over two mini-batches and `positions` tokens of a third."""
+    """Run `prefill`, a forward, on two mini-batches and `positions` tokens of a third; return the state in float64."""
     gen, reference, parts = torch.Generator(DEVICE).manual_seed(3), MODULES[operator][1], []
     outer, F = outer_parameters(H, D, m), 4 * D
     shapes = ((H, D, D), (H, 1, D)) if operator == "linear" else ((H, D, F), (H, 1, F), (H, F, D), (H, 1, D))
@@ -121,7 +121,7 @@ def reference_form(operator: str, state: Any, form: str) -> Any:
 
 
 def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Round x like a kernel's store, in float64; Triton's interpreter truncates to bfloat16."""
+    """Return x in float64, rounded to `dtype` like a kernel's store (Triton's interpreter truncates to bfloat16)."""
     if INTERPRETED and dtype == torch.bfloat16:
         return (x.float().view(torch.int32) & -0x10000).view(torch.float32).double()
     return x.to(dtype).double()
@@ -192,7 +192,10 @@ def compare(
     batch: int = 0,
     step: Step | None = None,
 ) -> Comparison:
-    """Run `steps` from state `start`; return errors. batch: repeat sequences to this number; compare some."""
+    """Return the errors of kernel and simulation in `steps` steps from state `start`.
+
+    batch: number of sequences, repeated from `start`; some are compared. 0: without repetition. step: runs the kernel.
+    """
     generate, distinct = MODULES[operator][0], len(start.position)
     batch, step = batch or distinct, step or eager(operator)
     H, m = start.k_rows.shape[1:3]

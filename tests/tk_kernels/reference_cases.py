@@ -1,4 +1,4 @@
-"""Random arguments for the reference tests, and the naive forms run on them."""
+"""Random arguments for the reference tests; helpers run the naive form or generate steps on them."""
 
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -68,7 +68,7 @@ def naive_state(operator: str, case: Case, row: int, head: int) -> Any:
 
 
 def naive(operator: str, case: Case) -> tuple[Tensor, list[Tensor]]:
-    """Run the naive form; return the outputs and the tensors of the final state in the order of `primal_state`."""
+    """Run the naive form; return the outputs and the final state's tensors in the order of `primal_state`'s fields."""
     out, states = torch.empty_like(case.q), []
     for row in range(len(case.q)):
         for head in range(case.q.shape[2]):

@@ -1,7 +1,7 @@
 """Run every kernel on small shapes under compute-sanitizer: memcheck, racecheck and synccheck.
 
 `python -m tests.tk_kernels.sanitize [RECORD]` prints one result per kernel and tool, and writes the same to RECORD.
-The exit status is 1 unless all are clean. Needs a Hopper GPU, compute-sanitizer, and either nvcc or cached kernels.
+The exit status is 1 unless all results are clean. Needs a Hopper GPU, compute-sanitizer, and nvcc or cached kernels.
 """
 
 import os
@@ -131,7 +131,7 @@ def few_rows_products() -> Iterator[str]:
 
 
 def generate(operator: str, D: int = 64) -> Iterator[str]:
-    """Generate STEPS tokens per form and precision; on Hopper only float32 runs the portable dual kernel."""
+    """Generate STEPS tokens per form and precision; of dual steps at D = 64, only float32 runs the portable kernel."""
     cases = [("dual", "planes"), ("dual", "bfloat16"), ("dual", "float32")]
     for form, precision in [*cases, ("primal", "float16")] if D == 64 else cases:
         *tensors, state = arguments(operator, STEPS, 16, D)
@@ -172,7 +172,7 @@ def run(kernel: str) -> None:
 def sanitized(kernel: str, tool: str) -> tuple[bool, str]:
     """Run one kernel under one tool; return whether it is clean, and a report.
 
-    PyTorch's cache is off, so that the tool sees accesses outside a tensor.
+    PyTorch's memory cache is off, so that the tool sees accesses outside a tensor.
     """
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, "-m", __spec__.name]
     settings = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
@@ -186,7 +186,7 @@ def sanitized(kernel: str, tool: str) -> tuple[bool, str]:
 
 
 def complaints(lines: list[str]) -> list[str]:
-    """Count distinct complaints: the first two lines of each, without threads, addresses and call stacks."""
+    """Return the 8 most frequent complaints, counted: two lines each, without threads, addresses and call stacks."""
     said: Counter[str] = Counter()
     for line, following in pairwise(lines):
         if re.match(r"========= [A-Z]", line) and following.startswith("=========     "):

@@ -1,4 +1,4 @@
-"""The Triton kernels compile for GPUs that this machine lacks, fit their memory, and wait for memory twice."""
+"""The Triton kernels compile for GPUs that this machine lacks and fit their memory; generate waits for memory twice."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def has_nvdisasm() -> bool:
 
 @pytest.mark.skipif(not has_nvdisasm(), reason="needs Triton's nvdisasm")
 def test_generate_waits_for_two_memory_latencies_in_sequence(tmp_path: Path) -> None:
-    """The position masks the cached rows, so they wait for it. Slots add one latency: every address needs them."""
+    """Cached rows are masked by the position, so they wait for it. Slots add a wait: every address needs a slot."""
     kernels = printed(started(tmp_path, "generate"))
     assert len(kernels) == 5
     for each in kernels:

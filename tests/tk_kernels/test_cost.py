@@ -12,7 +12,7 @@ def matmul(rows: int, inner: int, columns: int) -> int:
 
 
 def test_flops_are_the_sum_of_the_products() -> None:
-    """Count 2 m n k for each matmul of one mini-batch, as in ttt_layer.md."""
+    """Add the FLOPs of each matmul of ttt_layer.md for one mini-batch."""
     m, D, F = 16, 64, 256
     inside = matmul(m, D, m) + matmul(m, m, D)
     assert linear.forward_flops(1, m, 1, D) == 2 * matmul(m, D, D) + matmul(D, m, D) + inside
@@ -36,7 +36,7 @@ def test_flops_of_a_primal_token_are_the_sum_of_its_products() -> None:
 
 
 def test_flops_of_a_dual_token_are_the_mean_of_a_mini_batch() -> None:
-    """Token t multiplies t rows, including its own; the last token also updates the weights."""
+    """Token t multiplies t cached rows, including its own; the last token also updates the weights."""
     m, D, F = 16, 64, 256
     tokens = range(1, m + 1)
     steps = sum(2 * matmul(1, D, D) + 2 * matmul(1, D, t) for t in tokens)

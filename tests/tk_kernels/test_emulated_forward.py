@@ -53,7 +53,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def run(kernel: ctypes.CDLL, tensors: list[Tensor], rope: bool, seed: int = 0) -> str:
-    """Run the kernel on its inputs and results; return the failure, or an empty string."""
+    """Run the kernel on `tensors`, inputs then results; return the failure, or "". seed: of the order of warps."""
     assert all(x.is_contiguous() for x in tensors)
     pointers = (ctypes.c_void_p * len(tensors))(*(x.data_ptr() for x in tensors))
     batch, tokens, heads, _ = tensors[0].shape
@@ -114,7 +114,7 @@ def test_in_place_it_leaves_the_same_bits(forward, tokens):
 
 @pytest.mark.parametrize("last", [0.0, 1e-4, 5e-3])
 def test_a_small_last_scale(forward, last):
-    """Scales relative to a small last one would overflow 16 bits unless the kernel rescales them."""
+    """The kernel divides scales by the last one; if that is small, ratios overflow 16 bits unless rescaled."""
     args = mlp_arguments(50, batch=1, heads=1)
     args[4][-1] = last
     out, state = forward(*args, start=0)
@@ -179,7 +179,7 @@ PLANTED = {
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The kernel compiled once with all planted mistakes; its variable `mistake` selects the one that is active."""
+    """Return the kernel compiled once with all planted mistakes; its variable `mistake` selects the active one."""
     source = SOURCES["block_state_sm90.cuh"]
     for number, (right, wrong, _) in enumerate(PLANTED.values()):
         assert source.count(right) == 1

@@ -76,7 +76,7 @@ def test_real_head(operator: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("operator", MODULES)
 def test_padded_head(operator: str, form: str, head_dim: int) -> None:
-    """Test sizes that are not powers of two; above 64 channels TTT-MLP loads blocks, the last one half full."""
+    """Test head dimensions that are not powers of two; above 64, TTT-MLP loads blocks, the last one half full."""
     start = random_state(operator, [1, 2], H=1, D=head_dim, m=3, std=LARGE)
     if (operator, form, head_dim) == ("mlp", "primal", 68):
         with pytest.raises(ValueError, match="form for 68 channels is 'primal': supported are 'dual'"):
@@ -117,7 +117,7 @@ def test_planes_are_the_exact_float32() -> None:
 
 
 def test_every_nan_stays_one_in_the_plane_that_tokens_read() -> None:
-    """Rounding a GPU's NaN, 0x7FFFFFFF, would carry into the sign bit."""
+    """Rounding a GPU's NaN, 0x7FFFFFFF, would carry into the sign bit and give -0."""
     bits = torch.tensor([0x7FFFFFFF, 0x7FFF8000, 0x7FC00000, -1, 0x7F800001]).to(torch.int32)
     high, low = common.split_planes(bits.view(torch.float32))
     assert high.isnan().all()

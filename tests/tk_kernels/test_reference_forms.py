@@ -168,7 +168,7 @@ def test_error_by_dtype(operator: str, dtype: torch.dtype, form: str) -> None:
 @each_operator
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_master_state_is_not_rounded_between_calls(operator: str, dtype: torch.dtype) -> None:
-    """Per call, the weights change by much less than half a bfloat16 ulp."""
+    """Per call, the weights change by much less than half a bfloat16 ulp, so rounding them would lose the change."""
     args = case(operator, 64, batch=1, head_dim=64, dtype=dtype)
     _, exact = OPERATORS[operator].forward(*case(operator, 64, batch=1, head_dim=64))
     state = args.state

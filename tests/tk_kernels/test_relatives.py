@@ -71,7 +71,7 @@ def test_drop_in_attention_starts_from_a_seed() -> None:
 
 
 def test_gate_and_reversed_pass() -> None:
-    """Video model: h = tanh(alpha) TTT(x) + x, then tanh(beta) rev(TTT(rev(h))) + h."""
+    """Video model: h = tanh(alpha) TTT(x) + x, then tanh(beta) rev(TTT(rev(h))) + h; rev reverses the tokens."""
     x, alpha, beta = case("linear", 20, batch=1).q.flatten(2), torch.randn(32).double(), torch.randn(32).double()
 
     def layer(x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Error limits against the float64 reference by dtype, equal on all machines."""
+"""Error limits by dtype, against the float64 reference; equal on all machines."""
 
 import torch
 

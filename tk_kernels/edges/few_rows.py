@@ -62,7 +62,7 @@ def fits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
 
 
 def suits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
-    """Whether `few_rows_product` supports these arguments and, on an H100, is at least as fast as cuBLAS."""
+    """Whether `few_rows_product` supports x and weights (see `fits`) and, on an H100, is at least as fast as cuBLAS."""
     most = MOST_ROWS if len(weights) >= MANY_OUTPUTS * (1 + swiglu) else MOST_ROWS_FEW_OUTPUTS
     few = x.shape[-1] <= x.numel() <= most * x.shape[-1]
     laid_out = x.ndim > 1 and x.stride(-1) == 1 and weights.is_contiguous() and _fits_int32_offsets(x)
@@ -75,7 +75,7 @@ def _fits_int32_offsets(x: Tensor) -> bool:
 
 @cache
 def shared_bytes(device: torch.device) -> int:
-    """Return the bytes of shared memory that one block may use on `device`, the GPU of a tensor."""
+    """Return the bytes of shared memory that a thread block may use on `device`, a GPU such as cuda:0."""
     return triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"]
 
 
@@ -125,7 +125,7 @@ def few_rows_product(
 
 
 def _checked(x: Tensor, weights: Tensor, before: Norm | None, swiglu: bool, out: Tensor | None) -> tuple[Tensor, int]:
-    """Return x as rows [R, K], and the number N of outputs. Raises ValueError for unsupported arguments."""
+    """Return x as rows [R, K], and N, the number of output columns. Raises ValueError for unsupported arguments."""
     *many, K = x.shape
     N, odd = divmod(len(weights), 2) if swiglu else (len(weights), 0)
     if not (many and 1 <= math.prod(many) <= MOST_ROWS) or odd or weights.dtype != x.dtype:
@@ -157,9 +157,9 @@ def _few_rows_product(
     R: tl.constexpr, K: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr, DOT: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute OUTPUTS columns of out [R, N] = x W^T on tensor cores, INPUTS inputs at a time.
+    """Compute OUTPUTS columns of out [R, N] = x W^T on tensor cores, INPUTS columns of x at a time.
 
-    Arguments: see `_few_rows_summed`. ROWS: R, padded. DOT: dtype of matmul operands. STAGES: pipeline stages.
+    Others: see `_few_rows_summed`. ROWS: R, padded to a power of two. DOT: dtype of operands. STAGES: pipeline stages.
     """
     let_next_begin(PDL)
     wait_for_previous(PDL)
@@ -193,7 +193,7 @@ def _few_rows_summed(
     R: tl.constexpr, K: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute OUTPUTS columns of out [R, N] = x W^T on CUDA cores, INPUTS inputs at a time.
+    """Compute OUTPUTS columns of out [R, N] = x W^T on CUDA cores, INPUTS columns of x at a time.
 
     x [R, K], weights W [N, K]; R is a power of two. SWIGLU: compute silu(x W^T) * (x up_weights^T). ADD: add to out.
     NORMED: apply RMSNorm to x first; with GATED, LayerNorm times the output gate, for R = 1.

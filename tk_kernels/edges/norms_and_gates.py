@@ -23,7 +23,7 @@ def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float,
     """Return LayerNorm(z) * gelu_tanh(`gate`) in z's dtype, all [..., C] (ttt_layer.md, step 6).
 
     weight, bias [C]: LayerNorm's. `gate` can be a slice of columns of a wider tensor.
-    pdl: a dependent launch (`dependent_launch`) reads `weight` and `bias` early.
+    pdl: make a dependent launch (`dependent_launch`), which reads `weight` and `bias` early.
     Arithmetic is float32, rounded once. Raises ValueError on a wrong shape, stride or device.
     """
     C = z.shape[-1]
@@ -44,7 +44,7 @@ def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float,
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
     """Return x / rms(x) * weight over the last dimension, in x's dtype; weight is [C].
 
-    pdl: a dependent launch (`dependent_launch`) reads `weight` early. Arithmetic is float32, rounded once.
+    pdl: make a dependent launch (`dependent_launch`), which reads `weight` early. Arithmetic is float32, rounded once.
     Raises ValueError on a wrong shape, stride or device.
     """
     C = x.shape[-1]
@@ -74,7 +74,7 @@ def swiglu(x: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Return x as [N, C] with one stride between rows: a view if possible, otherwise a copy."""
+    """Return x as [N, C], a view if possible, otherwise a copy. Raises ValueError unless the last stride is 1."""
     if x.stride(-1) != 1:
         raise ValueError(f"strides {x.stride()}: the last must be 1")
     return x.view(-1, x.shape[-1]) if x.is_contiguous() else x.flatten(0, -2)
@@ -100,7 +100,7 @@ def _norm_gate(
 
 @jit
 def rms_normed(row, weight, C: tl.constexpr, eps):
-    """Return row / rms(row) * weight in float32; `row` has C channels and zeros as padding."""
+    """Return row / rms(row) * weight in float32; `row` has C channels, then zeros as padding."""
     return row * (1.0 / tl.sqrt(tl.sum(row * row, 0) / C + eps)) * weight
 
 

@@ -141,7 +141,7 @@ def query_key(
 
 
 def _check_cache(cache: Tensor, slots: Tensor | None, sequences: Packed | None, shape: tuple[int, int, int]) -> None:
-    """Raise ValueError unless cache, slots and packed sequences fit tokens of `shape` (B, T, C)."""
+    """Raise ValueError unless cache, slots and packed sequences fit each other and tokens of `shape` (B, T, C)."""
     B, T, C = shape
     if slots is None and sequences is None:
         check_parameter("cache", cache, (B, TAPS - 1, C))
@@ -160,8 +160,8 @@ def _layout(
 ) -> tuple[Tensor, Tensor, int, dict[str, Any]]:
     """Return the cache to read, the cache to write, the number of chunks, and further arguments of the kernel.
 
-    A program computes one chunk of one sequence. Unpacked single tokens update one cache in place; otherwise the caches
-    are different tensors.
+    A program computes one chunk of one sequence. Unpacked single tokens update one cache in place; otherwise the two
+    caches are different tensors.
     """
     if sequences is None:
         chunk = min(CHUNK, triton.next_power_of_2(tokens))
@@ -175,7 +175,7 @@ def _layout(
 
 @jit
 def _rounded_rms_norm(row, weight, C: tl.constexpr, eps):
-    """Return a row's RMSNorm as float32, but rounded to the row's dtype like inputs in the cache."""
+    """Return a row's RMSNorm as float32, rounded to the row's dtype, as inputs in the cache are."""
     return rms_normed(row.to(tl.float32), weight, C, eps).to(row.dtype).to(tl.float32)
 
 
@@ -192,7 +192,7 @@ def _taps(weight, channel, valid, weight_stride, tap_stride):
 
 @jit
 def _cached(at, valid, C: tl.constexpr):
-    """Load a sequence's last three inputs, oldest first, from cache rows of C channels, bypassing the L1."""
+    """Load a sequence's last three inputs, oldest first, from cache rows of C channels, past the GPU's L1 cache."""
     r3 = tl.load(at, mask=valid, other=0, cache_modifier=".cg")
     r2 = tl.load(at + C, mask=valid, other=0, cache_modifier=".cg")
     r1 = tl.load(at + 2 * C, mask=valid, other=0, cache_modifier=".cg")
@@ -201,7 +201,7 @@ def _cached(at, valid, C: tl.constexpr):
 
 @jit
 def _packed_chunk(cu_seqlens, chunks, chunk):
-    """Return a chunk's sequence and the chunk's offset in it, then the sequence's first row in [N, C] and length."""
+    """Return a chunk's sequence, the chunk's offset in it, the sequence's first row in [N, C] and its token count."""
     seq = tl.load(chunks + 2 * chunk).to(tl.int64)
     first = tl.load(chunks + 2 * chunk + 1)
     token = tl.load(cu_seqlens + seq)
@@ -215,7 +215,7 @@ def _residual_convolution(
     C: tl.constexpr, CP: tl.constexpr, CHUNK: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
     cu_seqlens=None, starts=None, chunks=None, after_stride=0, PACKED: tl.constexpr = False,
 ):  # fmt: skip
-    """Compute all channels of one chunk, token by token; x0 to x3 are the inputs 0 to 3 tokens back."""
+    """Compute all channels of one chunk of `residual_convolution`, token by token; xi is the input i tokens back."""
     let_next_begin(PDL)
     rc = tl.arange(0, CP)
     valid = rc < C
@@ -285,7 +285,7 @@ def _query_key(
     SLOTS: tl.constexpr, PDL: tl.constexpr,
     cu_seqlens=None, starts=None, chunks=None, after_stride=0, PACKED: tl.constexpr = False,
 ):  # fmt: skip
-    """Compute BLOCK channels of one chunk, token by token; x0 to x3 are the inputs 0 to 3 tokens back."""
+    """Compute BLOCK channels of one chunk of `query_key`, token by token; xi is the input i tokens back."""
     let_next_begin(PDL)
     C: tl.constexpr = H * D
     BLOCKS: tl.constexpr = (C + BLOCK - 1) // BLOCK

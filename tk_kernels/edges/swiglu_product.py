@@ -1,4 +1,4 @@
-"""A GEMM and the SwiGLU of its result: one kernel on Hopper, elsewhere cuBLAS and a second kernel."""
+"""A GEMM and the SwiGLU of its result: one kernel on Hopper, elsewhere cuBLAS and a SwiGLU kernel."""
 
 import functools
 
@@ -26,7 +26,7 @@ def available(device: torch.device | None = None) -> str:
 def swiglu_product(x: Tensor, weights: Tensor, *, beside_others: bool = False) -> Tensor:
     """Return silu(x Wg^T) * (x Wu^T), [..., F] in x's dtype, for x [..., C].
 
-    weights [2 F, C]: Wg's rows before Wu's. Arithmetic is float32, rounded once, or twice where cuBLAS runs the GEMM.
+    weights [2 F, C]: Wg's rows before Wu's. Arithmetic is float32, rounded once; with cuBLAS, also after the GEMM.
     beside_others: whether other kernels run at the same time; thread blocks then take tiles from a shared counter.
     """
     rows = x.flatten(0, -2)

@@ -28,7 +28,7 @@ def tile(q: Tensor, mini_batch: int) -> dict[str, Any]:
     """Return compile-time arguments of the forward kernels by name, for q [..., H, D] and `mini_batch`, m.
 
     M, DP: m and D, padded to powers of two of at least 16. DOT: dtype of matmul operands.
-    UP: factor of gradients and of weights in registers, so that small gradients are normal numbers of float16.
+    UP: factor on gradients, and on weights in registers; small gradients are then normal numbers of float16.
     """
     head_dim = q.shape[-1]
     return {
@@ -78,7 +78,7 @@ def launch_packed(
 ) -> Tensor:
     """Return the outputs [N, H, D] of packed sequences; advance their slots of `state`.
 
-    run: as in `launch`. kernel: any kernel that `run` launches, for the names of the arguments from cu_seqlens on.
+    run: as in `launch`. kernel: any kernel that `run` launches; its argument names from cu_seqlens on are used.
     Other arguments: see `forward_packed`.
     """
     q, k, v, lr = tokens
@@ -107,7 +107,7 @@ def packed_sequence(cu_seqlens, start, slots, seq, m: tl.constexpr):
 
 @jit
 def keys_at(k, rows, token, begin, k_token, column, D: tl.constexpr, PACKED: tl.constexpr):
-    """Return the addresses of elements (token, column) of K.
+    """Return the addresses of elements (token, column) of K; k_token is the stride of tokens.
 
     With PACKED, tokens -begin to -1 are earlier tokens of the mini-batch, with keys in the state's `rows` [m, D].
     """
@@ -118,13 +118,13 @@ def keys_at(k, rows, token, begin, k_token, column, D: tl.constexpr, PACKED: tl.
 
 @jit
 def add_two(a1, a2, b1, b2):
-    """Add pairs, for `tl.reduce`: warps exchange two sums at once."""
+    """Add two pairs: with this in `tl.reduce`, warps exchange two sums at once."""
     return a1 + b1, a2 + b2
 
 
 @jit
 def add_six(a1, a2, a3, a4, a5, a6, b1, b2, b3, b4, b5, b6):
-    """Add tuples of six, for `tl.reduce`: warps exchange six sums at once."""
+    """Add two tuples of six: with this in `tl.reduce`, warps exchange six sums at once."""
     return a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5, a6 + b6
 
 
@@ -143,19 +143,19 @@ def sums_of_six(s0, s1, s2, s3, s4, s5):
 
 @jit
 def normalization(s0, s1, D: tl.constexpr):
-    """Return mean and 1/std of rows z [D], from s0, the sum of z, and s1, the sum of z^2."""
+    """Return mean and 1/std of rows z [D], from s0, the sum of a row, and s1, the sum of its squares."""
     mean = s0 * (1.0 / D)
     return mean, tl.rsqrt(tl.maximum(s1 * (1.0 / D) - mean * mean, 0.0) + 1e-6)
 
 
 @jit
 def gradient_coefficients(s0, s1, s2, s3, s4, s5, weight_squared, D: tl.constexpr):
-    """Return mean, 1/std, mean(g) and mean(g * xhat) / std of rows z [D], for the gradient of `ln_l2_grad`.
+    """Return mean, 1/std, mean(g) and mean(g * xhat) / std of rows z [D], the terms of `ln_l2_grad`.
 
     weight, bias: LayerNorm's. R: the target. xhat: the normalised z. c = z - mean, o = weight (bias - R), and
     g = weight^2 c / std + o.
     The arguments are sums over a row: s0 of z, s1 of z^2, s2 of u = weight^2 z, s3 of u z, s4 of o z, s5 of o, and
-    weight_squared of weight^2. One reduction computes them all, instead of four in sequence.
+    weight_squared of weight^2. So one reduction can compute s0 to s5, instead of four in sequence.
     """
     mean, rstd = normalization(s0, s1, D)
     u = s2 - mean * weight_squared  # the sums of weight^2 c, and of weight^2 c^2

@@ -36,7 +36,7 @@ Outer = tuple[Tensor, Tensor, Tensor]  # token_scale [m], ln_weight, ln_bias [H,
 
 @cache
 def hopper_unavailable(kernel: str, arch: str | None) -> str:
-    """Return why this Hopper kernel cannot run here, or "". arch: TTT_BENCH_ARCH, so that the cache notices changes."""
+    """Return why the Hopper kernel cannot run here, or "". arch: TTT_BENCH_ARCH, used only as a key of `@cache`."""
     return build.unavailable(kernel)
 
 
@@ -135,7 +135,7 @@ class ForwardOperator:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1), state if inplace else after
 
     def _checked(self, tokens: Tokens, outer: Outer, state: tuple, inplace: bool) -> dict[str, tuple[int, ...]]:
-        """Check `forward`'s arguments, or raise ValueError; return the state's shapes by name."""
+        """Check `forward`'s arguments, or raise ValueError; return the shape of each tensor of a state by name."""
         _check_tokens(tokens, outer, "[B, T, H, D]")
         q, mini_batch = tokens[0], len(outer[0])
         batch, _, heads, head_dim = q.shape
@@ -158,7 +158,7 @@ class ForwardOperator:
         rope: bool,
         backend: str,
     ) -> None:
-        """Run `backend`, or for "" that of `choice`; write to `outputs`: out, the next weights and biases, the rows."""
+        """Run `backend` ("": the result of `choice`); write to `outputs`: out, next weights and biases, cached rows."""
         q, mini_batch = tokens[0], len(outer[0])
         backend = backend or self.choice(q, mini_batch)
         if backend == THUNDERKITTENS:
@@ -184,7 +184,7 @@ class ForwardOperator:
     def _by_reference(
         self, tokens: Sequence[Tensor], outer: Sequence[Tensor], state: State, start: int, rope: bool
     ) -> tuple[Tensor, State]:
-        """Return the reference's outputs and next state, in float32 from position `start`, with RoPE if `rope`."""
+        """Run the reference in float32 from position `start`; return outputs in q's dtype and the next state."""
         given = to_float32(*_with_rope(tokens, start, len(outer[0]), rope))
         reference: Callable[..., tuple[Tensor, State]] = self.learner.forward
         out, state = reference(*given, *outer, state, start=start)

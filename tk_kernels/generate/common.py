@@ -35,7 +35,7 @@ PRECISIONS = {
 
 
 def on_its_device(launch: Launch) -> Launch:
-    """Decorate a launch function: the GPU of its first argument is current while it runs."""
+    """Decorate a launch function so that the GPU of its first argument is current while it runs."""
 
     @wraps(launch)
     def launched(x: torch.Tensor, *arguments: Any, **named: Any) -> Any:
@@ -51,7 +51,7 @@ def available() -> str:
 
 
 def split_planes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Split float32 x into bfloat16 high and int16 low planes; `join_planes` restores every bit.
+    """Split float32 x into bfloat16 high and int16 low planes; `join_planes` restores all bits except of NaNs.
 
     Ties of `high` round away from zero, so the remainder always fits 16 signed bits. All NaNs become 0x7FC00000: the
     NaN 0x7FFFFFFF of a GPU would round to -0.
@@ -69,7 +69,7 @@ def join_planes(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
 
 
 def store(x: torch.Tensor, precision: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return float32 x in a precision of PRECISIONS: x or its high plane, and its low plane or None."""
+    """Return float32 x in a precision of PRECISIONS: its (high, low) planes, or (x in that dtype, None)."""
     if PRECISIONS[precision].planes:
         return split_planes(x)
     return x.to(PRECISIONS[precision].weights, copy=True).contiguous(), None
@@ -79,7 +79,7 @@ PIECE_BYTES = 1 << 28
 
 
 def by_sequences(function: Callable[..., tuple[torch.Tensor | None, ...]], *given: torch.Tensor) -> Any:
-    """Apply `function` to at most PIECE_BYTES of tensors [B, ...] at a time, to save memory.
+    """Apply `function` to slices of the tensors `given` [B, ...], at most PIECE_BYTES at a time, to save memory.
 
     Returns a tuple of whole outputs [B, ...]; None where `function` returns None.
     """
@@ -117,7 +117,7 @@ def dot_type(rows: torch.Tensor) -> Any:
 
 @cache
 def runs_sm90(device: torch.device) -> bool:
-    """Whether the generate kernels in Gluon run on `device`: they need compute capability 9.0."""
+    """Whether generate kernels in Gluon run on `device`: compute capability 9.0, not hidden by TTT_BENCH_ARCH."""
     return not hidden() and device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
@@ -125,7 +125,7 @@ def dependent_launch(pdl: bool) -> dict[str, bool]:
     """Return launch arguments that request programmatic dependent launch (PDL) if `pdl`, on GPUs from Hopper on.
 
     With PDL, a kernel starts as soon as the launch before it allows, reads its parameters and state, then waits for all
-    earlier launches. So neither the last launch without PDL nor any since may write parameters or state.
+    earlier launches. Its parameters and state must therefore be written before the last launch without PDL.
     """
     if not pdl or triton.knobs.runtime.interpret or hidden() or torch.cuda.get_device_capability() < (9, 0):
         return {"PDL": False}
@@ -146,7 +146,7 @@ def section_name(suits_sm90: bool, device: torch.device) -> str:
 
 @jit
 def let_next_begin(PDL: tl.constexpr):
-    """With PDL, let the next dependent launch start once all programs have called this."""
+    """With PDL, let the next dependent launch start once every program has called this function or ended."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 
@@ -171,7 +171,7 @@ def slot_of(slots, seq, SLOTS: tl.constexpr):
 
 @jit
 def join(high, low):
-    """Return the float32 number of a bfloat16 high and an int16 low plane (`split_planes`)."""
+    """Return float32 numbers from their bfloat16 high and int16 low planes, the inverse of `split_planes`."""
     bits = (high.to(tl.int16, bitcast=True).to(tl.int32) << 16) + low.to(tl.int32)
     return bits.to(tl.float32, bitcast=True)
 
@@ -202,9 +202,9 @@ def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
 
 @jit
 def load_token(x, at, rd, valid, ROPE: tl.constexpr):
-    """Return one row [D] of Q or K, and for `rotate`, with ROPE, the row with swapped pairs (otherwise the row again).
+    """Return one row [D] of Q or K twice; with ROPE, the second has the elements of each pair swapped, for `rotate`.
 
-    Kernels issue all loads before the first use of a value, which may need a barrier that delays later loads.
+    Kernels issue all loads before they use a loaded value: the use may need a barrier, which delays later loads.
     """
     row = tl.load(x + at + rd, mask=valid, other=0)
     pair = row
@@ -215,7 +215,7 @@ def load_token(x, at, rd, valid, ROPE: tl.constexpr):
 
 @jit
 def load_angles(rope, position, rd, valid, D: tl.constexpr, ROPE: tl.constexpr):
-    """Load the rows [D] of cos and sin at a position; without ROPE, return two zeros."""
+    """Load the rows [D] of cos and sin at a position of a `rope_table`; without ROPE, return two zeros."""
     cos, sin = 0.0, 0.0
     if ROPE:
         cos = tl.load(rope + position * (2 * D) + rd, mask=valid, other=0)
@@ -247,7 +247,7 @@ def learning_rate(rate, base_lr, D: tl.constexpr, LOGITS: tl.constexpr):
 def columns(x, FIRST: tl.constexpr, DOT: tl.constexpr):
     """Expand x [N] to a matmul operand [N, 16] of dtype DOT, for w @ x on tensor cores.
 
-    Column FIRST is x rounded to DOT, the next the rounding error, others 0. The sum of the result's columns is w @ x.
+    Column FIRST is x rounded to DOT, the next the rounding error, others 0. The matmul's columns sum to w @ x.
     """
     high = x.to(DOT)
     rest = (x - high.to(tl.float32)).to(DOT)
@@ -274,7 +274,7 @@ def ln_l2_grad(z, target, weight, bias, valid, D: tl.constexpr):
 
 @jit
 def to_float32_again(x):
-    """Convert a tile to float32 again by other instructions, so the compiler frees the first result's registers."""
+    """Convert a tile to float32 by other instructions than before, so that registers need not hold the first result."""
     if x.dtype == tl.bfloat16:
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     return x.to(tl.float32)
@@ -282,7 +282,7 @@ def to_float32_again(x):
 
 @jit
 def gelu(x):
-    """Return GELU(x) in its tanh form, as x * sigmoid(2u): (1 + tanh(u)) / 2 = sigmoid(2u)."""
+    """Return GELU(x) in its tanh form, x * (1 + tanh(u)) / 2, computed as x * sigmoid(2u)."""
     return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
 
 

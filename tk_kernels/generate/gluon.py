@@ -17,8 +17,8 @@ def wide(x):
 def all_loads_before(position):
     """Issue all loads above this call before waiting for any value except `position`.
 
-    The assembler moves conversions up between the loads, even across a barrier, but not across this branch, which is
-    never taken.
+    The assembler moves conversions up between the loads, even across a barrier. It moves none across a branch on
+    `position`, which is never taken.
     """
     asm: gl.constexpr = "{ .reg .pred p; setp.lt.s32 p, $1, 0; @p trap; mov.b32 $0, 0; }"
     gl.inline_asm_elementwise(asm, "=r,r", [position], dtype=gl.int32, is_pure=False, pack=1)

@@ -41,7 +41,7 @@ class StepState:
     layers: a tuple per layer: the weight [B, H, ...] in the precision's dtype (in "planes", the high plane), the low
     plane or None, the bias [B, H, width]. Weights before the last are transposed: a hidden unit is a row.
     slots [B], int32 or int64, dual form only: sequence b uses index slots[b] of the weights, biases and gathered. These
-    can hold more than B sequences, at any stride. The step then reads `position` [B, H] without advancing it.
+    tensors can hold more than B sequences, at any stride. The step then reads `position` [B, H] without advancing it.
     """
 
     form: str
@@ -129,14 +129,14 @@ class StepState:
         return section_name(self.suits_sm90(), self.position.device)
 
     def default_launch(self) -> Tuning:
-        """Return the settings of `tuning.toml` for this state; their `sm90` selects the kernel."""
+        """Return the settings of `tuning.toml` for this state; their field `sm90` selects the kernel."""
         return tuning(self.operator, self.form, self.precision, self.tuned_as())
 
 
 def portable_constants(state: StepState, block: int) -> dict[str, Any]:
     """Return compile-time arguments of the portable kernels, by name.
 
-    block: most rows of a weight to rewrite at a time. DP, MP: D and m, padded. DOT: dtype of matmul operands.
+    block: the most rows of a weight to rewrite at a time. DP, MP: D and m, padded. DOT: dtype of matmul operands.
     """
     rows, D = state.biases()[0].shape[2], state.biases()[-1].shape[2]
     return {

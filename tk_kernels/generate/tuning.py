@@ -30,9 +30,9 @@ class Tuning:
 
 @cache
 def tuning(operator: str, form: str, row: str, name: str) -> Tuning:
-    """Return the settings for `name` from the user's file, or else from `tuning.toml`.
+    """Return the settings in `row` for `name` from the user's file, or else from `tuning.toml`.
 
-    In each file, sections whose names are prefixes of `name` come first, longest first, then "default".
+    In each file, the section is the one with this row whose name is the longest prefix of `name`, else "default".
     form: "dual", "primal" or "forward". row: the state's precision; for the form "forward" one of FORWARD_ROWS.
     name: a result of `generate.common.section_name`.
     Raises KeyError if no section has the row, and ValueError if the user's file cannot be read.

@@ -4,9 +4,9 @@
 
 `Learner` computes the function of `naive.py` in three ways: dual and primal for sequences, and token by token.
 
-Precision: the state's dtype, float64 for float64 tokens, else float32. Whole mini-batches of the dual form with
-bfloat16 tokens round the inputs of their matmuls (q, k, hidden units, weights, gradients, eta) to bfloat16. Sums and
-results are float32, as on tensor cores. The master state is never rounded.
+Precision: the state's dtype, which is float64 for float64 tokens, else float32. Whole mini-batches of the dual form
+with bfloat16 tokens round the inputs of their matmuls (q, k, hidden units, weights, gradients, eta) to bfloat16. Sums
+and results are float32, as on tensor cores. The state is never rounded.
 """
 
 from collections import namedtuple
@@ -88,7 +88,7 @@ class Learner(Generic[State]):
     state: the named tuple for states with cached rows, in the order of `layers_of`.
     primal: the named tuple for states with gradient sums, made from `state`. dW and db, shaped like W and b, are sums
     of lr_j times the loss's gradient by W and by b, over the mini-batch's tokens so far.
-    together: most mini-batches to compute at once; fewer if they have more than 16 tokens.
+    together: the most mini-batches to compute at once; fewer if mini-batches have more than 16 tokens.
     No method changes the caller's state, except `generate_step` with `inplace`. Methods on tokens run without autograd,
     and without autocast, which would round.
     """
@@ -120,7 +120,7 @@ class Learner(Generic[State]):
     def init_state(
         self, *parameters: Tensor, batch: int, mini_batch: int = 16, dtype: torch.dtype = torch.float32
     ) -> State:
-        """Return the state of `batch` new sequences: initial weights in `dtype`, empty rows.
+        """Return the state of `batch` new sequences: initial weights in `dtype`, rows of zeros.
 
         parameters: W [H, in, out] and b [H, 1, out] of each layer. Raises ValueError on a wrong shape, TypeError on a
         wrong number of tensors.
@@ -231,7 +231,7 @@ class Learner(Generic[State]):
         """Run the sequential part of `forward`; return a trace for `outputs`, and the state after the tokens.
 
         start: see `forward`. The trace is a tuple of tensors in the tokens' dtype, for N mini-batches:
-        W [N, B*H, in + 8, out] of each layer at each mini-batch's start, with the bias and 7 zero rows below it;
+        W [N, B*H, in + 8, out] of each layer at each mini-batch's start: weight, bias, 7 rows of zeros;
         inputs [N, B*H, m, in + 8] of each layer except the first;
         gradients [N, B*H, m, out] of each layer, not multiplied by lr.
         Raises ValueError unless the tokens are whole mini-batches.
@@ -271,7 +271,7 @@ class Learner(Generic[State]):
         layout: str,
         state: State | PrimalState | None = None,
     ) -> Outer:
-        """Return the outer parameters in the state's dtype; ValueError for unsupported arguments."""
+        """Check the arguments; return the outer parameters in STATE_DTYPE of the tokens. Raises ValueError."""
         check_tokens(tokens, lr, layout, tuple(STATE_DTYPE))
         x = next(iter(tokens.values()))
         check_choice("lr.dtype", lr.dtype, (STATE_DTYPE[x.dtype],))
@@ -338,7 +338,7 @@ def _read(q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tenso
 def _advance_(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: Any, form: str = "dual", rows: bool = True
 ) -> Tensor:
-    """Advance `state` in place by n tokens of one mini-batch, n = 1 without `rows`; return outputs [B, n, H, D]."""
+    """Advance `state` in place by n tokens of one mini-batch, n = 1 for gradient sums; return outputs [B, n, H, D]."""
     layers, token_scale = layers_of(state, rows), outer.token_scale
     positions = state.position.long()[:, None] + torch.arange(q.shape[1], device=q.device)  # [B, n]
     x, z, new = _gradients(q, k, v, lr, outer, layers)

@@ -22,14 +22,14 @@ def untiled(x: Tensor, batch: int) -> Tensor:
 
 
 def with_bias_input(x: Tensor) -> Tensor:
-    """Return x [..., D + 8], padded by a one and seven zeros, so that a matmul with `packed` adds the bias."""
+    """Return x [..., D] padded to [..., D + 8] by one 1 and seven 0s, so that a matmul with `packed` adds the bias."""
     x = F.pad(x, (0, BIAS_INPUTS))
     x[..., -BIAS_INPUTS] = 1.0
     return x
 
 
 def packed(weight: Tensor, bias: Tensor) -> Tensor:
-    """Stack weight [B, H, D, F], bias [B, H, F] and seven zero rows into [B*H, D + 8, F]."""
+    """Stack weight [B, H, D, F], bias [B, H, F] and 7 zero rows to [B*H, D + 8, F]; see `with_bias_input`."""
     rows = torch.cat((weight, bias.unsqueeze(2)), 2).flatten(0, 1)
     return F.pad(rows, (0, 0, 0, BIAS_INPUTS - 1))
 

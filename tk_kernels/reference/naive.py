@@ -7,10 +7,10 @@ model a little: it learns to reconstruct v from k. The output is the trained mod
     theta_t = theta - s_i * sum over tokens j <= t of the mini-batch of lr_j * d loss(theta; k_j, v_j) / d theta
     out_t = q_t + LN(f(q_t; theta_t))
 
-theta inside the loss is that at the start of the mini-batch of m tokens. Its m gradients are thus independent of each
-other; the fast forms use this. i is the position of token t in its mini-batch. After the last position theta_t becomes
-theta. lr_j is the learning rate of token j. s_i = token_scale[i] is the factor of position i, 1/(i+1) in an untrained
-layer (ttt_layer.md, steps 3 and 4).
+The loss is taken at theta, the weights at the start of the mini-batch of m tokens. The m gradients are thus
+independent of each other; the fast forms use this. i is the position of token t in its mini-batch. After the last
+position theta_t becomes theta. lr_j is the learning rate of token j. s_i = token_scale[i] is the factor of position i,
+1/(i+1) in an untrained layer (ttt_layer.md, steps 3 and 4).
 
 Slow and simple: all other forms are tested against this one. Names are those of ttt_layer.md.
 """
@@ -30,7 +30,7 @@ Loss = Callable[[Weights, Tensor, Tensor], Tensor]  # weights, k, v -> a scalar
 
 
 class State(NamedTuple):
-    """State of one head of one sequence: weights at the mini-batch's start, and gradient sums since."""
+    """State of one head of one sequence: weights at the mini-batch's start, and sums of gradients since then."""
 
     weights: Weights
     sums: Weights  # of lr_j * d loss_j / d weight over the tokens of this mini-batch so far
@@ -72,7 +72,7 @@ def train(
     *,
     read_updated: bool = True,
 ) -> tuple[Tensor, State]:
-    """Train f on each token t, then evaluate f(q_t); return these values [T, D] and the final state.
+    """Train f on each token t, then evaluate f(q_t); return the values f(q_t) [T, D] and the final state.
 
     loss: function of weights, k_t and v_t. q, k, v [T, D], lr [T], token_scale [m].
     read_updated: evaluate with the weights theta_t after token t; False: with the weights of the mini-batch's start.

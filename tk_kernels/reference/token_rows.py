@@ -58,7 +58,7 @@ def add_to_sums_(dW: Tensor, db: Tensor, x: Tensor, g: Tensor) -> None:
 
 
 def apply_sums_(weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, scale: Tensor, ends: Tensor) -> None:
-    """Update W -= scale * dW and b -= scale * db in place; reset the sums of sequences at a mini-batch's end."""
+    """Update W -= scale * dW, b -= scale * db in place; where `ends` [B], reset the sums. scale: see `apply_rows_`."""
     weight.addcmul_(scale, dW, value=-1)
     bias.addcmul_(scale[..., 0], db, value=-1)
     dW.masked_fill_(ends[:, None, None, None], 0)
@@ -72,7 +72,7 @@ def rows_before(rows: Tensor, position: Tensor) -> Tensor:
 
 
 def summed_rows(x_rows: Tensor, g_rows: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-    """Return dW [B, H, D, F] and db [B, H, F], summed over rows before `position` [B]."""
+    """Return the gradient sums dW [B, H, D, F] and db [B, H, F] over the rows before `position` [B]."""
     g = rows_before(g_rows, position)
     return rows_before(x_rows, position).mT @ g, g.sum(2)
 
@@ -100,14 +100,14 @@ def to_float64(state: Any) -> Any:
 
 
 def overwrite(state: Any, after: Any) -> None:
-    """Copy the tensors of state `after` into those of `state`, unless they are the same."""
+    """Copy the tensors of state `after` into those of `state`, unless they are the same tensors."""
     for old, new in zip(_tensors(state), _tensors(after), strict=True):
         if old is not new:
             old.copy_(new)
 
 
 def _tensors(state: Any) -> list[Tensor]:
-    """List the tensors of a state as in `mapped`, nested ones included, in field order."""
+    """List the tensors of a (nested) state, as `mapped` defines it, in field order."""
     if isinstance(state, Tensor):
         return [state]
     parts = [getattr(state, field.name) for field in fields(state)] if is_dataclass(state) else state

@@ -1,4 +1,4 @@
-"""TTT-Linear in place of attention, without learned outer parameters, after a post of November 2024.
+"""TTT-Linear in place of attention, without learned outer parameters, based on a post of November 2024.
 
 `attention` reads an attention layer's q, k and v, to try TTT in a model without training a new layer. LayerNorm has
 weight 1 and bias 0, the token scale is 1/(i+1), and the learning rate is the untrained layer's, sigmoid(0) / D.
@@ -14,7 +14,7 @@ from tk_kernels.ttt_linear.reference import forward as linear_forward
 
 
 def fresh_state(q: Tensor, *, mini_batch: int = 16, seed: int = 0) -> LinearState:
-    """Return an initial state for q [B, T, H, D]: one random W of standard deviation 0.02, and b = 0."""
+    """Return an initial state for q [B, T, H, D]: a random W per head, standard deviation 0.02, and b = 0."""
     batch, _, heads, head_dim = q.shape
     W = 0.02 * torch.randn(heads, head_dim, head_dim, generator=torch.Generator().manual_seed(seed))
     b = torch.zeros(heads, 1, head_dim)
@@ -23,7 +23,7 @@ def fresh_state(q: Tensor, *, mini_batch: int = 16, seed: int = 0) -> LinearStat
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, state: LinearState | None = None) -> tuple[Tensor, LinearState]:
-    """Return TTT-Linear's outputs [B, T, H, D], and the state for the call on the next tokens."""
+    """Return TTT-Linear's outputs [B, T, H, D], and the state for the next tokens. state None: a `fresh_state`."""
     state = fresh_state(q) if state is None else state
     dtype, (heads, head_dim) = STATE_DTYPE[q.dtype], q.shape[2:]
     mini_batch = state.k_rows.shape[2]

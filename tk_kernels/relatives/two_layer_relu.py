@@ -1,7 +1,7 @@
 """The operator of "Implementating Test-Time Training - Part 1": two layers, ReLU, no LN.
 
-f(x) = x + relu(x @ W1 + b1) @ W2 + b2 learns v from k, and the output is f(q). Unlike the text, it trains biases b1 and
-b2, so its outputs differ.
+f(x) = x + relu(x @ W1 + b1) @ W2 + b2 learns v from k, and the output is f(q). Unlike the text, this code trains biases
+b1 and b2, so the outputs differ.
 """
 
 from torch import Tensor
@@ -21,5 +21,5 @@ def loss(weights: Weights, k: Tensor, v: Tensor) -> Tensor:
 
 
 def forward(weights: Weights, q: Tensor, k: Tensor, v: Tensor, lr: Tensor, token_scale: Tensor) -> Tensor:
-    """Return outputs [T, D] of a new sequence's head: q, k, v [T, D], lr [T], token_scale [m]."""
+    """Return outputs [T, D] of one head of a new sequence: q, k, v [T, D], lr [T], token_scale [m]."""
     return train(f, loss, q, k, v, lr, token_scale, fresh_state(*weights))[0]

@@ -1,14 +1,14 @@
 """TTT-Linear forward in Triton: the dual form (ttt_layer.md), for GPUs from Ampere on.
 
-One program owns one head of one sequence and loops over its mini-batches. W^T stays in registers as the float32
-accumulator of a batched matmul [N, D/N, D]. Each of N warps owns D/N outputs (rows of W^T), so W^T never moves between
-warps.
+One program of N warps owns one head of one sequence and loops over its mini-batches. W^T stays in registers as the
+float32 accumulator of a batched matmul [N, D/N, D]. Each warp owns D/N outputs (rows of W^T), so W^T never moves
+between warps.
 
     Z = K W + b, Y = Q W + b       right operand: W, rounded
     W^T <- W^T + (-s lr G)^T K     into the accumulator
 
-Each LayerNorm takes one reduction: its sums of squares include the mean, which is subtracted afterwards. Tokens past
-the end of a short mini-batch are masked and have lr = 0.
+Each LayerNorm takes one reduction: the sums are over z, not z - mean, and corrected for the mean afterwards. Tokens
+past the end of a short mini-batch are masked and have lr = 0.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def run(
     settings: Tuning | None,
     **options: Any,
 ) -> None:
-    """Launch the kernel on q, k and `rest`, its arguments after k. settings: None selects those of `tuning.toml`."""
+    """Launch the kernel on q, k, `rest` (arguments after k); B is `sequences`. settings None: from `tuning.toml`."""
     heads, head_dim = q.shape[-2:]
     if head_dim > 64 or mini_batch > 16:
         row = "wide"

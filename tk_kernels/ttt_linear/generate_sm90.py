@@ -34,7 +34,7 @@ def dual(
     H: gl.constexpr, m: gl.constexpr, SLOTS: gl.constexpr,
     PLANES: gl.constexpr, ROPE: gl.constexpr, LOGITS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Run one token like `_dual` of `generate.py`, with the same arguments. PDL: see `dependent_launch`."""
+    """Run one token like `_dual` of `generate.py`, with a subset of its arguments. PDL: see `dependent_launch`."""
     let_next_begin(PDL)
     D: gl.constexpr = 64
     copied: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])  # a thread copies 8 columns, 16 bytes
@@ -125,8 +125,8 @@ def dual(
 def apply_rows(w_shared, k_shared, g_shared, weights, low, scale, PLANES: gl.constexpr):
     """Store W - scale K^T g, 16 rows of W at a time, from a mini-batch's cached rows K and g.
 
-    w_shared [D, D]: W; with PLANES, its high plane. k_shared, g_shared [16, D]: K and g, zeros after the mini-batch.
-    weights, low [D, D]: the results (see `store_weights`); with PLANES, low is also read.
+    w_shared [D, D]: W; with PLANES, its high plane. k_shared, g_shared [16, D]: K and g, with zeros in rows m to 15.
+    weights, low [D, D]: the results (see `store_weights`); with PLANES, low is also read. scale: s of the last token.
     """
     D: gl.constexpr = 64
     product: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])

@@ -1,8 +1,8 @@
 """TTT-MLP forward in Triton: the dual form (ttt_layer.md), for GPUs from Ampere on.
 
-One program owns one head of one sequence and loops over its mini-batches. W1^T and W2 stay in registers as float32
-accumulators of batched matmuls [N, F/N, D]. Warp n of N owns F/N hidden units, so K W1, Q W1 and both updates stay in
-a warp. Once per mini-batch, W2 is rounded and written to shared memory, where three matmuls read all of it.
+One program of N warps owns one head of one sequence and loops over its mini-batches. W1^T and W2 stay in registers as
+float32 accumulators of batched matmuls [N, F/N, D]. Each warp owns F/N hidden units, so K W1, Q W1 and both updates
+stay in a warp. Once per mini-batch, W2 is rounded and written to shared memory, where three matmuls read all of it.
 """
 
 from functools import partial
@@ -43,7 +43,7 @@ def run(
     settings: Tuning | None,
     **options: Any,
 ) -> None:
-    """Launch the kernel for these shapes on q, k and `rest`, its arguments after k. settings: see `common.launch`."""
+    """Launch a kernel that suits q on q, k, `rest` (arguments after k); B is `sequences`. settings: see `launch`."""
     heads, head_dim = q.shape[-2:]
     hidden = 4 * head_dim
     row = "narrow" if head_dim <= IN_REGISTERS and mini_batch <= ROWS_IN_REGISTERS else "wide"
@@ -62,7 +62,7 @@ def run(
 
 
 def takes_gluon(q: Tensor, mini_batch: int) -> bool:
-    """Whether the Gluon kernel runs on q [..., H, D]. Its unscaled gradients need the range of bfloat16."""
+    """Whether the Gluon kernel runs on q [..., H, D]; bfloat16 only: float16 lacks the range of unscaled gradients."""
     fits = (q.shape[-1], q.dtype) == (GLUON_HEAD_DIM, torch.bfloat16) and mini_batch <= GLUON_ROWS
     runs = q.is_cuda and not triton.knobs.runtime.interpret
     return fits and runs and shared_bytes(q.device) >= GLUON_SHARED_BYTES

@@ -2,9 +2,9 @@
 
 One program of 8 warps owns one head of one sequence and loops over its mini-batches. Each warp owns 32 hidden units:
 W1^T [32, 64] as float32 accumulators in registers; W2^T [64, 32] in shared memory twice, in float32 for the update and
-rounded to bfloat16 as a matmul operand. Each warp computes its part of Z2 and Z2bar [16, 64] for all tokens. The warps
-exchange the parts through shared memory; each then sums and normalizes two tokens' parts. This kernel has fewer
-barriers than that in `forward.py`, and no spills.
+rounded to bfloat16 as a matmul operand. Each warp computes partial sums of Z2 and Z2bar [16, 64] over its hidden units.
+The warps exchange them through shared memory; each then adds and normalizes the rows of two tokens. This kernel has
+fewer barriers than that in `forward.py`, and no spills.
 """
 
 from triton.experimental import gluon
@@ -27,7 +27,7 @@ def forward(
     w_stride=0, b1_stride=0, b2_stride=0, d_stride=0, f_stride=0,
     PACKED: gl.constexpr = False, PLANES: gl.constexpr = False,
 ):  # fmt: skip
-    """Run one head of one sequence. Arguments: those of `_forward` in `forward.py`. Matmuls are batched over warps."""
+    """Run one head of one sequence. Arguments: a subset of `_forward`'s in `forward.py`. Matmuls batch over warps."""
     D: gl.constexpr = 64
     F: gl.constexpr = 256
     M: gl.constexpr = 16

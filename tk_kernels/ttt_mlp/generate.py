@@ -173,13 +173,13 @@ def _dual(
 
 @jit
 def sum_columns(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
-    """Return w @ x [M] for w [M, N]; with MATRIX on tensor cores, otherwise in float32."""
+    """Return w @ x [M] for w [M, N], x [N]: in float32, or with MATRIX on tensor cores, w in DOT."""
     return tl.sum(tl.dot(w.to(DOT), columns(x, 0, DOT)), 1) if MATRIX else tl.sum(to_float32_again(w) * x[None, :], 1)
 
 
 @jit
 def sum_rows(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
-    """Return x @ w [N] for w [M, N]; with MATRIX on tensor cores, otherwise in float32."""
+    """Return x @ w [N] for x [M], w [M, N]: in float32, or with MATRIX on tensor cores, w in DOT."""
     if MATRIX:
         w = tl.trans(w)
     return tl.sum(tl.dot(w.to(DOT), columns(x, 0, DOT)), 1) if MATRIX else tl.sum(w.to(tl.float32) * x[:, None], 0)
@@ -187,7 +187,7 @@ def sum_rows(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
 
 @jit
 def first_products(w1, past_g1, k, q, weight1, MATRIX: tl.constexpr, DOT: tl.constexpr):
-    """Return w1 @ k and w1 @ q + weight1 @ past_g1 [F], for w1 [F, D], past_g1 [m, F], weight1 [m]."""
+    """Return w1 @ k and w1 @ q + weight1 @ past_g1, both [F]: w1 [F, D], k, q [D], past_g1 [m, F], weight1 [m]."""
     if MATRIX:
         both = tl.dot(w1.to(DOT), columns(k, 0, DOT) + columns(q, 2, DOT))
         both = tl.dot(tl.trans(past_g1.to(DOT)), columns(weight1, 2, DOT), both)
@@ -209,7 +209,7 @@ def _primal(
     PLANES: tl.constexpr, ROPE: tl.constexpr, LOGITS: tl.constexpr,
     BLOCK: tl.constexpr, MATRIX: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Run one token like `_dual`, with gradient sums; dW1 is transposed like weights1."""
+    """Run one token like `_dual`, with gradient sums instead of cached rows; dW1 is transposed like weights1."""
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
     rd, rf = tl.arange(0, DP), tl.arange(0, FP)

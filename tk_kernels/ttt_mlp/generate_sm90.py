@@ -3,7 +3,7 @@
 The kernel computes `_dual` of `generate.py` for D = 64, F = 256 and m <= 16, in Gluon.
 One program of four warps owns one head of one sequence. `cp.async` copies W1 and W2 whole to shared memory. Three
 programs fit on an SM, so the loads of one overlap with the work of the others. Each warp owns F/4 hidden units, so sums
-over d stay within a warp, and warps exchange data only for Z2 and Z2bar. Matrix times vector is float32 on CUDA cores;
+over D stay within a warp, and warps exchange data only for Z2 and Z2bar. Matrix times vector is float32 on CUDA cores;
 the update of the weights, at a mini-batch's last token, runs on tensor cores.
 """
 
@@ -39,7 +39,7 @@ def dual(
     H: gl.constexpr, m: gl.constexpr, SLOTS: gl.constexpr,
     PLANES: gl.constexpr, ROPE: gl.constexpr, LOGITS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Run one token like `_dual` of `generate.py`, with the same arguments. PDL: see `dependent_launch`."""
+    """Run one token like `_dual` of `generate.py`, with a subset of its arguments. PDL: see `dependent_launch`."""
     let_next_begin(PDL)
     D: gl.constexpr = 64
     F: gl.constexpr = 256
@@ -184,7 +184,7 @@ def dual(
 
 @gluon.jit
 def offsets(layout: gl.constexpr, G: gl.constexpr, N: gl.constexpr, D: gl.constexpr, FW: gl.constexpr):
-    """Return offsets [G, N, D] in a weight [F, D]: warp w has the N hidden units from w * FW on."""
+    """Return offsets [G, N, D] in a weight [F, D] for G warps: warp w has the N hidden units from w * FW on."""
     warp = gl.arange(0, G, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout))).expand_dims(1).expand_dims(2)
     f = gl.arange(0, N, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout))).expand_dims(0).expand_dims(2)
     d = gl.arange(0, D, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout))).expand_dims(0).expand_dims(1)
@@ -196,7 +196,7 @@ def load_rows(
     rows, pos, layout: gl.constexpr, G: gl.constexpr, STEP: gl.constexpr, N: gl.constexpr, ROW: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    """Load rows j < pos of `rows` [m, ROW] as [G, 16, N], others as 0; warp w has the N columns from w * STEP on."""
+    """Load rows j < pos of `rows` [m, ROW] as [G, 16, N], others as 0; warp w of G has N columns from w * STEP on."""
     warp = gl.arange(0, G, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout))).expand_dims(1).expand_dims(2)
     row = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout))).expand_dims(0).expand_dims(2)
     column = gl.arange(0, N, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout))).expand_dims(0).expand_dims(1)
@@ -220,7 +220,7 @@ def apply_rows(
     rows_f [m, F], rows_d [m, D]: a mini-batch's cached rows. With BIAS, also update bias -= scale sum(rows_f).
     high [G, FW, D]: W in shared memory; with PLANES, its high plane.
     weights, low [F, D]: the results (see `store_weights`); with PLANES, low is also read.
-    The matmul's columns are a permutation of d, bits 4-3 and 2-1 swapped, so that a thread has neighbours in memory.
+    The matmul's columns are a permutation of d (bits 4-3 and 2-1 swapped), so a thread's results are neighbours in d.
     """
     D: gl.constexpr = 64
     F: gl.constexpr = G * FW

@@ -1,7 +1,7 @@
 """TTT-MLP generate in Triton for heads wider than 64: the dual form in blocks of hidden units.
 
-The kernels of `generate.py` hold W1 and W2 of a head in registers. This kernel reads them twice per token, in
-blocks of hidden units. The first pass computes Z2; the second, which finds them in a cache, G1 and the output.
+`generate.py` holds W1 and W2 of a head in registers. This kernel reads them twice per token, in blocks of hidden units.
+The first pass computes Z2; the second rereads the weights and computes G1 and the output.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def dual(
     PLANES: tl.constexpr, ROPE: tl.constexpr, LOGITS: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
     SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Run one token like `_dual` of `generate.py`, with the same arguments."""
+    """Run one token like `_dual` of `generate.py`, with the same arguments except FP and MATRIX."""
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
     rd, rm, unit = tl.arange(0, DP), tl.arange(0, MP), tl.arange(0, BLOCK)
@@ -135,7 +135,10 @@ def apply_rows(
     D: tl.constexpr, F: tl.constexpr, m: tl.constexpr,
     PLANES: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Update one head by W1 -= s K^T g1, W2 -= s X2^T g2, b1 -= s sum(g1), b2 -= s sum(g2), with s = `scale`."""
+    """Update one head by W1 -= s K^T g1, W2 -= s X2^T g2, b1 -= s sum(g1), b2 -= s sum(g2), with s = `scale`.
+
+    rd, rm: the padded indices along D and along m.
+    """
     valid = rd < D
     rows_d = rm[:, None] * D + rd[None, :]
     counted = (rm[:, None] < m) & valid[None, :]
