@@ -147,7 +147,7 @@ class _Side:
     def measure(self, job: Job, number: int, work: Plan, progress: Progress) -> set[str]:
         """Run round `number` of a job in a fresh process; return the keys of cases with a result.
 
-        Raises UserError for a result of another commit.
+        Raises UserError if a worker ran the code of another commit.
         """
         turn = f"round {number + 1}, {self.run.folder.name} {self.commit[:10]}"
 

@@ -22,7 +22,7 @@ class DeltaRule(Layer):
     """A delta rule with decay.
 
     S = Diag(exp g) S; S += beta k (v - S^T k)^T for each of the token's (k, v); o = S^T q / sqrt(K).
-    value_heads: heads of values, decays and beta, which share q and k in groups; 0 for as many as `heads`.
+    value_heads: number of heads of v, g and beta; groups of them share a head of q and k. 0 for as many as `heads`.
     vector_decay: one decay per key channel instead of one per head. householder: delta-rule updates per token.
     """
 
@@ -106,7 +106,7 @@ class Mesa(Layer):
         return self.heads * self.key_dim * (self.key_dim + self.value_dim)
 
     def work(self, case: Case) -> Work:
-        """Return FLOPs and bytes; FLOPs per state element: decay 1, update 2; G 2 per iteration, S 2 in the output."""
+        """Return FLOPs and bytes; FLOPs per state element: decay 1, update 2; in G 2 per iteration, in S 2 for o."""
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         gram, values = (self.heads * self.key_dim * dim for dim in (self.key_dim, self.value_dim))
         row = width * 2 * (self.key_dim + self.value_dim) + 4 * 2  # q, k, v and output; beta and g
