@@ -49,7 +49,7 @@ def notes_on_file(labels: Container[str]) -> list[str]:
 
 
 def launches(device: str = "") -> dict[tuple[str, str], Launch]:
-    """Return how to start each (system, backend): by systems.toml, or this interpreter.
+    """Return how to start each (system, backend): as systems.toml defines, otherwise by this interpreter.
 
     device: "cpu" hides the GPU from the workers. Raises UserError if systems.toml cannot be read or has a mistake.
     """
@@ -72,7 +72,7 @@ def _locked(*names: str) -> dict[str, str]:
 
 
 def no_interpreter(launch: Launch) -> str:
-    """Return why a worker cannot start if the path of its interpreter does not exist; otherwise ""."""
+    """Return a message if the path of a worker's interpreter does not exist; otherwise ""."""
     program = launch.command[0]
     missing = os.sep in program and not os.path.exists(program)
     return "its interpreter does not exist; `make baselines` creates the environments" if missing else ""

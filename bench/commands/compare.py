@@ -82,7 +82,7 @@ def percentage(text: str) -> float:
 
 
 def _show(a: Path, b: Path, fail_on: float | None, fmt: str, html: Path | None) -> comparing.Comparison:
-    """Print and return the comparison, and write its page; exit status 3 if nothing can be compared."""
+    """Print and return the comparison, and write its page to `html`; exit status 3 if nothing can be compared."""
     if html:
         refuse_what_is_no_page(html)
     try:

@@ -124,7 +124,7 @@ class FusedBlock(TTTBlock):
         return self
 
     def _follow_parameters(self, rope: Rotation) -> bool:
-        """Copy changed learning-rate weights and token scales to where kernels read them; return if any changed."""
+        """Copy changed learning-rate weights and token scales to where kernels read; return whether any changed."""
         layer = self.seq_modeling_block
         made_of = [weight._version for weight in (layer.learnable_ttt_lr_weight, layer.learnable_token_idx)]
         changed = made_of != self._made_of

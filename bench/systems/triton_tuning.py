@@ -21,7 +21,7 @@ def keep_choices() -> None:
 
 
 def prepare(run: Callable[[], object]) -> None:
-    """Compile the Triton kernels of `run` in parallel, then call it once to tune them."""
+    """Compile the Triton kernels of `run` in parallel, then call `run` once to tune them."""
     compile_ahead(run)
     run()
 

@@ -106,7 +106,10 @@ class Mesa(Layer):
         return self.heads * self.key_dim * (self.key_dim + self.value_dim)
 
     def work(self, case: Case) -> Work:
-        """Return FLOPs and bytes; FLOPs per state element: decay 1, update 2; in G 2 per iteration, in S 2 for o."""
+        """Return FLOPs and bytes.
+
+        FLOPs per state element and token: decay 1, update 2; for G, 2 per iteration; for S, output 2.
+        """
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         gram, values = (self.heads * self.key_dim * dim for dim in (self.key_dim, self.value_dim))
         row = width * 2 * (self.key_dim + self.value_dim) + 4 * 2  # q, k, v and output; beta and g

@@ -75,7 +75,7 @@ class VllmSystem:
         return no_gpu() or other_release("vllm", *self.releases) or cannot_import("vllm", "vllm.platforms.cuda")
 
     def register(self) -> None:
-        """Register the model's class in vLLM; given its name alone, vLLM would inspect it in another process."""
+        """Register the model's class in vLLM; given only a name, vLLM would inspect the class in another process."""
         from vllm import ModelRegistry
 
         module = importlib.import_module(self.implementation.partition(":")[0])
@@ -407,7 +407,7 @@ class EngineArrivals(EngineRequest):
 
 
 def _around(rng: Random, mean: int, count: int) -> list[int]:
-    """Draw lengths from half to one and a half of `mean`, in pairs mean - x and mean + x."""
+    """Draw `count` lengths from half to one and a half of `mean`, in pairs mean - x and mean + x."""
     away = [rng.randint(0, mean // 2) for _ in range(count // 2)]
     lengths = [mean] * (count % 2) + [mean + sign * each for each in away for sign in (-1, 1)]
     rng.shuffle(lengths)

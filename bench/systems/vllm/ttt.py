@@ -19,7 +19,7 @@ from tk_kernels.generate import common
 
 
 class VllmTTT(VllmSystem):
-    """Adapter of ttt-linear/vllm and ttt-mlp/vllm, which registers `bench.serving`."""
+    """Adapter of ttt-linear/vllm and ttt-mlp/vllm; it registers `bench.serving` in vLLM."""
 
     packages = ("vllm", "triton", "apache-tvm-ffi")
     implementation = "bench.serving.model:TTTForCausalLM"
