@@ -17,7 +17,7 @@ from harness.schema.run_file import Job, Planned, jobs_of
 def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Checkpoint | None = None) -> list[Planned]:
     """Return the suite's cases that the request selects; within a panel, contexts and batches ascend.
 
-    device: "cpu" or "cuda". checkpoint: sets system and size, and excludes single layers, whose inputs are random.
+    device: "cpu" or "cuda". checkpoint: sets system and size, and excludes panels of single layers.
     """
     adapters = adapters_of(request.systems, device, checkpoint)
     found = (
@@ -34,7 +34,7 @@ def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Chec
 def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None = None) -> tuple[Adapter, ...]:
     """Return the adapters for `names` (SYSTEM or SYSTEM/BACKEND), by default all for the device.
 
-    A checkpoint allows only its own system. Raises UserError for an unknown name or another system.
+    With a checkpoint, the default is the checkpoint's system. Raises UserError for another system or an unknown name.
     """
     if not names and not checkpoint:
         return tuple(adapter for adapter in ADAPTERS if device in adapter.devices)
@@ -50,7 +50,7 @@ def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None
 
 
 def _named(name: str, device: str) -> list[Adapter]:
-    """Return the adapter of SYSTEM/BACKEND; for SYSTEM, its adapters for the device or, if there are none, all."""
+    """Return the adapter of SYSTEM/BACKEND; for SYSTEM alone, those for `device` or, if there are none, all."""
     found = [adapter for adapter in ADAPTERS if name in (adapter.system, adapter.label)]
     if not found:
         systems = dict.fromkeys(adapter.system for adapter in ADAPTERS)
@@ -101,10 +101,10 @@ def _combinations(axes: Mapping[str, Sequence[Scalar]]) -> list[tuple[tuple[str,
 
 
 def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: str) -> str:
-    """Return a case's timing: "engine" (times itself), "graph" (CUDA graph) or "eager".
+    """Return a case's timing: "engine" (the engine times itself), "graph" (CUDA graph) or "eager".
 
-    On a GPU, `panel.timing` decides. If that is empty, generate steps have "graph", and so have launch-bound forwards
-    of an adapter with `replays`.
+    On a GPU, `panel.timing` decides. If that is "", generate steps have "graph", and so have launch-bound forwards of
+    an adapter with `replays`; all others have "eager", as on a CPU.
     """
     if adapter.engine:
         return "engine"
@@ -124,7 +124,7 @@ def ordered_jobs(cases: Iterable[Planned]) -> tuple[Job, ...]:
 
 
 def _by_model(cases: Sequence[Planned]) -> list[Planned]:
-    """Put cases of one model together; an engine's also by phase, because a change of model or phase restarts it."""
+    """Return the cases grouped by model; an engine's also by phase, because a change of model or phase restarts it."""
     engine = any(each.case.timing == "engine" for each in cases)
     groups: dict[tuple, list[Planned]] = {}
     for each in cases:
@@ -135,6 +135,6 @@ def _by_model(cases: Sequence[Planned]) -> list[Planned]:
 
 
 def with_keys(jobs: Iterable[Job], keys: Container[str]) -> list[Job]:
-    """Return the jobs with only the cases of `keys`, without jobs that lose all cases."""
+    """Return the jobs with only the cases whose key is in `keys`, without jobs that lose all cases."""
     found = [replace(job, cases=tuple(each for each in job.cases if each.case.key in keys)) for job in jobs]
     return [job for job in found if job.cases]

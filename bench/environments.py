@@ -43,13 +43,13 @@ class _Entry(BaseModel):
 
 
 def notes_on_file(labels: Container[str]) -> list[str]:
-    """Return a sentence on which of `labels` (SYSTEM/BACKEND) the current folder's systems.toml starts, if any."""
+    """Return a sentence that names the `labels` (SYSTEM/BACKEND) in the current folder's systems.toml; [] if none."""
     own = [label for label in _read() if label in labels]
     return [f"{SYSTEMS_FILE} of this folder starts {', '.join(own)}"] if own else []
 
 
 def launches(device: str = "") -> dict[tuple[str, str], Launch]:
-    """Return how to start each (system, backend): by systems.toml, or this interpreter.
+    """Return how to start each (system, backend): as systems.toml defines, otherwise by this interpreter.
 
     device: "cpu" hides the GPU from the workers. Raises UserError if systems.toml cannot be read or has a mistake.
     """
@@ -66,13 +66,13 @@ def launches(device: str = "") -> dict[tuple[str, str], Launch]:
 
 @cache
 def _locked(*names: str) -> dict[str, str]:
-    """Return the version of each package in lock files of bench/requirements."""
+    """Return {package: version} from the lock files `names` (without .txt) of bench/requirements."""
     files = [Path(__file__).parent / "requirements" / f"{name}.txt" for name in names]
     return dict(re.findall(r"^([\w.-]+)(?:\[.+\])?==([^\s;]+)", "".join(map(Path.read_text, files)), re.MULTILINE))
 
 
 def no_interpreter(launch: Launch) -> str:
-    """Return why a worker cannot start: its interpreter's path does not exist; otherwise ""."""
+    """Return a message if the path of a worker's interpreter does not exist; otherwise ""."""
     program = launch.command[0]
     missing = os.sep in program and not os.path.exists(program)
     return "its interpreter does not exist; `make baselines` creates the environments" if missing else ""

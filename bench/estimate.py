@@ -34,7 +34,7 @@ def _runs_in(folder: Path) -> set[Path]:
 
 
 def _tried(folder: Path) -> list[Record]:
-    """Return the records of cases that ran; [] if the folder has no readable run, or one without times."""
+    """Return the records of cases that ran; [] if the folder has no readable run, or a run that measures no times."""
     try:
         run = Run.open(folder)
         records = run.records() if run.mode == "measure" else []
@@ -52,7 +52,7 @@ def _medians(runs: Iterable[list[Record]], kind: str) -> dict[str, float]:
 
 
 def job_seconds(cases: Iterable[Planned], past: Durations) -> float:
-    """Return the estimated seconds of a job's cases; a case missing in `past` takes the median of `past`."""
+    """Return the estimated seconds of a job's cases; a case not in `past` takes the median of `past` (0 if empty)."""
     typical = median(past.values()) if past else 0.0
     return sum(past.get(planned.case.key, typical) for planned in cases)
 

@@ -19,7 +19,7 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
     """Return why the scheduler skips a case, or "" to run it.
 
     earlier: the job's records so far. memory_bytes: the device's memory; None if unknown.
-    In a growing series, the first case that cannot fit runs, so that the figure shows where memory ends.
+    In a growing series (`Panel.grows`), the first case that cannot fit runs, so the figure shows where memory ends.
     """
     if missing := checkpoint_missing(planned.case):
         return missing
@@ -58,7 +58,7 @@ def _smaller_axis(smaller: Case, case: Case) -> str:
 def beyond_memory_of(case: Case, total: int) -> str:
     """Return why a model's weights and states cannot fit into `total` bytes, or "".
 
-    An engine must hold only one sequence. Single layers and models not in MODELS give "".
+    For an engine, one sequence must fit. Single layers and models not in MODELS give "".
     """
     if case.system not in MODELS or case.option("scope", "model") != "model":
         return ""

@@ -48,7 +48,7 @@ def facts_of(weights: Mapping[str, Any], vocabulary: int, **rest: Any) -> Facts:
 def checks(facts: Facts, case: Case) -> list[Check]:
     """Return checks that dtype is the case's, that kept is "nothing", and that head_rows is 1 if counted.
 
-    Except for checkpoints, vocabulary and (nearly) parameters must be as many as in the Transformer of the case's size.
+    Except for checkpoints, more checks compare vocabulary and parameter count with the Transformer of the case's size.
     """
     found = [
         Check.at_most("weights_of_another_dtype", float(facts.dtype != case.dtype), 0),

@@ -75,7 +75,7 @@ def with_numbers(text: str, definitions: Mapping[str, Definition], source_of: So
     """Return the text of a Markdown file with its tables rewritten.
 
     definitions: sections of the TOML file, by table name. source_of: returns a run's data, given its folder's name.
-    Raises UserError for a table without end or definition, or if the definition selects no case.
+    Raises UserError for a table without end or definition, or whose definition selects no case.
     """
     if text.count(BEGINNING) != len(BLOCK.findall(text)):
         raise UserError(f"a table begins with {BEGINNING}NAME --> and does not end with <!-- end -->")
@@ -102,7 +102,7 @@ def _table(name: str, definitions: Mapping[str, Definition], source_of: SourceOf
 
 
 def _cases(definition: Definition, source_of: SourceOf) -> list[list[str]]:
-    """Return a table as lists of cells, the head first; UserError for a row or column without a value."""
+    """Return a table as lists of cells, the head first; UserError if all cells of a row or column are empty."""
     columns = definition["columns"]
     shared = {name: definition[name] for name in OPTIONS if name in definition} | definition.get("where", {})
     lines = [[definition.get("head", ""), *(column["label"] for column in columns)]]
@@ -147,7 +147,7 @@ def _cell(options: Mapping[str, Any], source_of: SourceOf) -> Number:
 
 
 def _selected(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the rows that match `where`, a value by column. "a|b" means a or b; in a tuple, any element may match."""
+    """Return the rows that match `where`, {column: value}. "a|b" means a or b; any element of a tuple may match."""
     for name, wanted in where.items():
         values = wanted.split("|") if isinstance(wanted, str) else [wanted]
         cells = _column(rows, name).map(lambda cell: cell if isinstance(cell, tuple) else (cell,))

@@ -57,7 +57,7 @@ class Plan:
 
     @cached_property
     def policy(self) -> Policy:
-        """The rule that ends the sampling of a case; the rounds of `ab` share its budget."""
+        """The rule that ends the sampling of a case; the rounds of `ab` share the time budget."""
         names = {suite.name for suite in self.catalogue.suites}
         own = (suite.budget_s or BUDGETS_S[self.device] for suite in SUITES if suite.name in names)
         budget_s = self.request.budget_s or max(own, default=BUDGETS_S[self.device])
@@ -83,7 +83,7 @@ class Plan:
     def gpus(self, *, here: bool = True) -> list[str]:
         """Return the GPUs of --gpus, named as in CUDA_VISIBLE_DEVICES; [] without the option.
 
-        here: whether this machine must have them. Raises UserError for a missing GPU, or on the CPU.
+        here: whether this machine must have them. Raises UserError for a missing GPU, or if the run is on the CPU.
         """
         if (option := self.request.gpus) is None:
             return []
@@ -154,7 +154,7 @@ def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ..
 def _suites(
     request: RunRequest, device: str, checkpoint: Checkpoint | None, machine: Mapping[str, Any]
 ) -> dict[str, tuple[str, ...]]:
-    """Return each requested suite's systems as labels SYSTEM/BACKEND; () stands for all systems."""
+    """Return the systems of each requested suite, by suite name: SYSTEM or SYSTEM/BACKEND; () stands for all."""
     found: dict[str, tuple[str, ...]] = {}
     for word in request.suites or (DEFAULT_SUITES[device],):
         group, systems = GROUPS.get(word), request.systems

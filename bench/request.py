@@ -26,7 +26,7 @@ Count = Annotated[int, Field(ge=1, le=MOST)]
 class RunRequest(BaseModel):
     """The arguments of `run`, `verify`, `profile` or `ab`; UserError for bad values.
 
-    suites, systems, batch, context, phase: tuples or comma-separated text; () for the default suite or its values.
+    suites, systems, batch, context, phase: tuples or text with commas; () for the default suite or the suite's values.
     sides: the two revisions of `ab`. rounds: processes per case and side of `ab`. way: the profiler (`--with`).
     budget_s: seconds of sampling per case; None for the suite's or the device's default.
     retry: which finished cases to measure again (`run_folder.retry_of`); giving it also sets `resume`.

@@ -36,7 +36,7 @@ class Panel(Stored):
 
 @dataclass(frozen=True)
 class Suite(Stored):
-    """A suite, as `ttt-bench run NAME` measures it."""
+    """The cases that `ttt-bench run NAME` measures, and the figures that show them."""
 
     name: str
     question: str

@@ -82,7 +82,7 @@ def percentage(text: str) -> float:
 
 
 def _show(a: Path, b: Path, fail_on: float | None, fmt: str, html: Path | None) -> comparing.Comparison:
-    """Print and return the comparison, and write its page; exit status 3 if nothing can be compared."""
+    """Print and return the comparison, and write its page to `html`; exit status 3 if nothing can be compared."""
     if html:
         refuse_what_is_no_page(html)
     try:
@@ -147,7 +147,7 @@ class _Side:
     def measure(self, job: Job, number: int, work: Plan, progress: Progress) -> set[str]:
         """Run round `number` of a job in a fresh process; return the keys of cases with a result.
 
-        Raises UserError for a result of another commit.
+        Raises UserError if a worker ran the code of another commit.
         """
         turn = f"round {number + 1}, {self.run.folder.name} {self.commit[:10]}"
 

@@ -58,7 +58,7 @@ def _sum_up(records: Sequence[Record], request: RunRequest, out: Path) -> None:
 
 
 def dry_run(request: RunRequest, out: Path) -> None:
-    """Print the cases, jobs and estimated time of a run; a resumed run's finished cases are only counted."""
+    """Print the cases, jobs and estimated time of a run; finished cases of a resumed run are counted, not printed."""
     earlier = resumed(request, out) if request.resume else None
     work = plan(request, earlier)
     if earlier:
@@ -88,7 +88,7 @@ def dry_run(request: RunRequest, out: Path) -> None:
 
 
 def summary(records: Sequence[Record]) -> str:
-    """Count the records by status as `34 ok, 2 skipped`, the most frequent first."""
+    """Return the counts of records by status, such as `34 ok, 2 skipped`, the most frequent first."""
     counts = Counter(record.status for record in records)
     return ", ".join(f"{count} {status}" for status, count in counts.most_common())
 

@@ -86,9 +86,9 @@ def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
 
 
 def of_few_layers(case: Case) -> Case:
-    """Return the case with fewer layers, whose memory Nsight Compute can save and restore.
+    """Return the case with so few layers that Nsight Compute can save and restore its memory.
 
-    Cases of one layer, of checkpoints and of small models stay unchanged: a few small layers would fit in L2.
+    Unchanged are cases of one layer, of checkpoints, and of small models, of which a few layers would fit in L2.
     """
     if case.option("scope", "model") != "model" or case.option("checkpoint", ""):
         return case

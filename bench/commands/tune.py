@@ -51,7 +51,7 @@ def tune() -> None:
 
 
 def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
-    """Return a kernel's fastest settings by section of `tuning.toml`, then by row (a precision or FORWARD_ROWS)."""
+    """Return a kernel's fastest settings by section of `tuning.toml` and row (a precision or one of FORWARD_ROWS)."""
     forward, found = form == FORWARD, dict[str, dict[str, Tuning]]()
     for row in FORWARD_ROWS[f"ttt_{learner}"] if forward else PRECISIONS:
         name, launch = fastest_forward(learner, row) if forward else fastest_step(learner, form, row)
@@ -63,7 +63,7 @@ def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
 
 
 def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning | None]:
-    """Return (name of a section of `tuning.toml`, fastest correct settings for its row `precision` or None)."""
+    """Return (section of `tuning.toml`, fastest correct settings for its row `precision`; None if none are correct)."""
     config, dtype = _config(learner, SIZE), "float32" if precision == "float32" else "bfloat16"
     some = generate_set(config, BATCH, dtype, form, precision)
     name = some.state.tuned_as()
@@ -83,7 +83,7 @@ def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning |
 
 
 def fastest_forward(learner: str, row: str) -> tuple[str, Tuning | None]:
-    """Return (name of a section of `tuning.toml`, fastest correct settings for its row `row` or None).
+    """Return (section of `tuning.toml`, fastest correct settings for its row `row`; None if none are correct).
 
     row: one of FORWARD_ROWS; it determines the model size and the batch.
     """
@@ -126,7 +126,7 @@ def _median_us(run: Callable[[], object]) -> float:
 def _fastest(
     what: str, tried: Sequence[Tuning], check: Callable[[Tuning], Checks], time_us: Callable[[Tuning], float]
 ) -> Tuning | None:
-    """Return the fastest settings that launch and give correct outputs; None if there are none."""
+    """Return the fastest of the settings `tried` that launch and pass `check`, or None. what: label in the log."""
     from triton.runtime.errors import OutOfResources, PTXASError
 
     took: dict[Tuning, float] = {}

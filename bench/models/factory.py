@@ -32,7 +32,7 @@ def from_seed(
 ) -> CausalLM:
     """Build a model with random weights; a seed gives other weights on a CPU than on a GPU.
 
-    options: arguments of the model's class, such as operator.
+    dtype: by default `default_dtype(device)`. options: arguments of the model's class, such as operator.
     """
     kind, dtype = model_class(config), dtype or default_dtype(device)
     if isinstance(config, MambaConfig):  # its package draws the weights

@@ -81,7 +81,7 @@ class FusedBlock(TTTBlock):
     def _split(self, projected: Tensor, rope: Rotation, state: LayerState, pdl: bool) -> Projections:
         """Return the inner loop's inputs from the columns of `projected`.
 
-        They are [input of Q's and K's convolutions, v, output gate, lr logits], or [q, v, k, lr logits].
+        Columns: [convolutions' input, v, output gate, lr logits] (Mamba backbone), [q, v, k, lr logits] (Transformer).
         """
         layer = self.seq_modeling_block
         logits, bias = projected[..., self._rate_rows()], layer.learnable_ttt_lr_bias[:, 0]
@@ -124,7 +124,7 @@ class FusedBlock(TTTBlock):
         return self
 
     def _follow_parameters(self, rope: Rotation) -> bool:
-        """Copy changed learning-rate weights and token scales to where kernels read them; return if any changed."""
+        """Copy changed learning-rate weights and token scales to where kernels read; return whether any changed."""
         layer = self.seq_modeling_block
         made_of = [weight._version for weight in (layer.learnable_ttt_lr_weight, layer.learnable_token_idx)]
         changed = made_of != self._made_of
@@ -163,7 +163,7 @@ def product(x: Tensor, weight: Tensor, pdl: bool) -> Tensor:
 def add_product_(total: Tensor, x: Tensor, weight: Tensor, pdl: bool, before: Norm | None = None) -> Tensor:
     """Add before(x) @ weight^T to `total` in place, rounded once, and return `total`.
 
-    total [B, T, C], x [B, T, F], weight [C, F]. before: the norm and output gate of x, or None. pdl: as in `product`.
+    total [B, T, C], x [B, T, F], weight [C, F]. before: norm and output gate of x; None: neither. pdl: as in `product`.
     """
     if has_few_rows(x, weight):
         return few_rows_product(x, weight, before, out=total, pdl=pdl)

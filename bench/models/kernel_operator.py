@@ -93,7 +93,7 @@ class KernelOperator(TorchOperator):
         initial: Sequence[Tensor],
         sequences: Packed,
     ) -> Tensor:
-        """Run `forward_packed` for sequences of equal length: the Hopper kernel, on copies of their states."""
+        """Run `forward_packed` for sequences of equal length by the Hopper kernel, on copies of the states."""
         batch, heads = len(sequences.slots), projections.q.shape[2]
         position = sequences.start.new_zeros(batch, heads)
         copies = rows_of(replace(state, position=None), sequences.slots)

@@ -84,7 +84,7 @@ class CausalConv(nn.Module):
 
 
 def slide(cache: Tensor, x: Tensor) -> Tensor:
-    """Return cache [B, 3, C] and x [B, T, C] joined to [B, 3 + T, C]; store its last three tokens in cache."""
+    """Return cache [B, 3, C] and x [B, T, C] joined to [B, 3 + T, C]; copy the result's last three tokens to cache."""
     window = torch.cat((cache, x), dim=1)
     cache.copy_(window[:, -cache.shape[1] :])
     return window

@@ -19,8 +19,8 @@ from tk_kernels.ttt_mlp import reference as ttt_mlp
 class Projections(NamedTuple):
     """Inputs of a layer's inner loop: q, k, v [B, T, H, D], lr_logits [B, T, H]; without T for a step.
 
-    lr_logits: x_j . w_h + c_h for token j and head h, in at least float32. pdl: whether kernels of a step may be
-    dependent launches (`tk_kernels.generate.common`).
+    lr_logits: x_j . w_h + c_h for input x_j of token j and learned w_h, c_h of head h, in at least float32.
+    pdl: whether kernels of a step may be dependent launches (`tk_kernels.generate.common`).
     ready: whether RoPE has been applied to q and k, and lr_logits holds the learning rates lr_j.
     """
 
@@ -116,13 +116,13 @@ def _is_primal(state: Any) -> bool:
 
 
 def ready_for_prefill(projections: Projections, learner: Learner, position: Tensor) -> Projections:
-    """Make projections of T tokens `ready`. position [B]: token 0's position in the mini-batch."""
+    """Return `ready` projections of T tokens. position [B]: token 0's position in the mini-batch."""
     ahead = torch.arange(projections.q.shape[1], device=position.device)
     return ready_at(projections, learner, (position[:, None] + ahead) % learner.token_scale.shape[0])
 
 
 def ready_at(projections: Projections, learner: Learner, position: Tensor) -> Projections:
-    """Make projections `ready`. position [B, T], or [B] for a step: each token's in the mini-batch."""
+    """Return `ready` projections. position [B, T], or [B] for a step: each token's position in the mini-batch."""
     if projections.ready:
         return projections
     cos, sin = (table[position].unsqueeze(-2) for table in learner.rope)

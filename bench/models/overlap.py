@@ -22,7 +22,7 @@ def beside_another_chunk() -> bool:
 class Overlap:
     """Two CUDA streams, on which the chunks of a prompt alternate.
 
-    Both first wait for the current stream. After `join`, the current stream may reuse memory allocated in a chunk.
+    Both streams first wait for the current stream, which may reuse the memory of a chunk after `join`.
     """
 
     def __init__(self, device: torch.device) -> None:

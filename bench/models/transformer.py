@@ -20,7 +20,7 @@ CAPACITY_MULTIPLE = 64
 
 @dataclass
 class TransformerState:
-    """KV cache [layers, 2, B, KV heads, capacity, D]; position [1] int64: how many tokens it holds.
+    """KV cache [layers, 2, B, KV heads, capacity, D]; position [1] int64: number of tokens in the cache.
 
     length: the same count on the host; None after generate_step, or after a replay of its CUDA graph.
     """

@@ -308,7 +308,7 @@ class TTTModel(ChunkedModel):
         return hidden[:, -1]
 
     def _leaves_idle(self, batch: int) -> bool:
-        """Whether the kernel, one thread block per head and sequence, uses at most half of the SMs."""
+        """Whether the forward kernel, one thread block per head and sequence, uses at most half of the SMs."""
         if self.device.type != "cuda" or not self.operator.block_a_head:
             return False
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count

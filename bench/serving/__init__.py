@@ -1,4 +1,4 @@
-"""TTT models in vLLM: a plug-in by its entry point `vllm.general_plugins`. See README.md."""
+"""TTT models in vLLM: a plug-in with the entry point `vllm.general_plugins`. See README.md."""
 
 
 def register() -> None:

@@ -19,7 +19,7 @@ class HuggingFaceConfig(PretrainedConfig):
 
 
 def refusing(why: str) -> type[HuggingFaceConfig]:
-    """Return a configuration class that raises ValueError(why), so no checkpoint opens."""
+    """Return a configuration class whose constructor raises ValueError(why), so no checkpoint opens."""
 
     class Refusing(HuggingFaceConfig):
         def __init__(self, **values: Any) -> None:

@@ -34,7 +34,7 @@ class States(MambaBase):
 
     @property
     def kv_cache(self) -> Sequence[Tensor]:
-        """The layer's pages [slots, bytes] as the only element; empty without a cache."""
+        """A sequence whose only element is the layer's pages [slots, bytes]; empty without a cache."""
         return self._pages
 
     @kv_cache.setter

@@ -12,7 +12,7 @@ from bench.serving.refusals import refused
 
 
 class TTTSettings(MambaModelConfig):
-    """Checks an engine's settings; vLLM calls it once for a TTT model, before the start."""
+    """Checks an engine's settings for a TTT model; vLLM calls the check once, before the engine starts."""
 
     @classmethod
     def verify_and_update_config(cls, vllm_config: Any) -> None:

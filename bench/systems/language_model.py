@@ -96,11 +96,11 @@ class LanguageModel:
         return self.reference(model, dtype)
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
-        """Return a reference in the case's dtype; its rounding error sets the limits. None: limits are fixed."""
+        """Return a reference in the case's dtype, whose rounding error sets the limits; None for fixed limits."""
         return None if case.dtype == "float32" else self.timed_check_reference(model, getattr(torch, case.dtype))
 
     def _model(self, case: Case) -> Any:
-        """Return the model of the case; load it unless the previous case had the same."""
+        """Return the model of the case; load it unless the previous case had the same model."""
         options = tuple(pair for pair in case.options if pair[0] not in WITHOUT_EFFECT)
         key = (case.size, case.dtype, case.state_dtype, options)
         if self.loaded != key:

@@ -53,7 +53,7 @@ def widening(case: Case) -> float:
 
 
 def widened(case: Case) -> dict[str, str]:
-    """Return the setting `check_limits` for wider limits; {} for the usual ones."""
+    """Return the setting `check_limits` for a case with wider limits; {} for other cases."""
     wider = widening(case)
     return {} if wider == 1 else {"check_limits": f"{wider:g} times those of other models, as it rounds more"}
 
@@ -71,9 +71,9 @@ def limits_by_rounding(rounded: torch.Tensor | None, reference: torch.Tensor, ca
 def check_response(
     got: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor], width: int
 ) -> Checks:
-    """Check that another past changes logits as it changes the reference's, unless rounding hides this.
+    """Check that other earlier tokens change logits as they change the reference's, unless rounding hides the change.
 
-    got, expected: logits [rows, V] after one past and after another. width: of the model, in channels.
+    got, expected: (logits [rows, V] after one past, logits after another). width: of the model, in channels.
     Regressing the change in `got` on the change in `expected` must give a slope near 1.
     """
     change, truth = (after.double() - before.double() for before, after in (got, expected))

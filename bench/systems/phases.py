@@ -28,7 +28,8 @@ TIMED_MINI_BATCHES = 8  # mini-batches whose steps are timed one by one
 class PhaseWork:
     """Base class of one case's timed work; a subclass implements a phase.
 
-    ids: token ids, which the harness renews. adapter: the `LanguageModel`, which makes references.
+    ids: token ids, which the harness renews. token_axis: the axis of tokens in `ids`; None if it has none.
+    units: units of work per call, such as steps. adapter: the `LanguageModel`, which makes references.
     """
 
     units = 1
@@ -111,7 +112,7 @@ class PhaseWork:
     def drawn(self, rng: Random) -> list[int]:
         """Return the sorted indices of the sequences that the reference reads; the first call draws them.
 
-        If sequences are staggered, there is one for each position in the mini-batch.
+        If sequences are staggered (see `Generate`), one is drawn for each position in the mini-batch.
         """
         if not self._rows:
             at: dict[int, list[int]] = {}
@@ -122,7 +123,7 @@ class PhaseWork:
         return self._rows
 
     def repeat(self, rng: Random, rows: list[int]) -> list[int]:
-        """Give each sequence outside `rows` the ids of a random one in `rows` at its position in the mini-batch.
+        """Give each sequence outside `rows` the ids of a random one in `rows` at the same position in the mini-batch.
 
         So every output can be compared with a checked sequence's. Returns the index that each sequence copies.
         """
@@ -139,7 +140,7 @@ class PhaseWork:
         logits_after: LogitsAfter,
         tokens: torch.Tensor,
     ) -> Checks:
-        """Compare logits [B, V] of the drawn sequences `rows`, and of each one's worst copy, with the reference.
+        """Compare logits [B, V] of drawn sequences `rows`, and of each one's least similar copy, with the reference.
 
         sources: result of `repeat`. logits_after: result of `new_past`.
         tokens [steps, B]: tokens that the steps read; those at `choices` are checked too.

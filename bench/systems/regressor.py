@@ -152,7 +152,7 @@ class Regressor:
 def _fastest(
     kernels: Sequence[Callable[..., Any]], run: Callable[..., object]
 ) -> tuple[Callable[..., Any], dict[str, str]]:
-    """Tune the kernels; return the fastest, and a setting with the times if there are several."""
+    """Tune `run(kernel)` for each kernel; return the fastest, and with several kernels a setting with their times."""
     if len(kernels) == 1:
         prepare(partial(run, kernels[0]))
         return kernels[0], {}

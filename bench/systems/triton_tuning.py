@@ -21,7 +21,7 @@ def keep_choices() -> None:
 
 
 def prepare(run: Callable[[], object]) -> None:
-    """Compile the Triton kernels of `run` in parallel, then call it once to tune them."""
+    """Compile the Triton kernels of `run` in parallel, then call `run` once to tune them."""
     compile_ahead(run)
     run()
 
@@ -71,7 +71,7 @@ def chosen_anew() -> Iterator[None]:
 
 
 def _size(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
-    """Return a proxy for a configuration's shared memory."""
+    """Return a proxy for a configuration's shared memory: stages times all block extents."""
     return config.num_stages * math.prod(
         extent for extent in config.kwargs.values() if isinstance(extent, int) and extent
     )

@@ -1,4 +1,4 @@
-"""Checkpoints keep weights exactly; a wrong file is refused with the name of its key."""
+"""Checkpoints keep weights exactly; a wrong file is refused with the name of the wrong key."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def assert_refused(config, path, message):
 
 
 def not_drawn(weight, *range_, **how):
-    """Fail if a random weight is really drawn: drawing 1.3B weights takes 20 s on a CPU."""
+    """Fail if a random weight is drawn into memory: drawing 1.3B weights takes 20 s on a CPU."""
     assert weight.is_meta
     return weight
 

@@ -79,14 +79,14 @@ def swapped(weight: Tensor) -> Tensor:
 
 
 def packed(array: Tensor, name: str = "") -> bytes:
-    """Pack an array as flax.serialization does."""
+    """Pack an array as flax.serialization does. name: of the dtype, by default the array's."""
     data = bytes(array.reshape(-1).clone().view(torch.uint8).tolist())
     inner = (tuple(array.shape), name or str(array.dtype).removeprefix("torch."), data)
     return msgpack.packb(msgpack.ExtType(1, msgpack.packb(inner, use_bin_type=True)))
 
 
 def write(file: Path, params: dict[tuple[str, ...], Any], prefix: tuple[str, ...] = ()) -> None:
-    """Write parameters as `StreamingCheckpointer.save_train_state_to_file` does."""
+    """Write parameters as `StreamingCheckpointer.save_train_state_to_file` does. prefix: first part of each path."""
     with file.open("wb") as opened:
         for path, array in params.items():
             opened.write(msgpack.packb(((*prefix, *path), array if isinstance(array, bytes) else packed(array))))

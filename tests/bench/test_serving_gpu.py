@@ -59,7 +59,11 @@ def greedy(new_tokens):
 
 
 def served(llm, prompts, new_tokens, arriving=0, aborted=(), aborted_at=None, preempting=0):
-    """Return each request's tokens; request n arrives `arriving` steps after request n - 1."""
+    """Return each request's tokens; request n arrives `arriving` steps after request n - 1.
+
+    aborted: requests to end at their first output. aborted_at: (request, step before which to end it), or None.
+    preempting: steps between two preemptions of all requests; 0 for none.
+    """
     core, waiting = llm.llm_engine, list(enumerate(prompts))
     found, steps = {}, 0
     while waiting or core.has_unfinished_requests():

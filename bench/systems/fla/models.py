@@ -107,7 +107,7 @@ class FlaForward(FlaWork, Forward):
 class FlaGenerate(FlaWork, Generate):
     """The generate phase: greedy steps. Each call starts at the state after one token.
 
-    Steps put new tensors into the cache but overwrite a convolution's last inputs, so each call copies these first.
+    Steps put new tensors into the cache but overwrite convolutions' last inputs in place, so a call copies these first.
     """
 
     renews_past = False  # a CUDA graph starts at the tensors of its capture
@@ -139,7 +139,7 @@ class FlaGenerate(FlaWork, Generate):
         return STEPS  # the reference reads these and one token before
 
     def repeat(self, rng: Random, rows: list[int]) -> list[int]:
-        """Copy no sequence: each is its own source, because their pasts in the captured state differ."""
+        """Return each sequence as its own source: none is a copy, because pasts in the captured state differ."""
         return [*range(self.case.batch)]
 
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
@@ -207,7 +207,7 @@ class Fla(TunedLanguageModel):
         return FlaModel(inner, RECURRENT_TOKENS)
 
     def rounded_reference(self, model: FlaModel, case: Case) -> FlaModel | None:
-        """Return the same weights on fla's recurrent kernels; None for float32."""
+        """Return a model with the same weights on fla's recurrent kernels; None for float32."""
         return None if case.dtype == "float32" else FlaModel(model.inner, RECURRENT_TOKENS)
 
 
@@ -218,9 +218,9 @@ class GatedDeltaNet(Fla):
     shape: ClassVar[dict[str, Any]] = {"hidden_size": SIZES[SIZE].width, "num_hidden_layers": 21}
 
     def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
-        """Return the sizes that `bench.cost` counts; per state element, decay 1 FLOP, prediction 2, update 2, output 2.
+        """Return the sizes that `bench.cost` counts.
 
-        Source: arXiv 2412.06464.
+        FLOPs per state element and token: decay 1, prediction 2, update 2, output 2. Source: arXiv 2412.06464.
         """
         config = model.inner.config
         key_dim, value_dim = config.head_dim, int(config.head_dim * config.expand_v)
@@ -251,9 +251,10 @@ class RWKV7(Fla):
     }
 
     def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
-        """Return the sizes that `bench.cost` counts; per state element, decay 1 FLOP, removal 4, addition 2, output 2.
+        """Return the sizes that `bench.cost` counts.
 
-        Source: arXiv 2503.14456. The token shift's inputs, 1% of the state, are not counted.
+        FLOPs per state element and token: decay 1, removal 4, addition 2, output 2. Source: arXiv 2503.14456.
+        The token shift's inputs, 1% of the state, are not counted.
         """
         config = model.inner.config
         return DeltaRuleConfig(
@@ -267,6 +268,6 @@ class RWKV7(Fla):
         )
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Add the package's warning of errors: a reference in the same package cannot rule them out."""
+        """Add the package's warning of possible errors, because a reference in that package cannot rule them out."""
         warning = "the package warns that its RWKV-7 may be incorrect, by the word of RWKV's author"
         return super().settings(case) | {"warning": warning}

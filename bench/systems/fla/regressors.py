@@ -22,7 +22,7 @@ class DeltaRule(Layer):
     """A delta rule with decay.
 
     S = Diag(exp g) S; S += beta k (v - S^T k)^T for each of the token's (k, v); o = S^T q / sqrt(K).
-    value_heads: heads of values, decays and beta, which share q and k in groups; 0 for as many as `heads`.
+    value_heads: number of heads of v, g and beta; groups of them share a head of q and k. 0 for as many as `heads`.
     vector_decay: one decay per key channel instead of one per head. householder: delta-rule updates per token.
     """
 

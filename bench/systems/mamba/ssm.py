@@ -92,7 +92,7 @@ class MambaSSM(TunedLanguageModel):
         return (1 << 32) // config.inner_width
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return settings, with whether causal-conv1d is present: without it, the package silently uses other code."""
+        """Return settings, such as whether causal-conv1d is present: without it, mamba-ssm silently uses other code."""
         absent = cannot_import("causal_conv1d")
         prefill = {"prefill": "with state, the last token's logits"} if case.phase != "generate" else {}
         return {"causal_conv1d": f"absent ({absent})" if absent else "present", "residual": "float32", **prefill}

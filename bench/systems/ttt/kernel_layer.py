@@ -70,7 +70,7 @@ def _forward(case: Case, config: TTTConfig, backend: str) -> Workload:
 
 
 def _repeats(run: Callable[[], torch.Tensor], sequences: int) -> Check:
-    """Check that two calls agree bitwise; to save memory, compare KERNEL_CHECK_SEQUENCES sequences."""
+    """Check that two calls agree bitwise; to save memory, compare at most KERNEL_CHECK_SEQUENCES sequences."""
     first, second = (run()[:: -(-sequences // KERNEL_CHECK_SEQUENCES)].clone() for _ in range(2))
     return Check.at_most("elements_that_differ_between_runs", float((first != second).sum()), 0.0)
 
@@ -191,7 +191,10 @@ class Steps:
 
 @torch.no_grad()
 def _exact_steps(some: GenerateSet, begun: Any, rows: list[int], calls: int, rounds: int) -> torch.Tensor:
-    """Run the steps in float64, but round weights to a 16-bit state's dtype; return the last outputs [rows, H, D]."""
+    """Run the steps in float64, but round weights to a 16-bit state's dtype; return the last outputs [rows, H, D].
+
+    begun: the state of the sequences `rows` before the first of `calls` calls; rounds: steps per call.
+    """
     reference = import_module(some.generate.__name__.rpartition(".")[0] + ".reference")
     precision = PRECISIONS[some.state.precision]
     outer, state = [each.double() for each in some.outer], to_float64(begun)
@@ -219,7 +222,7 @@ def steps_in_turn(first: GenerateSet, config: TTTConfig, dtype: str) -> Steps:
 
 
 def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
-    """Return `first` and sets with copies of its state, at least `at_least`, at positions spread over a mini-batch."""
+    """Return at least `at_least` sets, `first` and copies of it, at positions spread over a mini-batch."""
     m = len(first.tokens[0])
     count = 1 << (at_least - 1).bit_length() if at_least <= m else math.ceil(at_least / m) * m
     rounds = max(1, m // count)

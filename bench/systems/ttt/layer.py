@@ -148,7 +148,7 @@ def check_results(found: Results, expected: Results, dtype: str, prefix: str = "
 
 
 def layer_work(config: TTTConfig, case: Case) -> dict[str, Work]:
-    """Return a layer's FLOPs and least bytes in the case's form; {} with the option part."""
+    """Return a layer's FLOPs and least bytes in the case's form; {} for a case with the option `part`."""
     if case.option("part", ""):
         return {}
     cost = COSTS[config.learner]
@@ -193,7 +193,7 @@ def results_of(found: tuple[torch.Tensor, Any]) -> Results:
 
 
 def learned(state: Any, kinds: str = "Wb") -> Results:
-    """Return the weights ("W") and biases ("b") of a reference's state, by name."""
+    """Return a reference's state by name. kinds: "W" for weights, "b" for biases, "Wb" for both."""
     return {name: getattr(state, name) for name in state._fields if name[0] in kinds}
 
 
@@ -214,7 +214,7 @@ def exact_forward(reference: Any, inputs: dict[str, Any], rows: list[int], token
 
 
 def _exact_outputs(reference: Any, arguments: dict[str, Any], trace: Any, rows: list[int], tokens: int) -> Results:
-    """Return the reference's outputs in float64 from the states `trace` [mini-batches, B * H, ...]."""
+    """Return float64 outputs of `rows` for the first `tokens` tokens from states `trace` [mini-batches, B * H, ...]."""
     batch, mini_batches = len(arguments["q"]), tokens // len(arguments["token_scale"])
     exact = {name: to_float64(x[rows, :tokens] if name in PER_TOKEN else x) for name, x in arguments.items()}
     states = tuple(x[:mini_batches].unflatten(1, (batch, -1))[:, rows].flatten(1, 2).double() for x in trace)

@@ -130,7 +130,7 @@ class Batch:
     def steady_ms(self, sequences: int) -> list[float]:
         """Return the ms of each step in which, as in the step before, all `sequences` sequences generated.
 
-        Raises RuntimeError if there are none.
+        Raises RuntimeError if there is no such step.
         """
         pairs = pairwise(self.steps)
         samples = [(end - began) * 1e3 for (began, before), (end, now) in pairs if before == now == sequences]
@@ -329,7 +329,7 @@ class Engine:
 
 
 def _watch(client: Any) -> tuple[list[int], dict[str, list[float]]]:
-    """Wrap `client.get_output`; return the list and dict that it fills: new tokens, and timestamps by request id."""
+    """Wrap `client.get_output`; return what it fills: a list of new-token counts, and timestamps by request id."""
     counts: list[int] = []
     tokens_at: dict[str, list[float]] = {}
     original = client.get_output

@@ -75,7 +75,7 @@ class VllmSystem:
         return no_gpu() or other_release("vllm", *self.releases) or cannot_import("vllm", "vllm.platforms.cuda")
 
     def register(self) -> None:
-        """Register the model's class in vLLM; given its name alone, vLLM would inspect it in another process."""
+        """Register the model's class in vLLM; given only a name, vLLM would inspect the class in another process."""
         from vllm import ModelRegistry
 
         module = importlib.import_module(self.implementation.partition(":")[0])
@@ -102,7 +102,7 @@ class VllmSystem:
         return last_logits(reference, ids, last, torch.device(device()))
 
     def prompt_tokens(self, case: Case) -> int:
-        """Return the prompt length: the context; at most GENERATE_PROMPT for a recurrent model's generate."""
+        """Return the prompt length: the context, but at most GENERATE_PROMPT for a recurrent model's generate phase."""
         short = case.phase == "generate" and not self.steps_grow
         return min(case.context, GENERATE_PROMPT) if short else case.context
 
@@ -177,7 +177,7 @@ class VllmSystem:
         )
 
     def _cache_bytes(self, case: Case, graphs: str) -> int | None:
-        """Return the cache's bytes; None: vLLM chooses. A model of fewer layers gets their share."""
+        """Return the cache's bytes, None if vLLM chooses; with fewer layers, as many per layer as the whole model."""
         name, layers = uncut(case.size)
         if not layers and graphs != "prompts":
             return None
@@ -241,7 +241,7 @@ class _Work:
         return {}
 
     def once(self) -> Batch:
-        """Run a batch of new prompts, which `timed_check` then checks."""
+        """Run and return a batch of new prompts; `timed_check` then checks this batch."""
         self._prompts = self.prompts()
         self._ran = self.ran(self._prompts)
         return self._ran
@@ -324,7 +324,7 @@ class EngineGenerate(_Work):
         self.timed = f"{self.timed}; prompts of {self.context} tokens, so that these steps lie around the context"
 
     def wanted_tokens(self, case: Case) -> int:
-        """Return tokens per sequence, enough for at least STEADY_STEPS steps after the last prompt."""
+        """Return how many tokens a sequence generates, enough for STEADY_STEPS steps after the last prompt is read."""
         limit, steady = self.engine.settings.max_num_batched_tokens, max(STEADY_STEPS, self.units + 1)
         sequences = min(case.batch, self.engine.sequences_that_fit(case.context + steady))
         reading = -(-sequences * case.context // max(1, limit - sequences))
@@ -407,7 +407,7 @@ class EngineArrivals(EngineRequest):
 
 
 def _around(rng: Random, mean: int, count: int) -> list[int]:
-    """Draw lengths from half to one and a half of `mean`, in pairs mean - x and mean + x."""
+    """Draw `count` lengths from half to one and a half of `mean`, in pairs mean - x and mean + x."""
     away = [rng.randint(0, mean // 2) for _ in range(count // 2)]
     lengths = [mean] * (count % 2) + [mean + sign * each for each in away for sign in (-1, 1)]
     rng.shuffle(lengths)

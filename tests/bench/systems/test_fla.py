@@ -24,7 +24,7 @@ LAYER = Case("kda", "fla", "1.3b", "forward", 2, 80, dtype="float32", options=((
 
 
 class Cache:
-    """Stands in for fla's cache; `keeps` makes a convolution's last inputs a tuple, or for RWKV-7 a tensor."""
+    """Stands in for fla's cache; `keeps` wraps a convolution's last inputs for storage, by default in a tuple."""
 
     keeps = staticmethod(lambda last: (last,))
 

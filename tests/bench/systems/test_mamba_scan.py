@@ -1,4 +1,4 @@
-"""The chunked scans are the sequential recurrences, in float64, for lengths that do and do not fit their chunks."""
+"""The chunked scans equal sequential recurrences in float64, for lengths that are and are not whole chunks."""
 
 import pytest
 import torch

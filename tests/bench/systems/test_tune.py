@@ -1,4 +1,4 @@
-"""Tuning takes the fastest correct settings. A reference replaces the kernel, and a clock replaces the GPU."""
+"""Tuning takes the fastest correct settings. A reference replaces the kernel, and a fake clock times it."""
 
 import tomllib
 
