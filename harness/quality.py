@@ -80,7 +80,7 @@ class Quality:
 def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) -> Quality:
     """Return a case's flags.
 
-    group: the case's records from one machine and commit. timing: of its ok records with samples; None to compute it.
+    group: the case's records from one machine and commit. timing: samples of the ok ones; None to compute it.
     """
     measured = timed(record for record in group if record.status == "ok")
     if not measured:
@@ -162,10 +162,10 @@ def _unsteady_times(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, 
 
 
 def pooled_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """Return (median, low, high): the processes' median, and a typical process's interval.
+    """Return (median, low, high): the median of the processes' medians, and a typical process's interval.
 
     Each process has ratios low / median and high / median (`median_interval`). The ratios' medians over processes,
-    times the processes' median, are low and high: differences between processes do not widen the interval.
+    times that median, are low and high: differences between processes do not widen the interval.
     """
     within = [median_interval(samples) for samples in processes]
     centre = median(middle for middle, _, _ in within)

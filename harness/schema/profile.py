@@ -88,7 +88,7 @@ class Kernel(Stored):
 
     @property
     def is_counted_unlike(self) -> bool:
-        """Whether the counted launches' mean time differs from all launches': then they did other work."""
+        """Whether the counted launches' mean time is so far from all launches' that the counted ones did other work."""
         counted_us = self.counters.time_us if self.counters else 0.0
         return bool(counted_us) and abs(counted_us - self.mean_us) > max(UNLIKE * self.mean_us, UNLIKE_US)
 
