@@ -178,7 +178,7 @@ def _row(
 ) -> dict[str, Any]:
     """Return a case's row on one machine.
 
-    group: the case's records there. records: their number on all machines.
+    group: the case's records there. records: number of its records on all machines. `ceilings`: as in `frame`.
     """
     first = group[0]
     measured = [record for record in group if record.status == "ok"]
@@ -227,7 +227,7 @@ def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str
 def _computed(case: Case, row: Mapping[str, Any], peak_tflops: float) -> dict[str, float]:
     """Return the values of `COMPUTED_COLUMNS` by column; unknown ones are NaN.
 
-    model_size: millions of parameters. flops_share: the model FLOPs utilization.
+    model_size: millions of parameters. flops_share: the model FLOPs utilization, a share of `peak_tflops`.
     """
     named = re.fullmatch(r"(\d+(?:\.\d+)?)([mb])", row["size"])
     latency_ms, is_model = positive(row["latency_ms"]), case.option("scope", "model") == "model"
