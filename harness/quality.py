@@ -63,7 +63,7 @@ class ProcessSamples:
 
 @dataclass(frozen=True)
 class Quality:
-    """Flags of a case; unsteady_times: (metric, low, high), the interval of each unsteady TTFT or ITL."""
+    """Flags of a case. hot: thermally throttled. unsteady_times: (metric, low, high) of each unsteady TTFT or ITL."""
 
     contended: bool = False  # other programs used the machine
     hot: bool = False  # thermally throttled
@@ -73,7 +73,7 @@ class Quality:
 
     @property
     def disturbed(self) -> bool:
-        """Whether the case is contended, thermally throttled or unsteady: measuring again helps."""
+        """Whether the case is contended, thermally throttled or unsteady, so that measuring again may help."""
         return self.contended or self.hot or self.unsteady or bool(self.unsteady_times)
 
 

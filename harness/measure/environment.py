@@ -167,7 +167,7 @@ def refusal_of_git() -> str:
 
 
 def uncommitted(root: Path) -> list[str] | None:
-    """Return a checkout's changed files and untracked source files; None if git fails."""
+    """Return the changed files and untracked source files of the checkout `root`; None if git fails."""
     status = ("status", "--porcelain", "--untracked-files=all", "--", ".", _WITHOUT_RESULTS)
     changes, refusal = ask_git(root, *status)
     if refusal:

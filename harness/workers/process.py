@@ -120,7 +120,7 @@ class WorkerProcess:
         """Start the worker if needed, and ask it whether the system can run.
 
         entry: adapter of the system to probe, as in `Launch`; "" for the worker's own system.
-        Without a usable answer, kill the worker; the status is "unstarted".
+        Without a usable answer, kill the worker; the probe's status is "unstarted".
         """
         try:
             with self._killed_if_lost():

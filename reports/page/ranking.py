@@ -108,9 +108,10 @@ class View:
 
     @cached_property
     def alike(self) -> list[Line]:
-        """The largest set of ranked lines that agree in all settings except system and backend; `compared` have points.
+        """The largest set of ranked lines that agree in all settings except system and backend.
 
-        Among sets of equal size, the one with more settings at their defaults wins, then the last line's set.
+        Among sets of equal size, the one with more settings at their defaults wins, then the set of the last line.
+        `compared` has the lines of this set that have points.
         """
         own = {line.name: self._settings(line) for line in self.ranked}
         best: tuple[tuple[int, int], list[Line]] = (0, 0), []

@@ -17,7 +17,7 @@ Point = tuple[str, CaseSide]  # the id of a run, and one of its cases
 class History:
     """One system's latencies over the runs of a site.
 
-    runs: ids of the runs that measured it. cases: JSON data of each case for the plots, sorted by label.
+    runs: ids of the runs that measured the system. cases: JSON data of each case for the plots, sorted by label.
     """
 
     name: str

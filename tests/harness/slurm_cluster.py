@@ -95,7 +95,7 @@ class Cluster:
         return done.stdout
 
     def hurry(self) -> None:
-        """Start pending jobs after two seconds, as requeued ones need a new credential; Slurm waits two minutes."""
+        """Start jobs two seconds after they became pending, with a new credential; Slurm would wait two minutes."""
         pending = {
             line.split()[0] for line in self.ask("squeue", "-h", "-r", "-t", "PENDING", "-o", "%i %T").splitlines()
         }

@@ -90,7 +90,7 @@ class Runs:
 def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Runs) -> dict[str, Any]:
     """Return a profile's fields: those of `found_in`, "units" and "notes".
 
-    launched: launches of the runs in `seen`; only typical runs count. ranged: launches of one call with ranges.
+    launched: launches of the runs in `seen`; runs of typical duration count. ranged: launches of one call with ranges.
     Delays by the profiler are removed from "region_us" and "longest_gap_us".
     """
     kept, runs, region_us, notes = _typical(launched, seen)
