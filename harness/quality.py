@@ -63,7 +63,7 @@ class ProcessSamples:
 
 @dataclass(frozen=True)
 class Quality:
-    """Flags of a case; unsteady_times: (metric, low, high), the interval of each unsteady TTFT or ITL."""
+    """Flags of a case. hot: thermally throttled. unsteady_times: (metric, low, high) of each unsteady TTFT or ITL."""
 
     contended: bool = False  # other programs used the machine
     hot: bool = False  # thermally throttled
@@ -73,14 +73,14 @@ class Quality:
 
     @property
     def disturbed(self) -> bool:
-        """Whether the case is contended, thermally throttled or unsteady: measuring again helps."""
+        """Whether the case is contended, thermally throttled or unsteady, so that measuring again may help."""
         return self.contended or self.hot or self.unsteady or bool(self.unsteady_times)
 
 
 def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) -> Quality:
     """Return a case's flags.
 
-    group: the case's records from one machine and commit. timing: of its ok records with samples; None to compute it.
+    group: the case's records from one machine and commit. timing: samples of the ok ones; None to compute it.
     """
     measured = timed(record for record in group if record.status == "ok")
     if not measured:
@@ -162,10 +162,10 @@ def _unsteady_times(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, 
 
 
 def pooled_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """Return (median, low, high): the processes' median, and a typical process's interval.
+    """Return (median, low, high): the median of the processes' medians, and a typical process's interval.
 
     Each process has ratios low / median and high / median (`median_interval`). The ratios' medians over processes,
-    times the processes' median, are low and high: differences between processes do not widen the interval.
+    times that median, are low and high: differences between processes do not widen the interval.
     """
     within = [median_interval(samples) for samples in processes]
     centre = median(middle for middle, _, _ in within)

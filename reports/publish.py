@@ -11,7 +11,7 @@ from harness.schema.run import Run
 
 
 def write_report(run_folder: Path, out: Path) -> list[str]:
-    """Write a run's page to `out`; return skipped backends and why (`words.left_out`).
+    """Write a run's page to `out`; return words on each skipped backend (`words.left_out`).
 
     An existing page stays if this fails. Raises RecordError if the run is unreadable, or `out` is a file but no page.
     """
@@ -73,7 +73,7 @@ def of_systems(records: Sequence[Record], systems: Sequence[str]) -> list[Record
 def refuse_overwriting(out: Path, kind: str, starts: tuple[bytes, ...]) -> None:
     """Raise RecordError if `out` is a folder, lies among records, or exists and is no file of this kind.
 
-    starts: the possible first bytes of such a file, in lower case.
+    kind: the kind in words, for the error. starts: the possible first bytes of such a file, in lower case.
     """
     if out.is_dir():
         raise RecordError(f"{out}: is a folder; name a file")

@@ -178,7 +178,7 @@ def _row(
 ) -> dict[str, Any]:
     """Return a case's row on one machine.
 
-    group: the case's records there. records: their number on all machines.
+    group: the case's records there. records: number of its records on all machines. `ceilings`: as in `frame`.
     """
     first = group[0]
     measured = [record for record in group if record.status == "ok"]
@@ -205,7 +205,7 @@ def _row(
 
 
 def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str, Any]:
-    """Return latency, intervals, rates and memory by column; unknown ones are NaN."""
+    """Return latency, intervals, rates and memory by column; unknown ones are NaN. measured: ok records of `group`."""
     memory = [each.peak_memory_bytes for each in measured or group if each.peak_memory_bytes is not None]
     values: dict[str, Any] = dict.fromkeys((*STATISTIC_COLUMNS, *REPEAT_COLUMNS), math.nan)
     values["peak_memory_gb"] = max(memory) / 1e9 if memory else math.nan
@@ -227,7 +227,7 @@ def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str
 def _computed(case: Case, row: Mapping[str, Any], peak_tflops: float) -> dict[str, float]:
     """Return the values of `COMPUTED_COLUMNS` by column; unknown ones are NaN.
 
-    model_size: millions of parameters. flops_share: the model FLOPs utilization.
+    model_size: millions of parameters. flops_share: the model FLOPs utilization, a share of `peak_tflops`.
     """
     named = re.fullmatch(r"(\d+(?:\.\d+)?)([mb])", row["size"])
     latency_ms, is_model = positive(row["latency_ms"]), case.option("scope", "model") == "model"
@@ -305,7 +305,7 @@ def _marks(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
 
 
 def is_cache_full(case: Case, metrics: Mapping[str, float | None]) -> bool:
-    """Return whether fewer sequences than the batch ran at once; False in forward."""
+    """Return whether fewer sequences than the batch ran at once; False for the phase "forward"."""
     return case.phase != "forward" and (metrics.get("sequences_at_once") or case.batch) < case.batch
 
 

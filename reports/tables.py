@@ -23,8 +23,9 @@ def write_frame(
 ) -> None:
     """Write a table of `stats.frame` to `out`.
 
-    fmt: "csv", "json", "markdown" or "text". columns: write only these; ("all",) for all. By default, CSV and JSON
-    have all columns. Text and Markdown show numbers in the catalogue's units. Raises RecordError for an unknown column.
+    fmt: "csv", "json", "markdown" or "text"; Markdown and text show numbers in the catalogue's units.
+    columns: write only these; ("all",) for all. By default, CSV and JSON have all, text and Markdown `_chosen` ones.
+    Raises RecordError for an unknown column.
     """
     for name in columns:
         if name not in table and name != "all":

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is n
 
 @pytest.fixture(autouse=True)
 def outside_make(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unset the variables of `make test`: a sub-make prints its folder."""
+    """Unset the variables that `make test` sets: with them, make is a sub-make, which prints its folder."""
     for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
         monkeypatch.delenv(name, raising=False)
 

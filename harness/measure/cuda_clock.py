@@ -26,7 +26,7 @@ def launches_for(run_ms: float) -> int:
 
 
 def input_sets(set_bytes: int, l2_bytes: int) -> int:
-    """Return how many copies of inputs of `set_bytes`, used in turn, keep them out of the L2 cache."""
+    """Return how many copies of the inputs, `set_bytes` each, must take turns so that none stays in the L2 cache."""
     # The other copies fill the cache twice, because an L2 does not replace exactly by LRU.
     return math.ceil(2 * l2_bytes / set_bytes) + 1
 

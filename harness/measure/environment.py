@@ -43,7 +43,7 @@ _LONGEST = 200
 
 
 def child_environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return this process's environment without variables that redirect git or Slurm, and with `added`."""
+    """Return `added` and this process's environment without variables that redirect git or Slurm."""
     kept = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
     return {**kept, **DEVICE_ORDER, **(added or {})}
 
@@ -167,7 +167,7 @@ def refusal_of_git() -> str:
 
 
 def uncommitted(root: Path) -> list[str] | None:
-    """Return a checkout's changed files and untracked source files; None if git fails."""
+    """Return the changed files and untracked source files of the checkout `root`; None if git fails."""
     status = ("status", "--porcelain", "--untracked-files=all", "--", ".", _WITHOUT_RESULTS)
     changes, refusal = ask_git(root, *status)
     if refusal:
@@ -186,7 +186,7 @@ def ask_git(root: Path, *arguments: str, timeout_s: float | None = 20) -> tuple[
 def output_of(command: Sequence[str], timeout_s: float | None = 60, **env: str) -> tuple[str, str]:
     """Run a program without input; return (stdout, ""), or ("", why) if it fails.
 
-    why: what the program printed, or why it did not start or end.
+    why: the failed program's output, or why it did not start or end in time. env: added environment variables.
     """
     options: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "stdin": subprocess.DEVNULL}
     try:

@@ -73,7 +73,8 @@ class CallChecker:
         """Set the outputs to NaN, run the timed call on fresh inputs, and return all checks so far.
 
         clock: the clock that timed `run`.
-        With a token axis or `Workload.renews_past`, a second call gets new early tokens only; outputs must change.
+        If inputs have a token axis, or with `Workload.renews_past`, only early tokens change before a second call: its
+        outputs must change too.
         """
         if self._ran:
             self._check_outputs()
@@ -87,7 +88,7 @@ class CallChecker:
         return Checks([*self.missed, *checked.checks], "; ".join(filter(None, (checked.unchecked, renewed))))
 
     def _compared_call(self, clock: Clock, unchanged: str) -> Checks:
-        """Run and check one sample; unchanged: name of the check that fails if outputs ignore new inputs."""
+        """Take one sample and check its outputs; unchanged: name of the check that fails if they ignore new inputs."""
         compare, checked = self._start_check()
         for each in tensors_of(self._outputs):
             _poison(each)
@@ -154,7 +155,7 @@ class CallChecker:
 
 
 def unless_out_of_memory(do: Callable[[], T]) -> T | Checks:
-    """Return the result of `do`, or the note `NO_ROOM` if memory does not suffice."""
+    """Return the result of `do`; if memory is exhausted, return `Checks` with only the note `NO_ROOM`."""
     try:
         return do()
     except Exception as error:
@@ -218,7 +219,7 @@ def shape_checks(case: Case, workload: Workload, outputs: Any) -> Iterator[Check
 
 
 def lower_bound_check(workload: Workload, samples_ms: list[float]) -> list[Check]:
-    """Return a failed check if a sample is shorter than half the roofline bound, or []."""
+    """Return [failed check] if a sample is shorter than half the roofline bound, otherwise []."""
     least_ms = lower_bound_ms(workload.metrics.get("flops"), workload.metrics.get("bytes"), workload.metrics)
     shortest = min(samples_ms)
     if not least_ms or shortest >= _BELOW_BOUND * least_ms:

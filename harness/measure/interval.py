@@ -22,8 +22,8 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
     low, high: the 95% interval, from the r-th smallest to the r-th largest of n independent samples. The number of
     these below the true median is binomial(n, 1/2), so r is the largest with 1 - 2 P(binomial <= r - 1) >= 0.95.
     For correlated samples, n is `independent_samples`, and r is scaled to the number of all samples.
-    If n < `FEWEST`, the interval is the samples' range; for 30 samples or more, the range of the medians of blocks,
-    which ignores single outliers. Raises ValueError if there are no samples.
+    If n < `FEWEST`, the interval is the samples' range; for 30 samples or more, the range of the medians of blocks
+    of at least `TOGETHER` successive samples, which ignores single outliers. Raises ValueError if there are no samples.
     """
     ordered = sorted(samples)
     count, worth = len(samples), independent_samples(samples)
@@ -93,11 +93,11 @@ def _worth_by_signs(samples: Sequence[float]) -> int:
 
 
 def repeats_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """Return (median, low, high): the processes' median and its 95% interval.
+    """Return (median, low, high): the median of the processes' medians and its 95% interval.
 
     processes: the samples of each process, in order of time; ValueError if there are none.
     The interval is Student's t interval of the medians' mean logarithm, widened to contain each process's own interval.
-    A further process's median may lie outside. For a single process, return its `median_interval`.
+    The median of one more process may lie outside it. For a single process, return its `median_interval`.
     """
     within = [median_interval(samples) for samples in processes]
     medians = [middle for middle, _, _ in within]

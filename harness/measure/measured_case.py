@@ -64,7 +64,7 @@ class CaseRun:
         self._owns_process = False  # whether an engine may change global settings
 
     def record(self, system: SystemAdapter) -> Record:
-        """Run the case and return its record; only NeedsFreshProcess is raised."""
+        """Run the case and return its record. Errors are recorded, except NeedsFreshProcess, which is raised."""
         started_at, start, before = utc_now(), time.monotonic(), snapshot()
         settings = process_settings()
         self._guarded(system)
@@ -121,7 +121,7 @@ class CaseRun:
         return self._accepts(checked)
 
     def _accepts(self, checked: Checks) -> bool:
-        """Add checks; end the case as "incorrect" if one failed. Return whether the case goes on."""
+        """Add `checked` to the case's checks; if one failed, end it as "incorrect". Return whether the case goes on."""
         whole = (self._checks or Checks([])) + checked
         if whole.checks:
             self._checks = whole

@@ -71,7 +71,7 @@ class Gpu:
         return [name for bit, name in _THROTTLE.items() if bits & bit]
 
     def throttled(self) -> bool:
-        """Whether the GPU is throttled; queries the driver once in `ASKED_EVERY_S` seconds.
+        """Whether the GPU is throttled; queries the driver at most once in `ASKED_EVERY_S` seconds.
 
         Collects the reasons in `slowed_by` and the highest temperature of thermal slowdowns in `hottest_c`.
         """
@@ -138,7 +138,7 @@ def _initialised() -> Any:
 def _handle(pynvml: Any, visible: str | None) -> Any:
     """Return the NVML handle of the first GPU in `visible`; None if it is unknown.
 
-    visible: as in CUDA_VISIBLE_DEVICES; None: torch's GPU or, before torch uses CUDA, the environment's first.
+    visible: as in CUDA_VISIBLE_DEVICES; None: torch's GPU or, before torch uses CUDA, the environment's first GPU.
     """
     uuid = _uuid_in_use() if visible is None else ""
     if uuid:
@@ -201,7 +201,7 @@ FILLS = 0.9  # share of the block that samples must fill
 
 
 class EnergyMeter:
-    """Context manager that measures energy per token in its block; nothing without a GPU.
+    """Context manager that measures energy per token in its block; without a GPU, it measures nothing.
 
     A thread reads the driver's energy counter, which is refreshed about ten times per second. Mean power is the
     counter's difference between the first and last refresh, divided by the time between them.
@@ -226,7 +226,7 @@ class EnergyMeter:
     def per_token(self, tokens: int, seconds: float) -> dict[str, float | None]:
         """Return the metric `energy_j_per_token`, mean power times time per token; {} if unreliable.
 
-        tokens, seconds: totals of all samples; `seconds` must be at least nine tenths of the block's time.
+        tokens, seconds: totals of all samples. Unreliable: `seconds` under nine tenths of the block, or few refreshes.
         """
         refreshes = [
             read

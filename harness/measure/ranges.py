@@ -13,7 +13,7 @@ LEAD = "lead"  # the runs before the timed ones, which no profile shows
 class _Recording:
     """State of this module.
 
-    on: whether `recorded` is on, which makes each `nvtx_range` take microseconds.
+    on: whether inside `recorded()`, where each `nvtx_range` takes microseconds.
     entered: the function given to `on_range`, if any.
     """
 

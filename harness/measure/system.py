@@ -59,13 +59,13 @@ class Workload:
     renews_past: whether `timed_check` itself draws new early tokens, because no input has a token axis.
     `check`: compares outputs with the reference before timing. None without a reference.
     engine_samples: for a system that times itself; yields for each batch a list of milliseconds per unit.
-        The first batches, at least one, are the warm-up; the last of them counts if its samples began after it.
+        The first batches, at least one, warm up. The last one counts if the warm-up was over before its samples began.
     engine_batch: for a system that times itself; runs a batch, enters the given context manager only around the part
         to profile (for generate, steps in which all sequences generate), and returns that part's units.
     measured: called after timing with the number of timed calls, or of an engine's samples; returns further metrics.
     metrics, settings: numbers and texts for the record; the metrics `flops` and `bytes` are per unit.
     work: least FLOPs and bytes per unit, by part (`harness.schema.work.PRODUCTS` and so on); {} if not counted.
-    When memory is exhausted, the functions raise MemoryError or torch's OutOfMemoryError.
+    When memory is exhausted, these functions raise MemoryError or torch's OutOfMemoryError.
     """
 
     run: Callable[[], object]

@@ -42,7 +42,7 @@ class Clock:
     """Times one callable on a CPU, by the host's performance counter; `CudaEventClock` times one on a GPU.
 
     own_bytes: device memory that the clock itself allocates. launches: calls per sample.
-    Seconds of load until a steady speed: wakes_s of an idle device, settles_s of a throttled one.
+    Seconds of load until a steady speed: wakes_s for an idle device, settles_s for a throttled one.
     loaded_s: seconds for which `prepare` already kept the device busy, without the first call.
     replays: whether each call replays a CUDA graph and so overwrites the same outputs.
     """
@@ -53,7 +53,7 @@ class Clock:
     replays = False
 
     def prepare(self, run: Callable[[], object]) -> None:
-        """Compile `run` and choose the calls per sample; a clock that replays captures them."""
+        """Compile `run` and choose the calls per sample; a clock that `replays` captures them as a CUDA graph."""
         self._run = run
         run()
 
@@ -64,7 +64,7 @@ class Clock:
         return (time.perf_counter_ns() - start) / 1e6
 
     def now(self) -> float:
-        """Return the seconds of the clock that limits warm-up and sampling."""
+        """Return the time in seconds that counts for the limits of warm-up and sampling."""
         return time.monotonic()
 
 
@@ -73,7 +73,7 @@ def never_throttled() -> bool:
 
 
 def measure(run: Callable[[], object], clock: Clock, policy: Policy, limited: bool = True) -> Timing:
-    """Prepare `run`, warm up, and return samples. limited: warm up as for a throttled device."""
+    """Prepare `run`, warm up, sample, return the `Timing`. limited: whether to warm up as for a throttled device."""
     clock.prepare(run)
     warm_up(clock, policy, lambda: limited)
     return take_samples(clock, policy)
@@ -144,7 +144,7 @@ def warm_up_engine(
     """Run batches of a system that times itself, until the least warm-up is over.
 
     batches_ms: yields each batch's samples in ms per unit of work. units: units in a sample.
-    Return [the last batch] if that time was over before the batch's samples began, as after long prompts; else [].
+    Return [the last batch] if the warm-up was over before that batch's samples began, as after long prompts; else [].
     """
     start, limited = time.monotonic(), False
     for batch in batches_ms:
@@ -186,8 +186,8 @@ def stop_reason(
     """Return the criterion that ends sampling, or "" if sampling continues.
 
     "interval": the median's interval is narrow enough. "count": there are `MAX_SAMPLES`. "budget": the time is over.
-    While the interval is wide, the limit is `PATIENCE` budgets, at most `LONGEST_WAIT_S` more than one. With fewer than
-    1.5 times `min_samples` samples, it is one budget plus `LONGEST_WAIT_S`.
+    The time is one budget. While the interval is wide (over `DOUBTFUL` times `precision`), it is `PATIENCE` budgets, at
+    most `LONGEST_WAIT_S` more than one; with under 1.5 times `min_samples` samples, one budget plus `LONGEST_WAIT_S`.
     due: whether to compute the interval now; None: only after every 10% more samples, to save time.
     least_s: seconds before a narrow interval can end sampling.
     """

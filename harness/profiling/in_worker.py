@@ -119,7 +119,7 @@ class _Work:
         return self.clock.launch if self.clock else self.workload.run
 
     def load(self, run: Callable[[], object]) -> None:
-        """Call `run` until clock rates settle; set `lead` and `runs`, the numbers of runs for `window`."""
+        """Call `run` until clock rates settle; set `lead` and `runs`, how many runs to do unprofiled and profiled."""
         start, runs, took_s, capped = time.monotonic(), 0, 0.0, False
         while self.device == "cuda" and took_s < SETTLES_S:
             capped = self.repeat(run, 1) or capped
@@ -221,7 +221,7 @@ def _counted(work: _Work) -> dict[str, Any]:
 def _captured(work: _Work) -> dict[str, Any]:
     """Run one call with ranges, then the timed runs, while Nsight Systems captures.
 
-    Return "seen", the fields of a `Runs`, and "apart", False if an engine's call with ranges is also the timed run.
+    Return {"seen": fields of a `Runs`, "apart": False if an engine's call with ranges is also the timed run}.
     """
     if work.is_part:
         work.ranged(profiler_range(work.device))

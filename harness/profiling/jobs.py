@@ -97,7 +97,7 @@ class JobProfiler:
         self.under_profiler = UnderProfiler(profiler.run, profiler.launches[job.pair], slot, profiler.limits, stopped)
 
     def times(self) -> None:
-        """Time the job's cases for which `Profiler.kept` has no profile."""
+        """Time the job's cases for which `Profiler.kept` returns None."""
         for planned in self.job.cases:
             if not self.profiler.kept(planned):
                 self._with_times(planned)
@@ -169,13 +169,13 @@ class JobProfiler:
         return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command))
 
     def _blame_the_case(self) -> None:
-        """After a profiler failed, raise KeyboardInterrupt if the run should end, or RunError if the GPU is lost."""
+        """Raise KeyboardInterrupt if the run should end, or RunError for a lost GPU; otherwise the case is to blame."""
         if self.stopped():
             raise KeyboardInterrupt
         self.slot.refuse_lost_gpu()
 
     def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> str:
-        """Report an error to the user and return that sentence; stop using a profiler if other cases would fail too."""
+        """Report `error` to the user; return the sentence. Drop the profiler of `part` if it would fail again."""
         advice = "" if isinstance(error, ToolLost) else "; try again (--resume), or say --with torch"
         why = sentence(f"{error}{advice}")
         self.profiler.say(why)
@@ -190,7 +190,7 @@ def _with_duration(profile: Profile, stage: str, start: float) -> Profile:
 
 
 def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:
-    """Return the profile with counters, given by kernel name; note if kernels without any take over 5% of the time."""
+    """Return the profile with `counters`, by kernel name; add a note if uncounted kernels take over 5% of the time."""
     kernels = tuple(replace(each, counters=counters.get(each.name)) for each in profile.kernels)
     total = sum(kernel.time_us for kernel in kernels)
     missed = sum(kernel.time_us for kernel in kernels if kernel.counters is None)

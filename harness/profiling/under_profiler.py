@@ -38,7 +38,7 @@ class ToolLost(ProfileError):
 
 @dataclass(frozen=True)
 class UnderProfiler:
-    """Profiles single cases of a system that `launch` starts; public methods raise ProfileError without a result.
+    """Profiles single cases of a system that `launch` starts; public methods raise ProfileError if they get no result.
 
     run: the run whose folder gets the reports. stopped: returns whether the run should end.
     """

@@ -56,7 +56,7 @@ class Case:
     """One point to measure; ValueError if a field is invalid.
 
     phase: "forward" (a prompt), "generate" (steady-state steps) or "request" (a prompt, then steps).
-    batch: number of sequences.
+    size: name of the model size, such as "1.3b". batch: number of sequences.
     context: tokens of each prompt, or tokens already in the state before a generate step.
     state_dtype: dtype of the recurrent state or KV cache, "" for the system's default.
     timing: "eager" (ordinary calls), "graph" (replays of a CUDA graph) or "engine" (the system times itself).

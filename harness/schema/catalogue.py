@@ -149,7 +149,7 @@ class Catalogue(Stored):
                         raise ValueError(f"{where}: {axis!r} is no axis")
 
     def merged(self, newer: "Catalogue") -> "Catalogue":
-        """Return both catalogues' entries; `newer` wins, and a suite in both gets the cases of both."""
+        """Return both catalogues' entries; for a name in both, that of `newer`. A suite gets the cases of both."""
         parts: dict[str, Any] = {}
         for kind in ("systems", "backends", "metrics", "axes", "suites"):
             entries = {each.name: each for each in getattr(self, kind)}
@@ -170,10 +170,10 @@ class Catalogue(Stored):
         return next((each.label for each in self.backends if each.name == name), name)
 
     def metric(self, name: str) -> MetricEntry:
-        """Return the metric's entry; one labelled `name` if missing."""
+        """Return the metric's entry; if missing, a new one labelled `name`."""
         return next((each for each in self.metrics if each.name == name), MetricEntry(name, name))
 
     def axis(self, name: str) -> AxisEntry:
-        """Return the axis's entry; one labelled `name` if missing."""
+        """Return the axis's entry; if missing, a new one labelled like `name`."""
         words = name.replace("_", "-")
         return next((each for each in self.axes if each.name == name), AxisEntry(name, words, f"{words} {{}}"))

@@ -44,7 +44,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def listed(folder: Path, pattern: str = "*") -> list[Path]:
-    """Return a folder's paths that match `pattern`, without hidden ones, by name; [] without the folder."""
+    """Return a folder's paths that match `pattern`, without hidden ones, sorted by name; [] without the folder."""
     found = (path for path in folder.iterdir() if path.match(pattern)) if folder.is_dir() else ()
     return sorted(path for path in found if not path.name.startswith("."))
 

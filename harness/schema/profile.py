@@ -62,7 +62,7 @@ class Counters(Stored):
 class Kernel(Stored):
     """All launches of one kernel in the profiled region; on a CPU, all calls of one operator.
 
-    time_us: total time. registers: per thread. shared_bytes: per block. Both are None if unknown.
+    time_us: total time. registers: per thread, None if unknown. shared_bytes: per block, None if unknown.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -88,7 +88,7 @@ class Kernel(Stored):
 
     @property
     def is_counted_unlike(self) -> bool:
-        """Whether the counted launches' mean time differs from all launches': then they did other work."""
+        """Whether the counted launches' mean time is so far from all launches' that the counted ones did other work."""
         counted_us = self.counters.time_us if self.counters else 0.0
         return bool(counted_us) and abs(counted_us - self.mean_us) > max(UNLIKE * self.mean_us, UNLIKE_US)
 
@@ -112,7 +112,7 @@ class RangeKernel(Stored):
 
 @dataclass(frozen=True)
 class Range(Stored):
-    """An NVTX range in one eager call; path: names from the outermost range to this one."""
+    """An NVTX range in one eager call and its kernels; path: names from the outermost range to this one."""
 
     path: tuple[str, ...]
     kernels: tuple[RangeKernel, ...]
@@ -143,7 +143,7 @@ class Region(Stored):
         For an engine, it is the time that the engine reports. Delays by the profiler are subtracted.
     busy_us: time with at least one running kernel. longest_gap_us: longest idle time.
     ranges: NVTX ranges with their kernels, from one eager call.
-    `ceilings`: peaks measured in this process, `copy_gbs` (10^9 bytes/s) and `product_tflops` (GEMM, 10^12 FLOPs/s).
+    `ceilings`: peaks measured by the worker, `copy_gbs` (10^9 bytes/s) and `product_tflops` (GEMM, 10^12 FLOPs/s).
     work: least FLOPs and bytes of one unit, by part; {} if not counted.
     timeline: launches of one run; empty if the profiler did not report each launch.
     """

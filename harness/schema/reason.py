@@ -55,7 +55,7 @@ def printable(text: str) -> str:
 
 
 def clipped(text: str, limit: int) -> str:
-    """Make `text` printable and shorten it to `limit` characters, between two words if possible."""
+    """Return `text` printable and shortened to `limit` characters, between two words if possible."""
     if len(text) <= limit:
         return printable(text)
     words = text[:limit].rpartition(" ")[0]

@@ -147,7 +147,7 @@ class Run:
     def profiles(self) -> dict[str, Profile]:
         """Return the run's profiles by case key, in the order of the plan.
 
-        Raises ProfileError for an invalid profile, and RunError for one of an unplanned case.
+        Raises ProfileError for an invalid profile, and RunError for a profile of an unplanned case.
         """
         folder = self.folder / "profiles"
         planned = [each.case.key for job in self.jobs for each in job.cases]

@@ -33,7 +33,7 @@ class Planned(Stored):
     grows: bool = False
 
     def merged(self, other: "Planned") -> "Planned":
-        """Merge two plans of one case; return the larger `min_samples`, and `grows` if both have it."""
+        """Return the plan of a case planned twice: the larger `min_samples`, and `grows` only if both set it."""
         return Planned(self.case, max(self.min_samples, other.min_samples), self.grows and other.grows)
 
 
@@ -85,7 +85,7 @@ class RunFile(Stored):
     """Contents of run.json.
 
     repeats: how often each case is measured, each time in a fresh process.
-    requests: the calls that planned or resumed the run, oldest first.
+    requests: the calls that planned or resumed the run, oldest first. mode: as in `CaseRun`.
     """
 
     tool: Literal["ttt-bench"] = field(default="ttt-bench", kw_only=True)

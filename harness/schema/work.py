@@ -42,7 +42,7 @@ class Work(Stored):
 
 
 def needed_ms(flops: float | None, moved: float | None, ceilings: Mapping[str, float | None]) -> tuple[float, float]:
-    """Return (ms for `flops`, ms for `moved` bytes) at the measured peaks; NaN if unknown.
+    """Return (ms for `flops`, ms for `moved` bytes) at the measured peaks, each NaN if unknown.
 
     `ceilings`: has `product_tflops` and `copy_gbs`.
     """
@@ -52,7 +52,7 @@ def needed_ms(flops: float | None, moved: float | None, ceilings: Mapping[str, f
 
 
 def lower_bound_ms(flops: float | None, moved: float | None, ceilings: Mapping[str, float | None]) -> float | None:
-    """Return the roofline bound in ms, the longer time of `needed_ms`; None if unknown."""
+    """Return the roofline bound in ms: the longer known time of `needed_ms`; None if both are unknown."""
     found = [each for each in needed_ms(flops, moved, ceilings) if not math.isnan(each)]
     return max(found, default=None)
 

@@ -59,7 +59,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class GpuSlot:
-    """A GPU slot, or the CPU, on which one worker at a time runs.
+    """A GPU or the CPU, on which one worker at a time runs.
 
     name: name for users, such as "GPU 0"; "" for the only slot. env: variables of its workers, which select the GPU.
     device_id: `Gpu.constants()["device_id"]`, "" if unknown. is_there: returns whether the GPU still answers.
@@ -120,7 +120,7 @@ class WorkerProcess:
         """Start the worker if needed, and ask it whether the system can run.
 
         entry: adapter of the system to probe, as in `Launch`; "" for the worker's own system.
-        Without a usable answer, kill the worker; the status is "unstarted".
+        Without a usable answer, kill the worker; the probe's status is "unstarted".
         """
         try:
             with self._killed_if_lost():
@@ -176,7 +176,7 @@ class WorkerProcess:
 
     @contextmanager
     def _killed_if_lost(self) -> Iterator[None]:
-        """Kill the worker if the block raises WorkerLost; turn errors from an answer's wrong fields into WorkerLost."""
+        """Kill the worker on WorkerLost or an error from an answer's wrong fields; raise either as WorkerLost."""
         try:
             yield
         except WorkerLost:

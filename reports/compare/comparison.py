@@ -33,7 +33,7 @@ class NotComparable(RecordError):
 class Difference:
     """A recorded property in which the two runs differ, such as a package's version.
 
-    a, b: the property's value in each run; None if the values depend on the case.
+    what: the property's name. a, b: its value in each run; None if the values depend on the case.
     where: the labels of the systems and backends that differ; empty if all do.
     """
 

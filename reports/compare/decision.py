@@ -82,7 +82,7 @@ class _Estimates:
         return cls(np.array([np.mean(case) for case in cases]), np.sqrt(shrunk), rounds, freedom)
 
     def discoveries(self, bar: float, sign: int = 1) -> NDArray[np.bool_]:
-        """Return whether each slowdown beyond `bar` is significant; sign -1: each speed-up."""
+        """Return for each case whether its slowdown beyond `bar` is significant; sign -1: its speed-up."""
         return stats.false_discovery_control(self.p_values(sign * self.mean - np.log1p(bar))) <= ALPHA
 
     def interval(self) -> tuple[Numbers, Numbers]:

@@ -48,7 +48,7 @@ class CaseSide:
 
     name: the labels of system and backend. label: the case in words.
     medians: the median in ms by repeat; {} without a result, for which `why` gives the reason.
-    tokens: the tokens per sample by repeat; for an engine they depend on how many sequences fit into memory.
+    tokens: the tokens per unit of work by repeat; for an engine they depend on how many sequences fit into memory.
     below, above: the distances from log(ms per token) to the ends of its 95% interval; infinite if unknown.
     samples: the number of samples in all rounds. rounds: the planned rounds. timed: the rounds with samples.
     others: the largest share of the CPU that other programs used if the CPU was contended; else 0.
@@ -56,7 +56,7 @@ class CaseSide:
     changed: whether the case has a single process with drifting samples.
     devices: GPU and driver, or CPU, of each machine; if the two runs differ in this, only a ratio is shown.
     facts: other properties, such as package versions. host_bound: whether an engine's batch is so small that the CPU
-        limits its speed. started_at: the start of the first record; "" if unknown.
+        limits the speed. started_at: the start of the first record; "" if unknown.
     """
 
     case: Case
@@ -203,7 +203,7 @@ def _medians(measured: Iterable[Record]) -> dict[int, float]:
 
 
 def _interval(measured: Sequence[Record], medians: Mapping[int, float]) -> tuple[float, float]:
-    """Return `CaseSide.below` and `above`. medians: the median time per token by repeat."""
+    """Return `CaseSide.below` and `above`. measured: the case's timed records. medians: time per token by repeat."""
     if len(medians) > 1:
         logs = [math.log(each) for each in medians.values()]
         half = float(stats.t.isf(0.025, len(logs) - 1)) * stdev(logs) / math.sqrt(len(logs))

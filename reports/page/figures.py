@@ -60,7 +60,7 @@ def axis_title(entry: MetricEntry) -> str:
 
 
 def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table; failed cases without a device, GPU or commit get the run's, if it has only one."""
+    """Fill in the device, GPU or commit that failed cases lack, if all cases that have one agree; return the table."""
     values = {}
     for name in MACHINE_COLUMNS:
         known = [value for value in table[name].unique() if value]
@@ -191,7 +191,7 @@ class _Panel(FigurePanel):
         return [line for line in lines if line.primary and not found.isdisjoint(line.rows)] or lines
 
     def _states(self) -> str:
-        """Return words on which systems use which state precision; "" if the figure has only one."""
+        """Return which systems use which state precision, in words; "" if the figure has only one precision."""
         rows = self.rows[self.rows["state_dtype"] != ""]
         own = rows.groupby("system", sort=False)["state_dtype"].unique()
         systems: dict[str, list[str]] = {}
@@ -230,7 +230,7 @@ def own_ends(y: str) -> tuple[str, str]:
 
 
 def _points_words(measured: pd.DataFrame, y: str, are_ratios: bool) -> str:
-    """Return words on points and error bars. are_ratios: each point divides two medians."""
+    """Return words on points and error bars. are_ratios: whether each point divides two medians."""
     samples, processes = measured["samples"], measured["processes"]
     repeated, is_speed = processes.max() > 1, y in LATENCIES + RATES
     words = f"{'ratios of ' if are_ratios else ''}medians of {ends(samples)} samples"

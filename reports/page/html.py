@@ -151,7 +151,9 @@ def _by_suite(drawn: list[Figure]) -> list[tuple[str, list[tuple[int, Figure]]]]
 def _facts(
     table: pd.DataFrame, counts: Counter[str], timed: bool, versions: dict[str, str]
 ) -> list[tuple[str, str, str]]:
-    """Return the facts below the page's title as (name, value, note)."""
+    """Return the facts below the page's title as (name, value, note).
+
+    counts: cases by status. timed: whether the run measured time. versions: more facts as {name: value}."""
     units = table["device_id"].replace("", None).nunique()
     samples, throttled = int(table["samples"].sum()), int(table["throttled"].sum())
     commits = [short_commit(commit) for commit in table["commit"].unique() if commit]

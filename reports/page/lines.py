@@ -168,7 +168,7 @@ class FigurePanel:
         )
 
     def _telling(self, columns: list[str]) -> dict[str, set[str]]:
-        """Return {column: the systems whose line names show the column's value}."""
+        """Return {one of `columns`: the systems whose line names show that column's value}."""
         rows, own = self.rows, {"state_dtype", *option_columns(self.rows)}
         systems, found = set(rows["system"]), {}
         for column in columns:

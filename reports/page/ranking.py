@@ -40,7 +40,7 @@ _CASE_SETTINGS = ("size", "batch", "context", "dtype", "l2")  # lines that diffe
 class Point:
     """A measured point in the figure's unit, with the ends (low, high) of its interval.
 
-    doubt: the relative difference up to which a flagged point is not ranked against another; else 0.
+    doubt: for a flagged point, the relative difference up to which it is not ranked against another; else 0.
     """
 
     x: float
@@ -110,7 +110,8 @@ class View:
     def alike(self) -> list[Line]:
         """The largest set of ranked lines that agree in all settings except system and backend.
 
-        Among sets of equal size, the one with more settings at their defaults wins, then the last line's set.
+        Among sets of equal size, the one with more settings at their defaults wins, then the set of the last line.
+        `compared` has the lines of this set that have points.
         """
         own = {line.name: self._settings(line) for line in self.ranked}
         best: tuple[tuple[int, int], list[Line]] = (0, 0), []
@@ -152,7 +153,7 @@ class View:
 
     @cached_property
     def held(self) -> list[str]:
-        """The compared lines' settings in which ranked lines differ, in words such as `batch 16`."""
+        """Settings that differ among ranked lines, as the compared lines have them, in words such as `batch 16`."""
         values = dict(chain.from_iterable(self._settings(line).items() for line in self.compared))
         return [format_setting(self.catalogue.axis(name), value) for name, value in values.items()]
 
@@ -233,7 +234,7 @@ def standings(view: View) -> list[Standing]:
 
 
 def best_standing(view: View) -> Standing | None:
-    """Return the ranking of the compared lines by highest value; None for fewer than two.
+    """Return the ranking of the compared lines by highest value; None for fewer than two lines.
 
     A line is left out if it was not tried up to the x of the overall highest value.
     """

@@ -16,7 +16,7 @@ _LIKE = 0.15  # share of the mean time; if counted launches differ from it by mo
 def common_ceilings(records: Iterable[Record], profiles: Iterable[Profile] = ()) -> dict[str, dict[str, float]]:
     """Return {device: {name in `PEAKS`: its highest value over the device's processes and kernels}}.
 
-    All systems share the peaks of a device, as power-capped GPUs measure GEMM rates that differ by up to 20%.
+    All systems share the peaks of a device, because on a power-capped GPU, measured GEMM rates differ by up to 20%.
     """
     highest: dict[str, dict[str, float]] = defaultdict(dict)
     seen = [(record.environment, record.metrics) for record in records]

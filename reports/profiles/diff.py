@@ -77,7 +77,7 @@ class Diff:
         return f"{head}{f': {said}' if said else ''}.{why and f' {why}'}"
 
     def _bottleneck(self, rows: list[TimeDiff]) -> str:
-        """Return the bottleneck of the part that grew most, by its kernel that grew most, or ""."""
+        """Return the bottleneck of the kernel that grew most in the part that grew most; "" without counters."""
         longer = max(rows, key=lambda row: row.ms)
         if longer.name == GAPS:
             return f"Idle time is {cause(self.b)}."

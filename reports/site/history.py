@@ -18,7 +18,7 @@ Point = tuple[datetime, str, CaseSide]  # the start of a case's first record, th
 class History:
     """One system's latencies over the runs of a site.
 
-    runs: ids of the runs that measured it. cases: JSON data of each case for the plots, sorted by label.
+    runs: ids of the runs that measured the system. cases: JSON data of each case for the plots, sorted by label.
     """
 
     name: str

@@ -112,7 +112,7 @@ class CopyOfTheLastOutput(LastOutputAgain):
 
 
 class OneSequenceStale(Honest):
-    """The last sequence repeats the first call's outputs; the check mostly draws other sequences."""
+    """Repeats the first call's outputs for the last sequence; the comparison mostly draws other sequences."""
 
     def run(self) -> Any:
         out = super().run()
@@ -122,7 +122,7 @@ class OneSequenceStale(Honest):
 
 
 class TruncatedPrompt(Honest):
-    """Reads only a prompt's last 64 tokens; with decay, the error from the others is below the check's limit."""
+    """Reads only a prompt's last 64 tokens; with decay, the error from the missing ones is below the check's limit."""
 
     decay = 0.85
 
@@ -165,7 +165,7 @@ class NotANumber(Honest):
 
 
 class NotANumberWhileTimed(Honest):
-    """Computes on NaN, which takes a GPU less power, while timed, and correctly when checked."""
+    """Returns NaN while timed, with which a GPU needs less power, and correct outputs when checked."""
 
     def run(self) -> Any:
         return super().run() * (math.nan if self.kept is None else 1)
@@ -213,7 +213,7 @@ class OfTheRepository:
         return replace(workload, check=None, run=torch.inference_mode()(lambda: self.timed(work, run)))
 
     def prepare(self, work: Any) -> None:
-        """Prepare the timed call; subclasses may override this."""
+        """Prepare `work`, whose method is the timed call; subclasses may override this."""
 
     def timed(self, work: Any, run: Callable[[], Any]) -> Any:
         raise NotImplementedError

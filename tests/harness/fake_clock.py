@@ -6,7 +6,7 @@ from harness.measure.timer import Clock
 
 
 class FakeClock(Clock):
-    """A clock that returns given samples in ms; each sample advances the time by itself plus `between_ms`."""
+    """A clock that returns given samples in ms; each sample advances the time by its duration plus `between_ms`."""
 
     def __init__(
         self, samples: Iterable[float], settles_s: float = 0.0, wakes_s: float = 0.0, between_ms: float = 0.0

@@ -64,7 +64,7 @@ RUNS: dict[str, Callable[[], object]] = {
 
 
 class Fake:
-    """A system that times `RUNS[do]`; values of `do` that RUNS lacks change checks or the engine."""
+    """A system that times `RUNS[do]`; with other values of `do` it skips, fails checks, has none or is an engine."""
 
     packages = ("pytest", "not-installed")
 

@@ -1,6 +1,6 @@
 """A worker without torch that answers like `harness.worker`, with two kernels in each profile.
 
-FAKE_WORKER: "oom" or "killed" under Nsight. FAKE_UNHEALTHY: under Nsight, report an unhealthy process.
+FAKE_WORKER: under Nsight, answer "oom" or be "killed". FAKE_UNHEALTHY: under Nsight, report an unhealthy process.
 FAKE_LOG: file for a line per request. FAKE_GONE: the GPU on which to die.
 """
 

@@ -2,6 +2,7 @@
 
 `python -m tests.harness.simulate_coverage [SERIES]` prints two tables of shares: by a sample's duration and the
 correlation of successive samples, as on a power-capped GPU; and by noise and the distance of two levels.
+SERIES: number of simulated series of samples per share, by default 500.
 """
 
 import sys

@@ -95,7 +95,7 @@ class Cluster:
         return done.stdout
 
     def hurry(self) -> None:
-        """Start requeued jobs after two seconds, when they get a new credential, instead of after two minutes."""
+        """Start jobs two seconds after they became pending, with a new credential; Slurm would wait two minutes."""
         pending = {
             line.split()[0] for line in self.ask("squeue", "-h", "-r", "-t", "PENDING", "-o", "%i %T").splitlines()
         }

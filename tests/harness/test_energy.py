@@ -10,7 +10,7 @@ from harness.measure.nvml import EnergyMeter
 
 
 def metered(begin: float, seconds: float, watts: float = 500.0) -> EnergyMeter:
-    """Return a meter after a block of `seconds` that read, every 10 ms, a counter refreshed every 100 ms."""
+    """Return a meter that read, every 10 ms from `begin` for `seconds`, a counter refreshed every 100 ms."""
     meter = EnergyMeter(None)
     with meter:
         for look in range(round(100 * seconds)):

@@ -97,7 +97,7 @@ def test_limits_of_chance_correlation(prime: int, square: int, linear: int, wort
 
 
 def test_the_ends_of_fewer_samples_lie_at_their_quantile_among_all() -> None:
-    """These 48 samples are worth 39 independent ones; the 13th of 39 has the quantile 13/40, like the 15th of 48."""
+    """48 samples, worth 39 independent ones: the 13th of 39 is at quantile 13/40, rounded down the 15th of 48."""
     assert median_interval([float((4 * i * i + 2 * i) % 61) for i in range(48)]) == (27.0, 16.0, 35.0)
 
 

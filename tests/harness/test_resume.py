@@ -108,7 +108,7 @@ def test_skip_sees_the_cases_of_a_job_that_another_call_ran(folder: Path) -> Non
 
 
 class Stopped(BaseException):
-    """An exception that ends the run's parent process at an event."""
+    """Raised by `on_event` to end a run inside the test's process."""
 
 
 def test_stopped_after_any_event_and_resumed_each_case_is_there_once(tmp_path: Path) -> None:

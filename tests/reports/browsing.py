@@ -32,7 +32,7 @@ def save(made: Made, folder: Path, name: str) -> Path:
 
 @contextmanager
 def opened(browser, path: Path, part: str = "", every: bool = True, **options) -> Iterator:
-    """Yield (page, its errors). part: the address's fragment, with #. every: draw all figures, open their options."""
+    """Yield (page, its errors). part: a fragment such as #id. every: whether to draw all figures and open options."""
     address = path.as_uri()
 
     def is_own(url: str) -> bool:
@@ -73,7 +73,7 @@ def _context(browser, **options):
 
 @contextmanager
 def in_front(page, wrongs: list[str]) -> Iterator:
-    """Bring a shared page to the front and yield it: Chromium delays frames of a hidden page."""
+    """Yield a shared page, in front because Chromium delays frames of a hidden page; then check its `wrongs`."""
     page.bring_to_front()
     yield page
     check(page, wrongs)
@@ -94,7 +94,7 @@ def open_options(page):
 
 
 def open_all(page, selector):
-    """Open the matching details; return once the page has handled their toggle events."""
+    """Open the <details> that match `selector`; return once the page has handled their toggle events."""
     page.evaluate(
         """selector => Promise.all([...document.querySelectorAll(selector)].filter((each) => !each.open).map((each) =>
           new Promise((resolve) => {

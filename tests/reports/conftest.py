@@ -42,5 +42,5 @@ def page(shared):
 
 @pytest.fixture(scope="session")
 def one_place(tmp_path_factory):
-    """A folder for pages at one address, for which Chromium reuses the compiled scripts."""
+    """A folder in which tests write pages to one path, so that Chromium reuses the compiled scripts."""
     return tmp_path_factory.mktemp("page")

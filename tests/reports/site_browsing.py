@@ -7,7 +7,7 @@ import browsing
 
 @contextmanager
 def opened(browser, site, path, **options):
-    """Open a page of the site; at the end, fail if it loaded files of others or raised an error."""
+    """Open a page of the site; at the end, fail if it loaded files from outside the site or raised an error."""
     with browsing.watched(browser, lambda url: url.startswith(f"{site.as_uri()}/"), **options) as (page, _):
         page.goto(f"{site.as_uri()}/{path}")
         settle(page)

@@ -1,4 +1,4 @@
-"""The page of a long run is cheap: function calls per record and size."""
+"""Reports of a long run are cheap: function calls grow at most linearly with records, and the page is small."""
 
 import pytest
 import synthetic_records as synthetic
@@ -22,7 +22,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def report(run, few):
-    """Return (the page's path, function calls that wrote it, function calls that write a page of few records)."""
+    """Return (the page's path, number of function calls to write it, number for a page of few records)."""
     write_report(few, few / "report.html")  # what is imported does not count
     small = calls_of(write_report, few, few / "report.html")
     return run / "report.html", calls_of(write_report, run, run / "report.html"), small

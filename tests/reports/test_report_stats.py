@@ -262,17 +262,17 @@ def test_rates_of_processes_that_held_unlike_numbers_are_by_the_token():
 
 
 def ends_of_interval(half):
-    """Return nine samples whose interval, from the second to the eighth in size, is 3 ms -/+ the share `half`."""
+    """Return nine samples whose interval, from the second smallest to the second largest, is 3 ms (1 -/+ `half`)."""
     return [3.0 * (1 + half * at) for at in (1, -1, 0, 1, -1, 0, 0, 0, 0)]
 
 
 def quartiles(apart, count):
-    """Return samples at two levels, as if an engine's host were sometimes faster, sometimes slower than the GPU."""
+    """Return `count` samples at two levels, which differ by the share `apart`, as if the host were slow at times."""
     return [*(3.0 * (1 + apart * (n % 2)) for n in range(count)), 3.0 * (1 + apart / 2)][-count:]
 
 
 def drifted(by, early):
-    """Return 32 samples whose first `early` are longer; three of the first quarter's eight do not move its median."""
+    """Return 32 samples, the first `early` longer by the share `by`; three of eight do not move a quarter's median."""
     return [3.0 * (1 + by)] * early + [3.0] * (32 - early)
 
 

@@ -35,7 +35,7 @@ class Launched:
 def after_the_one_before(launched: Iterable[Launched]) -> list[Launched]:
     """Return launches sorted by start, each delayed until the stream's previous launch ends.
 
-    With programmatic dependent launch, a kernel can start before that, but only waits.
+    With programmatic dependent launch, a kernel can start earlier, but then waits for that end.
     """
     ends: dict[Hashable, float] = {}
     apart = []
@@ -90,7 +90,7 @@ class Runs:
 def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Runs) -> dict[str, Any]:
     """Return a profile's fields: those of `found_in`, "units" and "notes".
 
-    launched: launches of the runs in `seen`; only typical runs count. ranged: launches of one call with ranges.
+    launched: launches of the runs in `seen`; runs of typical duration count. ranged: launches of one call with ranges.
     Delays by the profiler are removed from "region_us" and "longest_gap_us".
     """
     kept, runs, region_us, notes = _typical(launched, seen)
@@ -115,7 +115,7 @@ def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Run
 def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], int, float, list[str]]:
     """Return (launches, runs, total time, notes) of the middle half of runs by duration.
 
-    This leaves out runs that the profiler delayed, and pauses. If runs launch different kernels, everything counts.
+    This leaves out pauses, and runs that the profiler delayed. If runs launch different kernels, all runs count.
     """
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not _alike(in_order, seen.runs):
@@ -177,7 +177,7 @@ def kernels_of(launched: Iterable[Launched]) -> list[Kernel]:
 
 
 def ranges_of(launched: Iterable[Launched], kernels: Sequence[Kernel]) -> list[Range]:
-    """Return the ranges around launches, by first launch; each has the count and time of every kernel in it."""
+    """Return the ranges around launches, ordered by first launch; each has the count and time of every kernel in it."""
     indices = {kernel.name: index for index, kernel in enumerate(kernels)}
     found: dict[tuple[str, ...], dict[int, list[float]]] = {}
     for each in sorted(launched, key=lambda each: each.start_us):
@@ -195,7 +195,7 @@ def timeline_of(
 ) -> Timeline:
     """Return the timeline of the first of `runs` runs; if ranges show steps, of its first step.
 
-    timed: launches of the runs. ranged: launches of one call with ranges, unused if a run has another number of them.
+    timed: launches of the runs. ranged: launches of one call with ranges, unused if a run has more or fewer.
     kernels, ranges: the lists into which the timeline's indices point.
     The timeline has at most `TIMELINE_LIMIT` launches.
     """
