@@ -85,3 +85,9 @@ def common_position(position: Tensor, start: int | None, mini_batch: int) -> int
         name = "state.position" if start is None else "start"
         raise ValueError(f"{name} is {found}: expected a position inside the mini-batch, 0 to {mini_batch - 1}")
     return found
+
+
+def check_aligned(tokens: int, start: int, mini_batch: int) -> None:
+    """Raise ValueError unless the tokens, from position `start`, are whole mini-batches."""
+    if start or tokens % mini_batch:
+        raise ValueError(f"{tokens} tokens from position {start}: expected whole mini-batches of {mini_batch}")

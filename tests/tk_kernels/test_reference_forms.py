@@ -128,6 +128,8 @@ def test_forward_is_states_then_outputs(operator: str) -> None:
     assert_same_state(state, end)
     with pytest.raises(ValueError, match=r"35 tokens .* whole mini-batches of 16"):
         module.states(*case(operator, 35)[1:])
+    with pytest.raises(ValueError, match=r"35 tokens .* whole mini-batches of 16"):
+        module.outputs(args.q[:, :35], args.k[:, :35], args.lr[:, :35], *args.outer(), trace)
 
 
 @each_operator

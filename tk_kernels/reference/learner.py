@@ -21,6 +21,7 @@ from torch import Tensor
 from tk_kernels import FORMS
 from tk_kernels.checks import (
     STATE_DTYPE,
+    check_aligned,
     check_choice,
     check_outer,
     check_shape,
@@ -239,8 +240,7 @@ class Learner(Generic[State]):
         outer = self._checked({"k": k, "v": v}, lr, (token_scale, ln_weight, ln_bias), "[B, T, H, D]", state)
         mini_batch = len(token_scale)
         start = common_position(state.position, start, mini_batch)  # type: ignore[attr-defined]
-        if start or k.shape[1] % mini_batch:
-            raise ValueError(f"{k.shape[1]} tokens from position {start}: expected whole mini-batches of {mini_batch}")
+        check_aligned(k.shape[1], start, mini_batch)
         with torch.autocast(k.device.type, enabled=False), torch.no_grad():
             state = clone(state)
             return _train_(k, v, lr, outer, state), state
@@ -257,9 +257,10 @@ class Learner(Generic[State]):
     ) -> Tensor:
         """Return the outputs [B, T, H, D], by the parallel part of `forward`.
 
-        trace: the first result of `states` for the same tokens.
+        trace: the first result of `states` for the same tokens. Raises ValueError unless these are whole mini-batches.
         """
         outer = self._checked({"q": q, "k": k}, lr, (token_scale, ln_weight, ln_bias), "[B, T, H, D]")
+        check_aligned(q.shape[1], 0, len(token_scale))
         with torch.autocast(q.device.type, enabled=False), torch.no_grad():
             return _read(q, k, lr, outer, trace)
 
