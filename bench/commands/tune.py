@@ -63,7 +63,7 @@ def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
 
 
 def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning | None]:
-    """Return (section of `tuning.toml`, fastest correct settings for its row `precision`; None if none are correct)."""
+    """Return (GPU section of `tuning.toml`, fastest correct settings for the row `precision`, or None if all fail)."""
     config, dtype = _config(learner, SIZE), "float32" if precision == "float32" else "bfloat16"
     some = generate_set(config, BATCH, dtype, form, precision)
     name = some.state.tuned_as()

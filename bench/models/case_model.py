@@ -60,7 +60,7 @@ def offer(checkpoint: Checkpoint) -> None:
 
 
 def checkpoint_folder(case: Case) -> Path | None:
-    """Return the folder of a case's checkpoint, None if it has none; CheckpointError if no --checkpoint names it."""
+    """Return a case's checkpoint folder, None without a checkpoint; CheckpointError if no --checkpoint gave it."""
     if missing := checkpoint_missing(case):
         raise CheckpointError(missing)
     name = str(case.option("checkpoint", ""))

@@ -2,9 +2,9 @@
 
 
 def register() -> None:
-    """Register TTT models in vLLM, once or repeatedly; vLLM calls this in each process.
+    """Register TTT models in vLLM. vLLM calls this in each process; repeated calls are harmless.
 
-    With a release of vLLM that was not tried, opening a TTT checkpoint raises ValueError.
+    With a vLLM release outside `refusals.RELEASES`, opening a TTT checkpoint raises ValueError.
     """
     from transformers.models.auto.configuration_auto import AutoConfig
 

@@ -82,7 +82,7 @@ class Layout:
         ]
 
     def generating(self, views: Sequence[Tensor], slots: Tensor, positions: Tensor) -> LayerState:
-        """Return a layer's state for a generate step that updates slots [B], at positions [B, H] in the mini-batch."""
+        """Return a layer's state in `views` for a generate step on slots [B], at positions [B, H] in the mini-batch."""
         state = self._with(views, positions)
         return replace(state, inner=replace(state.inner, slots=slots), slots=slots)
 

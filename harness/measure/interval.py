@@ -63,10 +63,10 @@ def _worth_by_ranks(samples: Sequence[float]) -> int:
 
 
 def _worth_by_signs(samples: Sequence[float]) -> int:
-    """Return the effective sample size n / (1 + 2 sum of autocorrelations); n if that of lag 1 may be chance.
+    """Return the effective sample size n / (1 + 2 sum of autocorrelations); n if lag 1's correlation may be chance.
 
     The autocorrelations are those of the signs of differences from the median. The sum ends at the first pair of lags
-    that is not positive (Geyer, Practical Markov Chain Monte Carlo, 1992, section 3.3).
+    with a sum of at most 0 (Geyer, Practical Markov Chain Monte Carlo, 1992, section 3.3).
     """
     count, middle = len(samples), median(samples)
     above = int("0" + "".join("1" if sample > middle else "0" for sample in samples), 2)

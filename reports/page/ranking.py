@@ -110,8 +110,8 @@ class View:
     def alike(self) -> list[Line]:
         """The largest set of ranked lines that agree in all settings except system and backend.
 
-        Among sets of equal size, the one with more settings at their defaults wins, then the set of the last line.
-        `compared` has the lines of this set that have points.
+        The size counts lines with points, which are `compared`. Among equal sets, the one with more settings at their
+        defaults wins, then the one that agrees with the later line of `ranked`.
         """
         own = {line.name: self._settings(line) for line in self.ranked}
         best: tuple[tuple[int, int], list[Line]] = (0, 0), []

@@ -121,7 +121,7 @@ def assert_served(learner, backbone, steps, operator, dtype=torch.float32):
 @pytest.mark.skipif(not INTERPRETED, reason="on a GPU, float32 models have no kernels for few rows")
 @pytest.mark.usefixtures("triton_kernels")
 def test_a_served_step_has_no_dependent_launches(monkeypatch):
-    """The kernel before a block may write its state, which a dependent launch reads too early."""
+    """In vLLM, the kernel before a block may write the block's state: a dependent launch reads it too early."""
     operator, dependent = KernelOperator("linear", precision="float32"), []
 
     def record(name):

@@ -215,7 +215,7 @@ def load_token(x, at, rd, valid, ROPE: tl.constexpr):
 
 @jit
 def load_angles(rope, position, rd, valid, D: tl.constexpr, ROPE: tl.constexpr):
-    """Load the rows [D] of cos and sin at a position of a `rope_table`; without ROPE, return two zeros."""
+    """Load rows [D] of cos and sin at a `rope_table` position, columns `rd` where `valid`; two zeros without ROPE."""
     cos, sin = 0.0, 0.0
     if ROPE:
         cos = tl.load(rope + position * (2 * D) + rd, mask=valid, other=0)

@@ -45,7 +45,10 @@ def run(
     settings: Tuning | None,
     **options: Any,
 ) -> None:
-    """Launch the kernel on q, k, `rest` (arguments after k); B is `sequences`. settings None: from `tuning.toml`."""
+    """Launch `_forward` on q, k, `rest` (arguments after k, with the outputs) and `options`.
+
+    sequences: B. settings None: from `tuning.toml`.
+    """
     heads, head_dim = q.shape[-2:]
     if head_dim > 64 or mini_batch > 16:
         row = "wide"

@@ -75,7 +75,7 @@ class FlaModel(PackageModel):
 
 
 class FlaWork(PhaseWork):
-    """Work whose references are not tuned: they read short pieces, for which tuning would take minutes."""
+    """Work whose check does not autotune: its references read prompts in short pieces; tuning would take minutes."""
 
     def checks(self, logits: Tensor, rows: list[int], *rest: Any, **named: Any) -> Checks:
         def read_pieces() -> None:

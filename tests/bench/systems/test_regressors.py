@@ -223,7 +223,7 @@ def test_mamba3_adds_the_token_before_by_the_trapezoidal_rule():
 
 
 def test_mamba3_rotates_by_the_sum_of_the_angles_and_after_the_biases():
-    """A quarter turn makes the query (1, 0) orthogonal to the key (1, 0), but not to a key with the bias (1, 1)."""
+    """A quarter turn makes query (1, 0) orthogonal to the previous key (1, 0), but not to key (0, 0) + bias (1, 1)."""
     quarter = torch.full((1, 2, 1, 1), 0.5).atanh()
     east, north_east = torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])
     shape = torch.zeros(1, 2, 1, 2)
