@@ -71,6 +71,8 @@ class Diff:
         whole = sum(abs(row.ms) for row in rows)
         named = [row for row in rows if abs(row.ms) >= _NAMED * whole] if whole else []
         said = ", ".join(f"{within_sentence(row.name)} {_signed(row.ms)}" for row in named)
+        rest = ms - sum(row.ms for row in named)
+        said += f", others {_signed(rest)}" if said and abs(rest) >= _NAMED * abs(ms) else ""
         word = "slower" if ms >= 0 else "faster"
         head = f"{format_number(abs(ms))} ms ({abs(ms) / self.a.unit_ms:.1%}) {word} than {self.a_title}"
         why = self._bottleneck(rows) if ms > AGREES * self.a.unit_ms else ""

@@ -43,7 +43,11 @@ def test_the_sentence_names_the_parts_and_the_bottleneck_of_the_kernel_that_diff
             "0.300 ms (30.0%) slower than A: idle +0.300 ms. Idle time is CPU launch overhead.",
         ),
         # A kernel that was not counted has no bottleneck to tell.
-        (SLOW, found(Kernel("gemm", 1, 2e3)), "0.790 ms (65.3%) slower than A: GEMMs +1.44 ms, TTT kernel −0.542 ms."),
+        (
+            SLOW,
+            found(Kernel("gemm", 1, 2e3)),
+            "0.790 ms (65.3%) slower than A: GEMMs +1.44 ms, TTT kernel −0.542 ms, others −0.103 ms.",
+        ),
     ],
 )
 def test_what_else_a_sentence_says(a: Profile, b: Profile, sentence: str) -> None:
