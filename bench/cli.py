@@ -141,7 +141,7 @@ def _request(call: typer.Context, **more: Any) -> RunRequest:
 
 def _folder(request: RunRequest) -> Path:
     if request.out is None and request.resume:
-        raise UserError("--resume: name the run by --out")
+        raise UserError(f"--{'resume' if request.retry == 'lost' else 'retry'}: name the run by --out")
     return request.out or Path("out") / f"{datetime.now():%Y%m%d-%H%M%S}"
 
 

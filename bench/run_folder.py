@@ -19,11 +19,14 @@ from harness.workers.slurm import JOB, refuse_submitted
 def resumed(request: RunRequest, out: Path) -> Run | None:
     """Return the run in `out` that the request continues, or None for a new run.
 
-    Raises RunError if an unfinished Slurm job holds `out`, or if a new run's `out` holds files.
+    Raises RunError if an unfinished Slurm job holds `out`, or if a new run's `out` holds files. Raises UserError for
+    --retry without a run.
     """
     refuse_submitted(out)
     if request.resume and Run.exists(out):
         return Run.open(out)
+    if request.retry != "lost":
+        raise UserError(f"{out}: holds no run whose cases --retry could repeat")
     Run.refuse_held(out)
     return None
 
