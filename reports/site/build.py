@@ -56,7 +56,7 @@ def _files_of_site(out: Path) -> set[str]:
     try:
         return set(json.loads((out / MARKER).read_text("utf-8"))["files"])
     except (OSError, ValueError, TypeError, KeyError):
-        raise RecordError(f"{out}: is no site of ttt-bench, as its {MARKER} does not say so") from None
+        raise RecordError(f"{out}: is no site of ttt-bench, because it has no valid {MARKER}") from None
 
 
 def _write_marker(out: Path, files: set[str]) -> None:
