@@ -209,6 +209,7 @@ def test_a_smaller_batch_with_another_timing_is_the_same_work():
     small, large = (of_batch("transformer/torch", batch, "forward") for batch in (1, 256))
     assert (small.case.timing, large.case.timing) == ("graph", "eager")
     assert beyond_memory(large, [oom(small)]) == "batch 1 did not fit"
+    assert beyond_memory(small, [oom(small)]) == ""
 
 
 def test_longer_contexts_are_skipped_after_one_that_did_not_fit():
