@@ -68,7 +68,7 @@ def _beyond(rows: Sequence[Row]) -> str:
     groups = Counter(causes).most_common()
     said = [f"{count} {cause}" for cause, count in groups[:NAMED_GROUPS]]
     said += [f"{left} more"] if (left := sum(count for _, count in groups[NAMED_GROUPS:])) else []
-    return f"The {len(rows)} beyond: {', '.join(said)}." if rows else ""
+    return f"Beyond: {', '.join(said)}." if rows else ""
 
 
 def _cause(row: Row) -> str:

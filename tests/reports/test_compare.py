@@ -217,7 +217,7 @@ def test_a_run_is_confirmed_with_19_of_20_points_within_3_percent(tmp_path, beyo
     cases = [a_case(64 + number) for number in range(20)]
     of_b = [timed(case, 10.4 if at < beyond else 10.1) for at, case in enumerate(cases)]
     found = compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b))
-    assert views.answer(found) == f"{word} points within 3%. The {beyond} beyond: {beyond} ttt-linear · torch forward."
+    assert views.answer(found) == f"{word} points within 3%. Beyond: {beyond} ttt-linear · torch forward."
     assert views.text(found).startswith(views.answer(found))
 
 
@@ -238,7 +238,7 @@ def test_the_answer_names_the_cause_of_most_points_beyond(tmp_path):
     of_b = [timed(cases[0], 20, HOT), timed(cases[1], 20, HOT), timed(cases[2], 20, samples=5)]
     found = compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b))
     assert views.answer(found) == (
-        "Not confirmed: 0 of 3 points within 3%. The 3 beyond: 2 ttt-linear · torch forward (thermally throttled), "
+        "Not confirmed: 0 of 3 points within 3%. Beyond: 2 ttt-linear · torch forward (thermally throttled), "
         "1 ttt-linear · torch forward (B has 5 samples)."
     )
 
@@ -250,7 +250,7 @@ def test_points_beyond_with_one_cause_are_one_group_whatever_its_values(tmp_path
     of_b = [timed(case, 20, environment, tokens=20) for case, environment in zip(cases, loaded, strict=False)]
     found = compare(*two(tmp_path, of_a, [*of_b, timed(cases[2], 20, tokens=30)]))
     assert views.answer(found).startswith(
-        "Not confirmed: 0 of 3 points within 3%. The 3 beyond: 2 ttt-linear · torch forward (contended), "
+        "Not confirmed: 0 of 3 points within 3%. Beyond: 2 ttt-linear · torch forward (contended), "
         "1 ttt-linear · torch forward (sequences at once differ)."
     )
 
@@ -271,7 +271,7 @@ def test_markdown_folds_its_table_and_leaves_out_the_smallest_differences(tmp_pa
     cases = [a_case(context) for context in (1, 2, 3)]
     of_b = [timed(case, ms) for case, ms in zip(cases, (10, 12, 9), strict=True)]
     shown = views.markdown(compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b)))
-    assert shown.startswith("**Not confirmed: 1 of 3 points within 3%. The 2 beyond: 2 ttt-linear · torch forward. 1")
+    assert shown.startswith("**Not confirmed: 1 of 3 points within 3%. Beyond: 2 ttt-linear · torch forward. 1")
     assert shown.count("<details>") == shown.count("</details>") == 1
     assert shown.index("- B: b, commit") < shown.index("<details>") < shown.index("- differs: nothing")
     assert "<details><summary>2 cases, the largest difference first; 1 more differ less</summary>\n\n| outcome" in shown
