@@ -54,9 +54,11 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(f"{name}@{digest.hexdigest()[:DIGITS]}", folder.resolve(), config)
 
 
-def offer(checkpoint: Checkpoint) -> None:
-    """Add a checkpoint's folder to the environment variable VARIABLE, which workers inherit."""
+def offer(folder: Path) -> Checkpoint:
+    """Return a folder's checkpoint, after adding it to the environment variable VARIABLE, which workers inherit."""
+    checkpoint = read_checkpoint(folder)
     os.environ[VARIABLE] = json.dumps(_offered() | {checkpoint.name: str(checkpoint.folder)})
+    return checkpoint
 
 
 def checkpoint_folder(case: Case) -> Path | None:
