@@ -115,8 +115,9 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
         machine = snapshot(device)
     checkpoint = offer(request.checkpoint) if request.checkpoint else None
     if of_run and request.names_no_cases:
+        known = launches()
         for job in of_run.jobs:
-            if job.pair not in launches():
+            if job.pair not in known:
                 raise UserError(
                     f"{of_run.folder}: this version lacks {'/'.join(job.pair)}, so the run cannot continue as a whole; "
                     "name the systems to continue by --systems"
