@@ -88,7 +88,7 @@ def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
 def of_few_layers(case: Case) -> Case:
     """Return the case with so few layers that Nsight Compute can save and restore its memory.
 
-    Unchanged are cases of one layer, of checkpoints, and of small models, of which a few layers would fit in L2.
+    Cases of one layer and of checkpoints stay unchanged; so do small models, because a few of their layers fit in L2.
     """
     if case.option("scope", "model") != "model" or case.option("checkpoint", ""):
         return case

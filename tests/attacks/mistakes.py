@@ -245,7 +245,7 @@ class Last64Tokens(OfTheRepository):
 
 
 class Last66Tokens(Last64Tokens):
-    """Reads the last 66 tokens: two of those that the early-tokens check renews, so it passes, but ignores the rest."""
+    """Reads the last 66 tokens. The early-tokens check renews two of them, so it passes; other tokens are ignored."""
 
     kept = 66
 

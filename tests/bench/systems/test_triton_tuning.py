@@ -35,7 +35,7 @@ def triton(monkeypatch, tmp_path):
 
 
 def tuner():
-    """Return a kernel not yet autotuned, with three candidates, of which the second is the fastest."""
+    """Return a kernel not yet autotuned, with three candidates; the second is the fastest."""
     import triton
 
     configs = [triton.Config({"BLOCK": block}, num_stages=stages) for block, stages in ((64, 1), (32, 2), (16, 3))]
