@@ -39,8 +39,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    if INTERPRETED and any("triton_kernels" in getattr(item, "fixturenames", ()) for item in session.items):
-        for name in KERNELS:  # before a test defines one without the variable
+    needed = any("triton_kernels" in getattr(item, "fixturenames", ()) for item in session.items)
+    if INTERPRETED and (needed or "triton" in sys.modules):
+        for name in KERNELS:  # before one is defined without the variable that Triton was loaded with
             import_module(f"tk_kernels.{name}")
         hasten()
     if before is None:
