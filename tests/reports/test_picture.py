@@ -25,12 +25,12 @@ def test_picture_of_a_suite(browser, tmp_path):
 
 
 def test_the_readmes_picture_says_what_the_page_says_today(browser, tmp_path):
-    write_report(RESULTS / "h100", tmp_path / "page.html")
+    write_report(RESULTS / "h200-paper", tmp_path / "page.html")
     start = b"iTXtDescription\0\0\0\0\0"
     today = take(browser, tmp_path / "page.html").split(start)[1].split(b"IDAT")[0][:-8]
     committed = (RESULTS / "fig15.png").read_bytes().split(start)[1].split(b"IDAT")[0][:-8]
     assert "Figure 15, left" in today.decode()
-    assert committed.decode() == today.decode(), "draw it again: ttt-bench report reports/results/h100 --png ..."
+    assert committed.decode() == today.decode(), "draw it again: ttt-bench report reports/results/h200-paper --png ..."
 
 
 def test_a_picture_never_overwrites_another_file(tmp_path):
