@@ -1,7 +1,7 @@
 """Sentences about the results of a run: one for each figure and a few for the whole run."""
 
 from collections.abc import Iterable, Sequence
-from itertools import chain, takewhile
+from itertools import chain, combinations, takewhile
 
 import pandas as pd
 
@@ -47,6 +47,26 @@ def finding(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
     who = next(iter(view.labels(drawn).values())) if len(drawn) == 1 else f"{len(drawn)} lines"
     values = f"{who}: {_span(point.value for point in points)} {view.metric.unit}".rstrip()
     return f"{values} over {view.at(span(format_x(xs[0]), format_x(xs[-1])))}."
+
+
+def crossings(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> list[str]:
+    """Return a sentence for each pair of compared lines of which one is faster at small x and slower at large x."""
+    view = View(table, catalogue, figure)
+    labels = view.labels(view.alike, view.held)
+    found = []
+    for pair in combinations(view.compared, 2) if view.is_speed and not view.is_parts else ():
+        one, other = ({point.x: point for point in view.points(line)} for line in pair)
+        decided = [
+            x for x in sorted(one.keys() & other.keys()) if not (one[x].is_level(other[x]) or one[x].hides(other[x]))
+        ]
+        leads = [(one[x].value < other[x].value) == view.lower_is_better for x in decided]
+        changes = [at for at in range(1, len(leads)) if leads[at] != leads[at - 1]]
+        if len(changes) == 1:
+            first, second = (labels[line.name] for line in (pair if leads[0] else pair[::-1]))
+            end, start = decided[changes[0] - 1], format_x(decided[changes[0]])
+            until = f"{'up to' if changes[0] > 1 else 'at'} {view.at(format_x(end))}"
+            found.append(f"{first} is faster than {second} {until} and slower from {start} on.")
+    return found
 
 
 def _ratios(view: View) -> str:

@@ -16,7 +16,7 @@ from reports.machines import machines
 from reports.page.data import page_data
 from reports.page.embedding import packed, packed_plotly, plotly_source, script_hash
 from reports.page.figures import Figure, ends, figures
-from reports.page.findings import finding, flags, headline, small_models, unfinished
+from reports.page.findings import crossings, finding, flags, headline, small_models, unfinished
 from reports.profiles.section import Section
 from reports.profiles.section import script as profile_script
 from reports.resources import environment, source
@@ -80,6 +80,7 @@ def render(
         ],
         findings=headline(table, catalogue, drawn),
         sentences=[finding(table, catalogue, figure) for figure in drawn],
+        details=[[*crossings(table, catalogue, figure), *figure.remarks] for figure in drawn],
         facts=[fact for fact in _facts(table, counts, timed, environments.versions) if fact[1]],
         suites=_by_suite(drawn),
         lost=lost,

@@ -56,6 +56,31 @@ def test_who_is_fastest_where_and_by_how_much(ours, theirs, expected):
 
 
 @pytest.mark.parametrize(
+    ("theirs", "expected"),
+    [
+        ((2.0, 3.0, 5.0, 9.0), ["Transformer is faster than TTT-Linear up to context 2k and slower from 4k on."]),
+        ((2.0, 4.1, 3.9, 9.0), ["Transformer is faster than TTT-Linear at context 1k and slower from 8k on."]),
+        ((9.0, 5.0, 4.1, 3.0), ["TTT-Linear is faster than Transformer up to context 2k and slower from 8k on."]),
+        ((2.0, 9.0, 2.0, 9.0), []),
+        ((5.0, 6.0, 7.0, 9.0), []),
+    ],
+)
+def test_where_two_lines_cross(theirs, expected):
+    ours = forward(dict.fromkeys(CONTEXTS, 4.0))
+    made = synthetic.of_suite("fig15-forward", *ours, *forward(dict(zip(CONTEXTS, theirs, strict=True)), *SLOW))
+    assert findings.crossings(made.table, made.catalogue, figures(made.table, made.catalogue)[0]) == expected
+
+
+def test_lines_of_throughput_cross_where_the_higher_one_changes():
+    made = synthetic.of_suite(
+        "fig20-throughput", *stepped("mamba", {1: 1.0, 8: 4.0}), *stepped("ttt-linear", {1: 2.0, 8: 3.0})
+    )
+    (figure,) = (each for each in figures(made.table, made.catalogue) if each.id == "fig20-throughput-generate")
+    expected = ["Mamba is faster than TTT-Linear at batch 1 and slower from 8 on."]
+    assert findings.crossings(made.table, made.catalogue, figure) == expected
+
+
+@pytest.mark.parametrize(
     ("x", "name"),
     [("context", "context"), ("mini_batch", "mini-batch"), ("rate", "rate"), ("model_size", "model size")],
 )
