@@ -87,7 +87,10 @@ def machines(records: Iterable[Record]) -> Machines:
 
 
 def _facts(environment: Mapping[str, Any]) -> dict[Name, str]:
-    """Return {(group, fact): words} of an environment, without readings or variables that cannot change speed."""
+    """Return {(group, fact): words} of an environment.
+
+    Sensor readings, load, and variables that cannot change speed are left out.
+    """
     facts: dict[Name, str] = {}
     for path, value in _leaves(environment):
         if _CHANGING.intersection(path) or (path[0] == "variables" and not changes_speed(path[-1])):

@@ -29,7 +29,7 @@ def write_picture(run_folder: Path, out: Path, figures: str = "", inches: float 
     figures: the suite's name, "all" for the whole page, or "" for the page's first suite with figures.
     inches: draw figures for a paper at this width.
     Figures for a paper are on white, without title and caption; a PDF has one sheet for each figure.
-    Raises RecordError if the run is unreadable, the browser is missing, `figures` is unknown, or `out` is no picture.
+    Raises RecordError if the run is unreadable, Chromium is missing, `figures` is unknown, or `out` is no PNG or PDF.
     """
     from reports.publish import refuse_overwriting, write_report
 

@@ -71,9 +71,9 @@ def of_systems(records: Sequence[Record], systems: Sequence[str]) -> list[Record
 
 
 def refuse_overwriting(out: Path, kind: str, starts: tuple[bytes, ...]) -> None:
-    """Raise RecordError if `out` is a folder, lies among records, or exists and is no file of this kind.
+    """Raise RecordError if `out` is a folder, lies in a run's `records` folder, or is a file of another kind.
 
-    kind: the kind in words, for the error. starts: the possible first bytes of such a file, in lower case.
+    kind: the allowed kind in words, such as "PNG". starts: the possible first bytes of an allowed file, in lower case.
     """
     if out.is_dir():
         raise RecordError(f"{out}: is a folder; name a file")

@@ -2,7 +2,7 @@
 
 The lower bound is the longer of two times: bytes at the bandwidth of a copy, FLOPs at the rate of a large bfloat16
 GEMM. Kernels that only read, or that run on a cool GPU, may exceed these peaks by a few percent.
-If one time is unknown, a case has no lower bound; a part or kernel has the other time
+If one time is unknown, a case has no lower bound. For a part or kernel, the known time alone is the lower bound
 (`harness.schema.work.lower_bound_ms`).
 """
 
@@ -22,7 +22,7 @@ def explanation(case: Case, metrics: Mapping[str, float | None], latency_ms: flo
 
     metrics: the case's work and the measured peaks (`WORK_METRICS`). latency_ms: NaN if unknown.
     tflops: TFLOP/s. gbs: GB/s. lower_bound_ms: the longer of memory time and compute time.
-    bound: the longer one, "memory" or "compute".
+    bound: "memory" or "compute", whichever time is longer.
     lower_bound_share: lower bound over latency. copy_share: gbs over the bandwidth of a copy.
     """
     # The work of a part of a layer is not counted.

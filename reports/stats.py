@@ -78,11 +78,12 @@ def frame(
 
     Columns: `COLUMNS`, options, `SAMPLE_COLUMNS`, and if any row has a value: `REPEAT_COLUMNS`, rates, metrics,
     `NOTES`, `MARKS`. Unknown numbers are NaN, unknown texts "".
-    latency_ms: the median of the processes' medians; _low, _high: its 95% interval within a process.
+    latency_ms: the median of the processes' medians.
+    latency_ms_low, latency_ms_high: its 95% interval within one process. `REPEAT_COLUMNS`: the interval over processes.
     process_spread: the range of the processes' medians over their median.
     processes: the number of processes with samples or, if none has samples, of all processes.
-    `ceilings`: measured peaks by device (`common_ceilings`); by default those of `records`. Pass them if `records` are
-    a part of the run, or if the run has profiles.
+    `ceilings`: the run's measured peaks by device (`common_ceilings`). By default they come from `records`; pass
+    them if `records` are only a part of the run, or if profiles may raise a peak.
     """
     records = list(records)
     cases = by_case(records)

@@ -23,7 +23,7 @@ def format_x(value: float) -> str:
 
 
 def format_setting(axis: AxisEntry, value: Any) -> str:
-    """Return a setting in words, such as `context 2k`, by the axis's phrase."""
+    """Return a setting in words, such as `context 2k` for the axis's phrase `context {}`."""
     return axis.phrase.replace("{}", format_x(int(value)) if isinstance(value, Integral) else str(value))
 
 

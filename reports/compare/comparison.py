@@ -1,8 +1,8 @@
 """Compare two runs case by case: time ratio B/A, interval, environment and outcome.
 
-Two stored runs of the same packages differ by 0.7% in the median case, and by over 2% in 5% of the cases. So a case of
-stored runs counts as slower or faster only beyond `STORED_BAR`. For `ttt-bench ab`, which alternates the processes of
-its two runs, `reports.compare.decision` decides. Cases measured on two GPU models get a ratio but no outcome.
+Two separate runs of the same packages differ by 0.7% in the median case, and by over 2% in 5% of the cases. So a case
+of separate runs counts as slower or faster only beyond `STORED_BAR`. `ttt-bench ab` alternates the processes of its
+two runs; `reports.compare.decision` decides their cases. Cases measured on two GPU models get only a ratio.
 """
 
 import math
@@ -93,7 +93,7 @@ class Comparison:
 
     interleaved: whether A and B are the two sides of one `ttt-bench ab`.
     fail_on: the slowdown (0.01: 1%) beyond which a case regressed.
-    near: the relative difference within which 95% of cases stay in two stored runs of the same packages.
+    near: the relative difference that 95% of the cases do not exceed in two separate runs of the same packages.
     """
 
     a: Side
@@ -113,7 +113,7 @@ class Comparison:
 
     @property
     def regressions(self) -> int:
-        """The number of cases lost, or slower by more than `fail_on`; 0 if all ran on other devices (`elsewhere`)."""
+        """The number of cases lost, or slower by more than `fail_on`; 0 if A and B ran on different devices."""
         if self.elsewhere:
             return 0
         return sum(row.result.regressed for row in self.rows) + sum(each.outcome == "lost" for each in self.missing)
@@ -221,7 +221,7 @@ class Pair:
 
     @property
     def on_other_hosts(self) -> bool:
-        """Whether the case is host-bound and ran on two different GPUs, which suggest two hosts."""
+        """Whether the case is host-bound and A and B used different GPUs, whose hosts may differ in CPU overhead."""
         return self.a.host_bound and self.on_other_gpus
 
     @property

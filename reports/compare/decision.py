@@ -24,7 +24,7 @@ Numbers = NDArray[np.float64]
 class CaseResult:
     """A case's outcome, such as "slower", and the ratio of B's time to A's.
 
-    ratio: the geometric mean over the rounds; for two stored runs, the ratio of their medians.
+    ratio: the geometric mean over the rounds; for two separate runs, the ratio of their medians.
     low, high: the ratio's 95% interval. regressed: whether significantly slower by more than `fail_on`.
     """
 
@@ -70,7 +70,7 @@ class _Estimates:
 
     @classmethod
     def of(cls, cases: Sequence[Sequence[float]]) -> "_Estimates":
-        """Estimate mean and variance per case; shrink variances towards the median variance."""
+        """Estimate mean and variance per case; shrink the variances, uncertain for few rounds, towards their median."""
         rounds = np.array([len(case) for case in cases], float)
         variance = np.array([np.var(case, ddof=1) for case in cases])
         shared, typical = min(PRIOR_ROUNDS, len(cases) - 1.0), np.median(variance)

@@ -44,19 +44,19 @@ class Side:
 
 @dataclass(frozen=True)
 class CaseSide:
-    """One case as measured in one run, over all processes ("repeats" or "rounds") of the case.
+    """One case as measured in one run. Each process is a repeat; `ttt-bench ab` calls it a round.
 
     name: the labels of system and backend. label: the case in words.
-    medians: the median in ms by repeat; {} without a result, for which `why` gives the reason.
-    tokens: the tokens per unit of work by repeat; for an engine they depend on how many sequences fit into memory.
+    medians: {repeat: median latency in ms}; {} without a result. why: the reason for no result, else "".
+    tokens: {repeat: tokens that the latency covers}; for an engine, they depend on how many sequences fit into memory.
     below, above: the distances from log(ms per token) to the ends of its 95% interval; infinite if unknown.
-    samples: the number of samples in all rounds. rounds: the planned rounds. timed: the rounds with samples.
-    others: the largest share of the CPU that other programs used if the CPU was contended; else 0.
+    samples: the number of samples in all processes. rounds: the planned processes. timed: the processes with samples.
+    others: the largest share of a contended CPU that other programs used; 0 if no CPU was contended.
     throttled: whether any sample was throttled. hot: whether the GPU was thermally throttled.
-    changed: whether the case has a single process with drifting samples.
-    devices: GPU and driver, or CPU, of each machine; if the two runs differ in this, only a ratio is shown.
-    facts: other properties, such as package versions. host_bound: whether an engine's batch is so small that the CPU
-        limits the speed. started_at: the start of the first record; "" if unknown.
+    changed: whether the samples of the case's only process drifted; False for several processes.
+    devices: GPU and driver, or CPU, of each machine. facts: other properties, such as package versions.
+    host_bound: whether an engine's batch is so small that the CPU limits the speed.
+    started_at: the start of the first record; "" if unknown.
     """
 
     case: Case
@@ -114,7 +114,7 @@ class CaseSide:
 class RunCases:
     """One run with the values that a comparison needs.
 
-    turns: the `ttt-bench ab` request as JSON, the same in both of its runs; "" for other runs.
+    turns: the `ttt-bench ab` request that made this run and its partner, as JSON; "" for other runs.
     repeats: the planned processes per case. cases: by case key. unmeasured: the keys of planned cases without a record.
     """
 

@@ -72,7 +72,7 @@ def _beyond(rows: Sequence[Row]) -> str:
 
 
 def _cause(row: Row) -> str:
-    """Return the row's first note, up to a colon or ` in `, in parentheses; "" without notes."""
+    """Return the row's first note without details, such as ` (contended)`; "" without notes."""
     return f" ({re.split(': | in ', row.notes[0])[0]})" if row.notes else ""
 
 
@@ -124,7 +124,7 @@ def page(comparison: Comparison, profiles: str = "") -> str:
 
 
 def style() -> str:
-    """Return the CSS of comparison pages: that of a run's page, of the table and of compared profiles."""
+    """Return the CSS of comparison pages: the CSS of a run's page, of the comparison table and of profiles."""
     styles = (("reports.page", "style.css"), ("reports.compare", "table.css"), ("reports.profiles", "section.css"))
     return "".join(source(*each) for each in styles)
 

@@ -26,7 +26,7 @@ class Figure(FigureEntry):
     """A figure of the catalogue with its lines; `x` and `y` are names of columns of the table.
 
     id: the figure's name in URLs. caption: the settings that all lines share. remarks: how the points were measured.
-    y_title: the metric's label and unit. y_log: whether the y axis is logarithmic at first.
+    y_title: the metric's label and unit. y_log: whether the y axis is logarithmic when the page opens.
     """
 
     id: str
@@ -39,7 +39,7 @@ class Figure(FigureEntry):
 
 
 def figures(table: pd.DataFrame, catalogue: Catalogue) -> list[Figure]:
-    """Return the figures for a table of `stats.frame`, those with primary lines first."""
+    """Return the figures for a table of `stats.frame`, first those whose `FigureEntry.primary` names lines."""
     looks, table = Looks(table, catalogue), _with_machine(table)
     plans = sorted(_plans(table, catalogue), key=lambda plan: not plan[1].primary)
     return _numbered([figure for plan in plans for figure in _drawn(looks, *plan)])
@@ -71,7 +71,7 @@ def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _plans(table: pd.DataFrame, catalogue: Catalogue) -> Iterator[tuple[str, FigureEntry, pd.DataFrame]]:
-    """Yield (suite, figure entry, its rows); a phase without an entry gets a default one."""
+    """Yield (suite, figure entry, the figure's rows); a phase without a catalogue figure gets a default one."""
     for suite in catalogue.suites:
         rows = table[[suite.name in names for names in table["suites"]]]
         phases = dict.fromkeys(rows["phase"])
@@ -113,7 +113,7 @@ def _drawn(looks: Looks, suite: str, entry: FigureEntry, rows: pd.DataFrame) -> 
 
 @dataclass(frozen=True)
 class _Panel(FigurePanel):
-    """Builds a panel's `Figure` and, if `FigureEntry.forms` is set, another of primal / dual ratios."""
+    """Makes the `Figure` of an entry and, if `FigureEntry.forms` is set, a second one of primal / dual ratios."""
 
     suite: str
 
@@ -225,7 +225,7 @@ def _widest_axis(rows: pd.DataFrame) -> str:
 
 
 def own_ends(y: str) -> tuple[str, str]:
-    """Return the columns (low, high) of a metric's own interval, which few metrics have."""
+    """Return the column names (low, high) of a metric's interval; most metrics have no such columns."""
     return f"{y}_low", f"{y}_high"
 
 

@@ -98,7 +98,7 @@ def unfinished(table: pd.DataFrame, missing: int) -> str:
 
 
 def _parts(view: View) -> str:
-    """Return words on the x at which the sum of the parts' times is least; "" if no x has every part."""
+    """Return words on the x at which a computation's parts take least time in total; "" if no x has every part."""
     parts = [{point.x: point.value for point in view.points(line)} for line in view.compared]
     totals = {x: sum(part[x] for part in parts) for x in set.intersection(*map(set, parts))} if parts else {}
     if not totals:

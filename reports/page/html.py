@@ -54,7 +54,7 @@ def render(
 
     profiled: the section on the run's profiles. table: `stats.frame` of the records; computed if None.
     missing: planned cases without a record.
-    in_site: the run's id if the page is in a site; then the page links to Plotly and downloads, and embeds neither.
+    in_site: the run's id in a site, where the page links to Plotly and the data; with "", the page embeds both.
     """
     table = frame(records, catalogue) if table is None else table
     lost = failures(table, missing, catalogue)
@@ -115,9 +115,10 @@ def run_title(name: str, table: pd.DataFrame) -> str:
 
 
 def failures(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue) -> list[dict[str, Any]]:
-    """Group cases without a result by status, system, backend, suites, reason, phase and L2 state.
+    """Return cases without a result, grouped by status, system, backend, suites, reason, phase and L2 state.
 
-    Each dict has the first five, the number of `cases`, and `which`: phase, batches and contexts in words.
+    Each group is a dict. Its keys are the first five of these properties, "cases" (the number of cases) and "which"
+    (phase, batches and contexts in words).
     """
     keys, axes = ["status", "system", "backend", "suites", "reason"], ["phase", "l2", "batch", "context"]
     suites = suites_of_cases(catalogue)

@@ -36,9 +36,9 @@ class Look:
 class Line(Look):
     """A line of a figure, for one machine, system, backend, size and set of options.
 
-    short: what color and marker stand for, in words, such as the system.
+    short: a name for what color and marker show, such as the system's label.
     rows: row numbers in `stats.frame`, in order of x. base_rows: for a line of ratios, the rows of the denominators.
-    primary: whether the line answers the figure's question.
+    primary: whether the line answers the figure's question; the other lines are hidden at first.
     y: the column of the line's values if it differs from the figure's y, as for the lower bound; else "".
     """
 
@@ -137,7 +137,7 @@ class FigurePanel:
 
     @cached_property
     def _look_column(self) -> str:
-        """The column that color and marker show: "system", or in a figure of one system a column that differs."""
+        """The column that color and marker show: "system", or, for a single system, a column in which lines differ."""
         differing = (name for name in ("state_dtype", "backend") if self.rows[name].nunique() > 1)
         return next(differing, "system") if "system" in self.entry.split else "system"
 

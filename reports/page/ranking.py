@@ -40,7 +40,7 @@ _CASE_SETTINGS = ("size", "batch", "context", "dtype", "l2")  # lines that diffe
 class Point:
     """A measured point in the figure's unit, with the ends (low, high) of its interval.
 
-    doubt: for a flagged point, the relative difference up to which it is not ranked against another; else 0.
+    doubt: a flagged point is ranked against another only if they differ by a larger share than this; 0 without flags.
     """
 
     x: float
@@ -101,7 +101,7 @@ class View:
 
     @cached_property
     def ranked(self) -> list[Line]:
-        """The lines to rank: primary ones, and measured ones of systems not in `FigureEntry.primary`."""
+        """The lines to rank: primary lines, and measured lines of systems that `FigureEntry.primary` does not name."""
         drawn = [line for line in self.figure.lines if not line.y and not line.base_rows]
         named = {pair.partition("/")[0] for pair in self.figure.primary}
         return [line for line in drawn if line.primary or (line.system not in named and self.points(line))]
@@ -110,8 +110,8 @@ class View:
     def alike(self) -> list[Line]:
         """The largest set of ranked lines that agree in all settings except system and backend.
 
-        The size counts lines with points, which are `compared`. Among equal sets, the one with more settings at their
-        defaults wins, then the one that agrees with the later line of `ranked`.
+        A set's size is its number of lines with points. Among sets of equal size, the one with more settings at their
+        defaults wins, then the one whose settings are those of a later line in `ranked`.
         """
         own = {line.name: self._settings(line) for line in self.ranked}
         best: tuple[tuple[int, int], list[Line]] = (0, 0), []
@@ -153,7 +153,7 @@ class View:
 
     @cached_property
     def held(self) -> list[str]:
-        """Settings that differ among ranked lines, as the compared lines have them, in words such as `batch 16`."""
+        """The compared lines' values of settings in which ranked lines differ, in words such as `batch 16`."""
         values = dict(chain.from_iterable(self._settings(line).items() for line in self.compared))
         return [format_setting(self.catalogue.axis(name), value) for name, value in values.items()]
 
@@ -199,7 +199,7 @@ class View:
                 yield Point(float(cells[x]), float(value) / scale, low, high, doubt)
 
     def reach(self, line: Line) -> float:
-        """Return the largest x of a line's started cases; infinite if x is a measured result."""
+        """Return the largest x of a line's started cases; infinite if x is a metric, not a setting."""
         if self.figure.along:  # x is a result, so no line stops at one
             return math.inf
         rows = self.rows([line])
@@ -236,7 +236,7 @@ def standings(view: View) -> list[Standing]:
 def best_standing(view: View) -> Standing | None:
     """Return the ranking of the compared lines by highest value; None for fewer than two lines.
 
-    A line is left out if it was not tried up to the x of the overall highest value.
+    A line that was not tried up to the x of the overall highest value is left out, as it may rise further.
     """
     labels = view.labels(view.alike, view.held)
     tops = [(max(view.points(line), key=lambda point: point.value), line) for line in view.compared]
@@ -248,7 +248,7 @@ def best_standing(view: View) -> Standing | None:
 def bar(cells: Mapping[str, Any], y: str) -> tuple[float, float]:
     """Return a point's error bar (low, high) as multiples of its value; (1, 1) if unknown.
 
-    cells: a row of the table. y: its column with the value. Rates without an own interval use the latency's.
+    cells: a row of the table. y: the value's column. A rate without an interval gets the bar from the latency.
     """
     low, high = (cells.get(name, math.nan) for name in own_ends(y))
     if y not in LATENCIES and pd.notna(low) and pd.notna(high):

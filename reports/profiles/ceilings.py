@@ -16,7 +16,7 @@ _LIKE = 0.15  # share of the mean time; if counted launches differ from it by mo
 def common_ceilings(records: Iterable[Record], profiles: Iterable[Profile] = ()) -> dict[str, dict[str, float]]:
     """Return {device: {name in `PEAKS`: its highest value over the device's processes and kernels}}.
 
-    All systems share the peaks of a device, because on a power-capped GPU, measured GEMM rates differ by up to 20%.
+    All systems share a device's peaks, because a power-capped GPU's measured GEMM rate varies by up to 20%.
     """
     highest: dict[str, dict[str, float]] = defaultdict(dict)
     seen = [(record.environment, record.metrics) for record in records]
@@ -36,7 +36,7 @@ def with_common_ceilings(profiles: Sequence[Profile], records: Iterable[Record] 
 
 
 def reached(region: Region) -> dict[str, float | None]:
-    """Return the region's measured peaks, each raised to a counted kernel's rate if that is higher.
+    """Return the region's measured peaks, each raised to the highest plausible rate of a kernel with counters.
 
     On a power-capped GPU, a GEMM of the case can be 15% faster than the GEMM that measures the peak.
     """

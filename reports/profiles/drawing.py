@@ -89,7 +89,7 @@ def unplaced(region: Region) -> float:
 
 
 def _placed(region: Region) -> Iterator[tuple[int, Kernel, float, float]]:
-    """Yield (row, kernel, FLOPs per byte, TFLOP/s) for kernels with both above 0, as logarithmic axes need."""
+    """Yield (row, kernel, FLOPs per byte, TFLOP/s); omit kernels without a point on logarithmic axes."""
     for place, kernel in enumerate(region.kernels[:NAMED]):
         _, tflops, intensity = rates(kernel)
         if tflops and intensity:

@@ -127,9 +127,9 @@ def parts(region: Region) -> list[ProfilePart]:
 
 
 def work_of(region: Region, present: Iterable[str]) -> dict[str, Work]:
-    """Return {part: the least work of one unit}, as the adapter counts it.
+    """Return {part: least FLOPs and bytes per unit of work}, as counted by the adapter.
 
-    present: the parts with kernels. Without HEAD among them, the GEMMs' work includes the head's.
+    present: the parts that have kernels. If HEAD is not present, the GEMMs' work includes the LM head's.
     """
     work = dict(region.work)
     if HEAD in work and HEAD not in present and PRODUCTS in work:
@@ -155,7 +155,7 @@ def is_fp32(kernel: Kernel) -> bool:
 
 
 def ceilings_of(kernel: Kernel, region: Region) -> dict[str, float | None]:
-    """Return the region's measured peaks, with the FP32 peak as the GEMM rate if `is_fp32`."""
+    """Return the region's measured peaks; for a kernel with `is_fp32`, the FP32 peak replaces the GEMM rate."""
     if kernel.counters is None or not is_fp32(kernel):
         return region.ceilings
     return {**region.ceilings, "product_tflops": kernel.counters.fp32_peak_tflops}

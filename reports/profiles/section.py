@@ -166,7 +166,7 @@ def _per_unit_ms(time_us: float | None, profile: Profile) -> float | None:
 
 
 def _groups(profiles: Iterable[Profile], latencies: Mapping[str, Recorded]) -> dict[str, list[Profile]]:
-    """Return {title: profiles}; a group agrees in phase, size, batch, sequences at once and context."""
+    """Return {title: profiles}, grouped by phase, size, batch, context and number of concurrent sequences."""
     groups: dict[str, list[Profile]] = {}
     for profile in profiles:
         case = profile.case
