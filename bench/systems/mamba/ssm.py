@@ -95,7 +95,8 @@ class MambaSSM(TunedLanguageModel):
         """Return settings, such as whether causal-conv1d is present: without it, mamba-ssm silently uses other code."""
         absent = cannot_import("causal_conv1d")
         prefill = {"prefill": "with state, the last token's logits"} if case.phase != "generate" else {}
-        return {"causal_conv1d": f"absent ({absent})" if absent else "present", "residual": "float32", **prefill}
+        own = {"causal_conv1d": f"absent ({absent})" if absent else "present", "residual": "float32"}
+        return super().settings(case) | own | prefill
 
     def load(self, case: Case) -> MambaSSMModel:
         """Load random weights, scaled by `remember` so that Mamba's logits depend on the state."""

@@ -225,10 +225,9 @@ def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
     """Return at least `at_least` sets, `first` and copies of it, at positions spread over a mini-batch."""
     m = len(first.tokens[0])
     count = 1 << (at_least - 1).bit_length() if at_least <= m else math.ceil(at_least / m) * m
-    rounds = max(1, m // count)
     sets = [first, *(replace(first, state=deepcopy(first.state)) for _ in range(count - 1))]
     for index, some in enumerate(sets):
-        some.state.position.fill_(index * rounds % m)
+        some.state.position.fill_(index * max(m, count) // count % m)
     return sets
 
 
