@@ -26,11 +26,11 @@ class LanguageModel:
     """Base class of adapters of a language model in PyTorch.
 
     The model has the interface of `bench.models.base.CausalLM`. phases: each phase's class of timed work.
+    prompt_tokens: tokens read before generate steps, for the record; None if the steps start at the case's context.
     """
 
     packages: tuple[str, ...] = ()
     phases: ClassVar[dict[str, type[PhaseWork]]] = {"forward": Forward, "generate": Generate, "request": Request}
-    # Prompt tokens read before generate steps, for the record; None if the steps start at the case's context.
     prompt_tokens: int | None = 0
     form = "dual"  # form of a TTT model's generate steps
     check_prompt = CHECK_PROMPT

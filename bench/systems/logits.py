@@ -59,9 +59,9 @@ def widened(case: Case) -> dict[str, str]:
 
 
 def limits_by_rounding(rounded: torch.Tensor | None, reference: torch.Tensor, case: Case) -> float:
-    """Return the factor on LOGIT_LIMITS that allows ROUNDINGS times the error of `rounded` against `reference`.
+    """Return the factor on LOGIT_LIMITS that allows ROUNDINGS times the rounding error, at most `widening(case)`.
 
-    rounded: logits of the reference's code in the case's dtype; None gives `widening(case)`, the maximum.
+    rounded: logits in the case's dtype, to measure the rounding error against `reference`; None for the maximum.
     """
     if rounded is None:
         return widening(case)
@@ -71,10 +71,10 @@ def limits_by_rounding(rounded: torch.Tensor | None, reference: torch.Tensor, ca
 def check_response(
     got: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor], width: int
 ) -> Checks:
-    """Check that other earlier tokens change logits as they change the reference's, unless rounding hides the change.
+    """Check that earlier tokens affect the logits as they affect the reference's, unless rounding hides the effect.
 
-    got, expected: (logits [rows, V] after one past, logits after another). width: of the model, in channels.
-    Regressing the change in `got` on the change in `expected` must give a slope near 1.
+    got, expected: pairs of logits [rows, V], after two different pasts. width: number of the model's channels.
+    The regression of the change in `got` on the change in `expected` must have a slope near 1.
     """
     change, truth = (after.double() - before.double() for before, after in (got, expected))
     size = float(truth.norm())

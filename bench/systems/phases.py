@@ -28,7 +28,7 @@ TIMED_MINI_BATCHES = 8  # mini-batches whose steps are timed one by one
 class PhaseWork:
     """Base class of one case's timed work; a subclass implements a phase.
 
-    ids: token ids, which the harness renews. token_axis: the axis of tokens in `ids`; None if it has none.
+    ids: token ids, which the harness refills in place. token_axis: the axis of tokens in `ids`, or None.
     units: units of work per call, such as steps. adapter: the `LanguageModel`, which makes references.
     """
 
@@ -62,7 +62,7 @@ class PhaseWork:
         """Reset the state in place if a call continues from the one before. By default, do nothing."""
 
     def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
-        """Draw sequences, make all others copies of drawn ones, and return a check of a call's outputs."""
+        """Draw sequences, copy their tokens to the other sequences, and return a check of a call's outputs."""
         tokens = self.tokens // self.case.batch
         if tokens > LONGEST_CHECKED:
             return not_compared(tokens, LONGEST_CHECKED)
@@ -81,8 +81,9 @@ class PhaseWork:
         return compare
 
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
-        """Draw new earlier tokens, except prompts, which the harness renews; return a `LogitsAfter`.
+        """Draw new random tokens for the past; prompts stay, because the harness refills them.
 
+        Returns a `LogitsAfter`: a function that computes a reference's logits after these tokens.
         rows: the drawn sequences. sources: for each sequence, the one that it copies (see `repeat`).
         """
         return lambda model, some, tokens: last_logits(model, torch.cat([self.ids[some], tokens.T], dim=1))
@@ -140,10 +141,10 @@ class PhaseWork:
         logits_after: LogitsAfter,
         tokens: torch.Tensor,
     ) -> Checks:
-        """Compare logits [B, V] of drawn sequences `rows`, and of each one's least similar copy, with the reference.
+        """Compare the logits of sequences `rows`, and of the copy that differs most from each, with the reference.
 
-        sources: result of `repeat`. logits_after: result of `new_past`.
-        tokens [steps, B]: tokens that the steps read; those at `choices` are checked too.
+        logits: [B, V]. sources: result of `repeat`. logits_after: result of `new_past`.
+        tokens [steps, B]: tokens that the steps read, compared with the reference's choice at indices `choices(steps)`.
         """
         off = (logits.float() - logits[sources].float()).norm(dim=-1).nan_to_num(torch.inf)
         repeated = torch.tensor(sources, device=off.device)
@@ -170,7 +171,7 @@ class PhaseWork:
         return sorted({1, steps - 1}) if steps > 1 else []
 
     def _response(self, got: torch.Tensor, expected: torch.Tensor) -> Checks:
-        """Check that logits [rows, V] changed since the last checked call as the reference's did."""
+        """Compare the changes of logits `got` and `expected` [rows, V] since the previous checked call."""
         before, self._answered = self._answered, (got.clone(), expected)
         if before is None:
             return Checks([])
@@ -197,7 +198,7 @@ class Generate(PhaseWork):
     """The generate phase: each call runs whole mini-batches of greedy steps.
 
     A recurrent state continues from the call before.
-    With the option `positions`, single steps are timed too; its value "staggered" spreads sequences over a mini-batch.
+    Option `positions`: also time single steps; if "staggered", sequences start at different positions of a mini-batch.
     """
 
     token_axis = None
@@ -206,7 +207,7 @@ class Generate(PhaseWork):
 
     @property
     def units(self) -> int:  # type: ignore[override]
-        """Number of generate steps per call: whole mini-batches, which include the rewrite of W."""
+        """Number of generate steps per call: whole mini-batches, because each one ends with an update of W."""
         mini_batch = getattr(self.model.config, "mini_batch", 1)
         return STEPS if STEPS % mini_batch == 0 else mini_batch
 
@@ -236,7 +237,7 @@ class Generate(PhaseWork):
 
     @torch.inference_mode()
     def restart(self) -> None:
-        """Reset the state, then advance sequence i by `_ahead[i]` steps over column i of `_before` [most, B]."""
+        """Reset the state, then run each sequence i on the last `_ahead[i]` tokens of `_before[:, i]`."""
         self.model.reset_state(self.state)
         for ahead, rows in groupby(range(self.case.batch), key=self._ahead.__getitem__):
             if ahead:
@@ -269,7 +270,6 @@ class Generate(PhaseWork):
         return self.case.context
 
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
-        """Draw a random past, advance the state over it, and return a `LogitsAfter`."""
         self._before = random_ids(self.model, *self._before.shape)[:, sources]
         self.restart()
         past = random_ids(self.model, self.units, self.case.batch)[:, sources]

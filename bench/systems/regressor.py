@@ -59,7 +59,7 @@ class Layer(ABC):
     """A recurrent layer: its kernel, its heads, its random inputs and its naive form.
 
     kernel: MODULE:FUNCTION, or MODULE:FUNCTION|FUNCTION for several; each case times the fastest one.
-    check_tokens: tokens of the check before timing. checked_tokens: most compared tokens of the timed call.
+    check_tokens: tokens checked before timing. checked_tokens: limit on the tokens compared in the timed call.
     part: the part of a profile to which the layer's work belongs.
     """
 
@@ -79,7 +79,7 @@ class Layer(ABC):
 
     @abstractmethod
     def work(self, case: Case) -> Work:
-        """Return FLOPs and least bytes of a case."""
+        """Return a case's FLOPs and minimum memory traffic in bytes."""
 
     @abstractmethod
     def random_inputs(self, case: Case) -> dict[str, Given]:

@@ -44,7 +44,7 @@ def compile_ahead(call: Callable[[], object]) -> None:
 def untuned(ahead: Callable[[], object]) -> Iterator[None]:
     """Inside the context, let Triton use each kernel's smallest configuration, without measuring.
 
-    For references, because large configurations can exceed shared memory.
+    References need this, because large configurations can exceed shared memory.
     ahead: a call whose kernels are compiled on entry, not launched.
     """
     with _chosen_by(_size):

@@ -36,7 +36,7 @@ SAME_KERNELS = (
 class FlaModel(PackageModel):
     """A language model of flash-linear-attention with the interface of `CausalLM`.
 
-    inner: the package's model. piece: tokens per prompt and call; 0: PREFILL_TOKENS per call over all prompts.
+    inner: the package's model. piece: tokens of each prompt per call of `inner`; 0 for PREFILL_TOKENS / batch.
     """
 
     def __init__(self, inner: Any, piece: int = 0) -> None:
@@ -75,7 +75,7 @@ class FlaModel(PackageModel):
 
 
 class FlaWork(PhaseWork):
-    """Work whose check does not autotune: its references read prompts in short pieces; tuning would take minutes."""
+    """Work whose check runs untuned kernels, because tuning them for the references would take minutes."""
 
     def checks(self, logits: Tensor, rows: list[int], *rest: Any, **named: Any) -> Checks:
         def read_pieces() -> None:
@@ -107,7 +107,7 @@ class FlaForward(FlaWork, Forward):
 class FlaGenerate(FlaWork, Generate):
     """The generate phase: greedy steps. Each call starts at the state after one token.
 
-    Steps put new tensors into the cache but overwrite convolutions' last inputs in place, so a call copies these first.
+    Steps overwrite only the convolutions' stored inputs in place, so each call copies those inputs first.
     """
 
     renews_past = False  # a CUDA graph starts at the tensors of its capture
@@ -139,7 +139,7 @@ class FlaGenerate(FlaWork, Generate):
         return STEPS  # the reference reads these and one token before
 
     def repeat(self, rng: Random, rows: list[int]) -> list[int]:
-        """Return each sequence as its own source: none is a copy, because pasts in the captured state differ."""
+        """Return each sequence's own index: none copies another, because pasts captured in the CUDA graph differ."""
         return [*range(self.case.batch)]
 
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
@@ -218,7 +218,7 @@ class GatedDeltaNet(Fla):
     shape: ClassVar[dict[str, Any]] = {"hidden_size": SIZES[SIZE].width, "num_hidden_layers": 21}
 
     def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
-        """Return the sizes that `bench.cost` counts.
+        """Return the sizes from which `bench.cost` counts FLOPs and bytes.
 
         FLOPs per state element and token: decay 1, prediction 2, update 2, output 2. Source: arXiv 2412.06464.
         """
@@ -251,7 +251,7 @@ class RWKV7(Fla):
     }
 
     def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
-        """Return the sizes that `bench.cost` counts.
+        """Return the sizes from which `bench.cost` counts FLOPs and bytes.
 
         FLOPs per state element and token: decay 1, removal 4, addition 2, output 2. Source: arXiv 2503.14456.
         The token shift's inputs, 1% of the state, are not counted.
@@ -268,6 +268,6 @@ class RWKV7(Fla):
         )
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Add the package's warning of possible errors, because a reference in that package cannot rule them out."""
+        """Add the package's warning of possible errors, which a reference from the same package cannot rule out."""
         warning = "the package warns that its RWKV-7 may be incorrect, by the word of RWKV's author"
         return super().settings(case) | {"warning": warning}

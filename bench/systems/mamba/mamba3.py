@@ -24,7 +24,7 @@ STEPS = (0.001, 0.1)  # shortest and longest initial time step
 
 @dataclass(frozen=True)
 class Mamba3(Layer):
-    """Mamba-3 without its skip connection: a state space model in which each step adds two tokens.
+    """Mamba-3 without its skip connection; each step adds the current and the previous token to the state.
 
     S = a S + (1 - l) dt a v' k'^T + l dt v k^T with v' and k' of the previous token; o = S q.
     a = exp(A dt), l = sigmoid(trap); k and q are rotated by the sum of pi tanh(angle) dt so far.

@@ -47,7 +47,7 @@ class MambaSSMModel(PackageModel):
         torch._foreach_zero_([tensor for tensors in state.key_value_memory_dict.values() for tensor in tensors])
 
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Read a few whole prompts at a time: the package's scan starts from an empty state only."""
+        """Read whole prompts, a few per call, because the package's scan can only start from an empty state."""
         check_ids(ids, 2, state.max_batch_size)
         rows = max(1, PREFILL_TOKENS // ids.shape[1])
         pieces = [slice(start, start + rows) for start in range(0, ids.shape[0], rows)]
@@ -99,7 +99,7 @@ class MambaSSM(TunedLanguageModel):
         return super().settings(case) | own | prefill
 
     def load(self, case: Case) -> MambaSSMModel:
-        """Load random weights, scaled by `remember` so that Mamba's logits depend on the state."""
+        """Load random weights; for Mamba, not Mamba-2, scale them so that logits depend on the state."""
         config = model_config("mamba", case.size)
         assert isinstance(config, MambaConfig)
         from bench.models.mamba import remember
@@ -128,14 +128,12 @@ class Mamba2SSM(MambaSSM):
     layer = "Mamba2"
 
     def longest(self, config: MambaConfig) -> int:
-        """Return the longest prompt for Triton's 32-bit signed indices [token, channel].
-
-        Channels of a token: inputs and z, B and C with 128 each, and one time step per head of 64 channels.
-        """
+        """Return the longest prompt for Triton's 32-bit signed indices [token, channel]."""
+        # a token's channels: inputs and z; B and C, 128 each; a time step per head of 64
         return (1 << 31) // (2 * config.inner_width + 2 * 128 + config.inner_width // 64)
 
     def counted_as(self, model: MambaSSMModel) -> MambaConfig:
-        """Return the sizes that `bench.cost` counts: Mamba's, with the package's state size and groups."""
+        """Return Mamba's sizes with the package's state size and groups, for `bench.cost`."""
         mixer = model.inner.backbone.layers[0].mixer
         return replace(model.config, state_dim=mixer.d_state, groups=mixer.ngroups)
 

@@ -10,7 +10,7 @@ from harness.schema.case import Case
 
 
 class TransformerGenerate(Generate):
-    """The generate phase; each call starts at the case's context, over a random KV cache."""
+    """The generate phase; each call starts at position `context` of a random KV cache."""
 
     def prepare(self) -> None:
         super().prepare()

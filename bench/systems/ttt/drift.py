@@ -25,7 +25,7 @@ PARTS = 8  # equal parts of a run; the first and the last show whether the dista
 class Exact:
     """A run of the float64 model: token ids [T, B], and next-token probabilities [T, B, V] on the host.
 
-    Probabilities stay in float64: rounding to float32 would reach an eighth of the smallest measured drift.
+    Probabilities stay in float64: the rounding error of float32 can be an eighth of the smallest measured drift.
     """
 
     ids: Tensor

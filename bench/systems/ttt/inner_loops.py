@@ -19,7 +19,7 @@ Call = tuple[Projections, Tensor]  # inputs of one layer's operator in float64, 
 
 
 class RecordedOperator:
-    """An operator that records another operator's calls: one per layer for the prompt, then for each step."""
+    """Wrapper that records an operator's calls: one per layer for the prompt, then one per layer and step."""
 
     def __init__(self, operator: TorchOperator) -> None:
         self.calls: list[Call] = []
@@ -39,7 +39,7 @@ class RecordedOperator:
 
 @torch.inference_mode()
 def inner_loop_checks(model: TTTModel, case: Case, prompt: int) -> list[Check]:
-    """Check all layers' inner loops on a prompt and on the steps after it, up to the second end of a mini-batch.
+    """Check all layers' inner loops on a prompt, and on generate steps until two mini-batches have ended.
 
     The reference is the primal form in float64 on the model's own projections.
     """

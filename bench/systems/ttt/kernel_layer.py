@@ -128,7 +128,7 @@ class GenerateSet:
         return cls(generate, state, [inputs[name] for name in OUTER], tokens, torch.empty_like(tokens[0]))
 
     def advance(self, step: int, **options: Any) -> None:
-        """Run one step of every sequence on the tokens of index `step`; the state has the positions."""
+        """Run a step of every sequence on `tokens` at index `step`; the state stores the position in the mini-batch."""
         token = [each[step] for each in self.tokens]
         self.generate.generate_step(*token, *self.outer, self.state, out=self.out[step], launch=self.launch, **options)
 
@@ -170,7 +170,7 @@ class Steps:
     def timed_check(self, rng: Random) -> Callable[[torch.Tensor, int], Checks]:
         """Draw sequences of one set, copy their state, and return a check of their last outputs.
 
-        From that copy, the reference runs all steps of the call; more than CHECKED_STEPS steps are not compared.
+        The reference runs the same steps from that copy, unless there are more than CHECKED_STEPS.
         """
         drawn_set = rng.randrange(len(self.sets))
         some = self.sets[drawn_set]
@@ -191,7 +191,7 @@ class Steps:
 
 @torch.no_grad()
 def _exact_steps(some: GenerateSet, begun: Any, rows: list[int], calls: int, rounds: int) -> torch.Tensor:
-    """Run the steps in float64, but round weights to a 16-bit state's dtype; return the last outputs [rows, H, D].
+    """Run in float64, but round a 16-bit state's W after each step; return the last outputs [rows, H, D].
 
     begun: the state of the sequences `rows` before the first of `calls` calls; rounds: steps per call.
     """
@@ -240,7 +240,7 @@ def _compile_steps(config: TTTConfig, dtype: torch.dtype, form: str) -> None:
 
 
 def _check_steps(config: TTTConfig) -> int:
-    """Return how many tokens to check, enough to pass two ends of a mini-batch."""
+    """Return the number of checked steps, enough to finish two mini-batches."""
     return 2 * config.mini_batch + 5
 
 
@@ -248,9 +248,9 @@ def _check_steps(config: TTTConfig) -> int:
 def check_generate(
     config: TTTConfig, sequences: int, dtype: str, form: str, precision: str, launch: Tuning | None = None
 ) -> Checks:
-    """Check a few sequences' steps over two mini-batches against float64.
+    """Check the steps of random sequences over two mini-batches against float64.
 
-    Cached for all batch sizes. launch: settings instead of those in `tuning.toml`.
+    Results are cached, because many cases share one. launch: settings instead of those in `tuning.toml`.
     """
     operator = f"tk_kernels.ttt_{config.learner}"
     reference, generate = (import_module(f"{operator}.{part}") for part in ("reference", "generate"))

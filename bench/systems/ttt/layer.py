@@ -148,7 +148,7 @@ def check_results(found: Results, expected: Results, dtype: str, prefix: str = "
 
 
 def layer_work(config: TTTConfig, case: Case) -> dict[str, Work]:
-    """Return a layer's FLOPs and least bytes in the case's form; {} for a case with the option `part`."""
+    """Return a layer's FLOPs in the case's form and minimum memory traffic in bytes; {} with the option `part`."""
     if case.option("part", ""):
         return {}
     cost = COSTS[config.learner]

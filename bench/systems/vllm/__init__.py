@@ -1,1 +1,1 @@
-"""Adapters of the Transformer, Mamba and TTT models in vLLM, which times its steps."""
+"""Adapters of the Transformer, Mamba and TTT models in vLLM."""

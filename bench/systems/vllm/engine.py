@@ -39,7 +39,11 @@ SPARE_BLOCKS = 0.01  # share of the cache's blocks left free; the engine preempt
 
 @dataclass(frozen=True)
 class Settings:
-    """An engine's settings; cases with equal settings share an engine."""
+    """An engine's settings; cases with equal settings share an engine.
+
+    graphs: step sizes that get a CUDA graph, a value of GRAPHS. cuda_graphs: vLLM's mode, such as FULL_DECODE_ONLY.
+    attention, model_runner, cuda_graphs: "" for vLLM's choice.
+    """
 
     size: str
     dtype: str
@@ -49,8 +53,8 @@ class Settings:
     max_num_batched_tokens: int
     attention: str = ""
     graphs: str = "engine"
-    model_runner: str = ""  # V1 or V2; "" is vLLM's choice, which for Llama is V1 in 0.22 and V2 in 0.33
-    cuda_graphs: str = ""  # vLLM's mode, such as FULL_DECODE_ONLY; "" is vLLM's choice
+    model_runner: str = ""  # V1 or V2; for Llama, vLLM chooses V1 in 0.22 and V2 in 0.33
+    cuda_graphs: str = ""
     cache_bytes: int | None = None  # None: what weights and activations leave of MEMORY_SHARE
     model: tuple[tuple[str, Scalar], ...] = ()  # the case's options that choose another model
 

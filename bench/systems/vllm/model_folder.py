@@ -15,7 +15,7 @@ from harness.measure.nvml import VARIABLE as GPU_VARIABLE
 class ModelFolder:
     """An empty folder, `path`, which this process alone uses and empties when it ends.
 
-    vLLM's compile cache is keyed by the model's path, so a GPU's folder has one name, plus a number if locked.
+    vLLM caches compiled models by path, so each GPU has one folder name; if another engine uses it, a number is added.
     Raises OSError if no folder can be created or locked.
     """
 

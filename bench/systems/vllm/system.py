@@ -53,17 +53,21 @@ MODEL_OPTIONS = ("backbone", "checkpoint", "mini_batch")  # options of a case th
 
 
 class VllmSystem:
-    """Base class of adapters that run one architecture in vLLM; a process has one engine."""
+    """Base class of adapters that run one architecture in vLLM; a process has one engine.
+
+    implementation: the class that vLLM runs, MODULE:CLASS. releases: oldest and newest minor release of vLLM.
+    max_num_batched_tokens: limit per step. steps_grow: whether a generate step reads more as the context grows.
+    block_sizes: tokens per cache block, by phase. graphs: step sizes with a CUDA graph (see GRAPHS), by phase.
+    """
 
     packages: tuple[str, ...] = ("vllm",)
-    implementation: ClassVar[str]  # the class that vLLM runs, MODULE:CLASS
-    releases: ClassVar[tuple[str, str]] = ("0.22", "0.33")  # oldest and newest minor release of vLLM
-    # vLLM's arguments: tokens per step, and by phase the tokens per cache block and the graph sizes (`GRAPHS`). For a
-    # missing phase vLLM chooses. The suite vllm-settings tries other values.
+    implementation: ClassVar[str]
+    releases: ClassVar[tuple[str, str]] = ("0.22", "0.33")
+    # For a missing phase vLLM chooses. The suite vllm-settings tries other values.
     max_num_batched_tokens: ClassVar[int]
     block_sizes: ClassVar[Mapping[str, int]] = {}
     graphs: ClassVar[Mapping[str, str]] = {}
-    steps_grow: ClassVar[bool] = True  # whether a generate step reads more as the context grows
+    steps_grow: ClassVar[bool] = True
 
     def __init__(self) -> None:
         os.environ.update(ENVIRONMENT)
@@ -177,7 +181,7 @@ class VllmSystem:
         )
 
     def _cache_bytes(self, case: Case, graphs: str) -> int | None:
-        """Return the cache's bytes, None if vLLM chooses; with fewer layers, as many per layer as the whole model."""
+        """Return the cache's bytes, None if vLLM chooses; a truncated model gets the whole model's bytes per layer."""
         name, layers = uncut(case.size)
         if not layers and graphs != "prompts":
             return None

@@ -39,7 +39,7 @@ class VllmTTT(VllmSystem):
         super().register()
 
     def _sequences(self, case: Case) -> int:
-        """Return max_num_seqs, at most the sequences that fit the cache, because vLLM captures graphs for that many."""
+        """Limit max_num_seqs to what the cache holds, because vLLM captures a graph of max_num_seqs sequences."""
         whole = replace(case, size=uncut(case.size)[0])
         room = self._cache_bytes(whole, "prompts")  # the smallest cache, as a margin
         assert room is not None
