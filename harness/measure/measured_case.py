@@ -204,7 +204,7 @@ class CaseRun:
             # The meter would miss the energy of kept samples, and count that of later prompts.
             with self._stage("sample"), EnergyMeter(None if kept else metered) as energy:
                 if batches:
-                    return take_engine_samples(chain(kept, batches), policy, throttled), energy
+                    return take_engine_samples(chain(kept, batches), policy, throttled, workload.units), energy
                 least_s = LASTS_S if metered else LEAST_S
                 timing = take_samples(clock, policy, throttled, checker.before_sample, least_s)
         timing.samples_ms = [sample / workload.units for sample in timing.samples_ms]

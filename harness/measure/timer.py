@@ -156,13 +156,17 @@ def warm_up_engine(
 
 
 def take_engine_samples(
-    batches_ms: Iterable[Sequence[float]], policy: Policy, throttled: Callable[[], bool] = never_throttled
+    batches_ms: Iterable[Sequence[float]],
+    policy: Policy,
+    throttled: Callable[[], bool] = never_throttled,
+    units: int = 1,
 ) -> Timing:
     """Sample a system that times itself, until `stop_reason` gives a reason or the batches end.
 
-    batches_ms: yields each batch's samples in ms; all count, because the first steps after a prompt differ.
+    batches_ms: yields each batch's samples in ms per unit of work. units: units in a sample.
+    All samples count, because the first steps after a prompt differ.
     Samples of a batch are correlated, so a narrow interval ends sampling only from batch `BATCHES` on.
-    The budget limits the sum of the samples; `READS` times the budget limits the elapsed time, prompts included.
+    The budget limits the time of the samples; `READS` times the budget limits the elapsed time, prompts included.
     Raises ValueError if there are no samples.
     """
     timing = Timing([], [], "")
@@ -170,7 +174,7 @@ def take_engine_samples(
     for number, batch in enumerate(batches_ms, start=1):
         timing.samples_ms += map(float, batch)
         timing.throttled += [throttled()] * len(batch)
-        spent_s = max(sum(timing.samples_ms) / 1e3, (time.monotonic() - start) / READS)
+        spent_s = max(units * sum(timing.samples_ms) / 1e3, (time.monotonic() - start) / READS)
         timing.stop = stop_reason(timing.samples_ms, spent_s, policy, due=number >= BATCHES)
         if timing.stop:
             break

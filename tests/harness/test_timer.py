@@ -191,14 +191,16 @@ def test_the_interval_needs_several_engine_batches() -> None:
     assert (timing.stop, len(timing.samples_ms)) == ("interval", BATCHES * 32)
 
 
-@pytest.mark.parametrize(("batch_s", "batches"), [(0.4, 3), (3.0, 3), (4.0, 3), (6.0, 2), (30.0, 2)])
+@pytest.mark.parametrize(
+    ("batch_s", "units", "batches"), [(0.4, 1, 3), (3.0, 1, 3), (4.0, 1, 3), (6.0, 1, 2), (30.0, 1, 2), (0.4, 2, 2)]
+)
 def test_the_budget_of_an_engine_counts_timed_steps(
-    batch_s: float, batches: int, monkeypatch: pytest.MonkeyPatch
+    batch_s: float, units: int, batches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moment = itertools.count(0.0, batch_s)
     monkeypatch.setattr("harness.measure.timer.time.monotonic", lambda: next(moment))
     steps = [100.0, 101.0, 99.0, 100.0]
-    timing = take_engine_samples(itertools.repeat(steps), Policy(budget_s=1.0))
+    timing = take_engine_samples(itertools.repeat(steps), Policy(budget_s=1.0), units=units)
     assert (timing.stop, len(timing.samples_ms)) == ("budget", batches * len(steps))
 
 
