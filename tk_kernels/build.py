@@ -68,7 +68,7 @@ class KernelResources:
 
 @dataclass(frozen=True)
 class Built:
-    """A build of the kernel `name`; its cache `folder` holds the library, compiler log and `ingredients`."""
+    """A kernel in the cache. folder: library, compiler log, ingredients. compiled: whether it was compiled just now."""
 
     name: str
     folder: Path
@@ -97,7 +97,7 @@ class Built:
 
 
 def build(name: str) -> Built:
-    """Return a kernel's build from the cache; compile it if there is none.
+    """Return kernel `name` from the cache; compile it first if the cache lacks it.
 
     Raises BuildError if the kernel cannot be compiled here.
     """
@@ -115,7 +115,7 @@ def build(name: str) -> Built:
 
 
 def unavailable(name: str) -> str:
-    """Return why this machine cannot run kernel `name`, cached or newly compiled, or "". Compiles nothing."""
+    """Return why this machine cannot run kernel `name`; "" if it can, perhaps after compilation. Compiles nothing."""
     tvm_ffi = "" if importlib.util.find_spec("tvm_ffi") else NO_TVM_FFI
     if reason := hidden() or tvm_ffi or other_gpu(lambda found: found == (9, 0), "a Hopper GPU (9.0)"):
         return reason
@@ -145,7 +145,7 @@ def load(name: str) -> Any:
 
 
 def hidden() -> str:
-    """Return why TTT_BENCH_ARCH hides the Hopper kernels; "" if the variable is unset."""
+    """Return "" if the environment variable TTT_BENCH_ARCH is unset; otherwise why it disables the Hopper kernels."""
     arch = os.environ.get("TTT_BENCH_ARCH", "")
     if arch in ("", PORTABLE):
         return f"TTT_BENCH_ARCH={arch} hides the kernels for Hopper" if arch else ""
@@ -153,7 +153,7 @@ def hidden() -> str:
 
 
 def other_gpu(suits: Callable[[tuple[int, int]], bool], needed: str) -> str:
-    """Return why there is no GPU or the current one does not suit, or "".
+    """Return an error message if there is no GPU or `suits` rejects the current one, else "".
 
     suits: function that checks a compute capability, such as (9, 0). needed: the supported GPUs, for the message.
     """
@@ -230,7 +230,7 @@ def _compiler_version(nvcc: Path | None) -> str | None:
 
 
 def _folder(name: str, wanted: dict[str, str | None]) -> Path:
-    """Return a build's cache folder, named by a hash of `wanted` without the versions of nvcc and ThunderKittens."""
+    """Return a cache folder, named by a hash of `wanted` without nvcc and ThunderKittens, which can be absent."""
     known = [wanted[each] for each in ("sources", "flags", "host", "tvm_ffi", "architecture")]
     key = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
     return cache_directory() / "kernels" / f"{name.replace('/', '.')}-{key}"

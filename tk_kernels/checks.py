@@ -37,7 +37,7 @@ def check_devices(**tensors: Tensor | None) -> None:
 
 
 def check_tokens(tokens: dict[str, Tensor], lr: Tensor, layout: str, dtypes: tuple[torch.dtype, ...]) -> None:
-    """Raise ValueError unless all `tokens` have one shape and one of `dtypes`, and lr that shape without D.
+    """Raise ValueError unless all `tokens` share a shape and a dtype in `dtypes`, and lr has their shape without D.
 
     layout: the tokens' shape in letters, such as "[B, T, H, D]".
     """
@@ -61,7 +61,7 @@ def check_outer(token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, heads: 
 
 
 def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> None:
-    """Raise ValueError unless each field of `state` named in `shapes` has its shape there and the right dtype.
+    """Raise ValueError unless the fields of `state` have these shapes, given by field name, and the right dtypes.
 
     dtype: the tokens' dtype. state.position must be int32, all other fields STATE_DTYPE[dtype].
     """
@@ -88,6 +88,6 @@ def common_position(position: Tensor, start: int | None, mini_batch: int) -> int
 
 
 def check_aligned(tokens: int, start: int, mini_batch: int) -> None:
-    """Raise ValueError unless the tokens, from position `start`, are whole mini-batches."""
+    """Raise ValueError unless `start` is 0 and `tokens` is a multiple of `mini_batch`."""
     if start or tokens % mini_batch:
         raise ValueError(f"{tokens} tokens from position {start}: expected whole mini-batches of {mini_batch}")

@@ -51,7 +51,7 @@ class Cost:
     def generate_flops(self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual") -> float:
         """Return the FLOPs to generate one token in each of `batch` sequences, averaged over a mini-batch.
 
-        dual: the matmuls with 2 * in * out of `forward_flops`; per layer two with (m+1)/2 cached rows on average.
+        dual: as in `forward_flops`, except that P and P @ G have (m+1)/2 cached rows on average instead of m.
         primal: X @ W, dW += X^T G, W_t = W - s dW and Xbar @ W_t take 2 * in * out each; G @ W^T as in `forward_flops`.
         """
         check_choice("form", form, FORMS)
@@ -99,9 +99,9 @@ class Cost:
 
 
 def _weight_bytes(form: str, state: str) -> tuple[int, int, int]:
-    """Return bytes per weight: stored; read per token; also read and written at a mini-batch's last token.
+    """Return bytes per weight: storage; reads at every token; further reads and writes at the mini-batch's last token.
 
-    The second is also the size of an element of a cached row.
+    An element of a cached row takes as many bytes as the second number.
     """
     check_choice("form", form, FORMS)
     check_choice("state", state, ("planes", *ELEMENT_BYTES))

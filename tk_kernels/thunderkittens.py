@@ -26,7 +26,7 @@ def cache_directory() -> Path:
 
 
 def find_thunderkittens() -> Path | None:
-    """Return ThunderKittens' folder, THUNDERKITTENS_ROOT or else the cache's clone; None if without headers."""
+    """Return the folder THUNDERKITTENS_ROOT, or if unset the cache's clone; None if the folder has no headers."""
     named = os.environ.get("THUNDERKITTENS_ROOT")
     root = Path(named) if named else _clone_path()
     return root if (root / HEADER).is_file() else None
@@ -57,7 +57,7 @@ def fetch_thunderkittens() -> Path:
 
 @contextmanager
 def in_cache(what: str) -> Iterator[None]:
-    """Turn an OSError in the block into a BuildError that states `what`, the cache folder and the reason."""
+    """Turn an OSError in the block into a BuildError: `what` (such as "x cannot be built"), cache folder, reason."""
     try:
         yield
     except OSError as error:

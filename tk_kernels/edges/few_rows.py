@@ -57,12 +57,12 @@ class Norm:
 
 
 def fits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
-    """Whether `suits` holds and x's GPU can run `few_rows_product`; weights [N, K], with SwiGLU [2 N, K]."""
+    """Whether the arguments pass `suits`, and x's GPU has enough shared memory for `few_rows_product`."""
     return x.is_cuda and suits(x, weights, swiglu=swiglu) and shared_bytes(x.device) >= SHARED_BYTES
 
 
 def suits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
-    """Whether `few_rows_product` supports x and weights (see `fits`) and, on an H100, is at least as fast as cuBLAS."""
+    """Whether shapes, dtypes and strides allow `few_rows_product`, and it is at least as fast as cuBLAS on an H100."""
     most = MOST_ROWS if len(weights) >= MANY_OUTPUTS * (1 + swiglu) else MOST_ROWS_FEW_OUTPUTS
     few = x.shape[-1] <= x.numel() <= most * x.shape[-1]
     laid_out = x.ndim > 1 and x.stride(-1) == 1 and weights.is_contiguous() and _fits_int32_offsets(x)
@@ -95,7 +95,7 @@ def few_rows_product(
     out [..., N]: the result is added to this tensor in place. `out` must share no memory with the inputs.
     swiglu: W is [2 N, K], Wg's rows before Wu's, and the result is silu(y Wg^T) * (y Wu^T) with y = before(x).
     Neither `out` nor an output gate is then supported.
-    pdl: make a dependent launch (`dependent_launch`), which reads W and the norm's weight and bias early.
+    pdl: make a `dependent_launch`, which reads W and the norm's weight and bias before earlier launches end.
     Arithmetic is float32, and the result is rounded once. The norm's result is rounded too if a separate kernel
     computes it: with more than MOST_SUMMED rows, or two rows and an output gate.
     Raises ValueError on a wrong shape, dtype, stride or device.
@@ -159,7 +159,7 @@ def _few_rows_product(
 ):  # fmt: skip
     """Compute OUTPUTS columns of out [R, N] = x W^T on tensor cores, INPUTS columns of x at a time.
 
-    Others: see `_few_rows_summed`. ROWS: R, padded to a power of two. DOT: dtype of operands. STAGES: pipeline stages.
+    ROWS: R, padded to a power of two. DOT: dtype of operands. STAGES: pipeline stages. Others: see `_few_rows_summed`.
     """
     let_next_begin(PDL)
     wait_for_previous(PDL)

@@ -23,7 +23,7 @@ def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float,
     """Return LayerNorm(z) * gelu_tanh(`gate`) in z's dtype, all [..., C] (ttt_layer.md, step 6).
 
     weight, bias [C]: LayerNorm's. `gate` can be a slice of columns of a wider tensor.
-    pdl: make a dependent launch (`dependent_launch`), which reads `weight` and `bias` early.
+    pdl: make a `dependent_launch`, which reads `weight` and `bias` before earlier launches end.
     Arithmetic is float32, rounded once. Raises ValueError on a wrong shape, stride or device.
     """
     C = z.shape[-1]
@@ -44,8 +44,8 @@ def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float,
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
     """Return x / rms(x) * weight over the last dimension, in x's dtype; weight is [C].
 
-    pdl: make a dependent launch (`dependent_launch`), which reads `weight` early. Arithmetic is float32, rounded once.
-    Raises ValueError on a wrong shape, stride or device.
+    pdl: make a `dependent_launch`, which reads `weight` before earlier launches end.
+    Arithmetic is float32, rounded once. Raises ValueError on a wrong shape, stride or device.
     """
     C = x.shape[-1]
     check_parameter("weight", weight, (C,))

@@ -44,7 +44,7 @@ def residual_convolution(
     slots [B], only with T = 1: sequence b uses cache[slots[b]], and the cache has any size and stride in dimension 0.
     sequences, only with B = 1: the T tokens are packed sequences with this layout; each uses its slot of the cache.
     norm, next_norm [C]: weights of the first and second RMSNorm. weight [C, 1, 4], bias [C]: the convolution's.
-    pdl: make a dependent launch (`dependent_launch`), which reads cache, norms, weight and bias early.
+    pdl: make a `dependent_launch`, which reads cache, norms, weight and bias before earlier launches end.
     Sums are float32; the convolution's inputs and the sum with h are rounded to h's dtype.
     Raises ValueError on a wrong shape, stride or device, and if T * C exceeds 2^31.
     """
@@ -95,7 +95,7 @@ def query_key(
     slots, sequences: see `residual_convolution`.
     conv_q, conv_k: weight [C, 1, 4] and bias [C] of each convolution.
     rope: cos and sin [m, D/2] float32. position [B] or [B, H]: position of each sequence, modulo the mini-batch m.
-    pdl: make a dependent launch (`dependent_launch`), which reads cache, position, conv_q and conv_k early.
+    pdl: make a `dependent_launch`, which reads cache, position, conv_q and conv_k before earlier launches end.
     Sums are float32, rounded once after RoPE. Raises ValueError on a wrong shape, dtype, stride or device.
     """
     (B, T, C), (m, pairs), H = x.shape, rope[0].shape, lr_logits.shape[-1]
@@ -160,8 +160,8 @@ def _layout(
 ) -> tuple[Tensor, Tensor, int, dict[str, Any]]:
     """Return the cache to read, the cache to write, the number of chunks, and further arguments of the kernel.
 
-    A program computes one chunk of one sequence. Unpacked single tokens update one cache in place; otherwise the two
-    caches are different tensors.
+    A sequence's first chunk reads the cache and its last chunk writes it, in different programs. The two caches are
+    therefore different tensors, except with one unpacked token per sequence.
     """
     if sequences is None:
         chunk = min(CHUNK, triton.next_power_of_2(tokens))
@@ -175,7 +175,7 @@ def _layout(
 
 @jit
 def _rounded_rms_norm(row, weight, C: tl.constexpr, eps):
-    """Return a row's RMSNorm as float32, rounded to the row's dtype, as inputs in the cache are."""
+    """Return RMSNorm(row), rounded to the row's dtype like the inputs in the cache, then converted to float32."""
     return rms_normed(row.to(tl.float32), weight, C, eps).to(row.dtype).to(tl.float32)
 
 
@@ -192,7 +192,7 @@ def _taps(weight, channel, valid, weight_stride, tap_stride):
 
 @jit
 def _cached(at, valid, C: tl.constexpr):
-    """Load a sequence's last three inputs, oldest first, from cache rows of C channels, past the GPU's L1 cache."""
+    """Load a sequence's last three inputs, oldest first, from rows of C channels at `at`; bypass the GPU's L1 cache."""
     r3 = tl.load(at, mask=valid, other=0, cache_modifier=".cg")
     r2 = tl.load(at + C, mask=valid, other=0, cache_modifier=".cg")
     r1 = tl.load(at + 2 * C, mask=valid, other=0, cache_modifier=".cg")
@@ -215,7 +215,7 @@ def _residual_convolution(
     C: tl.constexpr, CP: tl.constexpr, CHUNK: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
     cu_seqlens=None, starts=None, chunks=None, after_stride=0, PACKED: tl.constexpr = False,
 ):  # fmt: skip
-    """Compute all channels of one chunk of `residual_convolution`, token by token; xi is the input i tokens back."""
+    """Compute a chunk of `residual_convolution`, token by token. x0 to x3: inputs 0 to 3 tokens back."""
     let_next_begin(PDL)
     rc = tl.arange(0, CP)
     valid = rc < C
@@ -285,7 +285,7 @@ def _query_key(
     SLOTS: tl.constexpr, PDL: tl.constexpr,
     cu_seqlens=None, starts=None, chunks=None, after_stride=0, PACKED: tl.constexpr = False,
 ):  # fmt: skip
-    """Compute BLOCK channels of one chunk of `query_key`, token by token; xi is the input i tokens back."""
+    """Compute BLOCK channels of a chunk of `query_key`, token by token. x0 to x3: inputs 0 to 3 tokens back."""
     let_next_begin(PDL)
     C: tl.constexpr = H * D
     BLOCKS: tl.constexpr = (C + BLOCK - 1) // BLOCK

@@ -27,7 +27,7 @@ def swiglu_product(x: Tensor, weights: Tensor, *, beside_others: bool = False) -
     """Return silu(x Wg^T) * (x Wu^T), [..., F] in x's dtype, for x [..., C].
 
     weights [2 F, C]: Wg's rows before Wu's. Arithmetic is float32, rounded once; with cuBLAS, also after the GEMM.
-    beside_others: whether other kernels run at the same time; thread blocks then take tiles from a shared counter.
+    beside_others: whether other kernels run at the same time. Thread blocks that start late then compute fewer tiles.
     """
     rows = x.flatten(0, -2)
     if not fits(rows, weights):

@@ -28,7 +28,7 @@ def tile(q: Tensor, mini_batch: int) -> dict[str, Any]:
     """Return compile-time arguments of the forward kernels by name, for q [..., H, D] and `mini_batch`, m.
 
     M, DP: m and D, padded to powers of two of at least 16. DOT: dtype of matmul operands.
-    UP: factor on gradients, and on weights in registers; small gradients are then normal numbers of float16.
+    UP: scale of gradients, and of weights in registers, that keeps small float16 gradients from being subnormal.
     """
     head_dim = q.shape[-1]
     return {
@@ -78,7 +78,7 @@ def launch_packed(
 ) -> Tensor:
     """Return the outputs [N, H, D] of packed sequences; advance their slots of `state`.
 
-    run: as in `launch`. kernel: any kernel that `run` launches; its argument names from cu_seqlens on are used.
+    run: as in `launch`. kernel: any kernel of `run`, whose signature names the arguments for packed sequences.
     Other arguments: see `forward_packed`.
     """
     q, k, v, lr = tokens
@@ -118,13 +118,13 @@ def keys_at(k, rows, token, begin, k_token, column, D: tl.constexpr, PACKED: tl.
 
 @jit
 def add_two(a1, a2, b1, b2):
-    """Add two pairs: with this in `tl.reduce`, warps exchange two sums at once."""
+    """Add two pairs, for a `tl.reduce` in which warps exchange both sums at once."""
     return a1 + b1, a2 + b2
 
 
 @jit
 def add_six(a1, a2, a3, a4, a5, a6, b1, b2, b3, b4, b5, b6):
-    """Add two tuples of six: with this in `tl.reduce`, warps exchange six sums at once."""
+    """Add two tuples of six, for a `tl.reduce` in which warps exchange all six sums at once."""
     return a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5, a6 + b6
 
 
@@ -152,10 +152,10 @@ def normalization(s0, s1, D: tl.constexpr):
 def gradient_coefficients(s0, s1, s2, s3, s4, s5, weight_squared, D: tl.constexpr):
     """Return mean, 1/std, mean(g) and mean(g * xhat) / std of rows z [D], the terms of `ln_l2_grad`.
 
-    weight, bias: LayerNorm's. R: the target. xhat: the normalised z. c = z - mean, o = weight (bias - R), and
-    g = weight^2 c / std + o.
-    The arguments are sums over a row: s0 of z, s1 of z^2, s2 of u = weight^2 z, s3 of u z, s4 of o z, s5 of o, and
-    weight_squared of weight^2. So one reduction can compute s0 to s5, instead of four in sequence.
+    The notation is that of ttt_layer.md, step 5, with LayerNorm's weight and bias, and target R.
+    Each argument is a sum over a row: s0 of z, s1 of z^2, s2 of u, s3 of u z, s4 of o z, s5 of o, weight_squared of
+    weight^2. Here u = weight^2 z and o = weight (bias - R), so g = weight^2 (z - mean) / std + o.
+    One reduction can compute s0 to s5, instead of four in sequence.
     """
     mean, rstd = normalization(s0, s1, D)
     u = s2 - mean * weight_squared  # the sums of weight^2 c, and of weight^2 c^2

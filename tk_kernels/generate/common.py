@@ -202,9 +202,9 @@ def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
 
 @jit
 def load_token(x, at, rd, valid, ROPE: tl.constexpr):
-    """Return one row [D] of Q or K twice; with ROPE, the second has the elements of each pair swapped, for `rotate`.
+    """Load `rotate`'s `row` and `pair`: a row [D] of Q or K, and with ROPE that row with each pair's elements swapped.
 
-    Kernels issue all loads before they use a loaded value: the use may need a barrier, which delays later loads.
+    `rotate` is separate, so that kernels issue all loads first: using a value may need a barrier, which delays loads.
     """
     row = tl.load(x + at + rd, mask=valid, other=0)
     pair = row
@@ -215,7 +215,7 @@ def load_token(x, at, rd, valid, ROPE: tl.constexpr):
 
 @jit
 def load_angles(rope, position, rd, valid, D: tl.constexpr, ROPE: tl.constexpr):
-    """Load rows [D] of cos and sin at a `rope_table` position, columns `rd` where `valid`; two zeros without ROPE."""
+    """Load the rows [D] of cos and sin for `position` from a `rope_table`; without ROPE, return two zeros."""
     cos, sin = 0.0, 0.0
     if ROPE:
         cos = tl.load(rope + position * (2 * D) + rd, mask=valid, other=0)
@@ -274,7 +274,7 @@ def ln_l2_grad(z, target, weight, bias, valid, D: tl.constexpr):
 
 @jit
 def to_float32_again(x):
-    """Convert a tile to float32 by other instructions than before, so that registers need not hold the first result."""
+    """Convert a tile to float32 again, by other instructions, so that the first result's registers become free."""
     if x.dtype == tl.bfloat16:
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     return x.to(tl.float32)

@@ -32,7 +32,7 @@ class Tuning:
 def tuning(operator: str, form: str, row: str, name: str) -> Tuning:
     """Return the settings in `row` for `name` from the user's file, or else from `tuning.toml`.
 
-    In each file, the section is the one with this row whose name is the longest prefix of `name`, else "default".
+    A file's sections whose names are prefixes of `name` are searched for the row, longest first, then "default".
     form: "dual", "primal" or "forward". row: the state's precision; for the form "forward" one of FORWARD_ROWS.
     name: a result of `generate.common.section_name`.
     Raises KeyError if no section has the row, and ValueError if the user's file cannot be read.

@@ -1,8 +1,9 @@
 """The PyTorch reference of TTT-Linear (one linear layer) and TTT-MLP (two, with GELU between them).
 
-    Z1 = K @ W1 + b1, Z2 = gelu(Z1) @ W2 + b2      arXiv 2407.04620, Sections 2.3 to 2.7; inference only, no autograd
+    Z1 = K @ W1 + b1, Z2 = gelu(Z1) @ W2 + b2
 
-`Learner` computes the function of `naive.py` in three ways: dual and primal for sequences, and token by token.
+`Learner` computes the function of `naive.py` (arXiv 2407.04620, Sections 2.3 to 2.7) without autograd, in three ways:
+dual and primal for sequences, and token by token.
 
 Precision: the state's dtype, which is float64 for float64 tokens, else float32. Whole mini-batches of the dual form
 with bfloat16 tokens round the inputs of their matmuls (q, k, hidden units, weights, gradients, eta) to bfloat16. Sums
@@ -257,7 +258,7 @@ class Learner(Generic[State]):
     ) -> Tensor:
         """Return the outputs [B, T, H, D], by the parallel part of `forward`.
 
-        trace: the first result of `states` for the same tokens. Raises ValueError unless these are whole mini-batches.
+        trace: the first result of `states` for the same tokens. Raises ValueError for an incomplete mini-batch.
         """
         outer = self._checked({"q": q, "k": k}, lr, (token_scale, ln_weight, ln_bias), "[B, T, H, D]")
         check_aligned(q.shape[1], 0, len(token_scale))
@@ -372,7 +373,7 @@ def _advance_(
 def _gradients(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, layers: list[Layer]
 ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
-    """Return q, q @ W1 + b1, and for each layer its inputs X and lr * G for the keys, all [B, H, n, width]."""
+    """Return q, q @ W1 + b1, and each layer's inputs X and lr * G for the keys, all transposed to [B, H, n, width]."""
     first, *others = layers
     q, k, offset = (x.to(first.weight.dtype).transpose(1, 2) for x in (q, k, gradient_offset(k, v, outer)))
     zq, zk = affine(torch.cat((q, k), 2), first.weight, first.bias).chunk(2, 2)

@@ -34,7 +34,7 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def stepped_affine(x: Tensor, weight: Tensor, bias: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> Tensor:
     """Return x_t @ W_t + b_t, [B, H, n, F], in the primal form, for n tokens; scale: from `causal_scale`.
 
-    Every W_t = W - s_t * sum_{j <= t} x_j^T g_j is computed, [B, H, n, D, F].
+    Materializes W_t = W - s_t * sum_{j <= t} x_j^T g_j for every token: [B, H, n, D, F].
     """
     steps = (x_rows.unsqueeze(-1) * g_rows.unsqueeze(-2)).flatten(-2)  # [B, H, m, D * F]
     weights = weight.unsqueeze(2) - (scale @ steps).unflatten(-1, weight.shape[2:])

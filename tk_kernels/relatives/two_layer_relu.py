@@ -1,7 +1,7 @@
 """The operator of "Implementating Test-Time Training - Part 1": two layers, ReLU, no LN.
 
-f(x) = x + relu(x @ W1 + b1) @ W2 + b2 learns v from k, and the output is f(q). Unlike the text, this code trains biases
-b1 and b2, so the outputs differ.
+f(x) = x + relu(x @ W1 + b1) @ W2 + b2 learns v from k, and the output is f(q). The published operator has no
+biases; this code trains b1 and b2, so the outputs differ.
 """
 
 from torch import Tensor

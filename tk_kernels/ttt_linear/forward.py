@@ -72,8 +72,8 @@ def _forward(
 
     q, k, v [B, T, H, D] have strides in elements. Contiguous: out, lr [B, T, H], W [B, H, D, D], b [B, H, D] and
     k_rows, g_rows [B, H, m, D].
-    m to UP: see `tile`. N: warps. S: pipeline stages of the loads. PLANES: see `load_weights`.
-    PACKED: q, k, v, out [tokens, H, D]; W, b and rows are slots of a generate state.
+    m, M, D, DP, DOT, UP: see `tile`. N: warps. S: pipeline stages of the loads. PLANES: see `load_weights`.
+    PACKED: q, k, v, out are [tokens, H, D]; W, b and rows are a generate state's tensors, indexed by `slots`.
     """
     # q_again is q: Triton 3.8 would not swizzle one copy in shared memory that two matmuls read.
     pid = tl.program_id(0).to(tl.int64)

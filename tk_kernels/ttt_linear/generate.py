@@ -1,6 +1,6 @@
 """TTT-Linear generate in Triton: one token per sequence and launch, for large batches.
 
-Two forms of the function in `reference.py` (ttt_layer.md, "Three forms"):
+The kernels compute the function of `reference.py` in the dual or the primal form (ttt_layer.md, "Three forms"):
 
 dual    caches the rows of K and lr * G, reads W at every token, rewrites it at a mini-batch's last token;
         on Hopper with 16-bit weights or planes, `generate_sm90.py` has the kernel

@@ -43,7 +43,7 @@ def run(
     settings: Tuning | None,
     **options: Any,
 ) -> None:
-    """Launch a kernel that suits q on q, k, `rest` (arguments after k); B is `sequences`. settings: see `launch`."""
+    """Launch the kernel for q's shape and dtype. rest: its arguments after k. sequences: B. settings: see `launch`."""
     heads, head_dim = q.shape[-2:]
     hidden = 4 * head_dim
     row = "narrow" if head_dim <= IN_REGISTERS and mini_batch <= ROWS_IN_REGISTERS else "wide"
@@ -82,8 +82,8 @@ def _forward(
     """Run one head of one sequence; the grid is B * H programs. M, DP, UP: see `tile`. N: warps. S: pipeline stages.
 
     q, k, v [B, T, H, D] with strides in elements; contiguous: out, lr [B, T, H], W1 [B, H, D, F], W2 [B, H, F, D], the
-    biases, the last mini-batch's rows. PACKED: q, k, v, out [tokens, H, D]; weights and rows are slots of a generate
-    state, whose W1 is transposed.
+    biases, the last mini-batch's rows. PACKED: q, k, v, out are [tokens, H, D]; weights and rows are a generate
+    state's tensors, indexed by `slots`, with W1 transposed.
     """
     # k, k_again and k_third are one tensor, loaded once for each layout in shared memory that a matmul needs.
     pid = tl.program_id(0).to(tl.int64)

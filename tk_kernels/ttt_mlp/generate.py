@@ -1,6 +1,6 @@
 """TTT-MLP generate in Triton: one token per sequence and launch, for large batches.
 
-Two forms of the function in `reference.py` (ttt_layer.md, "Three forms"):
+The kernels compute the function of `reference.py` in the dual or the primal form (ttt_layer.md, "Three forms"):
 
 dual    caches the rows of K, X2, lr * G1 and lr * G2, reads W1 and W2 at every token, rewrites them at a mini-batch's
         last token; on Hopper with 16-bit weights or planes, `generate_sm90.py` has the kernel
@@ -173,13 +173,13 @@ def _dual(
 
 @jit
 def sum_columns(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
-    """Return w @ x [M] for w [M, N], x [N]: in float32, or with MATRIX on tensor cores, w in DOT."""
+    """Return w @ x [M] for w [M, N], x [N]: in float32, or with MATRIX on tensor cores, w rounded to dtype DOT."""
     return tl.sum(tl.dot(w.to(DOT), columns(x, 0, DOT)), 1) if MATRIX else tl.sum(to_float32_again(w) * x[None, :], 1)
 
 
 @jit
 def sum_rows(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
-    """Return x @ w [N] for x [M], w [M, N]: in float32, or with MATRIX on tensor cores, w in DOT."""
+    """Return x @ w [N] for x [M], w [M, N]: in float32, or with MATRIX on tensor cores, w rounded to dtype DOT."""
     if MATRIX:
         w = tl.trans(w)
     return tl.sum(tl.dot(w.to(DOT), columns(x, 0, DOT)), 1) if MATRIX else tl.sum(w.to(tl.float32) * x[:, None], 0)
@@ -187,7 +187,10 @@ def sum_rows(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
 
 @jit
 def first_products(w1, past_g1, k, q, weight1, MATRIX: tl.constexpr, DOT: tl.constexpr):
-    """Return w1 @ k and w1 @ q + weight1 @ past_g1, both [F]: w1 [F, D], k, q [D], past_g1 [m, F], weight1 [m]."""
+    """Return w1 @ k and w1 @ q + weight1 @ past_g1, both [F].
+
+    w1 [F, D], k, q [D]. past_g1 [m, F]: earlier rows of lr * G1. weight1 [m]: a factor per row.
+    """
     if MATRIX:
         both = tl.dot(w1.to(DOT), columns(k, 0, DOT) + columns(q, 2, DOT))
         both = tl.dot(tl.trans(past_g1.to(DOT)), columns(weight1, 2, DOT), both)
