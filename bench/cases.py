@@ -50,7 +50,7 @@ def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None
 
 
 def _named(name: str, device: str) -> list[Adapter]:
-    """Return the adapter of SYSTEM/BACKEND; for SYSTEM alone, those for `device` or, if there are none, all."""
+    """Return SYSTEM/BACKEND's adapter; for SYSTEM alone, return its adapters for `device`, or else all its adapters."""
     found = [adapter for adapter in ADAPTERS if name in (adapter.system, adapter.label)]
     if not found:
         systems = dict.fromkeys(adapter.system for adapter in ADAPTERS)
@@ -103,8 +103,8 @@ def _combinations(axes: Mapping[str, Sequence[Scalar]]) -> list[tuple[tuple[str,
 def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: str) -> str:
     """Return a case's timing: "engine" (the engine times itself), "graph" (CUDA graph) or "eager".
 
-    On a GPU, `panel.timing` decides. If that is "", generate steps have "graph", and so have launch-bound forwards of
-    an adapter with `replays`; all others have "eager", as on a CPU.
+    On a CPU, the timing is "eager". On a GPU, it is `panel.timing`. If that is "", generate steps get "graph", and so
+    do launch-bound forwards if `adapter.replays`; other cases get "eager".
     """
     if adapter.engine:
         return "engine"
@@ -117,14 +117,14 @@ def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: 
 
 
 def ordered_jobs(cases: Iterable[Planned]) -> tuple[Job, ...]:
-    """Return the cases' jobs in the order of ADAPTERS, with the cases of one model next to each other."""
+    """Return one job per system and backend, in the order of ADAPTERS; in a job, cases of one model are adjacent."""
     order = {(adapter.system, adapter.backend): rank for rank, adapter in enumerate(ADAPTERS)}
     found = sorted(jobs_of(cases), key=lambda job: order[job.pair])
     return tuple(replace(job, cases=tuple(_by_model(job.cases))) for job in found)
 
 
 def _by_model(cases: Sequence[Planned]) -> list[Planned]:
-    """Return the cases grouped by model; an engine's also by phase, because a change of model or phase restarts it."""
+    """Group cases by model; for an engine also by phase, because a change of model or phase restarts the engine."""
     engine = any(each.case.timing == "engine" for each in cases)
     groups: dict[tuple, list[Planned]] = {}
     for each in cases:
@@ -135,6 +135,6 @@ def _by_model(cases: Sequence[Planned]) -> list[Planned]:
 
 
 def with_keys(jobs: Iterable[Job], keys: Container[str]) -> list[Job]:
-    """Return the jobs with only the cases whose key is in `keys`, without jobs that lose all cases."""
+    """Keep only cases whose key is in `keys`, and only jobs with such cases."""
     found = [replace(job, cases=tuple(each for each in job.cases if each.case.key in keys)) for job in jobs]
     return [job for job in found if job.cases]

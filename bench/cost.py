@@ -2,11 +2,11 @@
 
 FLOPs, two per multiply-add:
 - Each weight multiplies each token once (Kaplan et al., arXiv 2001.08361, section 2.1).
-- The LM head multiplies a sequence's last token. The embedding is a lookup; W1, b1, ... belong to the inner loop.
+- Exceptions: the LM head multiplies only a sequence's last token, and the embedding has no FLOPs.
 - Causal attention: two GEMMs over T^2 / 2 pairs of tokens.
 - Mamba's scan: 6 per token and element of the state (arXiv 2312.00752, equation 2).
 - Delta rules: 7 per token and element for Gated DeltaNet, 9 for RWKV-7 (`bench.systems.fla.models`).
-- TTT's inner loop: `tk_kernels.cost`; elements that a causal mask sets to zero count.
+- TTT's inner loop, including W1, b1, ...: `tk_kernels.cost`; elements that a causal mask sets to zero count.
 
 Bytes: weights once per call or step, token ids, and the state, KV cache and convolution inputs, read and written.
 Activations are not counted, because a fused kernel need not write them.

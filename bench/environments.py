@@ -5,7 +5,7 @@ python = "~/.venvs/vllm/bin/python"       # overridden by: command = ["docker", 
 env = { VLLM_USE_FLASHINFER_SAMPLER = "0" }
 
 With --gpus, a worker in a container must see the GPU of its job: ["docker", "run", "-i", "--gpus", "all", "--env",
-"CUDA_VISIBLE_DEVICES", "--env", "CUDA_DEVICE_ORDER", "IMAGE", "python"]. Otherwise its records are refused.
+"CUDA_VISIBLE_DEVICES", "--env", "CUDA_DEVICE_ORDER", "IMAGE", "python"]. A case that runs on another GPU fails.
 """
 
 import os
@@ -43,7 +43,7 @@ class _Entry(BaseModel):
 
 
 def notes_on_file(labels: Container[str]) -> list[str]:
-    """Return a sentence that names the `labels` (SYSTEM/BACKEND) in the current folder's systems.toml; [] if none."""
+    """Return a sentence on which `labels` (SYSTEM/BACKEND) the current folder's systems.toml configures; [] if none."""
     own = [label for label in _read() if label in labels]
     return [f"{SYSTEMS_FILE} of this folder starts {', '.join(own)}"] if own else []
 

@@ -18,7 +18,7 @@ def kept_bytes(config: Any, case: Case, form: str = "dual") -> int:
 def state_bytes(config: Any, case: Case, form: str = "dual") -> int:
     """Return the bytes of one sequence's KV cache or recurrent state in all layers.
 
-    form: of TTT's generate state, "dual" or "primal". A forward ends with a whole mini-batch, so it caches no tokens.
+    form: of TTT's generate state, "dual" or "primal".
     """
     size = ELEMENT_BYTES[(case.state_dtype or case.dtype).removesuffix("-planes")]  # two planes of 16 bits are 4 bytes
     if isinstance(config, TransformerConfig):  # a key and a value per token and layer
@@ -26,13 +26,13 @@ def state_bytes(config: Any, case: Case, form: str = "dual") -> int:
     if not isinstance(config, TTTConfig):
         return config.layers * config.state_numbers * size
     cost, shape = COSTS[config.learner], (1, config.heads, config.head_dim)
-    if case.phase == "forward":
+    if case.phase == "forward":  # ends with a whole mini-batch, so the state caches no tokens
         return config.layers * cost.state_bytes(*shape, size)
     return config.layers * cost.generate_state_bytes(*shape, config.mini_batch, form, generate_precision(case))
 
 
 def generate_precision(case: Case) -> str:
-    """Return the precision of a TTT state as `tk_kernels.cost` names it."""
+    """Return the name in `tk_kernels.cost` for the precision of a TTT state, such as "planes"."""
     return (case.state_dtype or "float32").removeprefix("float32-")
 
 

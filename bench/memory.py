@@ -47,7 +47,7 @@ def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
 
 
 def _smaller_axis(smaller: Case, case: Case) -> str:
-    """Return the axis ("batch" or "context") that alone is smaller in `smaller`, "" for none; timing may differ."""
+    """If `smaller` is `case` with a smaller batch or context (and any timing), return "batch" or "context"; else ""."""
     for axis in ("batch", "context"):
         size = getattr(case, axis)
         if getattr(smaller, axis) < size and replace(smaller, timing=case.timing, **{axis: size}) == case:
@@ -58,7 +58,7 @@ def _smaller_axis(smaller: Case, case: Case) -> str:
 def beyond_memory_of(case: Case, total: int) -> str:
     """Return why a model's weights and states cannot fit into `total` bytes, or "".
 
-    For an engine, one sequence must fit. Single layers and models not in MODELS give "".
+    An engine needs memory for only one sequence at a time. Single layers and models not in MODELS give "".
     """
     if case.system not in MODELS or case.option("scope", "model") != "model":
         return ""

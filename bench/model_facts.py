@@ -48,7 +48,7 @@ def facts_of(weights: Mapping[str, Any], vocabulary: int, **rest: Any) -> Facts:
 def checks(facts: Facts, case: Case) -> list[Check]:
     """Return checks that dtype is the case's, that kept is "nothing", and that head_rows is 1 if counted.
 
-    Except for checkpoints, more checks compare vocabulary and parameter count with the Transformer of the case's size.
+    Without a checkpoint, further checks compare vocabulary and parameter count with the Transformer of the same size.
     """
     found = [
         Check.at_most("weights_of_another_dtype", float(facts.dtype != case.dtype), 0),
@@ -68,7 +68,7 @@ def checks(facts: Facts, case: Case) -> list[Check]:
 
 
 def count_head_rows(call: Callable[[], Any], head: Any) -> tuple[Any, int]:
-    """Run `call`; return its result, and for how many tokens `F.linear` multiplied by the weight `head`."""
+    """Run `call`; return its result, and the number of tokens that `F.linear` multiplied by the weight `head`."""
     import torch.nn.functional as F
     from torch.overrides import TorchFunctionMode
 

@@ -54,7 +54,7 @@ class Source:
 
     @classmethod
     def of(cls, run: Run) -> "Source":
-        """Return a run's data; all profiles of a device get the highest peaks measured on it."""
+        """Return a run's data; all profiles of one device use the highest peaks measured on that device."""
         records, profiles = run.records(), run.profiles()
         ceilings = common_ceilings(records, profiles.values())
         rows = frame(records, run.catalogue, ceilings).assign(**{KEY: row_keys(records)})
@@ -147,7 +147,7 @@ def _cell(options: Mapping[str, Any], source_of: SourceOf) -> Number:
 
 
 def _selected(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the rows that match `where`, {column: value}. "a|b" means a or b; any element of a tuple may match."""
+    """Return the rows that match `where`, {column: value}. "a|b" matches a or b; in a tuple, any element may match."""
     for name, wanted in where.items():
         values = wanted.split("|") if isinstance(wanted, str) else [wanted]
         cells = _column(rows, name).map(lambda cell: cell if isinstance(cell, tuple) else (cell,))

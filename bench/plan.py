@@ -102,7 +102,7 @@ class Plan:
 
 
 def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
-    """Turn a request into jobs, and offer its checkpoint to workers. Raises UserError for a mistake in the request.
+    """Turn a request into jobs, and make its checkpoint known to workers. Raises UserError for a wrong request.
 
     of_run: the run that the request continues. A request that names no cases plans all cases of that run.
     """
@@ -167,6 +167,6 @@ def _suites(
 
 
 def suite_entry(suite: Suite, planned: Sequence[Planned], machine: Mapping[str, Any]) -> SuiteEntry:
-    """Return a suite's entry of run.json: keys of its planned cases, and figures with backends that `machine` runs."""
+    """Return a suite's entry of run.json: its planned cases, and its figures with backends that `machine` can run."""
     figures = tuple(replace(figure, primary=runnable(figure.primary, machine)) for figure in suite.figures)
     return SuiteEntry(suite.name, suite.question, figures, tuple(each.case.key for each in planned))

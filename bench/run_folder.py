@@ -72,7 +72,7 @@ def extended(work: Plan, out: Path) -> Run:
 def retry_of(run: Run, retry: str) -> Retry:
     """Return the function that decides from a record whether to measure its case again.
 
-    retry: "failed" repeats cases that are not ok, "flagged" contended, throttled or unsteady cases, "lost" no case.
+    retry: "failed" repeats cases that are not ok, "flagged" contended, throttled or unsteady ones, "lost" none of them.
     """
     flagged = disturbed(run.records()) if retry == "flagged" else set()
     return lambda record: record.case.key in flagged or (retry == "failed" and record.status != "ok")
@@ -94,9 +94,9 @@ def refuse_another_kind(current: Run, work: Plan) -> None:
 
 
 def refuse_another_device(current: Run, work: Plan) -> None:
-    """Raise UserError if run and plan have different kinds of device, or different models of it.
+    """Raise UserError if run and plan are for different devices: CPU and GPU, or two models of CPU or GPU.
 
-    Models are not compared on a machine without such a device, which can only submit the run to Slurm.
+    Device models are not compared on a machine without such a device, which can only submit the run to Slurm.
     """
     if current.jobs and work.device != current.file.device:
         kinds = f"is a run on {current.file.device}, and these cases are for {work.device}"

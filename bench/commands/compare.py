@@ -71,7 +71,7 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, fmt: str, html: Path
 
 
 def percentage(text: str) -> float:
-    """Parse `5%` as 0.05; UserError for other text, or a value below BAR or above 1000%."""
+    """Parse `5%` as 0.05; UserError for other text or a value out of range."""
     try:
         value = float(text.removesuffix("%")) / 100
     except ValueError:

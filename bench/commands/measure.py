@@ -58,7 +58,7 @@ def _sum_up(records: Sequence[Record], request: RunRequest, out: Path) -> None:
 
 
 def dry_run(request: RunRequest, out: Path) -> None:
-    """Print the cases, jobs and estimated time of a run; finished cases of a resumed run are counted, not printed."""
+    """Print a run's cases, jobs and estimated time; for cases that are already finished, print only their number."""
     earlier = resumed(request, out) if request.resume else None
     work = plan(request, earlier)
     if earlier:

@@ -74,7 +74,7 @@ def profile(request: RunRequest, out: Path) -> None:
 
 
 def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
-    """Return a new run in `out`, or the run `before`; a run of mode "profile" gets the plan added."""
+    """Return a new run in `out`, or the run `before`; add the plan to `before` if its mode is "profile"."""
     if before is None:
         return Run.create(out, file_of(work, "profile"))
     refuse_another_device(before, work)
@@ -86,9 +86,10 @@ def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
 
 
 def of_few_layers(case: Case) -> Case:
-    """Return the case with so few layers that Nsight Compute can save and restore its memory.
+    """Return the case with only a few layers, because Nsight Compute must save and restore all of the model's memory.
 
-    Cases of one layer and of checkpoints stay unchanged; so do small models, because a few of their layers fit in L2.
+    Single layers, checkpoints and small models stay unchanged. A few layers of a small model would fit in L2, so
+    their kernels would hardly read memory.
     """
     if case.option("scope", "model") != "model" or case.option("checkpoint", ""):
         return case

@@ -51,7 +51,7 @@ def tune() -> None:
 
 
 def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
-    """Return a kernel's fastest settings by section of `tuning.toml` and row (a precision or one of FORWARD_ROWS)."""
+    """Return the fastest settings: {section of `tuning.toml`: {row: settings}}. form: one of FORMS, or FORWARD."""
     forward, found = form == FORWARD, dict[str, dict[str, Tuning]]()
     for row in FORWARD_ROWS[f"ttt_{learner}"] if forward else PRECISIONS:
         name, launch = fastest_forward(learner, row) if forward else fastest_step(learner, form, row)
@@ -63,7 +63,7 @@ def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
 
 
 def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning | None]:
-    """Return (GPU section of `tuning.toml`, fastest correct settings for the row `precision`, or None if all fail)."""
+    """Return (GPU section of `tuning.toml`, fastest correct settings for `precision`, which are None if all fail)."""
     config, dtype = _config(learner, SIZE), "float32" if precision == "float32" else "bfloat16"
     some = generate_set(config, BATCH, dtype, form, precision)
     name = some.state.tuned_as()

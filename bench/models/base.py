@@ -164,7 +164,7 @@ class ChunkedModel(CausalLM):
         raise NotImplementedError
 
     def through(self, block: nn.Module, h: Tensor) -> Tensor:
-        """Run one block on whole new sequences h [B, T, C], on the device of h; return the new residual stream."""
+        """Run one block on h [B, T, C] from an empty state, on the device of h; return the new residual stream."""
         raise NotImplementedError
 
     def _groups(self, batch: int, tokens: int) -> list[slice]:
@@ -173,7 +173,7 @@ class ChunkedModel(CausalLM):
         return [slice(first, min(first + size, batch)) for first in range(0, batch, size)]
 
     def _through_prompt(self, ids: Tensor, state: Any) -> Tensor:
-        """Run a group's prompt ids [B, T] in chunks; return the last residual stream [B, C]."""
+        """Run a group's prompt ids [B, T] in chunks; return the last token's residual stream [B, C]."""
         for chunk in ids.split(self._chunk_length(ids.shape[0]), dim=1):
             hidden = self._hidden(chunk, state)
         return hidden[:, -1]

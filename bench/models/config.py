@@ -232,7 +232,7 @@ def _layer_parameters(config: ModelConfig) -> int:
 
 
 def _ttt_extra(config: TTTConfig) -> int:
-    """Count a TTT block's parameters beyond a Transformer block's; both blocks have equally many projections."""
+    """Count the parameters that only a TTT block has; its projections are as large as a Transformer block's."""
     width, heads = config.width, config.heads
     learner = sum(a * b * c for a, b, c in config.weight_shapes.values())
     learning_rate = config.mini_batch + heads * width + heads

@@ -1,8 +1,7 @@
 """`ttt.TTTBlock` in at most ten kernel launches, apart from the inner loop.
 
 Projections that share an input are one GEMM, and kernels read the columns of its output in place. The output GEMMs add
-to the residual stream. Here, rows are the tokens of all sequences in a call; a pass reads or writes a tensor [B, T, C]
-once.
+to the residual stream. Here, rows are the tokens of all sequences in a call.
 """
 
 from collections.abc import Callable, Sequence
@@ -69,7 +68,7 @@ class FusedBlock(TTTBlock):
         return swiglu_product(norm(h), self._gate_up, beside_others=beside_another_chunk())
 
     def _enter(self, h: Tensor, state: LayerState, pdl: bool) -> tuple[Tensor, Tensor]:
-        """Add the convolution, if any, to h; return the sum and its RMSNorm. One launch of three passes."""
+        """Return h plus the output of the block's convolution, if any, and the RMSNorm of that sum."""
         if state.block_conv is None:
             return h, self.seq_norm(h)
         conv, eps = self.conv.conv, self.seq_modeling_block.config.norm_eps
@@ -124,7 +123,7 @@ class FusedBlock(TTTBlock):
         return self
 
     def _follow_parameters(self, rope: Rotation) -> bool:
-        """Copy changed learning-rate weights and token scales to where kernels read; return whether any changed."""
+        """Update the kernels' copies of learning-rate weights and token scales; return whether any changed."""
         layer = self.seq_modeling_block
         made_of = [weight._version for weight in (layer.learnable_ttt_lr_weight, layer.learnable_token_idx)]
         changed = made_of != self._made_of
@@ -136,9 +135,9 @@ class FusedBlock(TTTBlock):
 
 
 def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
-    """Copy the projections' weights into one matrix, make the weights views of it, and return it.
+    """Copy the projections' weights into one matrix, make the weights views of the matrix, and return the matrix.
 
-    The matrix is [sum of outputs + spare_rows, C]; the spare rows, at the end, are zero.
+    Its shape is [sum of outputs + spare_rows, C]; the spare rows, at the end, are zero.
     """
     weights = [projection.weight for projection in projections]
     inputs = weights[0].shape[1]
@@ -151,7 +150,7 @@ def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
 
 
 def has_few_rows(x: Tensor, weight: Tensor, *, swiglu: bool = False) -> bool:
-    """Return whether the few-rows kernel can multiply x [B, T, F]: T is 1, and `fits` accepts x."""
+    """Return whether `few_rows_product` can multiply x [B, T, F] by `weight`: T is 1, and `fits` is true."""
     return x.shape[1] == 1 and fits(x, weight, swiglu=swiglu)
 
 

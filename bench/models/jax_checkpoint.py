@@ -1,4 +1,4 @@
-"""Convert a checkpoint of the authors' JAX code to Hugging Face's layout, exactly.
+"""Convert a checkpoint of the authors' JAX code to Hugging Face's layout, without rounding.
 
 The file is `streaming_params`, or `streaming_train_state` with the optimizer (ttt/infra/checkpoint.py of
 github.com/test-time-training/ttt-lm-jax). It is a stream of msgpack pairs (path, bytes). The bytes are one array in
@@ -109,7 +109,7 @@ def renamed(path: tuple[str, ...]) -> str:
 
 
 def turned(path: tuple[str, ...], array: Tensor) -> Tensor:
-    """Return a weight in PyTorch's layout: parameters named kernel transposed, others unchanged.
+    """Return a JAX weight in PyTorch's layout: transpose parameters named `kernel`, keep others unchanged.
 
     [in, out] becomes [out, in], and [4, 1, C] becomes [C, 1, 4]; the learning rate's [H, C, 1] becomes [H, 1, C].
     RoPE pairs are interleaved in both codes, so Q and K are not permuted.
@@ -122,7 +122,7 @@ def turned(path: tuple[str, ...], array: Tensor) -> Tensor:
 
 
 def config_of_weights(file: Path, weights: dict[str, Tensor], base_lr: float | None) -> dict[str, Any]:
-    """Return config.json's content for weights by PyTorch name; CheckpointError if they are no TTT model's."""
+    """Return config.json's content for weights by PyTorch name; CheckpointError if these do not form a TTT model."""
     block = "model.layers.0.seq_modeling_block."
     inner = (f"{block}W1", f"{block}learnable_token_idx")
     needed = ("model.embed_tokens.weight", "model.layers.0.mlp.gate_proj.weight", *inner)

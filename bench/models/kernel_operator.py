@@ -1,6 +1,6 @@
 """The inner loop on the project's kernels: forward in CUDA or Triton, generate in Triton.
 
-Some Triton kernels are in Gluon, its dialect with explicit layouts, such as generate in the dual form on Hopper.
+Some kernels, such as generate in the dual form on Hopper, use Gluon, Triton's dialect with explicit layouts.
 """
 
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ class KernelOperator(TorchOperator):
         initial: Sequence[Tensor],
         sequences: Packed,
     ) -> Tensor:
-        """Return the output [1, N, H, D] for packed tokens; update their slots in `state`, a generate state.
+        """Return the output [1, N, H, D] for packed tokens; update their sequences in `state`, a generate state.
 
         initial: the weights (W1, b1, ...) with which new sequences begin.
         """
@@ -93,7 +93,7 @@ class KernelOperator(TorchOperator):
         initial: Sequence[Tensor],
         sequences: Packed,
     ) -> Tensor:
-        """Run `forward_packed` for sequences of equal length by the Hopper kernel, on copies of the states."""
+        """Run `forward_packed` in the Hopper kernel for equally long sequences; copy states from `state` and back."""
         batch, heads = len(sequences.slots), projections.q.shape[2]
         position = sequences.start.new_zeros(batch, heads)
         copies = rows_of(replace(state, position=None), sequences.slots)

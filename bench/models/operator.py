@@ -116,13 +116,16 @@ def _is_primal(state: Any) -> bool:
 
 
 def ready_for_prefill(projections: Projections, learner: Learner, position: Tensor) -> Projections:
-    """Return `ready` projections of T tokens. position [B]: token 0's position in the mini-batch."""
+    """Apply RoPE and compute learning rates for T tokens. position [B]: token 0's position in the mini-batch."""
     ahead = torch.arange(projections.q.shape[1], device=position.device)
     return ready_at(projections, learner, (position[:, None] + ahead) % learner.token_scale.shape[0])
 
 
 def ready_at(projections: Projections, learner: Learner, position: Tensor) -> Projections:
-    """Return `ready` projections. position [B, T], or [B] for a step: each token's position in the mini-batch."""
+    """Apply RoPE and compute the learning rates, unless `projections.ready`.
+
+    position [B, T], or [B] for a step: each token's position in the mini-batch.
+    """
     if projections.ready:
         return projections
     cos, sin = (table[position].unsqueeze(-2) for table in learner.rope)

@@ -58,7 +58,7 @@ class TTTState:
     length: tokens read so far per sequence; None after generate_step, or after a replay of its CUDA graph.
     caches [2, layers, B, 3, C]: last inputs of the blocks' convolutions, then Q's and K's; None without convolutions.
     inner: the operator's states for `prefill`, stacked over layers; None for generate_step and in results of `rows`.
-    layers: per layer, views of `caches` and of `inner`; if `inner` is None, the operator's own state.
+    layers: per layer, views of `caches`, and the operator's state: a view of `inner` unless that is None.
     """
 
     batch: int
@@ -159,7 +159,7 @@ Learn = Callable[[Projections, Learner, Any], Tensor]
 
 
 def one_token(operator: TorchOperator) -> Learn:
-    """Return `operator.generate_step` as a `Learn`, on tensors with T = 1."""
+    """Return `operator.generate_step` as a function on tensors with a token axis, T = 1."""
 
     def learn(projections: Projections, learner: Learner, state: Any) -> Tensor:
         return operator.generate_step(mapped(projections, lambda x: x[:, 0]), learner, state)[:, None]
@@ -267,7 +267,7 @@ class TTTModel(ChunkedModel):
         return self._state(batch, states)
 
     def _state(self, batch: int, states: Iterable[Any], inner: Any = None) -> TTTState:
-        """Return a state with empty convolution caches. states: the operator's, by layer; inner: stacked, or None."""
+        """Return a state with empty convolution caches. states: operator states by layer. inner: see `TTTState`."""
         count, width = self.config.layers, self.config.width
         if self.config.backbone == "transformer":
             return TTTState(batch, [LayerState(None, None, each) for each in states], inner=inner)

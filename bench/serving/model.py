@@ -39,7 +39,7 @@ class States(MambaBase):
 
     @kv_cache.setter
     def kv_cache(self, pages: Sequence[Tensor]) -> None:
-        """Store pages, as `kv_cache` returns them, and make views of their states; an empty list frees the cache."""
+        """Store the pages, and views of the states in the pages; an empty list frees the cache."""
         self._pages = pages
         self.views = self.layout.views(pages[0]) if len(pages) else []
 
@@ -98,7 +98,7 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
         return F.pad(self.ttt.model.norm(x), (0, 0, 0, len(input_ids) - len(x)))
 
     def _one_prompt(self, tokens: int, device: torch.device) -> tuple[Step, list[list[Tensor]]]:
-        """Return (step of one prompt, per-layer views of one page); vLLM has no requests when it measures memory."""
+        """Return a step of one prompt, and per-layer views of a temporary page, for vLLM's calls without requests."""
         ends = torch.tensor([0, tokens], dtype=torch.int32, device=device)
         page = self.layout.views(torch.zeros(1, self.layout.page_bytes, dtype=torch.int8, device=device))
         return packed(ends, ends[:1], ends[:1].long(), tokens), [page] * len(self.states)

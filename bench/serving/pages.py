@@ -1,7 +1,7 @@
 """States of sequences in vLLM's cache, and the steps that update them.
 
 Each layer and sequence has a page of bytes; a slot is the index of a page.
-A page contains the convolutions' windows, then the tensors that the operator's `generate_state` makes, except the
+A page contains the convolutions' last inputs, then the tensors that the operator's `generate_state` makes, except the
 position, which follows from the number of tokens that vLLM has computed.
 """
 
@@ -31,9 +31,9 @@ MOST_SEQUENCES, LEAST_TOKENS = 64, 16384
 
 
 class Generating(NamedTuple):
-    """A step in which each of D requests generates a token.
+    """A step in which each of B requests generates a token.
 
-    slots [D], positions [D]: the requests' cache slots, and their positions in the mini-batch.
+    slots [B], positions [B]: the requests' cache slots, and their positions in the mini-batch.
     """
 
     slots: Tensor
@@ -118,11 +118,11 @@ def hidden(model: TTTModel, layout: Layout, layers: Sequence[Sequence[Tensor]], 
 
 
 def warm_up(model: TTTModel, layout: Layout) -> None:
-    """When the engine starts, run steps with prompts that launch every compiled variant of the kernels.
+    """Run steps with prompts at engine start, so all kernels are compiled and loaded before the first request.
 
-    So kernels are compiled and libraries loaded before the first request. All numbers of sequences between two powers
-    of two use the same variants, and so do all from LEAST_ROWS on. Steps in which all requests generate are compiled
-    later: by vLLM's CUDA graph capture or, with `--enforce-eager`, by the first such step.
+    Kernels have one variant per range of batch sizes between two powers of two, and one for LEAST_ROWS or more.
+    Steps in which all requests generate are compiled later: by vLLM's CUDA graph capture or, with `--enforce-eager`,
+    by the first such step.
     """
     page = torch.zeros(1, layout.page_bytes, dtype=torch.int8, device=model.device)
     layers = [layout.views(page)] * len(model.blocks)
