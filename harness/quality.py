@@ -136,7 +136,7 @@ def machine_of(record: Record) -> tuple[str, str, str]:
 
 
 def commit_name(environment: Mapping[str, Any]) -> str:
-    """Return a record's commit, with `DIRTY` for uncommitted changes; "" if not recorded."""
+    """Return the commit in a record's environment, with the suffix `DIRTY` for uncommitted changes; "" if unknown."""
     commit = environment.get("commit")
     return f"{commit}{DIRTY}" if commit and environment.get("dirty") else str(commit or "")
 
@@ -164,8 +164,8 @@ def _unsteady_times(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, 
 def pooled_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float, float]:
     """Return (median, low, high): the median of the processes' medians, and a typical process's interval.
 
-    Each process has ratios low / median and high / median (`median_interval`). The ratios' medians over processes,
-    times that median, are low and high: differences between processes do not widen the interval.
+    Each process's `median_interval` gives two ratios, low / median and high / median. The returned interval is the
+    returned median times the medians of these ratios over processes. Differences between processes do not widen it.
     """
     within = [median_interval(samples) for samples in processes]
     centre = median(middle for middle, _, _ in within)
@@ -183,10 +183,10 @@ def quartiles_apart(samples: Sequence[float]) -> float:
 
 
 def ends_apart(samples: Sequence[float]) -> float:
-    """Return the relative difference between the medians of the first and last quarter (at least six samples each).
+    """Return the relative difference between the medians of the first and last quarter of the samples.
 
-    Return 0 for fewer than twelve samples, or if the quarters' middle halves overlap (their ranges, for quarters of
-    fewer than ten).
+    A quarter has at least six samples. Return 0 for fewer than twelve samples, or if the quarters' middle halves
+    overlap; for quarters of fewer than ten samples, if their full ranges overlap.
     """
     if len(samples) < 2 * FEWEST:
         return 0.0

@@ -65,7 +65,7 @@ def relative_error(out: Any, ref: Any) -> float:
 
 
 def total_variation(logits: Any, ref: Any) -> float:
-    """Return the largest total variation distance, over all positions, of next-token distributions.
+    """Return the largest total variation distance between next-token distributions, over all positions.
 
     logits, ref: [..., V] for a vocabulary of V tokens; ValueError if the shapes differ.
     The distance at a position, in [0, 1], is half the L1 distance of the two softmax results, in float64.

@@ -26,7 +26,7 @@ def launches_for(run_ms: float) -> int:
 
 
 def input_sets(set_bytes: int, l2_bytes: int) -> int:
-    """Return how many copies of the inputs, `set_bytes` each, must take turns so that none stays in the L2 cache."""
+    """Return how many copies of the inputs, `set_bytes` each, to use in turn so that no call finds its copy in L2."""
     # The other copies fill the cache twice, because an L2 does not replace exactly by LRU.
     return math.ceil(2 * l2_bytes / set_bytes) + 1
 
@@ -42,8 +42,8 @@ class CudaEventClock(Clock):
     """Times one callable on the current CUDA device with CUDA events.
 
     timing: "eager" calls the callable and includes idle time of the GPU. "graph" replays it as a CUDA graph.
-    l2: "cold" flushes the L2 cache before each launch, untimed. Each launch then has its own events, which cost
-        microseconds. Short work is therefore timed "warm", with `input_sets` copies of the inputs in turn.
+    l2: "cold" flushes the L2 cache before each launch, untimed. Each launch then has its own events, which add
+        microseconds. Time short work "warm" instead, with `input_sets` copies of the inputs in turn.
     """
 
     settles_s = SETTLES_S

@@ -43,7 +43,7 @@ _LONGEST = 200
 
 
 def child_environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return `added` and this process's environment without variables that redirect git or Slurm."""
+    """Return os.environ without variables that redirect git or Slurm, plus CUDA_DEVICE_ORDER and `added`."""
     kept = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
     return {**kept, **DEVICE_ORDER, **(added or {})}
 
@@ -55,7 +55,7 @@ def recorded_variables(environment: Mapping[str, str] = os.environ) -> dict[str,
 
 
 def changes_speed(name: str) -> bool:
-    """Whether an environment variable can affect speed and is neither secret nor a path."""
+    """Whether the variable `name` can affect speed and, by its name, holds neither a secret nor a path."""
     return bool(_CHANGES_SPEED.fullmatch(name)) and not any(each.fullmatch(name) for each in (_PRIVATE, _IRRELEVANT))
 
 
@@ -149,7 +149,7 @@ def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
     """Return (commit, dirty) of the checkout `root`, by default the one with this file.
 
     dirty: whether source files outside reports/results changed or are untracked, None if unknown.
-    Without a checkout: the value of TTT_BENCH_COMMIT, which a run sets for its workers, otherwise ("", None).
+    Without a commit from git, return the pair in TTT_BENCH_COMMIT, which a run sets for its workers, or ("", None).
     """
     root = root or ROOT
     commit = ask_git(root, "rev-parse", "HEAD")[0] if (root / ".git").exists() else ""

@@ -73,8 +73,8 @@ class CallChecker:
         """Set the outputs to NaN, run the timed call on fresh inputs, and return all checks so far.
 
         clock: the clock that timed `run`.
-        If inputs have a token axis, or with `Workload.renews_past`, only early tokens change before a second call: its
-        outputs must change too.
+        If an input has a token axis, or with `Workload.renews_past`, a second call follows. Only early tokens change
+        before it, and the outputs must change too.
         """
         if self._ran:
             self._check_outputs()
@@ -129,7 +129,7 @@ class CallChecker:
     def _follow_inputs(self, name: str = "outputs_unchanged_by_new_inputs", past_renewed: bool = False) -> None:
         """Fail the check `name` if a sequence's inputs changed but its outputs did not.
 
-        past_renewed: whether `timed_check` changed each sequence's early tokens.
+        past_renewed: whether `timed_check` changed early tokens of every sequence, which counts as changed inputs.
         """
         outputs, batch = list(tensors_of(self._outputs)), self._case.batch
         floating = [each for each in outputs if each.is_floating_point()]  # integers can be the inputs themselves
@@ -199,8 +199,8 @@ def shape_checks(case: Case, workload: Workload, outputs: Any) -> Iterator[Check
     """Yield failed checks of tensor sizes.
 
     Inputs must have the case's batch and context at their named axes, and outputs the case's batch.
-    If a call has several units (such as generate steps), its outputs must show each: one tensor per unit, or a last
-    tensor [units, batch, ...].
+    A call with several units of work (such as generate steps) must return one tensor per unit, or a last tensor
+    [units, batch, ...].
     """
     for each in workload.inputs.values():
         for axis, wanted in ((each.batch_axis, case.batch), (each.token_axis, case.context)):
@@ -230,7 +230,7 @@ def lower_bound_check(workload: Workload, samples_ms: list[float]) -> list[Check
 def fill(given: Input, seed: int, early_only: bool = False) -> None:
     """Refill an input's tensor in place with random values.
 
-    early_only: leave the last `_RECENT` tokens (in a short prompt, half) and inputs without a token axis unchanged.
+    early_only: keep the last `_RECENT` tokens, or the second half of a short prompt. Keep inputs without a token axis.
     """
     import torch
 
@@ -248,7 +248,7 @@ def fill(given: Input, seed: int, early_only: bool = False) -> None:
 
 
 def _finite(outputs: Any) -> Iterator[Check]:
-    """Yield a check that floating outputs are finite: unwritten elements are still NaN."""
+    """Yield a check that floating outputs are finite. It also finds unwritten elements, which are still NaN."""
     floating = [each for each in tensors_of(outputs) if each.is_floating_point()]
     if floating:
         lost = sum(int((~chunk.isfinite()).sum()) for each in floating for chunk in each.reshape(-1).split(1 << 26))

@@ -20,10 +20,10 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
     """Return (median, low, high) of one process's samples, given in order of time.
 
     low, high: the 95% interval, from the r-th smallest to the r-th largest of n independent samples. The number of
-    these below the true median is binomial(n, 1/2), so r is the largest with 1 - 2 P(binomial <= r - 1) >= 0.95.
+    samples below the true median is binomial(n, 1/2), so r is the largest with 1 - 2 P(binomial <= r - 1) >= 0.95.
     For correlated samples, n is `independent_samples`, and r is scaled to the number of all samples.
-    If n < `FEWEST`, the interval is the samples' range; for 30 samples or more, the range of the medians of blocks
-    of at least `TOGETHER` successive samples, which ignores single outliers. Raises ValueError if there are no samples.
+    If n < `FEWEST`, the interval is the samples' range or, from 30 samples on, the range of block medians, which
+    ignores outliers. A block is at least `TOGETHER` successive samples. Raises ValueError if there are no samples.
     """
     ordered = sorted(samples)
     count, worth = len(samples), independent_samples(samples)
@@ -39,7 +39,7 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
 
 
 def independent_samples(samples: Sequence[float]) -> int:
-    """Return the effective sample size: the smaller one of two estimates."""
+    """Return the effective sample size: the smaller of `_worth_by_signs` and `_worth_by_ranks`."""
     # Signs show slow or irregular drift; ranks also show correlation in a few dozen samples.
     return min(_worth_by_signs(samples), _worth_by_ranks(samples))
 
@@ -96,7 +96,7 @@ def repeats_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float
     """Return (median, low, high): the median of the processes' medians and its 95% interval.
 
     processes: the samples of each process, in order of time; ValueError if there are none.
-    The interval is Student's t interval of the medians' mean logarithm, widened to contain each process's own interval.
+    The interval is exp of Student's t interval for the mean log median, widened to contain each process's own interval.
     The median of one more process may lie outside it. For a single process, return its `median_interval`.
     """
     within = [median_interval(samples) for samples in processes]

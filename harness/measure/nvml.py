@@ -136,7 +136,7 @@ def _initialised() -> Any:
 
 
 def _handle(pynvml: Any, visible: str | None) -> Any:
-    """Return the NVML handle of the first GPU in `visible`; None if it is unknown.
+    """Return the NVML handle of the first GPU in `visible`; None for an unknown name.
 
     visible: as in CUDA_VISIBLE_DEVICES; None: torch's GPU or, before torch uses CUDA, the environment's first GPU.
     """
@@ -226,7 +226,7 @@ class EnergyMeter:
     def per_token(self, tokens: int, seconds: float) -> dict[str, float | None]:
         """Return the metric `energy_j_per_token`, mean power times time per token; {} if unreliable.
 
-        tokens, seconds: totals of all samples. Unreliable: `seconds` under nine tenths of the block, or few refreshes.
+        tokens, seconds: of all samples. Unreliable: samples fill under 90% of the block, or refreshes span under 0.7 s.
         """
         refreshes = [
             read

@@ -13,8 +13,7 @@ LEAD = "lead"  # the runs before the timed ones, which no profile shows
 class _Recording:
     """State of this module.
 
-    on: whether inside `recorded()`, where each `nvtx_range` takes microseconds.
-    entered: the function given to `on_range`, if any.
+    on: whether inside `recorded()`. entered: the function given to `on_range`, if any.
     """
 
     on = False

@@ -54,18 +54,18 @@ class Workload:
     inputs: tensors that the harness refills between samples and before the checked calls.
     timed_check: called with a random generator before each checked call; chooses sequences and stores their state.
         Returns a function (outputs, number of calls of `run` since) that compares the outputs with the reference.
-        Before the second checked call only early tokens change: its outputs must change too. For an engine, both
-        functions are called after the last batch, with outputs None. None without a reference.
+        Before the second checked call, only early tokens change, and its outputs must differ from the first call's. For
+        an engine, both functions are called after the last batch, with outputs None. None without a reference.
     renews_past: whether `timed_check` itself draws new early tokens, because no input has a token axis.
     `check`: compares outputs with the reference before timing. None without a reference.
     engine_samples: for a system that times itself; yields for each batch a list of milliseconds per unit.
-        The first batches, at least one, warm up. The last one counts if the warm-up was over before its samples began.
+        The first batches, at least one, warm up. The last one's samples are used if they began after enough warm-up.
     engine_batch: for a system that times itself; runs a batch, enters the given context manager only around the part
         to profile (for generate, steps in which all sequences generate), and returns that part's units.
     measured: called after timing with the number of timed calls, or of an engine's samples; returns further metrics.
     metrics, settings: numbers and texts for the record; the metrics `flops` and `bytes` are per unit.
     work: least FLOPs and bytes per unit, by part (`harness.schema.work.PRODUCTS` and so on); {} if not counted.
-    When memory is exhausted, these functions raise MemoryError or torch's OutOfMemoryError.
+    When memory is exhausted, all functions above raise MemoryError or torch's OutOfMemoryError.
     """
 
     run: Callable[[], object]

@@ -144,7 +144,7 @@ def warm_up_engine(
     """Run batches of a system that times itself, until the least warm-up is over.
 
     batches_ms: yields each batch's samples in ms per unit of work. units: units in a sample.
-    Return [the last batch] if the warm-up was over before that batch's samples began, as after long prompts; else [].
+    Return [the last batch] if the warm-up ended during its prompts, so that its samples are warm; otherwise [].
     """
     start, limited = time.monotonic(), False
     for batch in batches_ms:
@@ -164,9 +164,9 @@ def take_engine_samples(
     """Sample a system that times itself, until `stop_reason` gives a reason or the batches end.
 
     batches_ms: yields each batch's samples in ms per unit of work. units: units in a sample.
-    All samples count, because the first steps after a prompt differ.
-    Samples of a batch are correlated, so a narrow interval ends sampling only from batch `BATCHES` on.
-    The budget limits the time of the samples; `READS` times the budget limits the elapsed time, prompts included.
+    Each batch counts whole, because the first steps after a prompt differ from later ones. Samples of a batch are
+    correlated, so a narrow interval ends sampling only from batch `BATCHES` on. The budget limits the time of the
+    samples; the time with prompts may be `READS` times as long.
     Raises ValueError if there are no samples.
     """
     timing = Timing([], [], "")
@@ -189,9 +189,10 @@ def stop_reason(
 ) -> str:
     """Return the criterion that ends sampling, or "" if sampling continues.
 
-    "interval": the median's interval is narrow enough. "count": there are `MAX_SAMPLES`. "budget": the time is over.
-    The time is one budget. While the interval is wide (over `DOUBTFUL` times `precision`), it is `PATIENCE` budgets, at
-    most `LONGEST_WAIT_S` more than one; with under 1.5 times `min_samples` samples, one budget plus `LONGEST_WAIT_S`.
+    "interval": the median's interval is narrow enough. "count": there are `MAX_SAMPLES`. "budget": the budget is over.
+    While the interval is wide (over `DOUBTFUL` times `precision`), the budget is extended to `PATIENCE` budgets, or by
+    `LONGEST_WAIT_S` if that is less. If samples are also fewer than 1.5 times `min_samples`, the extension is always
+    `LONGEST_WAIT_S`.
     due: whether to compute the interval now; None: only after every 10% more samples, to save time.
     least_s: seconds before a narrow interval can end sampling.
     """

@@ -12,7 +12,7 @@ from harness.schema.profile import ProfileError, Region
 
 
 class Profiled:
-    """Result of `profiled`; `region` exists once the block ended."""
+    """Result of `profiled`; `region` is set when the block ends."""
 
     region: Region
 

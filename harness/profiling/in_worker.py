@@ -83,7 +83,7 @@ class _Work:
         self.alone_us = 0.0  # time of a run without a profiler
 
     def warm(self) -> None:
-        """Run the work until it has compiled; set `units` for an engine, otherwise `passes` and `call_s`."""
+        """Run the work until compiled; store an engine's units, or a call's seconds and `COUNTED_LAYER` passes."""
         if self.is_engine:
             self._once(nullcontext())
             return
@@ -134,13 +134,13 @@ class _Work:
     def window(self, most: int = sys.maxsize) -> tuple[int, int]:
         """Return (lead-in, profiled): how many runs to do unprofiled first, and how many to profile.
 
-        most: largest sum of both. If the profiled runs must be fewer, a quarter of `most` is for the lead-in.
+        most: largest sum of both, of which about a quarter is reserved for the lead-in.
         """
         runs = min(self.runs, max(1, most - max(1, most // 4)))
         return min(self.lead, most - runs), runs
 
     def repeat(self, run: Callable[[], object], runs: int) -> bool:
-        """Call `run` `runs` times, each until the device is done; return whether the GPU was throttled."""
+        """Call `run` `runs` times, waiting for the device after each call; return whether the GPU was throttled."""
         throttled = False
         for _ in range(runs):
             run()
@@ -199,9 +199,9 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
 
 
 def _counted(work: _Work) -> dict[str, Any]:
-    """Run a call; let Nsight Compute count from the last `COUNTED_STEPS` passes through `COUNTED_LAYER` on.
+    """Run a call; turn Nsight Compute on when the last `COUNTED_STEPS` passes through `COUNTED_LAYER` begin.
 
-    A call without that layer is counted whole. Return {}, because the report has the counters.
+    Without that layer, turn it on for the whole call. Return {}, because the report has the counters.
     """
     first, passes = max(0, work.passes - COUNTED_STEPS), 0
     with ExitStack() as region:

@@ -169,13 +169,13 @@ class JobProfiler:
         return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command))
 
     def _blame_the_case(self) -> None:
-        """Raise KeyboardInterrupt if the run should end, or RunError for a lost GPU; otherwise the case is to blame."""
+        """Raise KeyboardInterrupt if the run should end, RunError for a lost GPU; return if the case itself failed."""
         if self.stopped():
             raise KeyboardInterrupt
         self.slot.refuse_lost_gpu()
 
     def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> str:
-        """Report `error` to the user; return the sentence. Drop the profiler of `part` if it would fail again."""
+        """Report `error` to the user and return the message. Drop the profiler of `part` if it would fail again."""
         advice = "" if isinstance(error, ToolLost) else "; try again (--resume), or say --with torch"
         why = sentence(f"{error}{advice}")
         self.profiler.say(why)

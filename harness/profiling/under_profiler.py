@@ -28,7 +28,7 @@ _FOLDERS = re.compile(r"(?:/[^/\s:=,]+)+/")
 class ToolLost(ProfileError):
     """Raised if a profiler gives no result for a case, with the reason in one sentence.
 
-    status: the case's status. lasting, everywhere: whether the job's other cases, or all cases, would fail too.
+    status: the case's status. lasting: whether the job's other cases would fail too. everywhere: whether all would.
     """
 
     def __init__(self, reason: str, lasting: bool = False, status: str = "failed", *, everywhere: bool = False) -> None:
@@ -75,7 +75,7 @@ class UnderProfiler:
     def by_ncu(self, case: Case, stand_in: Case) -> tuple[dict[str, Counters], str]:
         """Run `stand_in` in a worker under Nsight Compute; return (counters by kernel name, command).
 
-        case: the case to profile, whose key names the report.
+        stand_in: `case`, or a smaller case with the same kernels. The report is named after `case`.
         """
         report = self._raw(case, ".ncu-rep")
         wrapped, command = self._under(*ncu.wrapping(report, range_names(case.phase)))
@@ -83,7 +83,7 @@ class UnderProfiler:
         return ncu.read(_read_by(ncu.importing(report))), command
 
     def _under(self, *profiler: str) -> tuple[Launch, str]:
-        """Return (launch of the worker with `profiler` before its command, this command line without folders)."""
+        """Return (launch with `profiler` before the worker's command, the whole command line without folders)."""
         launch = replace(self.launch, command=[*profiler, *self.launch.command])
         words = [*launch.command, "-m", "harness.worker", launch.entry]
         return launch, shlex.join(_FOLDERS.sub("", word) for word in words)

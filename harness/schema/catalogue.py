@@ -93,7 +93,7 @@ class FigureEntry(Stored):
     split: axes for whose values there are separate figures.
     forms: whether to add a figure of y's ratio between TTT's primal and dual form.
     `lower_bound`: whether to draw the roofline bound (the metric `lower_bound_ms`). y_log: whether y is logarithmic.
-    best: whether the figure's sentence compares the lines' highest y over all x, instead of their y at each x.
+    best: whether the caption compares the highest y of each line, instead of all lines' y at each x.
     primary: lines, named SYSTEM/BACKEND, that answer the figure's question; empty for all lines.
     claims: claims of the paper, checked on the primary lines.
     """

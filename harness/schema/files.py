@@ -51,7 +51,7 @@ def listed(folder: Path, pattern: str = "*") -> list[Path]:
 
 @contextmanager
 def refusing(path: Path, verb: str, refusal: type[Exception]) -> Iterator[None]:
-    """Turn an OSError in the block into a `refusal`: `PATH: cannot be VERB: REASON`."""
+    """Raise an OSError of the block as the exception `refusal` instead: `PATH: cannot be VERB: REASON`."""
     try:
         yield
     except OSError as error:

@@ -88,7 +88,7 @@ class Kernel(Stored):
 
     @property
     def is_counted_unlike(self) -> bool:
-        """Whether the counted launches' mean time is so far from all launches' that the counted ones did other work."""
+        """Whether counted launches probably did other work: their mean time is far from that of all launches."""
         counted_us = self.counters.time_us if self.counters else 0.0
         return bool(counted_us) and abs(counted_us - self.mean_us) > max(UNLIKE * self.mean_us, UNLIKE_US)
 
@@ -187,7 +187,7 @@ class Profile(Region):
     status, reason: as in a record; every status except "ok" has a reason and no kernels.
     tools: the profilers' versions. commands: their command lines without folders.
     notes: sentences about doubtful or missing parts. environment: as in a record.
-    stages_s: seconds of "times" and "ratios" (counters) with model builds and worker starts; version 0.1 had "build".
+    stages_s: seconds of "times" and "ratios" (counters), model builds included; version 0.1 had them apart, as "build".
     """
 
     tool: Literal["ttt-bench profile"] = field(default="ttt-bench profile", kw_only=True)

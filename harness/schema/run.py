@@ -103,7 +103,7 @@ class Run:
         return jobs_of(planned for job in (*self.jobs, *jobs) for planned in job.cases)
 
     def extend(self, jobs: Iterable[Job], catalogue: Catalogue, request: PastRequest) -> None:
-        """Add a later request with its jobs and catalogue to run.json; the policy stays."""
+        """Add a later request, its jobs and its catalogue to run.json; keep the run's policy."""
         self.file = replace(
             self.file,
             jobs=self.joined(jobs),
@@ -117,7 +117,7 @@ class Run:
         return RecordFile(self.folder / "records" / f"{job.name}.jsonl")
 
     def job_records(self, job: Job) -> list[Record]:
-        """Return a job's records in file order; RunError if the run planned no such case or repeat."""
+        """Return a job's records in file order; RunError for a record of an unplanned case or repeat."""
         file = self.record_file(job)
         records = file.read()
         planned = {planned.case.key for each in self.jobs if each.pair == job.pair for planned in each.cases}

@@ -43,8 +43,8 @@ def on_free_slots(
 ) -> None:
     """Run the jobs in order, each on the next free slot; each slot has a thread.
 
-    do: called with job, slot, and a function that returns whether all jobs should end; `do` must then raise
-        KeyboardInterrupt, because Ctrl-C reaches no thread but the main one.
+    do: called with job, slot, and a function that returns whether all jobs should end. When that returns True, `do`
+        must raise KeyboardInterrupt, because Ctrl-C itself reaches only the main thread.
     If a job raises an exception, or at Ctrl-C, all jobs end. The first exception of a job is raised.
     """
     stop, waiting = threading.Event(), iter(list(jobs))
@@ -84,9 +84,9 @@ def on_free_slots(
 
 
 def shares(count: int) -> list[set[int]]:
-    """Return a set of CPUs for each of `count` workers: equal numbers of this thread's whole, adjacent cores.
+    """Return a set of CPUs for each of `count` workers: all CPUs of equally many adjacent cores.
 
-    With fewer cores than workers, several workers share a core.
+    The sets stay in this thread's CPU affinity. With fewer cores than workers, several workers share a core.
     """
     usable = os.sched_getaffinity(0)
     cores = sorted({_core_of(cpu) for cpu in usable})

@@ -142,8 +142,8 @@ class WorkerProcess:
         """Run a case; return (record with the machine's load, fields of a `Profile`).
 
         profiler: `tool` and `keep` of `in_worker.profile`, for mode "profile".
+        last: whether no request follows; otherwise, a worker that reports itself unhealthy is killed.
         If the case needs a new process, one is started and gets the request too.
-        A worker that reports itself unhealthy is killed, except after the `last` request, to let it end by itself.
         Raises WorkerLost without a usable answer within `limit_s` seconds, and KeyboardInterrupt if the run should end.
         """
         request = {"do": "case", "case": case.to_dict(), "policy": asdict(policy), "mode": mode, "profiler": profiler}

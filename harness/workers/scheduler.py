@@ -45,7 +45,7 @@ class Event:
 class Options:
     """Options of one call of `run_jobs`.
 
-    jobs: the jobs to run; None for all of the run. repeat: number of the repeat to run; only `ab` has several.
+    jobs: the jobs to run; None for all of the run. repeat: the repeat to run, above 0 only in `ttt-bench ab`.
     retry: returns, for the record of a finished case, whether to measure the case again.
     skip: returns, for a case and the records of its job so far, the reason to skip it, or "".
     on_event: called with each `Event`.

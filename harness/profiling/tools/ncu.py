@@ -1,6 +1,6 @@
 """Write commands for Nsight Compute, and read each kernel's counters from its report.
 
-`ncu` prints the report as a table. NVIDIA's Python package is proprietary and accepts truncated reports.
+Reads the table that `ncu` prints, because NVIDIA's Python package is proprietary and accepts truncated reports.
 """
 
 import csv

@@ -33,9 +33,9 @@ class Launched:
 
 
 def after_the_one_before(launched: Iterable[Launched]) -> list[Launched]:
-    """Return launches sorted by start, each delayed until the stream's previous launch ends.
+    """Return launches sorted by start; each starts when its stream's previous launch ends, or later.
 
-    With programmatic dependent launch, a kernel can start earlier, but then waits for that end.
+    With programmatic dependent launch, a kernel can start earlier but then waits, so its start is moved to that end.
     """
     ends: dict[Hashable, float] = {}
     apart = []
@@ -90,7 +90,7 @@ class Runs:
 def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Runs) -> dict[str, Any]:
     """Return a profile's fields: those of `found_in`, "units" and "notes".
 
-    launched: launches of the runs in `seen`; runs of typical duration count. ranged: launches of one call with ranges.
+    launched: launches of the runs in `seen`; `_typical` selects those to use. ranged: launches of one call with ranges.
     Delays by the profiler are removed from "region_us" and "longest_gap_us".
     """
     kept, runs, region_us, notes = _typical(launched, seen)
@@ -113,9 +113,10 @@ def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Run
 
 
 def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], int, float, list[str]]:
-    """Return (launches, runs, total time, notes) of the middle half of runs by duration.
+    """Return (launches, number of runs, total µs, notes) of the middle half of runs by duration.
 
-    This leaves out pauses, and runs that the profiler delayed. If runs launch different kernels, all runs count.
+    This leaves out runs that the profiler delayed, and pauses between runs. If runs launch different kernels, return
+    all runs, with a note.
     """
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not _alike(in_order, seen.runs):
@@ -139,7 +140,7 @@ def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], 
 
 
 def last_runs(launched: Sequence[Launched], runs: int, recorded: int) -> tuple[Sequence[Launched], int]:
-    """Return (launches, number of runs): the last `runs` of `recorded` runs, or all if their kernels differ."""
+    """Return (launches, number of runs): the last `runs` of `recorded` runs, or all if runs differ in kernels."""
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not _alike(in_order, recorded):
         return launched, recorded
