@@ -1,4 +1,4 @@
-"""Without a GPU, run Triton kernels in the interpreter. Restore SIGINT for tests in the background."""
+"""Without a GPU, run Triton kernels in the interpreter. Restore SIGINT, which background jobs ignore."""
 
 import os
 import signal

@@ -17,7 +17,7 @@ def hasten() -> None:
     first_call, by_element, called = InterpretedFunction.__call__, ReduceOps.generic_reduce, set()
 
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
-        """Let Triton patch its modules only at a function's first call: these patches stay, and launches patch anew."""
+        """Patch Triton's modules only at a function's first call: later calls find the patches in effect."""
         if self.fn in called:
             return self.rewrite()(*arguments, **named)
         called.add(self.fn)

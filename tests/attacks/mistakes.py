@@ -30,7 +30,7 @@ HONEST_CASES = (PROMPT, replace(PROMPT, batch=2, context=1), GENERATE)
 
 
 class Model:
-    """A recurrent model: h <- d h Q + E[token], Q orthogonal, logits = h E^T; decay d < 1 hides a truncated prompt."""
+    """A recurrent model: h <- d h Q + E[token], Q orthogonal, logits = h E^T; with decay d < 1, early tokens fade."""
 
     def __init__(self, width: int = WIDTH, seed: int = 0, decay: float = 1.0) -> None:
         rng = torch.Generator().manual_seed(seed)
@@ -112,7 +112,7 @@ class CopyOfTheLastOutput(LastOutputAgain):
 
 
 class OneSequenceStale(Honest):
-    """Repeats the first call's outputs for the last sequence; the comparison mostly draws other sequences."""
+    """Repeats the first call's output for the last of eight sequences; the comparison reads two random ones."""
 
     def run(self) -> Any:
         out = super().run()
@@ -122,7 +122,7 @@ class OneSequenceStale(Honest):
 
 
 class TruncatedPrompt(Honest):
-    """Reads only a prompt's last 64 tokens; with decay, the error from the missing ones is below the check's limit."""
+    """Reads only a prompt's last 64 tokens; with this decay, earlier tokens change the logits by less than LIMIT."""
 
     decay = 0.85
 
@@ -165,7 +165,7 @@ class NotANumber(Honest):
 
 
 class NotANumberWhileTimed(Honest):
-    """Returns NaN while timed, with which a GPU needs less power, and correct outputs when checked."""
+    """Returns NaN while timed, because a GPU needs less power for NaN, and correct outputs when checked."""
 
     def run(self) -> Any:
         return super().run() * (math.nan if self.kept is None else 1)
@@ -213,7 +213,7 @@ class OfTheRepository:
         return replace(workload, check=None, run=torch.inference_mode()(lambda: self.timed(work, run)))
 
     def prepare(self, work: Any) -> None:
-        """Prepare `work`, whose method is the timed call; subclasses may override this."""
+        """Prepare `work`, the object whose bound method is the timed call; by default, do nothing."""
 
     def timed(self, work: Any, run: Callable[[], Any]) -> Any:
         raise NotImplementedError
@@ -245,7 +245,7 @@ class Last64Tokens(OfTheRepository):
 
 
 class Last66Tokens(Last64Tokens):
-    """Reads the last 66 tokens. The early-tokens check renews two of them, so it passes; other tokens are ignored."""
+    """Reads the last 66 tokens. The early-tokens check redraws all but the last 64, so outputs change and it passes."""
 
     kept = 66
 

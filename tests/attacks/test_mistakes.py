@@ -1,4 +1,4 @@
-"""Each mistake fails the check that names it; an honest adapter passes."""
+"""Each adapter with a mistake fails the expected check; an honest adapter passes."""
 
 from dataclasses import replace
 from typing import Any

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def run(model: Any, ids: Tensor, plan: tuple[int, ...], state: Any = None) -> Tensor:
-    """Return the logits after `ids`. plan: an entry n runs n tokens at once; an entry -n runs n generate steps."""
+    """Return logits [B, V] after ids [B, T]. plan: entry n runs n tokens at once, entry -n runs n generate steps."""
     state, at = state or model.init_state(*ids.shape), 0
     for n in plan:
         if n > 0:

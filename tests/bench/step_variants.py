@@ -1,6 +1,6 @@
-"""Print as JSON which variants of Triton kernels and which CUDA libraries the plug-in's steps launch on an H200.
+"""Print as JSON what the vLLM plug-in launches on an H200 during warm-up, and what random steps launch beyond that.
 
-Launches do nothing, so a machine without a GPU records them. Alignments and strides are those of tensors on a CPU.
+Launches are recorded instead of run, so this needs no GPU. Alignments and strides are those of tensors on a CPU.
 """
 
 import json
@@ -65,7 +65,7 @@ def look_like_an_h200() -> set[Variant]:
 
 
 def random_step() -> Packed:
-    """Return a random step with prompts; the engine captures steps without prompts as CUDA graphs at its start."""
+    """Return a random step with prompts. vLLM compiles all other steps at startup, when it captures CUDA graphs."""
     count = random.choice([1, 2, random.randint(3, 64), random.randint(65, 300)])
     longest = random.choice([1, 2, 16, 40])
     lengths = [random.randint(1, longest) for _ in range(count)]

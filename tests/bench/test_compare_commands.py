@@ -1,4 +1,4 @@
-"""`ttt-bench compare` and `ttt-bench ab` on small checkouts whose adapters define their times."""
+"""`ttt-bench compare` and `ttt-bench ab` on small checkouts whose adapters return fixed samples."""
 
 import itertools
 import json

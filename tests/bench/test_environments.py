@@ -102,7 +102,7 @@ def test_what_make_baselines_writes_names_systems_that_exist(monkeypatch):
 
 
 def test_each_environment_has_its_own_lock(monkeypatch):
-    """vLLM's lock has an older NumPy; mamba-ssm's lock adds packages to cuda.txt."""
+    """vLLM's lock file has an older NumPy; mamba-ssm's lock file adds packages to cuda.txt."""
     monkeypatch.setattr("bench.environments.visible_gpus", lambda: ["0"])
     found = {pair: launch.locked for pair, launch in launches().items()}
     own, vllm, mamba = (found[pair] for pair in (("ttt-mlp", "triton"), ("ttt-mlp", "vllm"), ("mamba", "mamba-ssm")))

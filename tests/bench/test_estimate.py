@@ -1,4 +1,4 @@
-"""The time of a run follows from earlier runs of its cases."""
+"""A run's estimated duration follows from earlier runs of its cases."""
 
 import pytest
 

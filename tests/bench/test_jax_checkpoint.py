@@ -54,7 +54,7 @@ def jax_params(weights: dict[str, Tensor]) -> dict[tuple[str, ...], Tensor]:
 
 
 def jax_inner(inner: list[str], weight: Tensor) -> tuple[tuple[str, ...], Tensor]:
-    """Return the JAX path and value of a TTT layer's parameter, as in ttt/models/ttt_layer.py."""
+    """Return a parameter's (path, value) as in ttt/models/ttt_layer.py. inner: its PyTorch name, split at dots."""
     match inner:
         case [("conv_q" | "conv_k") as conv, kind]:
             return (conv, "kernel" if kind == "weight" else kind), swapped(weight)
@@ -79,7 +79,7 @@ def swapped(weight: Tensor) -> Tensor:
 
 
 def packed(array: Tensor, name: str = "") -> bytes:
-    """Pack an array as flax.serialization does. name: of the dtype, by default the array's."""
+    """Pack an array as flax.serialization does. name: dtype name to store, by default the array's."""
     data = bytes(array.reshape(-1).clone().view(torch.uint8).tolist())
     inner = (tuple(array.shape), name or str(array.dtype).removeprefix("torch."), data)
     return msgpack.packb(msgpack.ExtType(1, msgpack.packb(inner, use_bin_type=True)))

@@ -1,4 +1,4 @@
-"""The kernels compute the reference's inner loop, whichever part applies RoPE and learning rates."""
+"""Models on kernels match the reference, whether the TTT kernel or earlier code applies RoPE and learning rates."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ blocks = pytest.mark.parametrize("block", [TTTBlock, FusedBlock])
 
 @pytest.fixture
 def rotated_by_kernel(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Replace both forward kernels by the reference; return a list that gets, per call, whether it applied RoPE."""
+    """Replace both forward kernels by the reference; return a list that gets the argument `rope` of each call."""
     calls: list[bool] = []
     for ops, reference in MODULES.values():
         monkeypatch.setattr(ops, "forward", stand_in(reference, calls))
@@ -48,7 +48,7 @@ def rotated_by_kernel(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def stand_in(reference: ModuleType, calls: list[bool]) -> Any:
-    """Return a function like `ops.forward` that runs the reference: RoPE with theta 10000, state updated in place."""
+    """Return a fake `ops.forward` that runs `reference` (RoPE theta 10000) in place and adds its `rope` to `calls`."""
 
     def forward(
         q: Tensor,
@@ -91,7 +91,7 @@ def config_of(learner: str, **changes: Any) -> TTTConfig:
 
 
 def check(kernels: Any, plain: Any, prompt: int, steps: int) -> None:
-    """Compare the models' logits on `prompt` tokens in two parts, the second from inside a mini-batch, and on steps."""
+    """Compare both models' logits after two parts of a prompt, split inside a mini-batch, and after each step."""
     ids = torch.randint(64, (2, prompt + steps), generator=torch.Generator().manual_seed(2)).to(DEVICE)
     state, exact = kernels.init_state(2), plain.init_state(2)
     for piece in ids[:, :prompt].split([prompt // 3, prompt - prompt // 3], dim=1):

@@ -1,4 +1,4 @@
-"""Lower bounds on a model's FLOPs and bytes follow from its parameters, its attention or learner, and its state."""
+"""Lower bounds on a model's FLOPs and bytes follow from its parameters, sequence mixer and state."""
 
 from dataclasses import replace
 from types import SimpleNamespace

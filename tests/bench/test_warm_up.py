@@ -1,4 +1,4 @@
-"""After the plug-in's warm-up, other steps launch no new variant of a Triton kernel and load no new library."""
+"""After the vLLM plug-in's warm-up, steps launch no new variant of a Triton kernel and load no new library."""
 
 import json
 import os

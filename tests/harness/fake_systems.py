@@ -64,7 +64,7 @@ RUNS: dict[str, Callable[[], object]] = {
 
 
 class Fake:
-    """A system that times `RUNS[do]`; with other values of `do` it skips, fails checks, has none or is an engine."""
+    """A system that times `RUNS[do]`. Other values skip the case, fail or omit its check, or give engine samples."""
 
     packages = ("pytest", "not-installed")
 

@@ -1,4 +1,4 @@
-"""Cases, policies, launches and runs that several tests share."""
+"""Cases, policies, worker commands and runs that several tests share."""
 
 import json
 import os

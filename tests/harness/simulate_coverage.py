@@ -1,8 +1,8 @@
 """Simulate how often the 95% interval contains the true median when the stopping criterion ends sampling.
 
 `python -m tests.harness.simulate_coverage [SERIES]` prints two tables of shares: by a sample's duration and the
-correlation of successive samples, as on a power-capped GPU; and by noise and the distance of two levels.
-SERIES: number of simulated series of samples per share, by default 500.
+correlation of successive samples, as on a power-capped GPU; and, for samples at two levels, by noise and the
+distance of these levels. SERIES: number of simulated series of samples per share, by default 500.
 """
 
 import sys

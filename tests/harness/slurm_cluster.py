@@ -95,7 +95,7 @@ class Cluster:
         return done.stdout
 
     def hurry(self) -> None:
-        """Start jobs two seconds after they became pending, with a new credential; Slurm would wait two minutes."""
+        """Start jobs that have been pending for two seconds; Slurm would delay a requeued job by two minutes."""
         pending = {
             line.split()[0] for line in self.ask("squeue", "-h", "-r", "-t", "PENDING", "-o", "%i %T").splitlines()
         }

@@ -97,7 +97,7 @@ def test_limits_of_chance_correlation(prime: int, square: int, linear: int, wort
 
 
 def test_the_ends_of_fewer_samples_lie_at_their_quantile_among_all() -> None:
-    """48 samples, worth 39 independent ones: the 13th of 39 is at quantile 13/40, rounded down the 15th of 48."""
+    """48 samples count as 39 independent ones. Their interval starts at quantile 13/40: rank 15 of 48, rounded down."""
     assert median_interval([float((4 * i * i + 2 * i) % 61) for i in range(48)]) == (27.0, 16.0, 35.0)
 
 
@@ -107,7 +107,7 @@ def test_fewer_than_six_samples_have_no_correlation() -> None:
 
 
 def test_the_fewer_of_both_estimates_count() -> None:
-    """Effective sample size: ranks miss a slow drift, signs need many samples; the lower counts."""
+    """Effective sample sizes by ranks miss a slow drift; those by signs need many samples. The lower one counts."""
     rng = random.Random(1)
     drift = [math.sin(i / 40) + rng.gauss(0, 1) for i in range(300)]
     assert independent_samples(drift) < 60

@@ -1,4 +1,4 @@
-"""No descendant outlives a worker, whether the worker, a warden or the parent dies."""
+"""No descendant outlives a worker, whether the worker, the process that guards it (warden.py) or the parent dies."""
 
 import json
 import os

@@ -103,7 +103,7 @@ def test_a_resumption_keeps_times_and_adds_counters(tmp_path: Path, fake: Any) -
 def test_the_next_job_tries_a_given_up_profiler_again(
     tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A profiler may fail in one system's environment only; a missing permission concerns all systems."""
+    """The next job's environment may differ, so a failed profiler is tried again; a missing permission is final."""
     for does, counted in (("no range", True), ("forbidden", False)):
         (folder := tmp_path / does.replace(" ", "-")).mkdir()
         run = run_of(folder, case(), case(batch=3))

@@ -73,7 +73,7 @@ def _context(browser, **options):
 
 @contextmanager
 def in_front(page, wrongs: list[str]) -> Iterator:
-    """Yield a shared page, in front because Chromium delays frames of a hidden page; then check its `wrongs`."""
+    """Yield a shared page in the foreground, because Chromium delays hidden pages; then fail if `wrongs` has errors."""
     page.bring_to_front()
     yield page
     check(page, wrongs)

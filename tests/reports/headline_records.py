@@ -13,7 +13,7 @@ STEPPING = {"ttt-linear": "triton-dual", "transformer": "vllm", "mamba": "mamba-
 
 
 def forward(latencies, system="ttt-linear", backend="thunderkittens", **fields):
-    """Return a record of 16 prompts per context. latencies: {context: microseconds per token of all prompts}."""
+    """Return records, each for 16 prompts of one context length. latencies: {context: microseconds per token}."""
     return [
         synthetic.ok(
             Case(system, backend, "1.3b", "forward", 16, context), us * 16 * context / 1e3, spread=0.0, **fields

@@ -1,4 +1,4 @@
-"""Two comparisons measured on an H100 raise no false alarm, and find a slowdown of 5%."""
+"""Stored comparisons on an H100: two copies of a commit differ in no case; 5% more work is found in every case."""
 
 from collections import Counter
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Pictures of figures."""
+"""PNG pictures of a report's figures."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The sentence of each figure, and the findings at the top of the page."""
+"""The generated sentence for each figure, and the findings at the top of the page."""
 
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The page is one safe file; tested without a browser."""
+"""The page is one file that loads nothing and escapes its records; tested without a browser."""
 
 import base64
 import gzip

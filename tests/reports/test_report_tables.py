@@ -1,4 +1,4 @@
-"""Do the tables hold the rows, in a form that neither a spreadsheet nor a terminal runs?"""
+"""Do the tables contain the rows, escaped so that no spreadsheet or terminal executes their text?"""
 
 import csv
 import io

@@ -42,7 +42,7 @@ combinations = pytest.mark.parametrize(
 
 
 class Errors(NamedTuple):
-    """Relative errors against float64. out: the largest of all steps. change: by weight or bias, that of its change."""
+    """Relative errors against float64. out: the largest of all steps. change: {weight or bias: error of its change}."""
 
     out: float
     change: dict[str, float]

@@ -131,7 +131,7 @@ def few_rows_products() -> Iterator[str]:
 
 
 def generate(operator: str, D: int = 64) -> Iterator[str]:
-    """Generate STEPS tokens per form and precision; of dual steps at D = 64, only float32 runs the portable kernel."""
+    """Generate STEPS tokens per form and precision; yield labels. At D = 64, dual steps of 16-bit weights use Gluon."""
     cases = [("dual", "planes"), ("dual", "bfloat16"), ("dual", "float32")]
     for form, precision in [*cases, ("primal", "float16")] if D == 64 else cases:
         *tensors, state = arguments(operator, STEPS, 16, D)

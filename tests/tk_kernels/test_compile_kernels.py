@@ -1,4 +1,4 @@
-"""The Triton kernels compile for GPUs that this machine lacks and fit their memory; generate waits for memory twice."""
+"""Triton kernels compile for GPUs that this machine lacks and fit their memory; generate has few dependent loads."""
 
 import json
 import os

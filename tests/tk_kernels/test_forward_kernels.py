@@ -1,4 +1,4 @@
-"""The forward kernels match the reference at any length, mini-batch and schedule; heads are independent."""
+"""The forward kernels match the reference at any length, mini-batch and number of warps; heads are independent."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""A fixture with the small vLLM, for tests of the vLLM adapter."""
+"""A fixture that replaces vLLM by `fake_vllm`, for tests of the vLLM adapter."""
 
 import sys
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A model run block by block gives the logits of the whole model, and its weights return to the host."""
+"""A model run block by block gives the logits of the whole model and leaves its weights in CPU memory."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The drift from the exact model is measured, and is zero for the exact model."""
+"""The drift from a float64 model is measured: it is tiny in float32, and grows if the state is rounded."""
 
 import math
 import weakref

@@ -24,7 +24,7 @@ LAYER = Case("kda", "fla", "1.3b", "forward", 2, 80, dtype="float32", options=((
 
 
 class Cache:
-    """Stands in for fla's cache; `keeps` wraps a convolution's last inputs for storage, by default in a tuple."""
+    """Stands in for fla's cache. `keeps` turns a convolution's last inputs into what is stored, by default a tuple."""
 
     keeps = staticmethod(lambda last: (last,))
 
@@ -32,7 +32,7 @@ class Cache:
         self.layers = []
 
     def reset(self):
-        """Do nothing, as in releases before 0.5.1."""
+        """Keep the layers, as fla did before 0.5.1."""
 
     def get(self, zero):
         if not self.layers:

@@ -1,4 +1,4 @@
-"""A timed generate kernel runs sets of sequences at each position of a mini-batch, and each set is checked."""
+"""A timed generate kernel runs equally often at every position in the mini-batch, and its steps are checked."""
 
 from collections import Counter
 from dataclasses import replace

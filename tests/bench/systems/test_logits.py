@@ -1,4 +1,4 @@
-"""Limits follow a dtype's rounding, and a check compares how logits respond to other early tokens."""
+"""Error limits follow a dtype's rounding; when early tokens change, logits must change as in the reference."""
 
 from dataclasses import replace
 

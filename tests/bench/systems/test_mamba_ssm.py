@@ -29,7 +29,7 @@ class InferenceParams:
 
 
 class MambaLMHeadModel(nn.Module):
-    """Stands in for the package's model: layers keep leaky sums of embeddings, which a scan starts at zero."""
+    """Stands in for the package's model: a layer's state is a leaky sum of tanh(input), reset at sequence offset 0."""
 
     def __init__(self, config, device, dtype):
         super().__init__()

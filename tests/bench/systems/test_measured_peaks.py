@@ -1,4 +1,4 @@
-"""A GPU's measured peak is at least its sustained rate."""
+"""Back-to-back GEMMs are not faster than the measured peak."""
 
 import pytest
 import torch

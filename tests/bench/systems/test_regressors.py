@@ -152,7 +152,7 @@ def row(*values):
 
 
 def test_a_delta_rule_by_hand():
-    """For K = V = H = 1, the state S is 1/2 * 0 + 1/2 * 2 * 3 = 3, then 1/2 * 3 + 1 * (1 - 1.5) = 1."""
+    """For scalars, S <- d S + beta k (v - k d S) with decay d = 1/2: 1/2 * 2 * 3 = 3, then 3/2 + 1 * (1 - 3/2) = 1."""
     layer = replace(layer_of("gated-deltanet/fla"), heads=1, key_dim=1, value_dim=1)
     q, k, v = row(1.0, 4.0), row(2.0, 1.0), row(3.0, 1.0)
     beta, g = row(0.5, 1.0)[..., 0], row(0.5, 0.5)[..., 0].log()
@@ -196,7 +196,7 @@ def test_mesanet_is_ridge_regression_over_all_tokens_so_far():
 
 
 def test_mesanet_forgets_by_its_decay_and_weighs_by_beta():
-    """K = V = 1, keys of norm 1: G = 1/2 * 1/2 + 1/4 = 1/2, S = 1/2 * (1/2 * 4) + 1/4 * 8 = 3, o = 3 / (1/2 + 1)."""
+    """For scalars, q = k = 1 and decay d: G <- d G + beta = 1/2, S <- d S + beta v = 3, output S / (G + ridge) = 2."""
     layer = replace(layer_of("mesanet/fla"), heads=1, key_dim=1, value_dim=1)
     beta, g = row(0.5, 0.25)[..., 0], row(1.0, 0.5)[..., 0].log()
     out, gram, values = layer.naive(row(3.0, 3.0), row(2.0, 5.0), row(4.0, 8.0), beta, g, torch.ones(1, 1)).values()
@@ -214,7 +214,7 @@ def mamba3(tokens, **changed):
 
 
 def test_mamba3_adds_the_token_before_by_the_trapezoidal_rule():
-    """q k is 2 for each pair of tokens. At trap 0, a token adds half at once and half, decayed, in the next step."""
+    """At trap 0, half of a token's k v joins the state at once, the other half, decayed, in the next step; q k is 2."""
     trap, decay = torch.zeros(1, 1, 3), torch.tensor([0.5, 0.5, 0.25]).log().view(1, 1, 3)
     out, state = mamba3(3, V=row(8.0, 0.0, 0.0), Trap=trap, ADT=decay)
     # S = 4; then 1/2 * (4 + 4) = 4; then 1/4 * 4 = 1.

@@ -1,4 +1,4 @@
-"""The replayed reference equals the plain one: every piece and layer, from any position."""
+"""The reference gives the same logits and states with CUDA graphs as without, wherever prompts begin and end."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ def test_a_mini_batch_longer_than_a_piece_is_one(monkeypatch: pytest.MonkeyPatch
 
 
 def test_whole_pieces_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """192 tokens in three layers are nine replays of one graph; a start inside a mini-batch replays none."""
+    """192 tokens replay a 64-token graph three times per layer; prompts that start inside a mini-batch use no graph."""
     pieces, made = [], []
     monkeypatch.setattr(replayed, "repeatable", lambda step: made.append(1) or (lambda: pieces.append(1) or step()))
     monkeypatch.setattr(replayed, "PIECE_TOKENS", 64)

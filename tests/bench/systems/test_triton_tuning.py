@@ -17,7 +17,7 @@ def add(x, n, BLOCK):
 
 @pytest.fixture
 def triton(monkeypatch, tmp_path):
-    """Give Triton a fake GPU; `launches` lists (whether the call only compiled, block) for each kernel call."""
+    """Give Triton a fake GPU; return its `launches`, (only compiled, block) per call, and `kept()`, its cache files."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.runtime.jit import JITFunction

@@ -1,4 +1,4 @@
-"""The vLLM adapter times the right steps, checks timed outputs, and refuses unfair settings; with a small engine."""
+"""On a fake vLLM, the adapter times the right steps, checks timed outputs and refuses unfair settings."""
 
 import json
 import sys

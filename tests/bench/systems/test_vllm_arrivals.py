@@ -1,4 +1,4 @@
-"""Requests that arrive over time in vLLM: their arrivals, lengths and times; with a small engine."""
+"""Requests that arrive over time at a fake vLLM: their arrivals, lengths and times."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A TTT model in vLLM's adapter: the plug-in's model, its samples and its reference; with a small engine."""
+"""A TTT model in the vLLM adapter, on a fake vLLM: the folder that vLLM loads, the samples and the reference."""
 
 import json
 import sys
