@@ -1,4 +1,4 @@
-"""Lock files resolve to the releases that they name, and say why one is not the newest. No package index: skipped."""
+"""Lock files explain releases below the newest, and resolve to the releases they name; resolving is skipped offline."""
 
 import re
 import subprocess
@@ -55,7 +55,7 @@ def test_a_lock_file_resolves_to_what_it_names(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["cpu", "cuda", "mamba", "vllm"])
 def test_a_release_below_the_newest_has_its_reason(name: str) -> None:
-    """Another package limits it, or a comment explains the pin in the .in file or in pyproject.toml."""
+    """Another package limits the release, or a comment in the .in file or in pyproject.toml explains the pin."""
     text = (REQUIREMENTS / f"{name}.txt").read_text("utf-8")
     assert text.startswith("# Written by `make lock` from ")
     pins = (REQUIREMENTS / f"{name}.in").read_text("utf-8")

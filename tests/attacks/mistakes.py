@@ -50,7 +50,7 @@ class Model:
         return state @ self.embedding.T
 
     def generate(self, ids: torch.Tensor, steps: int = STEPS) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run greedy steps from ids [B]; return the last step's logits [B, V] and the tokens read, [steps, B]."""
+        """Run greedy steps from ids [B]; return the last logits [B, V] and the input tokens of all steps [steps, B]."""
         read = ids[None]
         while len(read) < steps:
             read = torch.cat([read, self.prefill(read.T).argmax(-1)[None]])
@@ -112,7 +112,7 @@ class CopyOfTheLastOutput(LastOutputAgain):
 
 
 class OneSequenceStale(Honest):
-    """Repeats the first call's output for the last of eight sequences; the comparison reads two random ones."""
+    """Repeats the first call's output for the last of eight sequences; the check compares two random sequences."""
 
     def run(self) -> Any:
         out = super().run()
@@ -165,7 +165,7 @@ class NotANumber(Honest):
 
 
 class NotANumberWhileTimed(Honest):
-    """Returns NaN while timed, because a GPU needs less power for NaN, and correct outputs when checked."""
+    """Returns correct outputs when checked, but NaN while timed, because a GPU needs less power for NaN."""
 
     def run(self) -> Any:
         return super().run() * (math.nan if self.kept is None else 1)
@@ -245,7 +245,7 @@ class Last64Tokens(OfTheRepository):
 
 
 class Last66Tokens(Last64Tokens):
-    """Reads the last 66 tokens. The early-tokens check redraws all but the last 64, so outputs change and it passes."""
+    """Reads the last 66 tokens: passes the check that redraws all but the last 64, and fails the response check."""
 
     kept = 66
 

@@ -1,6 +1,6 @@
 """Print as JSON what the vLLM plug-in launches on an H200 during warm-up, and what random steps launch beyond that.
 
-Launches are recorded instead of run, so this needs no GPU. Alignments and strides are those of tensors on a CPU.
+Launches are recorded, not run, so this needs no GPU. CPU tensors' alignments and strides select kernel variants.
 """
 
 import json

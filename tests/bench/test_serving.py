@@ -72,7 +72,7 @@ def test_mixed_requests_have_the_logits_of_single_ones(learner, backbone):
 @pytest.mark.usefixtures("triton_kernels")
 @pytest.mark.parametrize("learner", ["linear", "mlp"])
 def test_prompts_of_one_length_run_in_the_kernel_for_hopper(monkeypatch, learner):
-    """PyTorch replaces the kernel here; new requests and a later chunk of another request form one batch."""
+    """New requests and a request that continues its prompt form one batch. PyTorch stands in for the kernel."""
     operator = KernelOperator(learner, precision="float32", backend="reference")
     monkeypatch.setattr(operator._ops, "choice", lambda q, mini_batch: THUNDERKITTENS)
     monkeypatch.setattr(operator, "_launch", None)

@@ -28,7 +28,7 @@ class Metadata:
 
 
 class Builder:
-    """Stands in for vLLM's metadata builder; split: number of requests that generate, which vLLM would compute."""
+    """Stands in for vLLM's metadata builder; tests set `split`, the number of requests that generate."""
 
     split = 0
 

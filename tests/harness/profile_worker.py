@@ -1,7 +1,8 @@
 """A worker without torch that answers like `harness.worker`, with two kernels in each profile.
 
-FAKE_WORKER: under Nsight, answer "oom" or be "killed". FAKE_UNHEALTHY: under Nsight, report an unhealthy process.
-FAKE_LOG: file for a line per request. FAKE_GONE: the GPU on which to die.
+FAKE_WORKER=oom: run out of memory under Nsight. FAKE_WORKER=killed: die under Nsight.
+FAKE_UNHEALTHY: report an unhealthy process under Nsight. FAKE_LOG: file for a line per request.
+FAKE_GONE: the GPU on which to die.
 """
 
 import json

@@ -92,7 +92,7 @@ def _config_of(config):
 
 
 class LLM:
-    """Stands in for vllm.LLM; a step generates, then reads prompts. compute: False to make every token 0."""
+    """Stands in for vllm.LLM. A step first generates, then reads prompts. `compute = False` makes every token 0."""
 
     blocks = 100
     compute = True

@@ -59,7 +59,7 @@ def test_another_token_before_a_position_is_incorrect(monkeypatch):
 
 
 def test_copies_stand_where_their_source_stands(monkeypatch):
-    """A copy is compared with its source, so both must have read the same number of tokens."""
+    """The check compares each copy with the sequence that it copies: both must have read the same number of tokens."""
     work = TTTTorch().build(replace(CASE, batch=64)).run.__self__
 
     rows = work.drawn(Random(0))

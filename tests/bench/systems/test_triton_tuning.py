@@ -17,7 +17,7 @@ def add(x, n, BLOCK):
 
 @pytest.fixture
 def triton(monkeypatch, tmp_path):
-    """Give Triton a fake GPU; return its `launches`, (only compiled, block) per call, and `kept()`, its cache files."""
+    """Give Triton a fake GPU; return `launches`, pairs (compiled_only, block), and `kept()`, autotuning cache files."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.runtime.jit import JITFunction
