@@ -26,7 +26,7 @@ class LanguageModel:
     """Base class of adapters of a language model in PyTorch.
 
     The model has the interface of `bench.models.base.CausalLM`. phases: each phase's class of timed work.
-    prompt_tokens: tokens read before generate steps, for the record; None if the steps start at the case's context.
+    prompt_tokens: number of tokens read before the generate steps; None if the steps start at position `context`.
     """
 
     packages: tuple[str, ...] = ()

@@ -71,10 +71,10 @@ def limits_by_rounding(rounded: torch.Tensor | None, reference: torch.Tensor, ca
 def check_response(
     got: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor], width: int
 ) -> Checks:
-    """Check that earlier tokens affect the logits as they affect the reference's, unless rounding hides the effect.
+    """Check that a change of earlier tokens changes the logits like the reference's, unless rounding hides the effect.
 
-    got, expected: pairs of logits [rows, V], after two different pasts. width: number of the model's channels.
-    The regression of the change in `got` on the change in `expected` must have a slope near 1.
+    got, expected: logits (before, after) this change, each [rows, V]. width: number of the model's channels.
+    The regression of after - before in `got` on after - before in `expected` must have a slope near 1.
     """
     change, truth = (after.double() - before.double() for before, after in (got, expected))
     size = float(truth.norm())

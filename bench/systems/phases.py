@@ -81,9 +81,9 @@ class PhaseWork:
         return compare
 
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
-        """Draw new random tokens for the past; prompts stay, because the harness refills them.
+        """Draw new random tokens to precede the timed steps; by default none, because the harness refills the prompts.
 
-        Returns a `LogitsAfter`: a function that computes a reference's logits after these tokens.
+        Returns (model, sequences, tokens) -> logits [rows, V] after the prompt or drawn tokens, followed by `tokens`.
         rows: the drawn sequences. sources: for each sequence, the one that it copies (see `repeat`).
         """
         return lambda model, some, tokens: last_logits(model, torch.cat([self.ids[some], tokens.T], dim=1))
@@ -141,7 +141,7 @@ class PhaseWork:
         logits_after: LogitsAfter,
         tokens: torch.Tensor,
     ) -> Checks:
-        """Compare the logits of sequences `rows`, and of the copy that differs most from each, with the reference.
+        """Compare the logits of sequences `rows` with the reference; also those of each row's most different copy.
 
         logits: [B, V]. sources: result of `repeat`. logits_after: result of `new_past`.
         tokens [steps, B]: tokens that the steps read, compared with the reference's choice at indices `choices(steps)`.
@@ -252,7 +252,7 @@ class Generate(PhaseWork):
 
     @torch.inference_mode()
     def measured(self, calls: int) -> dict[str, float | None]:
-        """Return percentiles of the ITL from single steps; {} without the option `positions`."""
+        """Return percentiles of the ITL in ms, from steps timed one by one; {} without the option `positions`."""
         if not self._times_steps:
             return {}
         count = TIMED_MINI_BATCHES * self.units + 1
@@ -351,7 +351,7 @@ class Request(PhaseWork):
         return self._logits, self._read
 
     def measured(self, calls: int) -> dict[str, float | None]:
-        """Return TTFT and ITL of the last `calls` calls, the same for all sequences of a call."""
+        """Return TTFT and ITL in ms over the last `calls` calls; all sequences of a batch share these times."""
         last = list(self._moments)[-calls:]
         times = [[(later - earlier) * 1e3 for earlier, later in pairwise(moments)] for moments in last]
         return token_times.metrics([[(first, steps)] for first, *steps in times])

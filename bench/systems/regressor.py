@@ -36,7 +36,7 @@ class Given(NamedTuple):
     """A random input of a layer, and how the harness refills it and the checks shorten it.
 
     refill: "normal" of standard deviation `scale`, "uniform" from 0 to `scale`, or "" to keep it.
-    axis: the tokens' axis; 0 if there is only the sequences' axis; None if all sequences share the input.
+    axis: index of the token axis; 0 if the input varies by sequence but not by token; None if all sequences share it.
     rows: entries along `axis` per token.
     """
 

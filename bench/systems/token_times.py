@@ -36,7 +36,7 @@ def percentiles(steps_ms: Sequence[float]) -> dict[str, float | None]:
 
 
 def of_arrivals(requests: Sequence[tuple[float, Sequence[float]]], seconds: float) -> dict[str, float | None]:
-    """Return percentiles of ITL and TTFT, and the goodput.
+    """Return percentiles of ITL and TTFT in ms, and the goodput.
 
     Goodput: requests per second with TTFT and mean ITL within TTFT_LIMIT_MS and ITL_LIMIT_MS.
     requests: (TTFT, ITLs) in ms. seconds: from a batch's first arrival to its last token, summed over batches.

@@ -44,7 +44,7 @@ def compile_ahead(call: Callable[[], object]) -> None:
 def untuned(ahead: Callable[[], object]) -> Iterator[None]:
     """Inside the context, let Triton use each kernel's smallest configuration, without measuring.
 
-    References need this, because large configurations can exceed shared memory.
+    Measuring would take minutes, and an unmeasured larger configuration could exceed shared memory.
     ahead: a call whose kernels are compiled on entry, not launched.
     """
     with _chosen_by(_size):

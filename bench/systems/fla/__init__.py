@@ -1,1 +1,1 @@
-"""Adapters of flash-linear-attention: TTT-Linear, Gated DeltaNet, RWKV-7, related layers."""
+"""Adapters of flash-linear-attention: TTT-Linear, Gated DeltaNet, RWKV-7 and related layers."""

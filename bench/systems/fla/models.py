@@ -105,9 +105,9 @@ class FlaForward(FlaWork, Forward):
 
 
 class FlaGenerate(FlaWork, Generate):
-    """The generate phase: greedy steps. Each call starts at the state after one token.
+    """The generate phase: greedy steps. Each call starts from the state after one token.
 
-    Steps overwrite only the convolutions' stored inputs in place, so each call copies those inputs first.
+    A step overwrites only one part of this state, `conv_state`, so each call runs on a copy of that part.
     """
 
     renews_past = False  # a CUDA graph starts at the tensors of its capture
@@ -139,7 +139,7 @@ class FlaGenerate(FlaWork, Generate):
         return STEPS  # the reference reads these and one token before
 
     def repeat(self, rng: Random, rows: list[int]) -> list[int]:
-        """Return each sequence's own index: none copies another, because pasts captured in the CUDA graph differ."""
+        """Return each sequence's own index: none can copy another, because their states in the CUDA graph differ."""
         return [*range(self.case.batch)]
 
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
@@ -179,7 +179,7 @@ class Fla(TunedLanguageModel):
         return super().build(case)
 
     def load(self, case: Case) -> FlaModel:
-        """Load the package's random weights from a fixed seed; zero matrices get random values."""
+        """Return the package's model with seeded random weights; zero-initialised matrices get random values too."""
         import_or_skip("fla.models")
         import fla.models
 
@@ -268,6 +268,6 @@ class RWKV7(Fla):
         )
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Add the package's warning of possible errors, which a reference from the same package cannot rule out."""
+        """Return the settings and the package's warning: its RWKV-7, which is also the reference, may be incorrect."""
         warning = "the package warns that its RWKV-7 may be incorrect, by the word of RWKV's author"
         return super().settings(case) | {"warning": warning}

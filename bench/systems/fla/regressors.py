@@ -162,9 +162,10 @@ MINI_BATCH = 16
 
 
 class TTTLinear(Layer):
-    """The package's TTT-Linear, whose function is not the paper's.
+    """The package's TTT-Linear, which computes other outputs than the paper's.
 
-    The learning rate scales the rows of Q K^T instead of the columns, the output is o + LN(o), and q is scaled.
+    The learning rate scales the rows of Q K^T instead of the columns, and q is divided by sqrt(D).
+    With o = q W + b, the output is o + LN(o) instead of q + LN(o).
     The package has two versions: a kernel for states and one for outputs, or one kernel for both.
     """
 

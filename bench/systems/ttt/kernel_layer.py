@@ -104,7 +104,7 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
 class GenerateSet:
     """A batch of sequences that generate together: state, and a mini-batch's tokens.
 
-    generate: module of the kernels. outer: the arguments named in OUTER. tokens: q, k, v and lr, each [steps, B, ...].
+    generate: module of the kernels. outer: token_scale, ln_weight, ln_bias. tokens: q, k, v, lr, each [steps, B, ...].
     out: [steps, B, H, D]. launch: launch settings instead of those in `tuning.toml`.
     """
 
@@ -170,7 +170,7 @@ class Steps:
     def timed_check(self, rng: Random) -> Callable[[torch.Tensor, int], Checks]:
         """Draw sequences of one set, copy their state, and return a check of their last outputs.
 
-        The reference runs the same steps from that copy, unless there are more than CHECKED_STEPS.
+        The reference runs the same steps from that copy. After more than CHECKED_STEPS steps, nothing is compared.
         """
         drawn_set = rng.randrange(len(self.sets))
         some = self.sets[drawn_set]

@@ -42,7 +42,7 @@ class TTTLanguageModel(LanguageModel):
         return reference
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
-        """Return a reference in the case's dtype; None for 16-bit states, which references lack."""
+        """Return a reference in the case's dtype; None for 16-bit states, because no reference stores 16-bit states."""
         return None if case.state_dtype in ("bfloat16", "float16") else super().rounded_reference(model, case)
 
     def _compare(self, model: Any, case: Case) -> Checks:
@@ -52,7 +52,7 @@ class TTTLanguageModel(LanguageModel):
 
     @torch.inference_mode()
     def _token_for_token(self, model: Any, case: Case) -> Checks:
-        """Check logits and choices after a prompt and after each token that the reference generates."""
+        """Check the logits after a prompt and after each token that the reference generates from it."""
         dtype, wider = rounding_of(case), widening(case)
         reference = self.timed_check_reference(model, torch.float64 if case.dtype == "float32" else torch.float32)
         prompt = random_ids(model, CHECK_BATCH, self.check_prompt)

@@ -181,7 +181,7 @@ class VllmSystem:
         )
 
     def _cache_bytes(self, case: Case, graphs: str) -> int | None:
-        """Return the cache's bytes, None if vLLM chooses; a truncated model gets the whole model's bytes per layer."""
+        """Return the cache's bytes; None if vLLM chooses. A truncated model's cache is scaled by its layer count."""
         name, layers = uncut(case.size)
         if not layers and graphs != "prompts":
             return None
@@ -211,7 +211,7 @@ def gpu_memory() -> int:
 
 
 class _Work:
-    """A case's timed work in the engine: prompts, and `new_tokens` generated after each."""
+    """A case's timed work, described in `timed`: prompts, and `new_tokens` tokens generated after each."""
 
     timed: str
     units = 1  # steps of a sample of the generate phase
