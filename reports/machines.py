@@ -38,8 +38,8 @@ class Machines:
 
     common: {group, such as "gpu": {fact: value}} for the facts that all records share.
     hardware: (the machine's facts, number of records) per machine; only facts that differ, no packages.
-    backends: {(system, backend): {name: values in words}} for settings, and packages that differ.
-    versions: the values of the facts in `_VERSIONS`, by label.
+    backends: {(system, backend): {setting, or package whose version is not the same everywhere: values in words}}.
+    versions: {label in `_VERSIONS`: all values of the labeled fact, in words}.
     """
 
     common: dict[str, dict[str, str]] = field(default_factory=dict)

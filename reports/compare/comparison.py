@@ -2,7 +2,8 @@
 
 Two separate runs of the same packages differ by 0.7% in the median case, and by over 2% in 5% of the cases. So a case
 of separate runs counts as slower or faster only beyond `STORED_BAR`. `ttt-bench ab` alternates the processes of its
-two runs; `reports.compare.decision` decides their cases. Cases measured on two GPU models get only a ratio.
+two runs, so that smaller differences count (`reports.compare.decision`). A case measured on two GPU models is neither
+slower nor faster.
 """
 
 import math
@@ -78,7 +79,7 @@ class Missing:
     """A case without a result in at least one of the two runs.
 
     name: the labels of its system and backend.
-    outcome: "lost" ("gained") if both runs requested the case, but only A (only B) has a result; else "".
+    outcome: if both runs requested the case, "lost" for a result in A only, "gained" for one in B only; else "".
     """
 
     label: str

@@ -39,7 +39,7 @@ class Figure(FigureEntry):
 
 
 def figures(table: pd.DataFrame, catalogue: Catalogue) -> list[Figure]:
-    """Return the figures for a table of `stats.frame`, first those whose `FigureEntry.primary` names lines."""
+    """Return the figures for a table of `stats.frame`, first those with a `FigureEntry.primary`."""
     looks, table = Looks(table, catalogue), _with_machine(table)
     plans = sorted(_plans(table, catalogue), key=lambda plan: not plan[1].primary)
     return _numbered([figure for plan in plans for figure in _drawn(looks, *plan)])
@@ -60,7 +60,7 @@ def axis_title(entry: MetricEntry) -> str:
 
 
 def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
-    """Fill in the device, GPU or commit that failed cases lack, if all cases that have one agree; return the table."""
+    """Return the table; fill in a failed case's unknown device, GPU or commit if all known ones are equal."""
     values = {}
     for name in MACHINE_COLUMNS:
         known = [value for value in table[name].unique() if value]
@@ -225,7 +225,7 @@ def _widest_axis(rows: pd.DataFrame) -> str:
 
 
 def own_ends(y: str) -> tuple[str, str]:
-    """Return the column names (low, high) of a metric's interval; most metrics have no such columns."""
+    """Return the names (low, high) of the columns with a metric's interval, which few metrics have."""
     return f"{y}_low", f"{y}_high"
 
 

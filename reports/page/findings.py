@@ -50,7 +50,7 @@ def finding(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
 
 
 def crossings(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> list[str]:
-    """Return a sentence for each pair of compared lines of which one is faster at small x and slower at large x."""
+    """Return a sentence for each pair of compared lines whose order by speed changes exactly once as x grows."""
     view = View(table, catalogue, figure)
     labels = view.labels(view.alike, view.held)
     found = []
@@ -98,7 +98,7 @@ def unfinished(table: pd.DataFrame, missing: int) -> str:
 
 
 def _parts(view: View) -> str:
-    """Return words on the x at which a computation's parts take least time in total; "" if no x has every part."""
+    """Return words on the x with the least total time of a computation's parts; "" if no x has all parts."""
     parts = [{point.x: point.value for point in view.points(line)} for line in view.compared]
     totals = {x: sum(part[x] for part in parts) for x in set.intersection(*map(set, parts))} if parts else {}
     if not totals:
@@ -149,7 +149,7 @@ def _where(xs: list[float], view: View) -> str:
 
 
 def _lead(last: Standing, view: View) -> str:
-    """Return the best line's lead in words. last: the ranking at the largest x at which no line ties for the best."""
+    """Return the best line's lead in words. last: the ranking at the largest x with a single best line."""
     (best, _), (after, next_who) = last.ranks[:2]
     at = format_x(last.x) if len(view.tried) > 1 else view.at(format_x(last.x))
     if not view.is_speed:

@@ -117,8 +117,8 @@ def run_title(name: str, table: pd.DataFrame) -> str:
 def failures(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue) -> list[dict[str, Any]]:
     """Return cases without a result, grouped by status, system, backend, suites, reason, phase and L2 state.
 
-    Each group is a dict. Its keys are the first five of these properties, "cases" (the number of cases) and "which"
-    (phase, batches and contexts in words).
+    A group is a dict with the keys "status", "system", "backend", "suites", "reason", "cases" (the number of cases)
+    and "which" (phase, batches, contexts and a cold L2 in words).
     """
     keys, axes = ["status", "system", "backend", "suites", "reason"], ["phase", "l2", "batch", "context"]
     suites = suites_of_cases(catalogue)

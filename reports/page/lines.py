@@ -79,9 +79,9 @@ class Looks:
         return replace(self.systems[system], dash=self.dashes.get(backend, DASHES[0]))
 
     def words(self, column: str, value: Any, phase: str = "") -> str:
-        """Return a column's value as legends show it; "" or "device not recorded" if missing.
+        """Return a column's value as legends show it; a missing value is "", a missing device "device not recorded".
 
-        phase: selects the words for `timing`.
+        phase: the case's phase, on which the words for the column "timing" depend.
         """
         if value is None or pd.isna(value) or value == "":
             return "device not recorded" if column == "device" else ""

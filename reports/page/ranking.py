@@ -40,7 +40,7 @@ _CASE_SETTINGS = ("size", "batch", "context", "dtype", "l2")  # lines that diffe
 class Point:
     """A measured point in the figure's unit, with the ends (low, high) of its interval.
 
-    doubt: a flagged point is ranked against another only if they differ by a larger share than this; 0 without flags.
+    doubt: the relative difference beyond which a flagged point ranks above or below another; 0 without flags.
     """
 
     x: float
@@ -110,8 +110,8 @@ class View:
     def alike(self) -> list[Line]:
         """The largest set of ranked lines that agree in all settings except system and backend.
 
-        A set's size is its number of lines with points. Among sets of equal size, the one with more settings at their
-        defaults wins, then the one whose settings are those of a later line in `ranked`.
+        Each line with points defines a set: the lines that agree with it. A set's size is its number of lines with
+        points. Ties go to the set with more settings at their defaults, then to the set that the later line defines.
         """
         own = {line.name: self._settings(line) for line in self.ranked}
         best: tuple[tuple[int, int], list[Line]] = (0, 0), []
@@ -153,14 +153,14 @@ class View:
 
     @cached_property
     def held(self) -> list[str]:
-        """The compared lines' values of settings in which ranked lines differ, in words such as `batch 16`."""
+        """The settings that differ among ranked lines, with the compared lines' value, in words such as `batch 16`."""
         values = dict(chain.from_iterable(self._settings(line).items() for line in self.compared))
         return [format_setting(self.catalogue.axis(name), value) for name, value in values.items()]
 
     def labels(self, lines: Sequence[Line], omitted: Collection[str] = ()) -> dict[str, str]:
         """Return {name of the line: its short name if that is unique among `lines`, else its name}.
 
-        omitted: parts of names to leave out, because the page's sentence states them.
+        omitted: parts of names to leave out, such as the settings in `held`.
         """
         shorts = [line.short for line in lines]
         longs = [BETWEEN.join(part for part in line.name.split(BETWEEN) if part not in omitted) for line in lines]
@@ -199,7 +199,7 @@ class View:
                 yield Point(float(cells[x]), float(value) / scale, low, high, doubt)
 
     def reach(self, line: Line) -> float:
-        """Return the largest x of a line's started cases; infinite if x is a metric, not a setting."""
+        """Return the largest x at which a case of the line was started; infinite if x is a result, not a setting."""
         if self.figure.along:  # x is a result, so no line stops at one
             return math.inf
         rows = self.rows([line])

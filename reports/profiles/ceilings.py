@@ -36,9 +36,10 @@ def with_common_ceilings(profiles: Sequence[Profile], records: Iterable[Record] 
 
 
 def reached(region: Region) -> dict[str, float | None]:
-    """Return the region's measured peaks, each raised to the highest plausible rate of a kernel with counters.
+    """Return the region's measured peaks, each raised to the highest rate that a long kernel's counters show.
 
-    On a power-capped GPU, a GEMM of the case can be 15% faster than the GEMM that measures the peak.
+    Rates above `_PLAUSIBLE` times the peak are ignored. On a power-capped GPU, a GEMM of the case can be 15% faster
+    than the GEMM that measures the peak.
     """
     total = sum(kernel.time_us for kernel in region.kernels)
     long = [kernel for kernel in region.kernels if kernel.time_us > _LONG * total and _counted_alike(kernel)]

@@ -82,14 +82,14 @@ def l2_intensity(kernel: Kernel) -> float | None:
 
 
 def unplaced(region: Region) -> float:
-    """Return the share of time in kernels without a roofline point; 0 if no kernel has one."""
+    """Return the share of kernel time without a roofline point; 0 if the roofline shows parts instead of kernels."""
     total = sum(kernel.time_us for kernel in region.kernels)
     placed = sum(kernel.time_us for _, kernel, *_ in _placed(region))
     return 1 - placed / total if placed else 0.0
 
 
 def _placed(region: Region) -> Iterator[tuple[int, Kernel, float, float]]:
-    """Yield (row, kernel, FLOPs per byte, TFLOP/s); omit kernels without a point on logarithmic axes."""
+    """Yield (row, kernel, FLOPs per byte, TFLOP/s) for kernels in the page's table, if both numbers are positive."""
     for place, kernel in enumerate(region.kernels[:NAMED]):
         _, tflops, intensity = rates(kernel)
         if tflops and intensity:

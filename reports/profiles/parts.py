@@ -87,7 +87,7 @@ def within_sentence(part: str) -> str:
 def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> str:
     """Return the part of the model that a kernel belongs to, a key of `LABELS`. path: the ranges around its launch.
 
-    has_layers: whether ranges mark the layers; then a GEMM in ranges outside all layers is the head's.
+    has_layers: whether ranges mark the layers; then a GEMM is the head's if its `path` has ranges but no layer.
     """
     if OPERATOR in path:
         return TTT
@@ -149,7 +149,7 @@ def kernel_lower_bound_us(kernel: Kernel, region: Region) -> float | None:
 
 
 def is_fp32(kernel: Kernel) -> bool:
-    """Return whether the FP32 rate is the kernel's peak: counters report it, and the tensor cores are idle."""
+    """Return whether the FP32 peak applies to the kernel: its counters include this peak, and tensor cores are idle."""
     counters = kernel.counters
     return counters is not None and bool(counters.fp32_peak_tflops) and counters.use.get("tensor", _USED) < _USED
 
@@ -184,7 +184,7 @@ def _part_finder(region: Region) -> Callable[[str, tuple[str, ...]], str]:
 
 
 def _outside_is_head(paths: Sequence[tuple[str, ...]]) -> bool:
-    """Return whether GEMMs outside layers are the head's: layers exist, and every other range encloses one."""
+    """Return whether GEMMs outside layers are the head's: layers exist, and each range outside a layer encloses one."""
     layered = [path for path in paths if any(map(is_layer, path))]
     others = [path for path in paths if path and path not in layered]
     return bool(layered) and all(any(each[: len(path)] == path for each in layered) for path in others)

@@ -55,8 +55,8 @@ class ShownProfile:
 
     agreement: how well profiled and recorded time agree, in words.
     slower_than: a `Diff` to each faster case in its group (`_groups`). drawn: JSON values that the page's scripts draw.
-    rows: the kernel table; key `cells` has a text for each of `COLUMNS`; keys `bound` and `waits` are "" without
-        counters.
+    rows: the kernel table as dicts. `cells`: a text for each of `COLUMNS`. `bound`, `waits`: the bottleneck and the
+        warps' longest waits in words, "" without counters.
     """
 
     profile: Profile

@@ -54,7 +54,7 @@ def slug(name: str) -> str:
 
 
 def run_id(run: Run) -> str:
-    """Return a run's lasting id: its name, and a digest of the name and (if run.json has one) the first request."""
+    """Return a run's id: its name, and a digest of the name and the first request (if run.json has one)."""
     name = run.folder.resolve().name
     begun = [part for asked in run.file.requests[:1] for part in (asked.at, *asked.arguments)]
     return f"{slug(name)}-{_digest([name, *begun])}"

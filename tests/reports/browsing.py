@@ -15,7 +15,7 @@ from reports.picture import chromium, chromium_path
 
 @contextmanager
 def browser() -> Iterator:
-    """Yield a started Chromium; fail the test if none is installed, because only a browser tests a page."""
+    """Yield a started Chromium; fail the test if none is installed, so that no page stays untested."""
     try:
         chromium_path()
     except RecordError as error:
@@ -64,7 +64,7 @@ def watched(browser, is_own: Callable[[str], bool], viewport=None, color_scheme=
 
 @cache
 def _context(browser, **options):
-    """Return a browser context with one page open, so that later pages reuse the compiled scripts."""
+    """Return a browser context. The page left open in it keeps compiled scripts for later pages."""
     context = browser.new_context(offline=True, accept_downloads=True, **options)
     context.set_default_timeout(240_000)  # a busy machine draws slowly
     context.new_page().goto(Path(__file__).parent.as_uri())

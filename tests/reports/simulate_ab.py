@@ -5,7 +5,7 @@
 The noise is that of 214 pairs of the same case in two runs of one H100, hours apart, with the same packages
 (`reports/results/` and its history). Pairs more than 4% apart are left out, because the code changed between them. All
 cases of a system in a run move together, by 0.65% (standard deviation). In addition each case moves by itself, by 0.3%
-in the median and by twice that for one case of six, with heavy tails. Simulated pairs differ slightly more.
+in the median and by twice that for one case of six, with heavy tails. Simulated pairs differ a bit more than real ones.
 """
 
 import sys

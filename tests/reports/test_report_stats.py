@@ -272,7 +272,7 @@ def quartiles(apart, count):
 
 
 def drifted(by, early):
-    """Return 32 samples, the first `early` longer by the share `by`; three do not move the first eight's median."""
+    """Return 32 samples, the first `early` longer by share `by`; drift compares medians of the first and last eight."""
     return [3.0 * (1 + by)] * early + [3.0] * (32 - early)
 
 

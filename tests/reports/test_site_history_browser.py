@@ -11,7 +11,10 @@ TRACES = "document.getElementById('plot').data.map(({y, text, line, marker}) => 
 
 
 def over_time(folder, *days):
-    """Write a site with a run per day; a day: (case, ms, further values) per record. Return (site, history page)."""
+    """Write a site with a run per day; return the site's folder and the history page's path in the site.
+
+    days: for each day a list of (case, ms, further arguments of `timed`), one per record.
+    """
     runs = []
     for day, records in enumerate(days):
         at = f"2026-11-1{day}T03:00:00+00:00"
