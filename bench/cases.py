@@ -32,9 +32,9 @@ def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Chec
 
 
 def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None = None) -> tuple[Adapter, ...]:
-    """Return the adapters for `names` (SYSTEM or SYSTEM/BACKEND), by default all for the device.
+    """Return the adapters for `names` (SYSTEM or SYSTEM/BACKEND); if empty, all adapters for `device`.
 
-    With a checkpoint, the default is the checkpoint's system. Raises UserError for another system or an unknown name.
+    With a checkpoint, empty names select its system. Raises UserError for another system or an unknown name.
     """
     if not names and not checkpoint:
         return tuple(adapter for adapter in ADAPTERS if device in adapter.devices)
@@ -50,7 +50,7 @@ def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None
 
 
 def _named(name: str, device: str) -> list[Adapter]:
-    """Return SYSTEM/BACKEND's adapter; for SYSTEM alone, return its adapters for `device`, or else all its adapters."""
+    """Return the adapter SYSTEM/BACKEND. For SYSTEM, return its adapters for `device`, or all if there are none."""
     found = [adapter for adapter in ADAPTERS if name in (adapter.system, adapter.label)]
     if not found:
         systems = dict.fromkeys(adapter.system for adapter in ADAPTERS)
@@ -103,8 +103,8 @@ def _combinations(axes: Mapping[str, Sequence[Scalar]]) -> list[tuple[tuple[str,
 def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: str) -> str:
     """Return a case's timing: "engine" (the engine times itself), "graph" (CUDA graph) or "eager".
 
-    On a CPU, the timing is "eager". On a GPU, it is `panel.timing`. If that is "", generate steps get "graph", and so
-    do launch-bound forwards if `adapter.replays`; other cases get "eager".
+    Without an engine, a CPU gives "eager", and a GPU gives `panel.timing`. If that is "", generate steps get "graph".
+    So do a model's forwards of at most LAUNCH_BOUND_TOKENS if `adapter.replays`. Other cases get "eager".
     """
     if adapter.engine:
         return "engine"

@@ -6,7 +6,7 @@ FLOPs, two per multiply-add:
 - Causal attention: two GEMMs over T^2 / 2 pairs of tokens.
 - Mamba's scan: 6 per token and element of the state (arXiv 2312.00752, equation 2).
 - Delta rules: 7 per token and element for Gated DeltaNet, 9 for RWKV-7 (`bench.systems.fla.models`).
-- TTT's inner loop, including W1, b1, ...: `tk_kernels.cost`; elements that a causal mask sets to zero count.
+- TTT's inner loop, which alone uses W1, b1, ...: as counted by `tk_kernels.cost`, masked elements included.
 
 Bytes: weights once per call or step, token ids, and the state, KV cache and convolution inputs, read and written.
 Activations are not counted, because a fused kernel need not write them.

@@ -32,7 +32,7 @@ def state_bytes(config: Any, case: Case, form: str = "dual") -> int:
 
 
 def generate_precision(case: Case) -> str:
-    """Return the name in `tk_kernels.cost` for the precision of a TTT state, such as "planes"."""
+    """Return a TTT state's precision as `tk_kernels.cost` names it: "planes" for the state dtype "float32-planes"."""
     return (case.state_dtype or "float32").removeprefix("float32-")
 
 

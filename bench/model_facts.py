@@ -17,7 +17,7 @@ class Facts:
 
     dtype: of most weights; inner-loop parameters, decays and norms may have a wider dtype.
     kept: the data that a sample leaves for the next sample, such as "a prefix cache"; only "nothing" passes the check.
-    head_rows: tokens per prompt of a forward for which the LM head computes logits; None if not counted.
+    head_rows: number of tokens per prompt whose logits a forward computes; None if not counted.
     """
 
     parameters: int

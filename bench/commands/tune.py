@@ -63,7 +63,7 @@ def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
 
 
 def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning | None]:
-    """Return (GPU section of `tuning.toml`, fastest correct settings for `precision`, which are None if all fail)."""
+    """Return the section name in `tuning.toml`, and the fastest correct settings for `precision` (None if all fail)."""
     config, dtype = _config(learner, SIZE), "float32" if precision == "float32" else "bfloat16"
     some = generate_set(config, BATCH, dtype, form, precision)
     name = some.state.tuned_as()
@@ -83,7 +83,7 @@ def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning |
 
 
 def fastest_forward(learner: str, row: str) -> tuple[str, Tuning | None]:
-    """Return (section of `tuning.toml`, fastest correct settings for its row `row`; None if none are correct).
+    """Return the section name in `tuning.toml`, and the fastest correct settings for `row` (None if all fail).
 
     row: one of FORWARD_ROWS; it determines the model size and the batch.
     """

@@ -27,9 +27,9 @@ class CausalLM(nn.Module):
         raise NotImplementedError
 
     def generate_state(self, state: Any, into: Any = None) -> Any:
-        """Convert a state of `prefill` for `generate_step`; by default, return the same object.
+        """Convert a state of `prefill` for `generate_step`; a model with only one form of state returns `state`.
 
-        into: an earlier result, overwritten and returned, so that CUDA graphs which use it stay valid; None: a new one.
+        into: an earlier result for this `state`, to overwrite and return, so that CUDA graphs that use it stay valid.
         """
         return state
 

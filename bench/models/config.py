@@ -198,7 +198,7 @@ def cut(size: str, layers: int) -> str:
 
 
 def uncut(size: str) -> tuple[str, int]:
-    """Split a size into name and layers: `1.3b/2` gives ("1.3b", 2), `1.3b` ("1.3b", 0)."""
+    """Split a size into name and layers: `1.3b/2` gives ("1.3b", 2). `1.3b` gives ("1.3b", 0): 0 means all layers."""
     name, _, layers = size.partition(_CUT)
     return (name, int(layers)) if layers.isdecimal() and int(layers) else (size, 0)
 

@@ -1,7 +1,7 @@
 """`ttt.TTTBlock` in at most ten kernel launches, apart from the inner loop.
 
 Projections that share an input are one GEMM, and kernels read the columns of its output in place. The output GEMMs add
-to the residual stream. Here, rows are the tokens of all sequences in a call.
+to the residual stream. In the name `few_rows_product`, a row is one token of one sequence.
 """
 
 from collections.abc import Callable, Sequence
@@ -150,12 +150,12 @@ def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
 
 
 def has_few_rows(x: Tensor, weight: Tensor, *, swiglu: bool = False) -> bool:
-    """Return whether `few_rows_product` can multiply x [B, T, F] by `weight`: T is 1, and `fits` is true."""
+    """Return whether T is 1 and `few_rows_product` supports x [B, T, F] with `weight` and `swiglu`."""
     return x.shape[1] == 1 and fits(x, weight, swiglu=swiglu)
 
 
 def product(x: Tensor, weight: Tensor, pdl: bool) -> Tensor:
-    """Return x [B, T, F] @ weight [N, F]^T; pdl makes the few-rows kernel a dependent launch."""
+    """Return x [B, T, F] @ weight [N, F]^T. pdl: `few_rows_product`, if used, may start before earlier kernels end."""
     return few_rows_product(x, weight, pdl=pdl) if has_few_rows(x, weight) else F.linear(x, weight)
 
 

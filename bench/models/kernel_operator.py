@@ -72,9 +72,9 @@ class KernelOperator(TorchOperator):
         initial: Sequence[Tensor],
         sequences: Packed,
     ) -> Tensor:
-        """Return the output [1, N, H, D] for packed tokens; update their sequences in `state`, a generate state.
+        """Return the output [1, N, H, D] for N packed tokens; update the states of their sequences in `state`.
 
-        initial: the weights (W1, b1, ...) with which new sequences begin.
+        state: a generate state. initial: the weights (W1, b1, ...) with which new sequences begin.
         """
         mini_batch = len(learner.token_scale)
         if not projections.ready:
@@ -123,7 +123,7 @@ class KernelOperator(TorchOperator):
         return self._generate.generate_step(*inputs, rope=self._rope_table(learner.rope), base_lr=learner.base_lr)
 
     def _rope_table(self, rope: Rotation) -> Tensor:
-        """Return RoPE's table [m, 2, D]; cached, so all layers and steps share it."""
+        """Return the kernels' table of cos and sin [m, 2, D]; it is cached, because all layers and steps share it."""
         if self._table_of is not rope[0]:
             self._table, self._table_of = rope_table(*rope), rope[0]
         return self._table

@@ -86,7 +86,8 @@ class TorchOperator:
     def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
         """Return the output [B, T, H, D] in q's dtype, and advance `state` by T tokens.
 
-        start: position in the mini-batch; None: read from `state`, on the device. Raises ValueError for a primal state.
+        start: token 0's position in the mini-batch; None: read from `state`, on the device.
+        Raises ValueError for a primal state.
         """
         if _is_primal(state):
             raise ValueError("prefill: needs a state of init_state or prefill, not of generate_state")
@@ -134,7 +135,7 @@ def ready_at(projections: Projections, learner: Learner, position: Tensor) -> Pr
 
 
 def learning_rates(projections: Projections, learner: Learner) -> Tensor:
-    """Return lr_j = base_lr * sigmoid(lr_logits_j) / D; `ready` projections hold lr_j."""
+    """Return lr_j = base_lr * sigmoid(lr_logits_j) / D. If `projections.ready`, lr_logits holds lr_j: return it."""
     if projections.ready:
         return projections.lr_logits
     return torch.sigmoid(projections.lr_logits) * (learner.base_lr / projections.q.shape[-1])

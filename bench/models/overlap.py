@@ -22,7 +22,7 @@ def beside_another_chunk() -> bool:
 class Overlap:
     """Two CUDA streams, on which the chunks of a prompt alternate.
 
-    Both streams first wait for the calling stream. After `join`, that stream may reuse the chunks' memory.
+    Both streams first wait for the calling stream. After `join`, the calling stream may reuse the chunks' memory.
     """
 
     def __init__(self, device: torch.device) -> None:

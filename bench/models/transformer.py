@@ -90,8 +90,8 @@ class TransformerBlock(nn.Module):
 class Transformer(ChunkedModel):
     """A Llama-like Transformer with the parameter names of Hugging Face's Llama.
 
-    All sequences of a batch have the same position. For static shapes, a step attends to the whole
-    capacity of the cache under a mask, so a longer context in `init_state` makes every step slower.
+    All sequences of a batch have the same position. A step attends to the cache's whole capacity under a mask, which
+    keeps shapes static. A longer context in `init_state` therefore makes every step slower.
     """
 
     def __init__(self, config: TransformerConfig, device: torch.device | str, dtype: torch.dtype) -> None:
@@ -141,7 +141,7 @@ class Transformer(ChunkedModel):
         return h
 
     def _attend_prompt(self, cache: Tensor, start: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Write k, v [B, KV heads, T, D] into cache [2, B, KV heads, capacity, D] from `start` on; return attention."""
+        """Write k, v to cache [2, B, KV heads, capacity, D] from token `start` on; return attention [B, H, T, D]."""
         end = start + q.shape[2]
         cache[0, :, :, start:end], cache[1, :, :, start:end] = k, v
         if start == 0:

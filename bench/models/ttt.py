@@ -56,9 +56,9 @@ class TTTState:
     """The state of `batch` sequences; its size does not depend on their length.
 
     length: tokens read so far per sequence; None after generate_step, or after a replay of its CUDA graph.
-    caches [2, layers, B, 3, C]: last inputs of the blocks' convolutions, then Q's and K's; None without convolutions.
+    caches [2, layers, B, 3, C]: last inputs of block convolutions (0), of Q's and K's (1); None without convolutions.
     inner: the operator's states for `prefill`, stacked over layers; None for generate_step and in results of `rows`.
-    layers: per layer, views of `caches`, and the operator's state: a view of `inner` unless that is None.
+    layers: the state of each layer, as views of `caches` and, unless `inner` is None, of `inner`.
     """
 
     batch: int
@@ -251,7 +251,7 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def generate_state(self, state: TTTState, into: TTTState | None = None) -> TTTState:
-        """Return a state for generate_step that shares the convolution caches of `state`."""
+        """Return a state for generate_step; it shares the convolution caches of `state`."""
         if into is None:
             made = [replace(layer, inner=self.operator.generate_state(layer.inner)) for layer in state.layers]
             return TTTState(state.batch, made, state.length, state.caches)

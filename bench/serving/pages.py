@@ -82,7 +82,10 @@ class Layout:
         ]
 
     def generating(self, views: Sequence[Tensor], slots: Tensor, positions: Tensor) -> LayerState:
-        """Return a layer's state in `views` for a generate step on slots [B], at positions [B, H] in the mini-batch."""
+        """Return a layer's state in `views` for a generate step on slots [B].
+
+        positions [B, H]: each request's position in the mini-batch, repeated for all heads.
+        """
         state = self._with(views, positions)
         return replace(state, inner=replace(state.inner, slots=slots), slots=slots)
 
@@ -120,7 +123,7 @@ def hidden(model: TTTModel, layout: Layout, layers: Sequence[Sequence[Tensor]], 
 def warm_up(model: TTTModel, layout: Layout) -> None:
     """Run steps with prompts at engine start, so all kernels are compiled and loaded before the first request.
 
-    Kernels have one variant per range of batch sizes between two powers of two, and one for LEAST_ROWS or more.
+    The steps have 1, 2, 4, ..., LEAST_ROWS sequences, because small and large batches run different kernel variants.
     Steps in which all requests generate are compiled later: by vLLM's CUDA graph capture or, with `--enforce-eager`,
     by the first such step.
     """
