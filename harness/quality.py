@@ -80,7 +80,7 @@ class Quality:
 def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) -> Quality:
     """Return a case's flags.
 
-    group: the case's records from one machine and commit. timing: samples of the ok ones; None to compute it.
+    group: the case's records from one machine and commit. timing: `timing_of` the ok records, if already computed.
     """
     measured = timed(record for record in group if record.status == "ok")
     if not measured:

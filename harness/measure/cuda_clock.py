@@ -57,7 +57,7 @@ class CudaEventClock(Clock):
         self._events: list[tuple[Any, Any]] = []
 
     def prepare(self, run: Call, took_s: float | None = None) -> None:
-        """As in `Clock`; took_s: seconds of one call after compilation, None to measure a call."""
+        """Prepare as in `Clock`; took_s: seconds of one call after compilation, None to measure a call."""
         import torch
 
         self._events = _new_events(1)

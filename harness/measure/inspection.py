@@ -53,7 +53,7 @@ class CallChecker:
         self._given = self._rows_of_inputs()
 
     def run(self) -> object:
-        """Call `Workload.run`; keep and return its outputs, which graph replays overwrite."""
+        """Call `Workload.run` and return its outputs; keep them for checks, because graph replays overwrite them."""
         self._outputs = None  # freed first: the timed call must not hold its outputs twice
         self._outputs = self._workload.run()
         return self._outputs
@@ -88,7 +88,7 @@ class CallChecker:
         return Checks([*self.missed, *checked.checks], "; ".join(filter(None, (checked.unchecked, renewed))))
 
     def _compared_call(self, clock: Clock, unchanged: str) -> Checks:
-        """Take one sample and check its outputs; unchanged: name of the check that fails if they ignore new inputs."""
+        """Take a sample and check its outputs; unchanged: name of the check that fails if outputs ignore new inputs."""
         compare, checked = self._start_check()
         for each in tensors_of(self._outputs):
             _poison(each)
@@ -183,7 +183,7 @@ def tensors_of(outputs: Any) -> Iterator[Any]:
 
 
 def claim_checks(case: Case, workload: Workload) -> Iterator[Check]:
-    """Yield a failed check if the workload's tokens, and one if its units of work, differ from the case's."""
+    """Yield a failed check for each of the workload's `tokens` and `units` that does not fit the case."""
     whole = case.context + case.new_tokens  # of a request
     claimed = case.batch * {"forward": case.context, "generate": 1, "request": whole}[case.phase]
     at_once = workload.metrics.get("sequences_at_once")

@@ -1,4 +1,4 @@
-"""Distribution-free interval of the median, within one process and over processes."""
+"""Intervals of the median: distribution-free within one process, Student's t over processes."""
 
 import math
 import sys
@@ -19,11 +19,12 @@ _LARGEST = math.log(sys.float_info.max)
 def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
     """Return (median, low, high) of one process's samples, given in order of time.
 
-    low, high: the 95% interval, from the r-th smallest to the r-th largest of n independent samples. The number of
-    samples below the true median is binomial(n, 1/2), so r is the largest with 1 - 2 P(binomial <= r - 1) >= 0.95.
-    For correlated samples, n is `independent_samples`, and r is scaled to the number of all samples.
-    If n < `FEWEST`, the interval is the samples' range or, from 30 samples on, the range of block medians, which
-    ignores outliers. A block is at least `TOGETHER` successive samples. Raises ValueError if there are no samples.
+    low, high: ends of the median's 95% interval, the r-th smallest and r-th largest of n independent samples.
+    The number of samples below the true median is binomial(n, 1/2), so r is the largest with
+    1 - 2 P(binomial <= r - 1) >= 0.95. For correlated samples, n is `independent_samples`, and r is scaled to the
+    number of all samples. If n < `FEWEST`, low and high are the smallest and largest sample. But from 30 samples in
+    all, they are the smallest and largest median of blocks of at least `TOGETHER` successive samples: medians ignore
+    single outliers. Raises ValueError if there are no samples.
     """
     ordered = sorted(samples)
     count, worth = len(samples), independent_samples(samples)
@@ -45,7 +46,7 @@ def independent_samples(samples: Sequence[float]) -> int:
 
 
 def _worth_by_ranks(samples: Sequence[float]) -> int:
-    """Return the effective sample size n (1 - r) / (1 + r); n if r may be chance.
+    """Return the effective size of n samples: n (1 - r) / (1 + r), or n if r may be chance.
 
     r: correlation of successive samples' ranks, corrected for bias (Marriott and Pope, Biometrika 41, 1954).
     """
@@ -63,10 +64,10 @@ def _worth_by_ranks(samples: Sequence[float]) -> int:
 
 
 def _worth_by_signs(samples: Sequence[float]) -> int:
-    """Return the effective sample size n / (1 + 2 sum of autocorrelations); n if lag 1's correlation may be chance.
+    """Return the effective size of n samples: n / (1 + 2 sum of autocorrelations), or n if lag 1's may be chance.
 
-    The autocorrelations are those of the signs of differences from the median. The sum ends at the first pair of lags
-    with a sum of at most 0 (Geyer, Practical Markov Chain Monte Carlo, 1992, section 3.3).
+    The autocorrelations are those of the signs of differences from the median. They are added in pairs of successive
+    lags while a pair's sum is positive (Geyer, Practical Markov Chain Monte Carlo, 1992, section 3.3).
     """
     count, middle = len(samples), median(samples)
     above = int("0" + "".join("1" if sample > middle else "0" for sample in samples), 2)

@@ -56,7 +56,7 @@ class Gpu:
         }
 
     def readings(self) -> dict[str, Any]:
-        """Return readings by name: MHz of clocks, °C, power in W, and throttle_reasons."""
+        """Return readings by name: clocks in MHz, temperature in °C, power in W, and throttle_reasons."""
         return {
             "sm_clock_mhz": self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
             "memory_clock_mhz": self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM),

@@ -35,7 +35,7 @@ def is_layer(name: str) -> bool:
 
 
 def range_names(phase: str) -> tuple[str, ...]:
-    """Return the names of a phase's ranges, outermost first."""
+    """Return the names of a phase's ranges: the phase itself, and inside a "request" also "forward" and "generate"."""
     return ("request", "forward", "generate") if phase == "request" else (phase,)
 
 

@@ -64,7 +64,7 @@ class Workload:
         to profile (for generate, steps in which all sequences generate), and returns that part's units.
     measured: called after timing with the number of timed calls, or of an engine's samples; returns further metrics.
     metrics, settings: numbers and texts for the record; the metrics `flops` and `bytes` are per unit.
-    work: least FLOPs and bytes per unit, by part (`harness.schema.work.PRODUCTS` and so on); {} if not counted.
+    work: least FLOPs and bytes per unit, by part (`PRODUCTS` to `OTHER` in `harness.schema.work`); {} if not counted.
     When memory is exhausted, all functions above raise MemoryError or torch's OutOfMemoryError.
     """
 

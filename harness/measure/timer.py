@@ -43,7 +43,7 @@ class Clock:
 
     own_bytes: device memory that the clock itself allocates. launches: calls per sample.
     Seconds of load until a steady speed: wakes_s for an idle device, settles_s for a throttled one.
-    loaded_s: seconds for which `prepare` already kept the device busy, without the first call.
+    loaded_s: seconds for which `prepare` already kept the device busy, not counting the first call.
     replays: whether each call replays a CUDA graph and so overwrites the same outputs.
     """
 
@@ -64,7 +64,7 @@ class Clock:
         return (time.perf_counter_ns() - start) / 1e6
 
     def now(self) -> float:
-        """Return the time in seconds that counts for the limits of warm-up and sampling."""
+        """Return the current time in seconds, from which warm-up and sampling compute how long they took."""
         return time.monotonic()
 
 
@@ -166,7 +166,7 @@ def take_engine_samples(
     batches_ms: yields each batch's samples in ms per unit of work. units: units in a sample.
     Each batch counts whole, because the first steps after a prompt differ from later ones. Samples of a batch are
     correlated, so a narrow interval ends sampling only from batch `BATCHES` on. The budget limits the time of the
-    samples; the time with prompts may be `READS` times as long.
+    samples; `READS` times the budget limits the time including prompts.
     Raises ValueError if there are no samples.
     """
     timing = Timing([], [], "")

@@ -149,7 +149,7 @@ class Catalogue(Stored):
                         raise ValueError(f"{where}: {axis!r} is no axis")
 
     def merged(self, newer: "Catalogue") -> "Catalogue":
-        """Return both catalogues' entries; for a name in both, that of `newer`. A suite gets the cases of both."""
+        """Merge `newer` into a copy. Its entries replace those of the same name; a suite also keeps earlier cases."""
         parts: dict[str, Any] = {}
         for kind in ("systems", "backends", "metrics", "axes", "suites"):
             entries = {each.name: each for each in getattr(self, kind)}

@@ -136,7 +136,7 @@ class Timeline(Stored):
 
 @dataclass(frozen=True)
 class Region(Stored):
-    """Kernels and times of a case's profiled runs; ValueError if kernels run longer than the runs.
+    """Kernels and times of a case's profiled runs; ValueError if `busy_us` exceeds `region_us`.
 
     units: units of work (such as generate steps) in all runs together.
     region_us: total time of the runs, each from the start of its first kernel to the end of its last.

@@ -89,7 +89,7 @@ def invalid(error: ValidationError) -> str:
 
 
 def raised_at(error: BaseException) -> str:
-    """Return the error's innermost frame outside packages, as ` (my_rnn.py, line 18)`, or ""."""
+    """Return the error's innermost frame outside installed packages, as ` (my_rnn.py, line 18)`, or ""."""
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:
         frames.append((error.filename, error.lineno))

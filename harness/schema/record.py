@@ -83,7 +83,7 @@ _Status = Annotated[str, BeforeValidator(lambda text: "incorrect" if text == "ga
 
 @dataclass(config={"strict": True, "extra": "forbid"})
 class Record:
-    """Result of one case; ValueError if fields are wrong or contradict.
+    """Result of one case; ValueError if fields are wrong or contradict each other.
 
     repeat: number of the repeat, from 0; each measures the case in a fresh process.
     status: one of `STATUSES`, explained in harness/README.md. All except "ok" have a reason and no samples.

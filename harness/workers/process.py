@@ -344,7 +344,7 @@ def signal_of(status: int) -> str:
 def path_of_code(env: Mapping[str, str], root: Path | None = None) -> dict[str, str]:
     """Return {"PYTHONPATH": path} with the checkout `root` first, by default this file's checkout.
 
-    Return {} if this file is installed: other interpreters must not see the installed packages.
+    Without `root`, return {} if this file is in site-packages: other interpreters must not import packages from there.
     """
     root = root or (None if ROOT.name in ("site-packages", "dist-packages") else ROOT)
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH", "")]))} if root else {}

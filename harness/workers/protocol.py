@@ -54,7 +54,7 @@ def line_of(message: Mapping[str, Any]) -> bytes:
 def answer_in(buffer: bytearray) -> dict[str, Any] | None:
     """Remove the first complete answer from `buffer` and return it; None if none is there.
 
-    Other output, of a container client or an interpreter's start, is dropped.
+    Skip other lines, such as messages of a container client or an interpreter.
     """
     while (end := buffer.find(b"\n")) >= 0:
         line = bytes(buffer[:end])

@@ -66,7 +66,7 @@ def parsed(text: str) -> SlurmRequest:
 
 
 def script(request: SlurmRequest, tasks: int, command: Sequence[str], folder: str, log: str) -> str:
-    """Return a batch script of `tasks` tasks, which run `command` in `folder` and append to `log`."""
+    """Return a batch script of `tasks` tasks, which run `command` in `folder` and append its output to `log`."""
     options = {"job-name": "ttt-bench", "array": f"0-{tasks - 1}", "requeue": "", "open-mode": "append"}
     options |= {"chdir": folder, "output": log}
     options |= {"gres": "gpu:1"} if request.gpu and "gres" not in request.options else {}

@@ -2,10 +2,10 @@
 
     python -I -S warden.py COMMAND [ARGUMENT ...]
 
-The command runs in its own session. PR_SET_CHILD_SUBREAPER also finds descendants that left the session.
+The command runs in its own session. PR_SET_CHILD_SUBREAPER lets the warden find descendants that left that session.
 The exit status is the command's, or 128 plus the number of its signal.
 If one of two nested wardens is killed, the other still ends the descendants.
-Only standard-library imports let this start in ten milliseconds.
+This file imports only the standard library, to start within ten milliseconds.
 """
 
 import ctypes

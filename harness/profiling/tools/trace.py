@@ -196,7 +196,7 @@ def timeline_of(
 ) -> Timeline:
     """Return the timeline of the first of `runs` runs; if ranges show steps, of its first step.
 
-    timed: launches of the runs. ranged: launches of one call with ranges, unused if a run has more or fewer.
+    timed: launches of the runs. ranged: launches of one call with ranges, ignored unless a run has as many.
     kernels, ranges: the lists into which the timeline's indices point.
     The timeline has at most `TIMELINE_LIMIT` launches.
     """
@@ -220,7 +220,7 @@ def timeline_of(
 
 
 def _step_end(paths: Sequence[tuple[str, ...]]) -> int:
-    """Return the number of launches in a step: until the first layer starts again, or all."""
+    """Return the number of launches in a step: from the first layer until it starts again, or all if it does not."""
     depths = [next((depth for depth, name in enumerate(path, start=1) if is_layer(name)), 0) for path in paths]
     layers = [(number, path[:depth]) for number, (path, depth) in enumerate(zip(paths, depths, strict=True)) if depth]
     for (_, before), (number, layer) in pairwise(layers):
