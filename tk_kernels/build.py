@@ -68,7 +68,7 @@ class KernelResources:
 
 @dataclass(frozen=True)
 class Built:
-    """A kernel in the cache. folder: library, compiler log, ingredients. compiled: whether it was compiled just now."""
+    """A kernel in the cache; `folder` has its library, log and `ingredients`. compiled: whether compiled just now."""
 
     name: str
     folder: Path
@@ -230,7 +230,7 @@ def _compiler_version(nvcc: Path | None) -> str | None:
 
 
 def _folder(name: str, wanted: dict[str, str | None]) -> Path:
-    """Return a cache folder, named by a hash of `wanted` without nvcc and ThunderKittens, which can be absent."""
+    """Return the cache folder named by a hash of `wanted`, except nvcc and ThunderKittens: a machine may lack them."""
     known = [wanted[each] for each in ("sources", "flags", "host", "tvm_ffi", "architecture")]
     key = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
     return cache_directory() / "kernels" / f"{name.replace('/', '.')}-{key}"

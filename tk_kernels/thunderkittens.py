@@ -57,7 +57,7 @@ def fetch_thunderkittens() -> Path:
 
 @contextmanager
 def in_cache(what: str) -> Iterator[None]:
-    """Turn an OSError in the block into a BuildError: `what` (such as "x cannot be built"), cache folder, reason."""
+    """Turn an OSError in the block into a BuildError whose message begins with `what`, such as "x cannot be built"."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Compile Triton kernels for GPUs that this machine lacks; print each kernel's resources or latencies as a JSON line.
+"""Compile Triton kernels for GPUs that this machine lacks; print a JSON line per kernel.
 
-A command-line argument is a compute capability, such as 80, to compile the forward kernels for, or "generate", to
-compile TTT-MLP's generate kernel in Gluon.
+With a compute capability such as 80 as argument, compile the forward kernels and print their memory in bytes. With
+"generate", compile TTT-MLP's generate kernel in Gluon and print the result of `latencies`.
 """
 
 import json

@@ -132,7 +132,7 @@ class Shared:
         return Shared(self.of.permute(order))
 
     def _reinterpret(self, dtype: torch.dtype, shape: list[int], layout: Any) -> Shared:
-        """Return a copy in `shape`. Bit i of an element's offset is the row or column bit set in `layout.bases[i]`."""
+        """Return a copy in `shape`; bit i of an element's offset is the index bit that `layout.bases[i]` selects."""
         assert dtype == self.dtype
         offsets = torch.zeros(shape, dtype=torch.int64)
         rows, columns = torch.meshgrid(*map(torch.arange, shape), indexing="ij")
@@ -219,7 +219,7 @@ _ASSEMBLY: dict[str, Any] = {
 
 
 def _rebuilt(kernel: Any, known: dict[str, Any]) -> FunctionType:
-    """Turn a Gluon or Triton function and its callees into plain functions; `known` replaces globals by name."""
+    """Turn a Gluon or Triton function and its callees into plain functions; `known` maps globals to replacements."""
     function = getattr(kernel, "fn", kernel)
     names = {**function.__globals__, **known}
     for name in function.__code__.co_names:

@@ -58,7 +58,7 @@ def mlp_arguments(
     speed: float = 1.0,
     mini_batch: int = 16,
 ) -> list[Any]:
-    """Return TTT-MLP's arguments as in a trained model: q and k share a direction, v follows k. speed: factor of lr."""
+    """Return TTT-MLP's arguments as in a trained model: q and k are similar, v correlates with k. `speed` scales lr."""
     generator = torch.Generator().manual_seed(tokens)
 
     def normal(*shape: int, std: float = 1.0) -> Tensor:

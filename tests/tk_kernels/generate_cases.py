@@ -82,7 +82,7 @@ Prefill = Callable[..., tuple[Tensor, Any]]
 
 
 def prefilled_state(operator: str, positions: list[int], H: int, D: int, m: int, prefill: Prefill) -> Any:
-    """Run `prefill`, a forward, on two mini-batches and `positions` tokens of a third; return the state in float64."""
+    """Return the float64 state after the forward function `prefill` ran 2 m + positions[s] tokens of sequence s."""
     gen, reference, parts = torch.Generator(DEVICE).manual_seed(3), MODULES[operator][1], []
     outer, F = outer_parameters(H, D, m), 4 * D
     shapes = ((H, D, D), (H, 1, D)) if operator == "linear" else ((H, D, F), (H, 1, F), (H, F, D), (H, 1, D))
@@ -194,7 +194,7 @@ def compare(
 ) -> Comparison:
     """Return the errors of kernel and simulation in `steps` steps from state `start`.
 
-    batch: number of sequences, repeated from `start`; some are compared. 0: without repetition. step: runs the kernel.
+    batch: sequences, made by repeating `start`; up to 8 are compared. 0: those of `start`. step: runs the kernel.
     """
     generate, distinct = MODULES[operator][0], len(start.position)
     batch, step = batch or distinct, step or eager(operator)

@@ -131,7 +131,7 @@ def few_rows_products() -> Iterator[str]:
 
 
 def generate(operator: str, D: int = 64) -> Iterator[str]:
-    """Generate STEPS tokens per form and precision; yield labels. At D = 64, dual steps of 16-bit weights use Gluon."""
+    """Generate STEPS tokens per form and precision; after each, yield a text such as "17 tokens, dual, planes"."""
     cases = [("dual", "planes"), ("dual", "bfloat16"), ("dual", "float32")]
     for form, precision in [*cases, ("primal", "float16")] if D == 64 else cases:
         *tensors, state = arguments(operator, STEPS, 16, D)
@@ -186,7 +186,7 @@ def sanitized(kernel: str, tool: str) -> tuple[bool, str]:
 
 
 def complaints(lines: list[str]) -> list[str]:
-    """Return the 8 most frequent complaints, counted: two lines each, without threads, addresses and call stacks."""
+    """Return compute-sanitizer's 8 most frequent messages with counts, without threads, addresses and call stacks."""
     said: Counter[str] = Counter()
     for line, following in pairwise(lines):
         if re.match(r"========= [A-Z]", line) and following.startswith("=========     "):

@@ -1,4 +1,4 @@
-"""The cost formulas equal the sums over an inner loop's matmuls and memory accesses."""
+"""The cost formulas of both operators equal the sums over their matmuls and memory accesses."""
 
 import pytest
 

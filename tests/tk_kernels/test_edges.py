@@ -1,4 +1,4 @@
-"""The fused kernels around the inner loop match PyTorch: convolutions, norms, RoPE, learning rate, output gates."""
+"""The fused kernels of `edges` match PyTorch: convolutions, norms, RoPE, learning rate, output gates."""
 
 from collections.abc import Callable
 from typing import Any

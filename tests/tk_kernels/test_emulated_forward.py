@@ -53,7 +53,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def run(kernel: ctypes.CDLL, tensors: list[Tensor], rope: bool, seed: int = 0) -> str:
-    """Run the kernel on `tensors`, inputs then results; return the failure, or "". seed: of the order of warps."""
+    """Run the kernel on `tensors`, inputs then results; return an error message or "". seed: sets the warp order."""
     assert all(x.is_contiguous() for x in tensors)
     pointers = (ctypes.c_void_p * len(tensors))(*(x.data_ptr() for x in tensors))
     batch, tokens, heads, _ = tensors[0].shape
@@ -114,7 +114,7 @@ def test_in_place_it_leaves_the_same_bits(forward, tokens):
 
 @pytest.mark.parametrize("last", [0.0, 1e-4, 5e-3])
 def test_a_small_last_scale(forward, last):
-    """The kernel divides scales by the last one; if that is small, ratios overflow 16 bits unless rescaled."""
+    """The kernel divides token_scale by its last entry; if that is small, ratios overflow 16 bits unless rescaled."""
     args = mlp_arguments(50, batch=1, heads=1)
     args[4][-1] = last
     out, state = forward(*args, start=0)

@@ -76,7 +76,7 @@ def test_real_head(operator: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("operator", MODULES)
 def test_padded_head(operator: str, form: str, head_dim: int) -> None:
-    """Test head dimensions that are not powers of two; above 64, TTT-MLP loads blocks, the last one half full."""
+    """Test head dimensions that are not powers of two. Above 64, hidden units are in blocks; the last is half full."""
     start = random_state(operator, [1, 2], H=1, D=head_dim, m=3, std=LARGE)
     if (operator, form, head_dim) == ("mlp", "primal", 68):
         with pytest.raises(ValueError, match="form for 68 channels is 'primal': supported are 'dual'"):
@@ -159,7 +159,7 @@ def test_parameters_that_the_kernels_would_read_wrongly_are_named(operator: str)
 def test_a_launch_that_does_not_take_the_state_is_named(
     operator: str, form: str, precision: str, D: int, m: int
 ) -> None:
-    """ValueError: the sm_90 kernel would write out of bounds."""
+    """generate_step rejects `sm90` settings for these states, because the kernel would write out of bounds."""
     module = import_module(f"tk_kernels.ttt_{operator}.generate")
     outer, token = outer_parameters(2, D, m), random_token(1, 2, D, torch.float32, 1)
     state = module.GenerateState.from_state(random_state(operator, [0], 2, D, m), form, precision)

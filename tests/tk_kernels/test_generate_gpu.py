@@ -68,7 +68,7 @@ class Replay:
         self.graph.replay()
 
     def _capture(self, gstate: object, token: tuple[Tensor, ...], outer: tuple[Tensor, ...], out: Tensor) -> None:
-        """Compile on a spare state, then capture the graph, which runs nothing: `gstate` stays unchanged."""
+        """Compile on a spare state, then capture the graph. A capture runs nothing, so `gstate` stays unchanged."""
         self.inputs, self.out = tuple(x.clone() for x in token), out
         spare = random_state("linear" if "linear" in self.generate.__name__ else "mlp", [0], H, D, m)
         one = tuple(x[:1] for x in token)

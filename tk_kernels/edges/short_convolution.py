@@ -192,7 +192,7 @@ def _taps(weight, channel, valid, weight_stride, tap_stride):
 
 @jit
 def _cached(at, valid, C: tl.constexpr):
-    """Load a sequence's last three inputs, oldest first, from rows of C channels at `at`; bypass the GPU's L1 cache."""
+    """Load a sequence's last three inputs, oldest first, from rows of C channels at `at`."""
     r3 = tl.load(at, mask=valid, other=0, cache_modifier=".cg")
     r2 = tl.load(at + C, mask=valid, other=0, cache_modifier=".cg")
     r1 = tl.load(at + 2 * C, mask=valid, other=0, cache_modifier=".cg")

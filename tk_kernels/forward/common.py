@@ -78,7 +78,7 @@ def launch_packed(
 ) -> Tensor:
     """Return the outputs [N, H, D] of packed sequences; advance their slots of `state`.
 
-    run: as in `launch`. kernel: any kernel of `run`, whose signature names the arguments for packed sequences.
+    run: as in `launch`. kernel: any kernel that `run` can launch, read only for its parameters' names.
     Other arguments: see `forward_packed`.
     """
     q, k, v, lr = tokens

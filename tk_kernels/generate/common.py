@@ -204,7 +204,7 @@ def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
 def load_token(x, at, rd, valid, ROPE: tl.constexpr):
     """Load `rotate`'s `row` and `pair`: a row [D] of Q or K, and with ROPE that row with each pair's elements swapped.
 
-    `rotate` is separate, so that kernels issue all loads first: using a value may need a barrier, which delays loads.
+    `rotate` computes separately: any use of a loaded value may need a barrier, which would delay further loads.
     """
     row = tl.load(x + at + rd, mask=valid, other=0)
     pair = row

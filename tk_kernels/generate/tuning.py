@@ -30,12 +30,12 @@ class Tuning:
 
 @cache
 def tuning(operator: str, form: str, row: str, name: str) -> Tuning:
-    """Return the settings in `row` for `name` from the user's file, or else from `tuning.toml`.
+    """Return the settings in `row` for `name` from the file named by TTT_BENCH_TUNING, else from `tuning.toml`.
 
     A file's sections whose names are prefixes of `name` are searched for the row, longest first, then "default".
     form: "dual", "primal" or "forward". row: the state's precision; for the form "forward" one of FORWARD_ROWS.
     name: a result of `generate.common.section_name`.
-    Raises KeyError if no section has the row, and ValueError if the user's file cannot be read.
+    Raises KeyError if no section has the row, and ValueError if the named file cannot be read.
     """
     for table in _tables():
         own = sorted((section for section in table if name.startswith(section)), key=len, reverse=True)

@@ -5,9 +5,9 @@
 `Learner` computes the function of `naive.py` (arXiv 2407.04620, Sections 2.3 to 2.7) without autograd, in three ways:
 dual and primal for sequences, and token by token.
 
-Precision: the state's dtype, which is float64 for float64 tokens, else float32. Whole mini-batches of the dual form
-with bfloat16 tokens round the inputs of their matmuls (q, k, hidden units, weights, gradients, eta) to bfloat16. Sums
-and results are float32, as on tensor cores. The state is never rounded.
+Precision: the state's dtype, which is float64 for float64 tokens, else float32. With bfloat16 tokens, the dual form of
+whole mini-batches rounds its matmul inputs (q, k, hidden units, weights, gradients, eta) to bfloat16. Sums and results
+are float32, as on tensor cores. The state is never rounded.
 """
 
 from collections import namedtuple

@@ -1,8 +1,8 @@
-"""TTT-Linear in place of attention, without learned outer parameters, based on a post of November 2024.
+"""TTT-Linear in place of attention, without learned outer parameters.
 
 `attention` reads an attention layer's q, k and v, to try TTT in a model without training a new layer. LayerNorm has
 weight 1 and bias 0, the token scale is 1/(i+1), and the learning rate is the untrained layer's, sigmoid(0) / D.
-Unlike the post's layer, this one has a LayerNorm, a residual and mini-batches, so the outputs differ.
+Source: a post of November 2024. Its layer has no LayerNorm, residual or mini-batches, so its outputs differ.
 """
 
 import torch

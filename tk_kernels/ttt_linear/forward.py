@@ -4,8 +4,8 @@ One program of N warps owns one head of one sequence and loops over its mini-bat
 float32 accumulator of a batched matmul [N, D/N, D]. Each warp owns D/N outputs (rows of W^T), so W^T never moves
 between warps.
 
-    Z = K W + b, Y = Q W + b       right operand: W, rounded
-    W^T <- W^T + (-s lr G)^T K     into the accumulator
+    Z = K W + b, Y = Q W + b       W is an operand, rounded
+    W^T <- W^T + (-s lr G)^T K     W^T is the float32 accumulator
 
 Each LayerNorm takes one reduction: the sums are over z, not z - mean, and corrected for the mean afterwards. Tokens
 past the end of a short mini-batch are masked and have lr = 0.
@@ -45,7 +45,7 @@ def run(
     settings: Tuning | None,
     **options: Any,
 ) -> None:
-    """Launch `_forward` on q, k, `rest` (arguments after k, with the outputs) and `options`.
+    """Launch `_forward` on q, k, `rest` (its arguments after k, inputs and outputs) and `options`.
 
     sequences: B. settings None: from `tuning.toml`.
     """

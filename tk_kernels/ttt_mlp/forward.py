@@ -62,7 +62,7 @@ def run(
 
 
 def takes_gluon(q: Tensor, mini_batch: int) -> bool:
-    """Whether the Gluon kernel runs on q [..., H, D]; bfloat16 only: float16 lacks the range of unscaled gradients."""
+    """Whether the Gluon kernel runs on q [..., H, D]. bfloat16 only: float16 would need gradients scaled up."""
     fits = (q.shape[-1], q.dtype) == (GLUON_HEAD_DIM, torch.bfloat16) and mini_batch <= GLUON_ROWS
     runs = q.is_cuda and not triton.knobs.runtime.interpret
     return fits and runs and shared_bytes(q.device) >= GLUON_SHARED_BYTES

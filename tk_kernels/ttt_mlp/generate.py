@@ -85,7 +85,7 @@ def _dual(
     """Run one token of one head of one sequence; the grid is B * H programs.
 
     q, k, v, out [B, H, D], lr [B, H], each with a stride over B. position [B, H].
-    The state, for slots [S]: weights1 (W1^T), weights2, low1, low2 [S, H, F, D], b1 [S, H, F], b2 [S, H, D], rows_k,
+    The state, with S slots: weights1 (W1^T), weights2, low1, low2 [S, H, F, D], b1 [S, H, F], b2 [S, H, D], rows_k,
     rows_g2 [S, H, m, D], rows_x2, rows_g1 [S, H, m, F].
     """
     pid = tl.program_id(0).to(tl.int64)
