@@ -47,7 +47,7 @@ def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
 
 
 def _smaller_axis(smaller: Case, case: Case) -> str:
-    """If `smaller` is `case` with a smaller batch or context (and any timing), return "batch" or "context"; else ""."""
+    """Return "batch" or "context" if only that is smaller in `smaller` than in `case`, else ""; timing may differ."""
     for axis in ("batch", "context"):
         size = getattr(case, axis)
         if getattr(smaller, axis) < size and replace(smaller, timing=case.timing, **{axis: size}) == case:

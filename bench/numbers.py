@@ -147,7 +147,7 @@ def _cell(options: Mapping[str, Any], source_of: SourceOf) -> Number:
 
 
 def _selected(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the rows that match `where`, {column: value}. "a|b" matches a or b; a tuple matches by any element."""
+    """Return rows that match `where`, {column: value}. "a|b" matches a or b; a cell's tuple matches by any element."""
     for name, wanted in where.items():
         values = wanted.split("|") if isinstance(wanted, str) else [wanted]
         cells = _column(rows, name).map(lambda cell: cell if isinstance(cell, tuple) else (cell,))

@@ -96,7 +96,7 @@ def refuse_another_kind(current: Run, work: Plan) -> None:
 def refuse_another_device(current: Run, work: Plan) -> None:
     """Raise UserError if run and plan are for different devices: CPU and GPU, or two models of CPU or GPU.
 
-    Device models are not compared on a machine without such a device, which can only submit the run to Slurm.
+    CPU or GPU models are not compared if this machine lacks the plan's device and can only submit the run to Slurm.
     """
     if current.jobs and work.device != current.file.device:
         kinds = f"is a run on {current.file.device}, and these cases are for {work.device}"

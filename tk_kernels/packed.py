@@ -37,7 +37,7 @@ class Packed:
 
 
 def packed(cu_seqlens: Tensor, start: Tensor, slots: Tensor, tokens: int, length: int = 0) -> Packed:
-    """Return the `Packed` of these arguments; its `chunks` are computed on the device without a sync."""
+    """Return a `Packed` with these fields, and with `chunks` computed from them on the device without a sync."""
     sequences = len(slots)
     counts = -(-cu_seqlens.diff() // CHUNK)
     ends = counts.cumsum(0)

@@ -56,7 +56,7 @@ class PhaseWork:
         raise NotImplementedError
 
     def capture(self) -> None:
-        """Capture the CUDA graphs that `run` replays, after compilation. By default, do nothing."""
+        """After compilation, capture the CUDA graphs of `run` and `measured`. By default, do nothing."""
 
     def restart(self) -> None:
         """Reset the state in place if a call continues from the one before. By default, do nothing."""
@@ -141,9 +141,9 @@ class PhaseWork:
         logits_after: LogitsAfter,
         tokens: torch.Tensor,
     ) -> Checks:
-        """Compare the logits of sequences `rows` with the reference; also those of each row's most different copy.
+        """Compare with the reference the logits of sequences `rows`, and of the copy of each that differs most from it.
 
-        logits: [B, V]. sources: result of `repeat`. logits_after: result of `new_past`.
+        logits: [B, V]. sources: the row that each sequence copies (`repeat`). logits_after: result of `new_past`.
         tokens [steps, B]: tokens that the steps read, compared with the reference's choice at indices `choices(steps)`.
         """
         off = (logits.float() - logits[sources].float()).norm(dim=-1).nan_to_num(torch.inf)

@@ -50,7 +50,7 @@ class Workload:
         must be capturable. One call does `units` units of work, such as 16 generate steps; samples are divided by
         `units`. With several units, the last output is [units, batch, ...], or there is one tensor for each unit.
     tokens: tokens that one unit processes, over all sequences.
-    capture: called once before `run` to capture CUDA graphs that `run` replays; their memory counts as the case's.
+    capture: called before `run`; captures the CUDA graphs of `run` and `measured`, whose memory counts as the case's.
     inputs: tensors that the harness refills between samples and before the checked calls.
     timed_check: called with a random generator before each checked call; chooses sequences and stores their state.
         Returns a function (outputs, number of calls of `run` since) that compares the outputs with the reference.

@@ -144,7 +144,7 @@ def warm_up_engine(
     """Run batches of a system that times itself, until the least warm-up is over.
 
     batches_ms: yields each batch's samples in ms per unit of work. units: units in a sample.
-    Return [the last batch] if the warm-up ended during its prompts, so that its samples are warm; otherwise [].
+    Return [the last batch] if its prompts completed the warm-up, so that its samples are warm; otherwise [].
     """
     start, limited = time.monotonic(), False
     for batch in batches_ms:

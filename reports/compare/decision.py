@@ -1,7 +1,7 @@
 """Decide from paired rounds whether each case is slower, faster or the same in run B.
 
 A round measures a case once per run, each time in a fresh process. Samples of one process share memory layout, clocks
-and temperature, so a process counts as one observation: log(B's median / A's median) of the round.
+and temperature, so a round counts as one observation: log(B's median / A's median).
 """
 
 from collections.abc import Sequence

@@ -111,7 +111,7 @@ def _parts(view: View) -> str:
 
 
 def _winners(view: View) -> str:
-    """Return words on the best lines at each x; "" if no x has results of two compared lines."""
+    """Return words on the best lines at each x; "" if no x has results of two of `view.compared`."""
     found = standings(view)
     if not found:
         return ""

@@ -26,7 +26,7 @@ def drawing(profile: Profile) -> dict[str, Any]:
 def roofline(profile: Profile) -> dict[str, Any]:
     """Return the measured peaks in GB/s and TFLOP/s, and the points to draw under them.
 
-    points: (kernel's row, FLOPs per DRAM byte, TFLOP/s, ms per unit, FLOPs per L2 byte, whether FP32 is the peak).
+    points: (row in the kernel table, FLOPs per DRAM byte, TFLOP/s, ms per unit, FLOPs per L2 byte, `is_fp32`).
     parts: (part, FLOPs per byte, TFLOP/s, ms per unit), from the adapter's count of the work.
     """
     counters = [kernel.counters for kernel in profile.kernels if kernel.counters]

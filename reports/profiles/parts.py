@@ -184,14 +184,14 @@ def _part_finder(region: Region) -> Callable[[str, tuple[str, ...]], str]:
 
 
 def _outside_is_head(paths: Sequence[tuple[str, ...]]) -> bool:
-    """Return whether GEMMs outside layers are the head's: layers exist, and each range outside a layer encloses one."""
+    """Return whether GEMMs outside layers are the head's: layers exist, and each range outside them holds a layer."""
     layered = [path for path in paths if any(map(is_layer, path))]
     others = [path for path in paths if path and path not in layered]
     return bool(layered) and all(any(each[: len(path)] == path for each in layered) for path in others)
 
 
 def _shares(region: Region) -> Iterator[tuple[Kernel, str, float]]:
-    """Yield (kernel, part, share of the kernel's time in that part), by the ranges or else the kernel's name."""
+    """Yield (kernel, part, share of the kernel's time in that part), by NVTX range or else by the kernel's name."""
     part_finder = _part_finder(region)
     by_kernel: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for each in region.ranges:

@@ -122,7 +122,7 @@ class OneSequenceStale(Honest):
 
 
 class TruncatedPrompt(Honest):
-    """Reads only a prompt's last 64 tokens; with this decay, earlier tokens change the logits by less than LIMIT."""
+    """Reads only a prompt's last 64 tokens; with decay 0.85, earlier tokens change the logits by less than LIMIT."""
 
     decay = 0.85
 

@@ -65,7 +65,7 @@ def look_like_an_h200() -> set[Variant]:
 
 
 def random_step() -> Packed:
-    """Return a random step with prompts. vLLM compiles all other steps at startup, when it captures CUDA graphs."""
+    """Return a random step with prompts. Steps without prompts compile when vLLM captures CUDA graphs at startup."""
     count = random.choice([1, 2, random.randint(3, 64), random.randint(65, 300)])
     longest = random.choice([1, 2, 16, 40])
     lengths = [random.randint(1, longest) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""`ttt-bench generate` continues a text as the project's own loop does."""
+"""`ttt-bench generate` continues a text as a loop of `generate_step` does."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Runs on four fake GPUs, which are values of an environment variable."""
+"""Jobs on four fake GPUs, which are values of CUDA_VISIBLE_DEVICES."""
 
 import os
 import signal

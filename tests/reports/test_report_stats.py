@@ -267,7 +267,7 @@ def ends_of_interval(half):
 
 
 def quartiles(apart, count):
-    """Return `count` samples at two levels, which differ by the share `apart`, as if the host were slow at times."""
+    """Return `count` samples: 3 and 3 (1 + `apart`) ms in turn, as if the host were slow at times, last the mean."""
     return [*(3.0 * (1 + apart * (n % 2)) for n in range(count)), 3.0 * (1 + apart / 2)][-count:]
 
 

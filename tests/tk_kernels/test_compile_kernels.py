@@ -1,4 +1,4 @@
-"""Triton kernels compile for GPUs that this machine lacks and fit their memory; generate has few dependent loads."""
+"""Triton kernels compile for absent GPUs within limits on shared and local memory; generate has few dependent loads."""
 
 import json
 import os

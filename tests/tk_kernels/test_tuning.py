@@ -1,4 +1,4 @@
-"""Every Triton kernel has launch settings on any GPU, chosen among the candidates; `section` writes valid TOML."""
+"""Every Triton kernel has launch settings on any GPU, chosen among `candidates`; `section` writes them as TOML."""
 
 import tomllib
 

@@ -1,8 +1,8 @@
-"""Advance one layer by tokens at any position, from cached rows or from gradient sums.
+"""Advance one affine layer of f by tokens at any position, from cached rows or from gradient sums.
 
-x_rows and g_rows hold a row for each token j of the mini-batch so far: its input x_j, and lr_j times the loss's
-gradient G_j at the output. Weight and bias change only at the mini-batch's end.
-Shapes: x [B, H, n, D] for n tokens, rows [B, H, m, D], weight [B, H, D, F], bias [B, H, F], positions [B, n] int64.
+x_rows [B, H, m, D] and g_rows [B, H, m, F] hold a row for each token j of the mini-batch so far: its input x_j, and
+lr_j times the loss's gradient G_j at the output. Weight and bias change only at the mini-batch's end.
+Other shapes: x [B, H, n, D] for n tokens, weight [B, H, D, F], bias [B, H, F], positions [B, n] int64.
 """
 
 from collections.abc import Callable

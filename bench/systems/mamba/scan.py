@@ -38,9 +38,9 @@ def selective_scan(decay: Tensor, inputs: Tensor, state: Tensor) -> Tensor:
 
 
 def state_space(u: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
-    """Return y [B, T, ...] with y_t = x_t C_t and x_t = exp(step_t A) x_(t-1) + step_t u_t B_t, from x_0 = 0.
+    """Return y [B, T, ...] : y_t = sum over N of x_t C_t, x_t = exp(step_t A) x_(t-1) + step_t u_t B_t, from x_0 = 0.
 
-    u [B, T, ...]. step [B, T, ...], A [..., N], B and C [B, T, ..., N] are broadcast to u.
+    u [B, T, ...]. step [B, T, ...], A [..., N], B and C [B, T, ..., N]: their `...` broadcasts to u's.
     """
     state = u.new_zeros(len(u), *u.shape[2:], B.shape[-1])
     piece = max(1, PIECE_NUMBERS // state.numel())

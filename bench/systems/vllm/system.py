@@ -181,7 +181,7 @@ class VllmSystem:
         )
 
     def _cache_bytes(self, case: Case, graphs: str) -> int | None:
-        """Return the cache's bytes; None if vLLM chooses. A truncated model's cache is scaled by its layer count."""
+        """Return the cache's bytes; None if vLLM chooses. A truncated model gets its layers' share of the cache."""
         name, layers = uncut(case.size)
         if not layers and graphs != "prompts":
             return None

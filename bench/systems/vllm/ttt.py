@@ -52,7 +52,7 @@ class VllmTTT(VllmSystem):
         return super().settings(case) | {"forward_kernel": ops.choice(q, config.mini_batch)}
 
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
-        """Return the logits; inner loops run in CUDA graphs, as in the references of other TTT adapters."""
+        """Return logits [B, last, V]; inner loops run in CUDA graphs, as in other TTT adapters' references."""
         if not isinstance(reference.operator, ReplayedOperator):
             reference.operator = ReplayedOperator(reference.config.learner)
         return super().last_logits(reference, ids, last)

@@ -62,7 +62,7 @@ _ERROR = re.compile(r"^==ERROR==\s*(.+)$", re.MULTILINE)
 def wrapping(report: Path, phase_ranges: Sequence[str]) -> list[str]:
     """Return the start of a command that runs a worker under Nsight Compute.
 
-    Inside `profiler_range`, Nsight Compute counts the kernels of `COUNTED_LAYER` and those outside all layers.
+    Inside `profiler_range`, it reads counters of the kernels in `COUNTED_LAYER` and of those outside all layers.
     Each kernel is replayed with warm caches and free clocks, so times differ from a run's.
     report: path for the report; the log next to it has the suffix .log.
     phase_ranges: names of the ranges around the layers.
