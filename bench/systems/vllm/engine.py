@@ -106,7 +106,7 @@ class Settings:
 class Batch:
     """Times of one finished batch, in seconds of the host's monotonic clock.
 
-    steps: (end, number of new tokens) of each step, which ends when its tokens are on the host and the GPU is idle.
+    steps: (end, number of new tokens) of each step of the engine core, which ends when its tokens are on the host.
     outputs: vLLM's output of each request, in order of arrival.
     tokens_at: by request id, the engine core's timestamp of each token.
     due: arrival time of each request; empty if all requests arrived before the first step.
@@ -173,7 +173,6 @@ class Engine:
                 raise MemoryError(str(error)) from error
             raise
         self.core = self.llm.llm_engine.engine_core.engine_core
-        self._tokens_of_step, self._tokens_at = _watch(self.llm.llm_engine.engine_core)
 
     def prompts(self, batch: int, tokens: int) -> list[list[int]]:
         """Draw random prompts [batch][tokens]."""
@@ -205,14 +204,13 @@ class Engine:
         requests = list(zip(({"prompt_token_ids": ids} for ids in prompts), params, strict=True))
         if not due:
             self._enqueue(requests)
-        engine = self.llm.llm_engine
-        self._tokens_at.clear()
+        engine, received, unfinished = self.llm.llm_engine, list[Any](), len(requests)
         batch, first = Batch(time.monotonic()), -1
         batch.due = [batch.started + seconds for seconds in due]
         coming = deque(zip(batch.due, requests, strict=True)) if due else deque()
         with ExitStack() as region:
-            while coming or engine.has_unfinished_requests():
-                if coming and not engine.has_unfinished_requests():
+            while unfinished:
+                if len(coming) == unfinished:
                     time.sleep(max(0.0, coming[0][0] - time.monotonic()))
                 while coming and coming[0][0] <= time.monotonic():
                     self._enqueue([coming.popleft()[1]])
@@ -222,10 +220,14 @@ class Engine:
                     first = len(batch.steps)
                 elif steady_steps and first >= 0 and len(batch.steps) == first + steady_steps:
                     region.close()
-                self._tokens_of_step.clear()
-                batch.outputs += engine.step()
-                batch.steps.append((time.monotonic(), sum(self._tokens_of_step)))
-        batch.tokens_at = dict(sorted(self._tokens_at.items(), key=lambda item: _number(item[0])))
+                received.append(engine.engine_core.get_output())
+                batch.steps.append((time.monotonic(), len(received[-1].outputs)))
+                unfinished -= sum(each.finished for each in received[-1].outputs)
+        for step in received:  # after the timed steps: vLLM's server does this in another process
+            for each in step.outputs:
+                batch.tokens_at.setdefault(each.request_id, []).append(step.timestamp)
+            batch.outputs += engine.output_processor.process_outputs(step.outputs).request_outputs
+        batch.tokens_at = dict(sorted(batch.tokens_at.items(), key=lambda item: _number(item[0])))
         batch.outputs.sort(key=lambda output: _number(output.request_id))
         return batch
 
@@ -330,23 +332,6 @@ class Engine:
 
     def _cache_specs(self) -> list[Any]:
         return [group.kv_cache_spec for group in self.core.scheduler.kv_cache_config.kv_cache_groups]
-
-
-def _watch(client: Any) -> tuple[list[int], dict[str, list[float]]]:
-    """Wrap `client.get_output`; return what it fills: a list of new-token counts, and timestamps by request id."""
-    counts: list[int] = []
-    tokens_at: dict[str, list[float]] = {}
-    original = client.get_output
-
-    def get_output() -> Any:
-        outputs = original()
-        counts.append(len(outputs.outputs))
-        for each in outputs.outputs:
-            tokens_at.setdefault(each.request_id, []).append(outputs.timestamp)
-        return outputs
-
-    client.get_output = get_output
-    return counts, tokens_at
 
 
 def _number(request_id: str) -> int:

@@ -113,8 +113,7 @@ class LLM:
         self.llm_engine = SimpleNamespace(
             engine_core=client,
             vllm_config=self._config(),
-            has_unfinished_requests=lambda: bool(self.waiting or self.running),
-            step=lambda: self._finished(client.get_output()),
+            output_processor=SimpleNamespace(process_outputs=_processed),
         )
         self.started.append(self)
 
@@ -161,7 +160,10 @@ class LLM:
         for sequence in got:
             self._generate(sequence)
         self.running = [s for s in self.running if len(s.made) < s.params.max_tokens]
-        return SimpleNamespace(outputs=got, timestamp=time.monotonic())
+        outputs = [
+            SimpleNamespace(request_id=s.request_id, finished=len(s.made) == s.params.max_tokens, of=s) for s in got
+        ]
+        return SimpleNamespace(outputs=outputs, timestamp=time.monotonic())
 
     def _admitted(self):
         if not self.waiting or len(self.running) >= self.arguments["max_num_seqs"]:
@@ -185,9 +187,12 @@ class LLM:
         if sequence.params.logprobs == -1:
             sequence.logits.append(logits)
 
-    def _finished(self, core_outputs):
-        done = [s for s in core_outputs.outputs if len(s.made) == s.params.max_tokens]
-        return [SimpleNamespace(request_id=s.request_id, outputs=[_completion(s)]) for s in reversed(done)]
+
+def _processed(outputs):
+    done = [each.of for each in reversed(outputs) if each.finished]
+    return SimpleNamespace(
+        request_outputs=[SimpleNamespace(request_id=s.request_id, outputs=[_completion(s)]) for s in done]
+    )
 
 
 def _completion(sequence):

@@ -88,13 +88,13 @@ def test_the_steps_that_are_timed_lie_around_the_context(llm, monkeypatch):
 
 def test_a_profiler_sees_steady_steps_alone(llm):
     workload = VllmTransformer().build(CASE)
-    engine, seen = llm.started[0].llm_engine, []
+    client, seen = llm.started[0].llm_engine.engine_core, []
 
     @contextmanager
     def around():
-        step, engine.step = engine.step, lambda: seen.append(len(llm.started[0].running)) or step()
+        step, client.get_output = client.get_output, lambda: seen.append(len(llm.started[0].running)) or step()
         yield
-        engine.step = step
+        client.get_output = step
 
     assert workload.engine_batch(around()) == len(seen) == vllm_system.STEPS_SEEN < vllm_system.STEADY_STEPS
     assert set(seen) == {4}
@@ -102,18 +102,29 @@ def test_a_profiler_sees_steady_steps_alone(llm):
 
 def test_a_profiler_sees_prompts_from_their_first_step_on(llm):
     workload = VllmTransformer().build(replace(CASE, phase="forward"))
-    engine, seen = llm.started[0].llm_engine, []
+    started, seen = llm.started[0], []
+    client = started.llm_engine.engine_core
 
     @contextmanager
     def around():
-        assert engine.has_unfinished_requests()  # they are enqueued
-        step, engine.step = engine.step, lambda: seen.append(1) or step()
+        assert started.waiting  # they are enqueued
+        step, client.get_output = client.get_output, lambda: seen.append(1) or step()
         yield
-        assert not engine.has_unfinished_requests()
-        engine.step = step
+        assert not started.waiting + started.running
+        client.get_output = step
 
     assert workload.engine_batch(around()) == 1
     assert seen
+
+
+def test_the_front_end_works_after_the_timed_steps_as_in_a_process_of_its_own(llm):
+    workload, order = VllmTransformer().build(CASE), []
+    engine = llm.started[0].llm_engine
+    step, process = engine.engine_core.get_output, engine.output_processor.process_outputs
+    engine.engine_core.get_output = lambda: order.append("step") or step()
+    engine.output_processor.process_outputs = lambda outputs: order.append("process") or process(outputs)
+    steps = len(workload.run().steps)
+    assert order == ["step"] * steps + ["process"] * steps
 
 
 def test_too_few_steps_in_which_all_generate_are_no_profile(llm, monkeypatch):
