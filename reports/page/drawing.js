@@ -50,6 +50,12 @@ function folded(pieces, most, gap) {
   return rows;
 }
 
+/* The values 1, 2 and 5 of each decade between two logarithms. */
+function roundValues(first, last) {
+  const powers = Array.from({ length: Math.ceil(last) - Math.floor(first) }, (_, at) => 10 ** (Math.floor(first) + at));
+  return powers.flatMap((power) => [power, 2 * power, 5 * power]).filter((value) => first <= Math.log10(value) && Math.log10(value) <= last);
+}
+
 /* One drawing of a figure. `lines`: [line, its points]. `view`: {xLog, yLog, paper: {width, height} in pixels}. */
 class Drawing {
   constructor(points, lines, view) {
@@ -160,12 +166,15 @@ class Drawing {
     const place = log ? Math.log10 : Number;
     const [first, last] = [place(values[0]), place(values.at(-1))];
     const pad = 0.05 * (last - first);
+    // A computed x, such as interactivity, has a value of its own at each point.
+    const round = this.data.along && log ? roundValues(first, last) : [];
+    const ticks = round.length > 1 ? round : values;
     return {
       ...shared,
       type: log ? "log" : "linear",
       range: [(log ? first : Math.min(0, first)) - pad, last + pad],
-      tickvals: values,
-      ticktext: values.map(axisLabel),
+      tickvals: ticks,
+      ticktext: ticks.map(axisLabel),
       title: { text: neutral(this.data.x_title), standoff: 8 },
       anchor: "y2",
     };

@@ -21,6 +21,7 @@ PHONE = {"width": 390, "height": 844}
 FIG15 = next(number for number, figure in enumerate(FIGURES) if figure.suite == "fig15-forward")
 KERNEL = next(number for number, figure in enumerate(FIGURES) if figure.id == "kernel-forward-16-ttt-linear")
 FIG20 = next(number for number, figure in enumerate(FIGURES) if figure.id == "fig20-throughput-generate")
+ALONG = next(number for number, figure in enumerate(FIGURES) if figure.along)
 REQUEST = next(number for number, figure in enumerate(FIGURES) if figure.suite == "prompt-then-128")
 
 
@@ -70,6 +71,13 @@ def test_bars_span_the_interval(page, number, value):
     if number == REQUEST:
         ends = [row[f"{value}_{end}"] for end in ("low", "high")]
     assert bar == pytest.approx(ends, rel=1e-4)
+
+
+def test_a_computed_x_has_round_ticks(page):
+    assert browsing.lines_drawn(page, ALONG)
+    texts = page.locator(f"#figure-{ALONG} .xtick text").all_text_contents()
+    assert len(texts) > 1
+    assert {text.rstrip("k0") for text in texts} <= {"1", "2", "5"}
 
 
 def test_cases_without_a_result_are_crosses(page):
