@@ -17,6 +17,7 @@ from harness.schema.reason import sentence
 from harness.schema.record import Record, utc_now
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Pair, Planned
+from harness.workers.machine_load import is_loaded, load_note
 from harness.workers.pool import on_free_slots
 from harness.workers.process import DEFAULT_SLOT, GpuSlot, Launch, Limits
 from harness.workers.scheduler import signals_raise, unmeasured
@@ -124,7 +125,9 @@ class JobProfiler:
         else:
             try:
                 found, answered = self._times(planned)
-                values = found | {"environment": answered.environment, "started_at": started_at}
+                notes = [load_note(answered.environment)] if is_loaded(answered.environment) else []
+                notes += found["notes"]
+                values = found | {"environment": answered.environment, "started_at": started_at, "notes": notes}
                 profile, record = Profile.from_values({"case": planned.case.to_dict(), **values}), answered
             except ProfileError as error:
                 self._blame_the_case()

@@ -34,6 +34,11 @@ def profile_all(run: Run, tools: Tools, fake: bool = True, **changes: Any) -> tu
     return found, said
 
 
+@pytest.fixture(autouse=True)
+def idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.workers.process.load_between", lambda start, end: {})
+
+
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def put(does: str = "", version: str = "Version 2025.3.0.0", names: tuple[str, ...] = ("ncu", "nsys")) -> None:
@@ -66,6 +71,16 @@ def test_kineto_profiles_cases_and_notes_failures(tmp_path: Path) -> None:
     assert [record.status for record in run.records()] == ["ok", "ok", "oom", "failed"]
     assert str(tmp_path) not in good.to_json()
     assert said == []
+
+
+@pytest.mark.parametrize(("idle", "notes"), [(0.02, ("contended: other programs used 60% of the CPU",)), (0.4, ())])
+def test_a_profile_on_a_contended_cpu_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, idle: float, notes: tuple[str, ...]
+) -> None:
+    load = {"others_share": 0.6, "idle_share": idle}
+    monkeypatch.setattr("harness.workers.process.load_between", lambda start, end: load)
+    (found,), _ = profile_all(run_of(tmp_path), KINETO)
+    assert tuple(note for note in found.notes if "contended" in note) == notes
 
 
 def test_the_record_of_a_failed_case_tells_when_the_case_started(
