@@ -198,9 +198,8 @@ def claim_checks(case: Case, workload: Workload) -> Iterator[Check]:
 def shape_checks(case: Case, workload: Workload, outputs: Any) -> Iterator[Check]:
     """Yield failed checks of tensor sizes.
 
-    Inputs must have the case's batch and context at their named axes, and outputs the case's batch.
-    A call with several units of work (such as generate steps) must return one tensor per unit, or a last tensor
-    [units, batch, ...].
+    Inputs must have the case's batch and context at their named axes, and outputs the case's batch. A call with several
+    units of work (such as generate steps) must return one tensor per unit, or a last tensor [units, batch, ...].
     """
     for each in workload.inputs.values():
         for axis, wanted in ((each.batch_axis, case.batch), (each.token_axis, case.context)):
