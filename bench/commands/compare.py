@@ -64,7 +64,7 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, fmt: str, html: Path
     note(*work.notes)
     if past := estimate.past_durations(work.machine, out):
         seconds = 2 * request.rounds * sum(estimate.job_seconds(job.cases, past) for job in work.jobs)
-        note(f"{request.rounds} rounds on two commits take about {estimate.in_words(seconds)} on an idle machine")
+        note(f"{request.rounds} rounds on two commits take at least {estimate.in_words(seconds)} on an idle machine")
     with _checkout(request.sides[0]) as old, _checkout(request.sides[1]) as new:
         file = file_of(work, "measure")  # for both sides: reports recognize `ab` by the equal times of two runs
         runs = [_Side.create(*each, work, file) for each in zip(folders, (old, new), strict=True)]

@@ -104,7 +104,8 @@ class _Work:
         if engine_samples is not None:
             batches = iter(engine_samples(ALONE))
             warm_up_engine(batches, ALONE, CudaEventClock() if self.device == "cuda" else Clock(), self.throttled)
-            self.alone_us = median(take_engine_samples(batches, ALONE, self.throttled).samples_ms) * 1e3 * self.units
+            timing = take_engine_samples(batches, ALONE, self.throttled, self.workload.units)
+            self.alone_us = median(timing.samples_ms) * 1e3 * self.units
         elif self.device == "cuda":
             self.clock = CudaEventClock(self.case.timing)
             self.clock.prepare(self.workload.run, self.call_s)

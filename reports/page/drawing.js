@@ -52,7 +52,7 @@ function folded(pieces, most, gap) {
 
 /* The values 1, 2 and 5 of each decade between two logarithms. */
 function roundValues(first, last) {
-  const powers = Array.from({ length: Math.ceil(last) - Math.floor(first) }, (_, at) => 10 ** (Math.floor(first) + at));
+  const powers = Array.from({ length: Math.floor(last) - Math.floor(first) + 1 }, (_, at) => 10 ** (Math.floor(first) + at));
   return powers.flatMap((power) => [power, 2 * power, 5 * power]).filter((value) => first <= Math.log10(value) && Math.log10(value) <= last);
 }
 
@@ -166,8 +166,9 @@ class Drawing {
     const place = log ? Math.log10 : Number;
     const [first, last] = [place(values[0]), place(values.at(-1))];
     const pad = 0.05 * (last - first);
-    // A computed x, such as interactivity, has a value of its own at each point.
-    const round = this.data.along && log ? roundValues(first, last) : [];
+    // A computed x, such as interactivity, has values that lines do not share.
+    const isOwn = this.data.along && values.length > largest(this.data.lines.map((line) => line.rows.length));
+    const round = isOwn && log ? roundValues(first, last) : [];
     const ticks = round.length > 1 ? round : values;
     return {
       ...shared,

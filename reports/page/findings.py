@@ -1,7 +1,7 @@
 """Sentences about the results of a run: one for each figure and a few for the whole run."""
 
 from collections.abc import Iterable, Sequence
-from itertools import chain, combinations, takewhile
+from itertools import chain, combinations, groupby, takewhile
 
 import pandas as pd
 
@@ -56,16 +56,17 @@ def crossings(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> list
     found = []
     for pair in combinations(view.compared, 2) if view.is_speed and not view.is_parts else ():
         one, other = ({point.x: point for point in view.points(line)} for line in pair)
-        decided = [
-            x for x in sorted(one.keys() & other.keys()) if not (one[x].is_level(other[x]) or one[x].hides(other[x]))
-        ]
-        leads = [(one[x].value < other[x].value) == view.lower_is_better for x in decided]
-        changes = [at for at in range(1, len(leads)) if leads[at] != leads[at - 1]]
-        if len(changes) == 1:
-            first, second = (labels[line.name] for line in (pair if leads[0] else pair[::-1]))
-            end, start = decided[changes[0] - 1], format_x(decided[changes[0]])
-            until = f"{'up to' if changes[0] > 1 else 'at'} {view.at(format_x(end))}"
-            found.append(f"{first} is faster than {second} {until} and slower from {start} on.")
+        common = sorted(one.keys() & other.keys())
+        open_ = {x for x in common if one[x].is_level(other[x]) or one[x].hides(other[x])}
+        leads = {x: None if x in open_ else (one[x].value < other[x].value) == view.lower_is_better for x in common}
+        runs = [(lead, list(xs)) for lead, xs in groupby(common, key=leads.__getitem__)]
+        turns = [lead for lead, _ in runs]
+        # An order that is open at the least or the greatest x says nothing of "up to" or "on".
+        if turns in ([True, False], [False, True], [True, None, False], [False, None, True]):
+            (lead, before), (_, after) = runs[0], runs[-1]
+            first, second = (labels[line.name] for line in (pair if lead else pair[::-1]))
+            until = f"{'up to' if len(before) > 1 else 'at'} {view.at(format_x(before[-1]))}"
+            found.append(f"{first} is faster than {second} {until} and slower from {format_x(after[0])} on.")
     return found
 
 

@@ -78,6 +78,7 @@ def test_a_computed_x_has_round_ticks(page):
     texts = page.locator(f"#figure-{ALONG} .xtick text").all_text_contents()
     assert len(texts) > 1
     assert {text.rstrip("k0") for text in texts} <= {"1", "2", "5"}
+    assert page.evaluate("roundValues(0.9, 2)") == [10, 20, 50, 100]
 
 
 def test_cases_without_a_result_are_crosses(page):

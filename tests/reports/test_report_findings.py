@@ -60,6 +60,10 @@ def test_who_is_fastest_where_and_by_how_much(ours, theirs, expected):
     [
         ((2.0, 3.0, 5.0, 9.0), ["Transformer is faster than TTT-Linear up to context 2k and slower from 4k on."]),
         ((2.0, 4.1, 3.9, 9.0), ["Transformer is faster than TTT-Linear at context 1k and slower from 8k on."]),
+        ((2.0, 9.0, 4.1, 4.1), []),
+        ((4.1, 2.0, 9.0, 9.0), []),
+        ((2.0, 4.1, 2.0, 9.0), []),
+        ((2.0, 4.1, 2.0, 2.0), []),
         ((9.0, 5.0, 4.1, 3.0), ["TTT-Linear is faster than Transformer up to context 2k and slower from 8k on."]),
         ((2.0, 9.0, 2.0, 9.0), []),
         ((5.0, 6.0, 7.0, 9.0), []),

@@ -1,6 +1,5 @@
 """Measure and check one of the project's kernels: one TTT layer on random activations."""
 
-import math
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -224,7 +223,7 @@ def steps_in_turn(first: GenerateSet, config: TTTConfig, dtype: str) -> Steps:
 def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
     """Return at least `at_least` sets, `first` and copies of it, at positions spread over a mini-batch."""
     m = len(first.tokens[0])
-    count = 1 << (at_least - 1).bit_length() if at_least <= m else math.ceil(at_least / m) * m
+    count = -(-at_least // m) * m if at_least > m else next(n for n in range(at_least, m + 1) if m % n == 0)
     sets = [first, *(replace(first, state=deepcopy(first.state)) for _ in range(count - 1))]
     for index, some in enumerate(sets):
         some.state.position.fill_(index * max(m, count) // count % m)

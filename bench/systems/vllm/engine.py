@@ -107,15 +107,16 @@ class Batch:
     """Times of one finished batch, in seconds of the host's monotonic clock.
 
     steps: (end, number of new tokens) of each step of the engine core, which ends when its tokens are on the host.
-    outputs: vLLM's output of each request, in order of arrival.
-    tokens_at: by request id, the engine core's timestamp of each token.
+    received: for each step the engine core's timestamp, and (id, *new tokens) of each request; the garbage collector
+        need not visit these tuples.
+    outputs: vLLM's output of each request with its logits, in order of arrival; [] without logits.
     due: arrival time of each request; empty if all requests arrived before the first step.
     """
 
     started: float
     steps: list[tuple[float, int]] = field(default_factory=list)
+    received: list[tuple[float, list[tuple[Any, ...]]]] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
-    tokens_at: dict[str, list[float]] = field(default_factory=dict)
     due: list[float] = field(default_factory=list)
 
     def total_ms(self) -> float:
@@ -123,12 +124,23 @@ class Batch:
         ends = [end for end, tokens in self.steps if tokens]
         return (ends[-1] - self.started) * 1e3
 
+    def requests(self) -> list[tuple[list[int], list[float]]]:
+        """Return each request's tokens, and the engine core's timestamp of each token, in order of arrival."""
+        found: dict[int, tuple[list[int], list[float]]] = {}
+        for at, outputs in self.received:
+            for request_id, *tokens in outputs:
+                made, ends = found.setdefault(_number(request_id), ([], []))
+                made += tokens
+                ends += [at] * len(tokens)
+        return [found[number] for number in sorted(found)]
+
     def requests_ms(self) -> list[tuple[float, list[float]]]:
         """Return (TTFT, ITLs) of each request in ms. TTFT starts at the request's arrival."""
-        due = self.due or [self.started] * len(self.tokens_at)
+        requests = self.requests()
+        due = self.due or [self.started] * len(requests)
         return [
             ((at[0] - arrived) * 1e3, [(later - earlier) * 1e3 for earlier, later in pairwise(at)])
-            for arrived, at in zip(due, self.tokens_at.values(), strict=True)
+            for arrived, (_, at) in zip(due, requests, strict=True)
         ]
 
     def steady_ms(self, sequences: int) -> list[float]:
@@ -204,7 +216,7 @@ class Engine:
         requests = list(zip(({"prompt_token_ids": ids} for ids in prompts), params, strict=True))
         if not due:
             self._enqueue(requests)
-        engine, received, unfinished = self.llm.llm_engine, list[Any](), len(requests)
+        engine, kept, unfinished = self.llm.llm_engine, list[Any](), len(requests)
         batch, first = Batch(time.monotonic()), -1
         batch.due = [batch.started + seconds for seconds in due]
         coming = deque(zip(batch.due, requests, strict=True)) if due else deque()
@@ -220,15 +232,17 @@ class Engine:
                     first = len(batch.steps)
                 elif steady_steps and first >= 0 and len(batch.steps) == first + steady_steps:
                     region.close()
-                received.append(engine.engine_core.get_output())
-                batch.steps.append((time.monotonic(), len(received[-1].outputs)))
-                unfinished -= sum(each.finished for each in received[-1].outputs)
-        for step in received:  # after the timed steps: vLLM's server does this in another process
-            for each in step.outputs:
-                batch.tokens_at.setdefault(each.request_id, []).append(step.timestamp)
-            batch.outputs += engine.output_processor.process_outputs(step.outputs).request_outputs
-        batch.tokens_at = dict(sorted(batch.tokens_at.items(), key=lambda item: _number(item[0])))
-        batch.outputs.sort(key=lambda output: _number(output.request_id))
+                step = engine.engine_core.get_output()
+                batch.steps.append((time.monotonic(), len(step.outputs)))
+                batch.received.append(
+                    (step.timestamp, [(each.request_id, *each.new_token_ids) for each in step.outputs])
+                )
+                last = [each for each in step.outputs if each.finished]
+                unfinished -= len(last)
+                kept += step.outputs if logits else last
+        # vLLM's server processes outputs in another process. Here, the last ones end the requests.
+        done = engine.output_processor.process_outputs(kept).request_outputs
+        batch.outputs = sorted(done, key=lambda output: _number(output.request_id)) if logits else []
         return batch
 
     def _enqueue(self, requests: Sequence[tuple[dict[str, list[int]], Any]]) -> None:
@@ -296,7 +310,7 @@ class Engine:
         prompts = self.prompts(CHECK_BATCH, CHECK_PROMPT)
         head_rows = self._head_rows(prompts)
         batch = self.run(prompts, [CHECK_STEPS + 1] * CHECK_BATCH, logits=True)
-        tokens = [list(output.outputs[0].token_ids) for output in batch.outputs]
+        tokens = [made for made, _ in batch.requests()]
         got = torch.stack([_logits(output, self.model_config.vocabulary) for output in batch.outputs])
         read = torch.tensor([p + t[:-1] for p, t in zip(prompts, tokens, strict=True)])
         expected = last_logits(self.reference(), read, CHECK_STEPS + 1).cpu()

@@ -39,7 +39,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-CORE = "in the process that asks, where vLLM's default is one of its own"
+CORE = "in the process that asks, without processing outputs; vLLM's default is a process of its own"
 STEADY_STEPS = 32  # fewest steps of a generate batch in which every sequence generates
 # Generate reads this many tokens into a recurrent state; longer prompts change neither its size nor the work of a step.
 GENERATE_PROMPT = 128
@@ -277,7 +277,8 @@ class _Work:
         rows = drawn(rng, self.batch, tokens)
 
         def compare(outputs: Any, calls: int) -> Checks:
-            made = {row: list(self._ran.outputs[row].outputs[0].token_ids) for row in rows}
+            requests = self._ran.requests()
+            made = {row: requests[row][0] for row in rows}
             missing = sum(abs(len(each) - self.answers()[row]) for row, each in made.items())
             if missing:
                 return Checks([Check.at_most("timed_tokens_missing", missing, 0)])

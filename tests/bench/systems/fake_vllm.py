@@ -52,6 +52,14 @@ class Sequence:
     logits: list[torch.Tensor] = field(default_factory=list)
 
 
+@dataclass
+class Output:
+    request_id: str
+    new_token_ids: list[int]
+    finished: bool
+    of: Sequence
+
+
 class Attention(torch.nn.Module):
     name, version = "FLASH_ATTN", 3
 
@@ -160,9 +168,7 @@ class LLM:
         for sequence in got:
             self._generate(sequence)
         self.running = [s for s in self.running if len(s.made) < s.params.max_tokens]
-        outputs = [
-            SimpleNamespace(request_id=s.request_id, finished=len(s.made) == s.params.max_tokens, of=s) for s in got
-        ]
+        outputs = [Output(s.request_id, s.made[-1:], len(s.made) == s.params.max_tokens, s) for s in got]
         return SimpleNamespace(outputs=outputs, timestamp=time.monotonic())
 
     def _admitted(self):

@@ -30,6 +30,11 @@ CASE = Case("transformer", "vllm", "tiny", "generate", 4, 48, dtype="float32", t
 FEW = Policy(budget_s=0)
 
 
+def at_times(*requests, **fields):
+    received = [(at, [(str(name), 0)]) for name, times in enumerate(requests) for at in times]
+    return Batch(1.0, received=received, **fields)
+
+
 def test_a_step_is_steady_when_every_sequence_generates_in_it_and_in_the_one_before():
     ends = [(0.1, 0), (1.0, 2), (2.5, 3), (2.6, 3), (2.8, 3), (2.9, 2)]
     assert Batch(0.0, ends).steady_ms(3) == pytest.approx([100.0, 200.0])
@@ -122,9 +127,8 @@ def test_the_front_end_works_after_the_timed_steps_as_in_a_process_of_its_own(ll
     engine = llm.started[0].llm_engine
     step, process = engine.engine_core.get_output, engine.output_processor.process_outputs
     engine.engine_core.get_output = lambda: order.append("step") or step()
-    engine.output_processor.process_outputs = lambda outputs: order.append("process") or process(outputs)
-    steps = len(workload.run().steps)
-    assert order == ["step"] * steps + ["process"] * steps
+    engine.output_processor.process_outputs = lambda outputs: order.append(len(outputs)) or process(outputs)
+    assert order == ["step"] * len(workload.run().steps) + [4]
 
 
 def test_too_few_steps_in_which_all_generate_are_no_profile(llm, monkeypatch):
@@ -222,8 +226,7 @@ def test_tokens_that_the_model_would_not_choose_are_seen(llm, monkeypatch, phase
 def test_tokens_that_were_not_made_are_seen(llm):
     workload = VllmTransformer().build(CASE)
     batch = workload.run()
-    for output in batch.outputs:
-        del output.outputs[0].token_ids[-3:]
+    del batch.received[-3:]
     assert "timed_tokens_missing" in workload.timed_check(Random(1))(None, 1).reason
 
 
@@ -242,12 +245,12 @@ def test_a_request_generates_its_steps_after_the_prompts_token(llm):
     workload = VllmTransformer().build(replace(CASE, phase="request", options=(("steps", 8),)))
     assert workload.tokens == 4 * (48 + 8)
     batch = workload.run()
-    assert {len(output.outputs[0].token_ids) for output in batch.outputs} == {9}
+    assert [len(tokens) for tokens, _ in batch.requests()] == [9] * 4
 
 
-def test_outputs_are_in_the_order_of_the_prompts(llm):
-    batch = VllmTransformer().build(replace(CASE, phase="forward")).run()
-    assert [output.request_id for output in batch.outputs] == ["0", "1", "2", "3"]
+def test_requests_are_in_the_order_of_the_prompts():
+    received = [(1.0, [("10-a", 5), ("9-b", 6)]), (2.0, [("10-a", 7)])]
+    assert Batch(0.0, received=received).requests() == [([6], [1.0]), ([5, 7], [1.0, 2.0])]
 
 
 def test_an_engine_that_computes_something_else_misses_its_check(llm, monkeypatch):
@@ -314,8 +317,8 @@ def test_kernels_for_another_torch_are_no_vllm_and_a_missing_part_skips_a_case(l
 
 
 def test_the_times_of_requests_are_medians_over_a_batch_of_the_means_within_each_and_have_intervals():
-    batch = Batch(1.0, tokens_at={"0": [1.5, 1.6, 1.7, 2.7], "1": [2.0, 2.3, 2.6], "2": [3.0, 3.2, 3.4]})
-    slower = Batch(1.0, tokens_at={"0": [3.0, 4.0, 5.0]})
+    batch = at_times([1.5, 1.6, 1.7, 2.7], [2.0, 2.3, 2.6], [3.0, 3.2, 3.4])
+    slower = at_times([3.0, 4.0, 5.0])
     found = token_times.metrics([each.requests_ms() for each in (batch, batch, slower)])
     assert found == {
         "time_to_first_token_ms": pytest.approx(1000.0),

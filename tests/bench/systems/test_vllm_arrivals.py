@@ -54,14 +54,14 @@ def test_every_system_gets_the_same_arrivals_and_lengths_around_the_cases(llm):
 def test_a_request_enters_the_engine_when_it_arrives(llm):
     work = work_of(CASE)
     batch = work.once()
-    started = [batch.due[int(name) - int(min(batch.tokens_at, key=int))] for name in batch.tokens_at]
-    assert started == batch.due == [batch.started + seconds for seconds in work.due]
-    assert all(at[0] > due for at, due in zip(batch.tokens_at.values(), batch.due, strict=True))
-    assert [len(at) for at in batch.tokens_at.values()] == work.answers()
+    assert batch.due == [batch.started + seconds for seconds in work.due]
+    assert all(at[0] > due for (_, at), due in zip(batch.requests(), batch.due, strict=True))
+    assert [len(at) for _, at in batch.requests()] == work.answers()
 
 
 def test_ttft_counts_from_the_arrival():
-    batch = Batch(1.0, due=[1.0, 3.0], tokens_at={"0": [1.5, 1.6], "1": [3.25, 4.25]})
+    received = [(1.5, [("0", 7)]), (1.6, [("0", 7)]), (3.25, [("1", 7)]), (4.25, [("1", 7)])]
+    batch = Batch(1.0, due=[1.0, 3.0], received=received)
     assert batch.requests_ms() == [(500.0, [pytest.approx(100.0)]), (250.0, [1000.0])]
 
 
