@@ -13,13 +13,7 @@ import torch
 from bench.errors import UserError
 from bench.models.config import BASE_LR, TTTConfig, model_config
 from bench.systems.needs import no_gpu
-from bench.systems.ttt.kernel_layer import (
-    KERNEL_CHECK_SEQUENCES,
-    OUTER,
-    check_generate,
-    generate_set,
-    steps_in_turn,
-)
+from bench.systems.ttt.kernel_layer import KERNEL_CHECK_SEQUENCES, OUTER, check_generate, generate_set, steps_in_turn
 from bench.systems.ttt.layer import PER_TOKEN, check_forward, inputs_of, layer_inputs
 from bench.terminal import note
 from harness.measure.correctness import Checks

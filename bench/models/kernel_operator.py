@@ -65,12 +65,7 @@ class KernelOperator(TorchOperator):
         return self._forward(q, k, v, lr, *outer, state, **options)[0]
 
     def forward_packed(
-        self,
-        projections: Projections,
-        learner: Learner,
-        state: Any,
-        initial: Sequence[Tensor],
-        sequences: Packed,
+        self, projections: Projections, learner: Learner, state: Any, initial: Sequence[Tensor], sequences: Packed
     ) -> Tensor:
         """Return the output [1, N, H, D] for N packed tokens; update the states of their sequences in `state`.
 
@@ -86,12 +81,7 @@ class KernelOperator(TorchOperator):
         return forward_packed(self._launch, (q, k, v, lr), outer, tuple(initial), state, sequences)[None]
 
     def _forward_equal(
-        self,
-        projections: Projections,
-        learner: Learner,
-        state: Any,
-        initial: Sequence[Tensor],
-        sequences: Packed,
+        self, projections: Projections, learner: Learner, state: Any, initial: Sequence[Tensor], sequences: Packed
     ) -> Tensor:
         """Run `forward_packed` in the Hopper kernel for equally long sequences; copy states from `state` and back."""
         batch, heads = len(sequences.slots), projections.q.shape[2]

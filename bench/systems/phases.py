@@ -134,12 +134,7 @@ class PhaseWork:
         return sources
 
     def checks(
-        self,
-        logits: torch.Tensor,
-        rows: list[int],
-        sources: list[int],
-        logits_after: LogitsAfter,
-        tokens: torch.Tensor,
+        self, logits: torch.Tensor, rows: list[int], sources: list[int], logits_after: LogitsAfter, tokens: torch.Tensor
     ) -> Checks:
         """Compare with the reference the logits of sequences `rows`, and of the copy of each that differs most from it.
 

@@ -10,14 +10,7 @@ from harness.schema.catalogue import Catalogue
 from harness.schema.reason import rounded
 from reports.page.figures import Figure, axis_title
 from reports.page.ranking import bar
-from reports.stats import (
-    MARKS,
-    SETTING_COLUMNS,
-    SIGNS,
-    UNTRIED,
-    marks_of,
-    option_columns,
-)
+from reports.stats import MARKS, SETTING_COLUMNS, SIGNS, UNTRIED, marks_of, option_columns
 from reports.tables import cell_text, telling_apart
 
 DIGITS = 6  # significant digits of a number
@@ -36,10 +29,7 @@ _SETTINGS = ("scope", "state_dtype", "l2")
 
 
 def page_data(
-    table: pd.DataFrame,
-    catalogue: Catalogue,
-    drawn: Sequence[Figure],
-    profiles: Mapping[int, str],
+    table: pd.DataFrame, catalogue: Catalogue, drawn: Sequence[Figure], profiles: Mapping[int, str]
 ) -> dict[str, Any]:
     """Return the page's data, which `page.js` reads as JSON. drawn: the page's figures.
 

@@ -147,13 +147,7 @@ class _Panel(FigurePanel):
     def _caption(self) -> str:
         rows = self.rows
         columns = ["device", "batch", "context", "size", "dtype", "l2", *option_columns(rows)]
-        omitted = {
-            self.entry.x,
-            self.entry.along,
-            "part",
-            "scope",
-            "form" if forms_of(rows).nunique() > 1 else "",
-        }
+        omitted = {self.entry.x, self.entry.along, "part", "scope", "form" if forms_of(rows).nunique() > 1 else ""}
         omitted |= {"l2"} if set(rows["l2"]) == {"warm"} else set()
         omitted |= {"device"} if self.looks.devices == 1 else set()
         return ", ".join(filter(None, (self._common(name) for name in columns if name not in omitted)))

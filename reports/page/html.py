@@ -73,11 +73,7 @@ def render(
         system_label=catalogue.system_label,
         backend_label=catalogue.backend_label,
         title=title or TITLE,
-        notices=[
-            "" if timed else UNTIMED,
-            unfinished(table, len(missing)),
-            small_models(table, kinds),
-        ],
+        notices=["" if timed else UNTIMED, unfinished(table, len(missing)), small_models(table, kinds)],
         findings=headline(table, catalogue, drawn),
         sentences=[finding(table, catalogue, figure) for figure in drawn],
         details=[[*crossings(table, catalogue, figure), *figure.remarks] for figure in drawn],

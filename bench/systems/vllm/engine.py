@@ -296,10 +296,7 @@ class Engine:
         (weights,) = self.llm.apply_model(lambda model: dict(model.named_parameters()))
         cached = self.llm.llm_engine.vllm_config.cache_config.enable_prefix_caching
         return model_facts.facts_of(
-            weights,
-            self.model_config.vocabulary,
-            kept="a prefix cache" if cached else "nothing",
-            head_rows=head_rows,
+            weights, self.model_config.vocabulary, kept="a prefix cache" if cached else "nothing", head_rows=head_rows
         )
 
     def check(self, case: Case, last_logits: Callable[..., torch.Tensor]) -> Checks:
