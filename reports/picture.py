@@ -118,7 +118,7 @@ def _opened(browser: Any, report: Path, width: int, device_scale_factor: float) 
 
 
 def _suite(page: Any, figures: str) -> Any:
-    """Return playwright's locator of a suite's figures; "" selects the first suite."""
+    """Return playwright's locator of the suite named `figures`; "" is the first suite."""
     sections = page.locator("section.suite")
     names = [name.removeprefix("Figures of ") for name in sections.evaluate_all("all => all.map(e => e.ariaLabel)")]
     if not names or (figures and figures not in names):

@@ -55,7 +55,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def offer(folder: Path) -> Checkpoint:
-    """Return a folder's checkpoint, after adding it to the environment variable VARIABLE, which workers inherit."""
+    """Add a folder's path to the environment variable VARIABLE, which workers inherit; return its checkpoint."""
     checkpoint = read_checkpoint(folder)
     os.environ[VARIABLE] = json.dumps(_offered() | {checkpoint.name: str(checkpoint.folder)})
     return checkpoint

@@ -59,7 +59,7 @@ class PhaseWork:
         """After compilation, capture the CUDA graphs of `run` and `measured`. By default, do nothing."""
 
     def restart(self) -> None:
-        """Reset the state in place if a call continues from the one before. By default, do nothing."""
+        """Reset the state, in classes whose `run` does not. By default, do nothing."""
 
     def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
         """Draw sequences, copy their tokens to the other sequences, and return a check of a call's outputs."""

@@ -95,7 +95,7 @@ class Layer(ABC):
 
 
 class Regressor:
-    """Adapter of a package's layers; a subclass names them.
+    """Adapter of a package's layers; a subclass sets the fields.
 
     module: the package's module. packages: distributions whose versions are recorded. layers: each system's layer.
     """

@@ -222,7 +222,7 @@ def _counted(work: _Work) -> dict[str, Any]:
 def _captured(work: _Work) -> dict[str, Any]:
     """Run one call with ranges, then the timed runs, while Nsight Systems captures.
 
-    Return {"seen": fields of a `Runs`, "apart": False if an engine's call with ranges is also the timed run}.
+    Return {"seen": fields of a `Runs`, "apart": whether timed runs follow; if not, the call with ranges is timed}.
     """
     if work.is_part:
         work.ranged(profiler_range(work.device))

@@ -25,7 +25,7 @@ class Planned(Stored):
     """A case of a job, and how to run it.
 
     min_samples: fewest samples over all repeats, even beyond the policy's budget.
-    grows: whether to skip the case after one with a smaller batch or context exceeded memory or the time limit.
+    grows: whether to skip the case if one with a smaller batch or context has exceeded memory or the time limit.
     """
 
     case: Case

@@ -112,7 +112,7 @@ def _parts(view: View) -> str:
 
 
 def _winners(view: View) -> str:
-    """Return words on the best lines at each x; "" if no x has results of two of `view.compared`."""
+    """Return in words which lines are best at which x; "" if there is no x at which to rank two lines."""
     found = standings(view)
     if not found:
         return ""

@@ -125,7 +125,7 @@ def dependent_launch(pdl: bool) -> dict[str, bool]:
     """Return launch arguments that request programmatic dependent launch (PDL) if `pdl`, on GPUs from Hopper on.
 
     With PDL, a kernel starts as soon as the launch before it allows, reads its parameters and state, then waits for all
-    earlier launches. Its parameters and state must therefore be written before the last launch without PDL.
+    earlier launches. So a launch without PDL must separate the kernel from the writes of its parameters and state.
     """
     if not pdl or triton.knobs.runtime.interpret or hidden() or torch.cuda.get_device_capability() < (9, 0):
         return {"PDL": False}

@@ -41,7 +41,7 @@ class Mamba3(Layer):
 
     @property
     def state_numbers(self) -> int:
-        """Number of elements in one sequence's state: S, k', v' and the sums of angles."""
+        """Number of elements in one sequence's state: S, the last k and v, the sums of angles."""
         return self.matrix + self.heads * (self.key_dim + self.value_dim + self.angles)
 
     def work(self, case: Case) -> Work:

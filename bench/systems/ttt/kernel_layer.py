@@ -160,7 +160,7 @@ class Steps:
         }
 
     def run(self) -> torch.Tensor:
-        """Run all steps; return the outputs [units, B, H, D], one `GenerateSet` after another."""
+        """Run all steps; return the outputs [units, B, H, D], grouped by `GenerateSet`."""
         for step in range(self.rounds):
             for some in self.sets:
                 some.advance(step)

@@ -231,7 +231,7 @@ class _Work:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens that a batch reads: prompts, and all generated tokens except the last ones."""
+        """Number of tokens that a batch reads: prompts, and all generated tokens except each sequence's last."""
         return self.batch * (self.context + self.new_tokens - 1)
 
     def samples_of(self, batch: Batch) -> list[float]:
@@ -324,7 +324,7 @@ class EngineGenerate(_Work):
             self.timed = f"{self.timed}; a sample is the mean of {self.units} steps"
 
     def centre(self) -> None:
-        """Shorten the prompts by half of the generated tokens, so that timed steps lie around the context."""
+        """Shorten the prompts by half of the generated tokens, so timed steps have the case's context on average."""
         self.context = max(1, self.context - self.new_tokens // 2)
         self.timed = f"{self.timed}; prompts of {self.context} tokens, so that these steps lie around the context"
 
