@@ -18,7 +18,7 @@ from reports.compare.decision import BAR, LEAST_ROUNDS, CaseResult, decide
 from reports.compare.side import GPU_UNIT, VARIABLES, CaseSide, RunCases, Side
 
 STORED_BAR = 0.05  # the same case has differed by up to 2.6% between two stored runs
-# In 95% of the cases, two runs of the same packages differ by less: on one GPU, two GPUs of one model, a CPU.
+# In 95% of cases, two runs of the same packages differ by less: on one GPU, two GPUs of a model at like clocks, a CPU.
 BETWEEN_RUNS = {"gpu": 0.02, "gpus": 0.03, "cpu": 0.3}
 NOISE = "same within noise"
 ELSEWHERE = ("another GPU", "another driver", "another CPU")

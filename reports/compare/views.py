@@ -20,7 +20,8 @@ from reports.resources import environment, source
 COLUMNS = ("outcome", "B/A", "95% interval", "A ms", "B ms", "case", "notes")
 STORED_MEANING = (
     f"Two runs of the same packages agree within {BETWEEN_RUNS['gpu']:.0%} in 95% of the cases on one GPU, within "
-    f"{BETWEEN_RUNS['gpus']:.0%} on two GPUs of one model and within {BETWEEN_RUNS['cpu']:.0%} on a CPU. "
+    f"{BETWEEN_RUNS['gpus']:.0%} on two GPUs of one model, unless the power cap holds these at different clocks, and "
+    f"within {BETWEEN_RUNS['cpu']:.0%} on a CPU. "
     f"Differences up to {STORED_BAR:.0%} count as noise. `ttt-bench ab` measures two commits in turns and finds "
     f"differences from {BAR:.0%} on."
 )
