@@ -46,7 +46,7 @@ def facts_of(weights: Mapping[str, Any], vocabulary: int, **rest: Any) -> Facts:
 
 
 def checks(facts: Facts, case: Case) -> list[Check]:
-    """Return checks that dtype is the case's, that kept is "nothing", and that head_rows is 1 if counted.
+    """Return checks that `facts` are right: dtype is the case's, kept is "nothing", and head_rows is 1 if counted.
 
     Without a checkpoint, further checks compare vocabulary and parameter count with the Transformer of the same size.
     """

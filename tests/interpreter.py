@@ -24,7 +24,7 @@ def hasten() -> None:
         return first_call(self, *arguments, **named)
 
     def by_slice(self: Any, given: tuple[Any, ...]) -> list[Any]:
-        """Reduce whole slices along the axis, in the order in which Triton's interpreter reduces single elements."""
+        """Reduce whole slices along `self.axis`, in the order in which Triton's interpreter reduces elements."""
         if self.axis is None or self.keep_dims:
             return by_element(self, given)
         rows = ((np.moveaxis(each.handle.data, self.axis, 0), each.dtype) for each in given)

@@ -82,7 +82,7 @@ class Layout:
         ]
 
     def generating(self, views: Sequence[Tensor], slots: Tensor, positions: Tensor) -> LayerState:
-        """Return a layer's state in `views` for a generate step on slots [B].
+        """Return the state in a layer's `views` for a generate step on slots [B].
 
         positions [B, H]: each request's position in the mini-batch, repeated for all heads.
         """

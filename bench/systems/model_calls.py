@@ -1,4 +1,4 @@
-"""Load a case's language model; call any model with the interface of `bench.models.base.CausalLM`."""
+"""Load a case's language model; call any model that has the interface of `bench.models.base.CausalLM`."""
 
 from typing import Any
 

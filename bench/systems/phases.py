@@ -136,7 +136,7 @@ class PhaseWork:
     def checks(
         self, logits: torch.Tensor, rows: list[int], sources: list[int], logits_after: LogitsAfter, tokens: torch.Tensor
     ) -> Checks:
-        """Compare with the reference the logits of sequences `rows`, and of the copy of each that differs most from it.
+        """Compare with the reference the logits of sequences `rows` and, for each of them, of its most different copy.
 
         logits: [B, V]. sources: the row that each sequence copies (`repeat`). logits_after: result of `new_past`.
         tokens [steps, B]: tokens that the steps read, compared with the reference's choice at indices `choices(steps)`.

@@ -49,7 +49,7 @@ def parsed(adapter: TypeAdapter[T], text: bytes | str, refusal: type[RecordError
 
 
 def json_values(value: Any) -> Any:
-    """Return a nested value for JSON: printable text, and None instead of NaN and infinity."""
+    """Return a nested value for JSON: its text printable, and None instead of NaN and infinity."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Each reference form (primal, dual, generate) matches the naive form at any T, D, mini-batch and split into calls."""
+"""Reference forms (primal, dual, generate) match the naive form at any T, D, mini-batch and division into calls."""
 
 import functools
 

@@ -201,7 +201,7 @@ def _cached(at, valid, C: tl.constexpr):
 
 @jit
 def _packed_chunk(cu_seqlens, chunks, chunk):
-    """Return a chunk's sequence, the chunk's offset in it, the sequence's first row in [N, C] and its token count."""
+    """Return a chunk's sequence, the chunk's offset in it, and the sequence's first packed row and token count."""
     seq = tl.load(chunks + 2 * chunk).to(tl.int64)
     first = tl.load(chunks + 2 * chunk + 1)
     token = tl.load(cu_seqlens + seq)

@@ -44,7 +44,7 @@ class ForwardOperator:
     """The forward of TTT-Linear or TTT-MLP: checks arguments and runs one of three backends.
 
     name: "linear" or "mlp". learner: the PyTorch reference. portable: function that launches the Triton kernel.
-    widths: each layer's input width, then the last layer's output width, in multiples of the head dimension.
+    widths: input widths of the layers of f, then the last one's output width, in multiples of the head dimension.
     kernels: names of the Hopper kernels, by mini-batch.
     plan: function of q [B, T, H, D] and the mini-batch that returns further arguments of the Hopper kernel.
     weights: names of the weights and biases among the fields of the state.

@@ -215,7 +215,7 @@ def load_token(x, at, rd, valid, ROPE: tl.constexpr):
 
 @jit
 def load_angles(rope, position, rd, valid, D: tl.constexpr, ROPE: tl.constexpr):
-    """Load the rows [D] of cos and sin for `position` from a `rope_table`; without ROPE, return two zeros."""
+    """Load cos and sin for `position` from a `rope_table`, at channels `rd` where `valid`; without ROPE, two zeros."""
     cos, sin = 0.0, 0.0
     if ROPE:
         cos = tl.load(rope + position * (2 * D) + rd, mask=valid, other=0)

@@ -87,7 +87,7 @@ def layers_of(state: Sequence[Any], rows: bool = True) -> list[Layer]:
 class Learner(Generic[State]):
     """The reference of TTT-Linear or TTT-MLP: checks arguments and computes mini-batches.
 
-    state: the named tuple for states with cached rows, in the order of `layers_of`.
+    state: the named tuple for states with cached rows; fields in the order of `layers_of`.
     primal: the named tuple for states with gradient sums, made from `state`. dW and db, shaped like W and b, are sums
     of lr_j times the loss's gradient by W and by b, over the mini-batch's tokens so far.
     together: the most mini-batches to compute at once; fewer if mini-batches have more than 16 tokens.
@@ -273,7 +273,7 @@ class Learner(Generic[State]):
         layout: str,
         state: State | PrimalState | None = None,
     ) -> Outer:
-        """Check the arguments; return the outer parameters in STATE_DTYPE of the tokens. Raises ValueError."""
+        """Check the arguments; return the outer parameters in STATE_DTYPE[dtype of the tokens]. Raises ValueError."""
         check_tokens(tokens, lr, layout, tuple(STATE_DTYPE))
         x = next(iter(tokens.values()))
         check_choice("lr.dtype", lr.dtype, (STATE_DTYPE[x.dtype],))

@@ -108,7 +108,7 @@ class Mesa(Layer):
     def work(self, case: Case) -> Work:
         """Return FLOPs and bytes.
 
-        FLOPs per token and element of `Mesa`'s G and S: decay 1, update 2; G: 2 per iteration; S: output 2.
+        FLOPs per token and element of `Mesa`'s G and S: decay 1, update 2; only G: 2 per iteration; only S: output 2.
         """
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         gram, values = (self.heads * self.key_dim * dim for dim in (self.key_dim, self.value_dim))
