@@ -306,7 +306,7 @@ def _marks(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
 
 
 def is_cache_full(case: Case, metrics: Mapping[str, float | None]) -> bool:
-    """Return whether fewer sequences than the batch ran at once; False for the phase "forward"."""
+    """Return whether fewer sequences ran at once than the batch has; False for the phase "forward"."""
     return case.phase != "forward" and (metrics.get("sequences_at_once") or case.batch) < case.batch
 
 

@@ -62,7 +62,7 @@ def offer(folder: Path) -> Checkpoint:
 
 
 def checkpoint_folder(case: Case) -> Path | None:
-    """Return a case's checkpoint folder, None without a checkpoint; CheckpointError if no --checkpoint gave it."""
+    """Return the folder of a case's checkpoint, or None; CheckpointError if no `--checkpoint` names that folder."""
     if missing := checkpoint_missing(case):
         raise CheckpointError(missing)
     name = str(case.option("checkpoint", ""))

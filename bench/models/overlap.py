@@ -46,7 +46,7 @@ class Overlap:
 
     @contextmanager
     def layer(self, index: int) -> Iterator[None]:
-        """Run the launches in this context after the previous chunk has left layer `index`."""
+        """Run this context's launches after the prompt's previous chunk has left layer `index`."""
         stream = self._streams[self._chunks % 2]
         if index in self._left:
             stream.wait_event(self._left[index])

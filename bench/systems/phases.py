@@ -346,7 +346,7 @@ class Request(PhaseWork):
         return self._logits, self._read
 
     def measured(self, calls: int) -> dict[str, float | None]:
-        """Return TTFT and ITL in ms over the last `calls` calls; all sequences of a batch share these times."""
+        """Return median TTFT and ITL in ms of the last `calls` calls; all sequences of a batch share these times."""
         last = list(self._moments)[-calls:]
         times = [[(later - earlier) * 1e3 for earlier, later in pairwise(moments)] for moments in last]
         return token_times.metrics([[(first, steps)] for first, *steps in times])

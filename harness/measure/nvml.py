@@ -179,7 +179,7 @@ def _quietly(ask: Callable[[], Any]) -> Any:
 
 
 def is_hot(environment: Mapping[str, Any]) -> bool:
-    """Whether the GPU was thermally throttled during a case; environment: of the case's record."""
+    """Whether the GPU was thermally throttled during a case, by the `environment` of its record."""
     return bool(THERMAL.intersection(_after(environment).get("throttle_reasons") or ()))
 
 

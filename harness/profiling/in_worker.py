@@ -83,7 +83,7 @@ class _Work:
         self.alone_us = 0.0  # time of a run without a profiler
 
     def warm(self) -> None:
-        """Run the work until compiled; store an engine's units, or time a call and count its `COUNTED_LAYER` ranges."""
+        """Run the work until compiled; count an engine's units, or time a call and count its `COUNTED_LAYER` ranges."""
         if self.is_engine:
             self._once(nullcontext())
             return

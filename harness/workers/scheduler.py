@@ -66,7 +66,7 @@ def run_jobs(
     slots: Sequence[GpuSlot] = (DEFAULT_SLOT,),
     shared: bool = False,
 ) -> list[Record]:
-    """Run a run's unfinished cases and append their records; return the last record of each case and repeat.
+    """Run a run's unfinished cases and append their records; return the last record of each (case, repeat).
 
     A crash, a signal, a timeout, exhausted memory and a failed check also give a record.
     A case with a record runs again if its status is in `UNFINISHED`, or if `options.retry` returns True.

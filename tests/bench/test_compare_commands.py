@@ -125,7 +125,7 @@ def test_a_case_that_the_new_commit_lost_is_a_regression_and_is_not_tried_again(
 
 
 def test_an_interpreter_that_runs_other_code_is_refused(checkout, tmp_path, monkeypatch, capsys):
-    """A container with its own copy of the program would run the same code for both commits."""
+    """An interpreter in a container with its own ttt-bench would run that code for both commits."""
     old, new = commit(checkout, "old"), commit(checkout, "new")
     command = ["/usr/bin/env", f"PYTHONPATH={checkout}", sys.executable]
     (tmp_path / "systems.toml").write_text(f'["transformer/torch"]\ncommand = {json.dumps(command)}\n')

@@ -81,7 +81,7 @@ def test_prompts_of_one_length_run_in_the_kernel_for_hopper(monkeypatch, learner
 
 
 def assert_served(learner, backbone, steps, operator, dtype=torch.float32):
-    """Run steps, lists of token counts by request, in `dtype`; compare with a float32 model on each request alone."""
+    """Run steps in `dtype`, each a list of the requests' token counts; compare with float32 for each request alone."""
     config = replace(model_config(f"ttt-{learner}", "tiny", backbone=backbone), layers=2)
     model = from_seed(config, 0, DEVICE, dtype, operator=operator, block=FusedBlock)
     plain = from_seed(config, 0, DEVICE, torch.float32)

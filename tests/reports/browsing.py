@@ -32,7 +32,7 @@ def save(made: Made, folder: Path, name: str) -> Path:
 
 @contextmanager
 def opened(browser, path: Path, part: str = "", every: bool = True, **options) -> Iterator:
-    """Yield (page, its errors). part: a fragment such as #id. every: whether to draw all figures and open options."""
+    """Yield (page, its errors). part: a fragment such as #id. every: whether to draw all figures and unfold options."""
     address = path.as_uri()
 
     def is_own(url: str) -> bool:

@@ -1,4 +1,4 @@
-"""Do the tables contain the rows, escaped so that no spreadsheet or terminal executes their text?"""
+"""Tables as CSV, JSON, Markdown and text: their rows, columns, units and escaped text."""
 
 import csv
 import io

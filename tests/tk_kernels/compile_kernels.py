@@ -1,7 +1,7 @@
 """Compile Triton kernels for GPUs that this machine lacks; print a JSON line per kernel.
 
-With a compute capability such as 80 as argument, compile the forward kernels and print their memory in bytes. With
-"generate", compile TTT-MLP's generate kernel in Gluon and print the result of `latencies`.
+Given a compute capability such as 80, compile the forward kernels and print their shared and local memory in bytes.
+Given "generate", compile TTT-MLP's generate kernel in Gluon and print the result of `latencies`.
 """
 
 import json

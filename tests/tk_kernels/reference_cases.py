@@ -1,4 +1,4 @@
-"""Random arguments for the reference tests; helpers run the naive form or generate steps on them."""
+"""Random arguments for the reference tests, and helpers that run generate steps or the naive form on them."""
 
 from itertools import pairwise
 from typing import Any, NamedTuple

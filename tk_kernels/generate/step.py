@@ -136,7 +136,7 @@ class StepState:
 def portable_constants(state: StepState, block: int) -> dict[str, Any]:
     """Return compile-time arguments of the portable kernels, by name.
 
-    block: the most rows of a weight to rewrite at a time. DP, MP: D and m, padded. DOT: dtype of matmul operands.
+    DP, MP: D and m, padded. DOT: dtype of matmul operands. block: the most rows of a weight to rewrite at a time.
     """
     rows, D = state.biases()[0].shape[2], state.biases()[-1].shape[2]
     return {

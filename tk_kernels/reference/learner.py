@@ -73,10 +73,10 @@ class Layer(NamedTuple):
 
 
 def layers_of(state: Sequence[Any], rows: bool = True) -> list[Layer]:
-    """Group a state's tensors, or the names of its fields, by layer.
+    """Group a state's tensors, or the names of its fields, by layer of f.
 
-    rows: whether the state holds cached rows, not gradient sums. The fields' order: weight and bias of each layer; the
-    rows of all inputs, then those of all gradients (or dW and db of each layer); the position.
+    rows: whether the state holds cached rows, not gradient sums. The fields' order: weight and bias of each layer;
+    each layer's input rows, then each layer's gradient rows (or dW and db of each layer); the position.
     """
     n = len(state) // 4
     weights, biases, rest = state[: 2 * n : 2], state[1 : 2 * n : 2], state[2 * n : 4 * n]
@@ -88,7 +88,7 @@ class Learner(Generic[State]):
     """The reference of TTT-Linear or TTT-MLP: checks arguments and computes mini-batches.
 
     state: the named tuple for states with cached rows; fields in the order of `layers_of`.
-    primal: the named tuple for states with gradient sums, made from `state`. dW and db, shaped like W and b, are sums
+    primal: the named tuple with gradient sums dW and db instead of rows. dW and db, shaped like W and b, are sums
     of lr_j times the loss's gradient by W and by b, over the mini-batch's tokens so far.
     together: the most mini-batches to compute at once; fewer if mini-batches have more than 16 tokens.
     No method changes the caller's state, except `generate_step` with `inplace`. Methods on tokens run without autograd,

@@ -51,7 +51,8 @@ class DeltaRule(Layer):
     def random_inputs(self, case: Case) -> dict[str, Given]:
         """Draw q, k [B, T, H, K], v [B, T, H, V], beta [B, T, H], log-decays g [B, T, H] or [B, T, H, K].
 
-        In k, v and beta, T is `householder` times the tokens. In v, beta and g, H is `states`. |k| is 1 on average.
+        In k, v and beta, T is `self.householder` times the tokens. In v, beta and g, H is `self.states`.
+        |k| is 1 on average.
         """
         batch, tokens, dtype = case.batch, case.context, getattr(torch, case.dtype)
         rows, scale = self.householder, self.key_dim**-0.5

@@ -127,7 +127,7 @@ class GenerateSet:
         return cls(generate, state, [inputs[name] for name in OUTER], tokens, torch.empty_like(tokens[0]))
 
     def advance(self, step: int, **options: Any) -> None:
-        """Run a step of every sequence on `tokens` at index `step`; the state stores the position in the mini-batch."""
+        """Run one step on index `step` of `self.tokens`; the state stores the position in the mini-batch."""
         token = [each[step] for each in self.tokens]
         self.generate.generate_step(*token, *self.outer, self.state, out=self.out[step], launch=self.launch, **options)
 
@@ -160,7 +160,7 @@ class Steps:
         }
 
     def run(self) -> torch.Tensor:
-        """Run all steps; return the outputs [units, B, H, D], grouped by `GenerateSet`."""
+        """Run all steps; return the outputs [units, B, H, D]: set after set, each by round."""
         for step in range(self.rounds):
             for some in self.sets:
                 some.advance(step)

@@ -116,7 +116,7 @@ def layer_workload(
 def layer_timed_check(
     case: Case, exact: Callable[[list[int], int], Results], most: int
 ) -> Callable[[Random], Callable[[Results, int], Checks]]:
-    """Return a `Workload.timed_check` that compares drawn sequences: outputs of up to `most` tokens, final states.
+    """Return a `Workload.timed_check` that compares random sequences: their first `most` outputs, and final states.
 
     exact(sequences, tokens): returns the reference's results for the first `tokens` tokens of these sequences.
     Final states are compared only if `most` covers all tokens.

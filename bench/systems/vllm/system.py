@@ -211,7 +211,7 @@ def gpu_memory() -> int:
 
 
 class _Work:
-    """A case's timed work, described in `timed`: prompts, and `new_tokens` tokens generated after each."""
+    """A case's prompts and the tokens generated after them (`answers`); `timed` says which part is timed."""
 
     timed: str
     units = 1  # steps of a sample of the generate phase

@@ -1,4 +1,4 @@
-"""All candidates of an autotuned kernel compile before one is launched; the autotuner itself then chooses."""
+"""All candidates of an autotuned kernel compile before any is launched; Triton's autotuner then chooses one."""
 
 import json
 from types import SimpleNamespace
