@@ -161,13 +161,13 @@ class Drawing {
   xAxis(shared) {
     const values = this.xValues();
     const log = this.view.xLog && values[0] > 0;
+    // A computed x, such as interactivity, has values that lines do not share.
+    const isOwn = this.data.along && values.length > largest(this.data.lines.map((line) => line.rows.length));
     // A single value gets neighbors, so that the axis has ticks.
     if (values.length === 1) values.splice(0, 1, ...(log ? [values[0] / 2, values[0], 2 * values[0]] : [0, values[0] || 1]));
     const place = log ? Math.log10 : Number;
     const [first, last] = [place(values[0]), place(values.at(-1))];
     const pad = 0.05 * (last - first);
-    // A computed x, such as interactivity, has values that lines do not share.
-    const isOwn = this.data.along && values.length > largest(this.data.lines.map((line) => line.rows.length));
     const round = isOwn && log ? roundValues(first, last) : [];
     const ticks = round.length > 1 ? round : values;
     return {

@@ -115,7 +115,7 @@ class Batch:
 
     started: float
     steps: list[tuple[float, int]] = field(default_factory=list)
-    received: list[tuple[float, list[tuple[Any, ...]]]] = field(default_factory=list)
+    received: list[tuple[float, tuple[tuple[Any, ...], ...]]] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
     due: list[float] = field(default_factory=list)
 
@@ -126,13 +126,13 @@ class Batch:
 
     def requests(self) -> list[tuple[list[int], list[float]]]:
         """Return each request's tokens, and the engine core's timestamp of each token, in order of arrival."""
-        found: dict[int, tuple[list[int], list[float]]] = {}
+        found: dict[str, tuple[list[int], list[float]]] = {}
         for at, outputs in self.received:
             for request_id, *tokens in outputs:
-                made, ends = found.setdefault(_number(request_id), ([], []))
+                made, ends = found.setdefault(request_id, ([], []))
                 made += tokens
                 ends += [at] * len(tokens)
-        return [found[number] for number in sorted(found)]
+        return [found[request_id] for request_id in sorted(found, key=_number)]
 
     def requests_ms(self) -> list[tuple[float, list[float]]]:
         """Return (TTFT, ITLs) of each request in ms. TTFT starts at the request's arrival."""
@@ -234,9 +234,8 @@ class Engine:
                     region.close()
                 step = engine.engine_core.get_output()
                 batch.steps.append((time.monotonic(), len(step.outputs)))
-                batch.received.append(
-                    (step.timestamp, [(each.request_id, *each.new_token_ids) for each in step.outputs])
-                )
+                made = tuple([(each.request_id, *each.new_token_ids) for each in step.outputs])
+                batch.received.append((step.timestamp, made))
                 last = [each for each in step.outputs if each.finished]
                 unfinished -= len(last)
                 kept += step.outputs if logits else last

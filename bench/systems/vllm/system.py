@@ -361,12 +361,11 @@ class EngineRequest(_Work):
 
     def __init__(self, engine: Engine, case: Case) -> None:
         super().__init__(engine, case)
-        # Per batch its time in ms, and (TTFT, ITLs) of each request.
-        self._batches: deque[tuple[float, list[tuple[float, list[float]]]]] = deque(maxlen=token_times.TIMED_REQUESTS)
+        self._batches: deque[Batch] = deque(maxlen=token_times.TIMED_REQUESTS)
 
     def samples_of(self, batch: Batch) -> list[float]:
-        """Return the batch's time in ms; store it and each request's TTFT and ITLs for `measured`."""
-        self._batches.append((batch.total_ms(), batch.requests_ms()))
+        """Return the batch's time in ms; store the batch for `measured`."""
+        self._batches.append(batch)
         return super().samples_of(batch)
 
     def measured(self, calls: int) -> dict[str, float | None]:
@@ -374,7 +373,7 @@ class EngineRequest(_Work):
 
         A request's TTFT includes the time in which the engine reads earlier prompts.
         """
-        return token_times.metrics([requests for _, requests in list(self._batches)[-calls:]])
+        return token_times.metrics([batch.requests_ms() for batch in list(self._batches)[-calls:]])
 
     def wanted_tokens(self, case: Case) -> int:
         """Return one more than the steps, because reading the prompt generates a token too."""
@@ -407,7 +406,8 @@ class EngineArrivals(EngineRequest):
     def measured(self, calls: int) -> dict[str, float | None]:
         """Return TTFT, ITL and goodput over the requests of the last `calls` batches."""
         last = list(self._batches)[-calls:]
-        requests, seconds = [each for _, batch in last for each in batch], sum(total_ms for total_ms, _ in last) / 1e3
+        requests = [each for batch in last for each in batch.requests_ms()]
+        seconds = sum(batch.total_ms() for batch in last) / 1e3
         return super().measured(calls) | token_times.of_arrivals(requests, seconds)
 
 

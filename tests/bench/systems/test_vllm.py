@@ -338,5 +338,5 @@ def test_a_prompt_beyond_the_references_room_is_said_to_be_compared_with_nothing
 
 def test_only_the_requests_that_were_samples_count(llm):
     work = VllmTransformer().build(replace(CASE, phase="request", options=(("steps", 4),))).run.__self__
-    work._batches.extend((10.0, [(first, [1.0])]) for first in (9.0, 1.0, 3.0))
+    work._batches.extend(at_times([1.0 + first / 1e3, 2.0]) for first in (9.0, 1.0, 3.0))
     assert work.measured(2)["time_to_first_token_ms"] == pytest.approx(2.0)
