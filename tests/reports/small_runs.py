@@ -69,3 +69,8 @@ def a_run(
         own = (record for record in records if (record.case.system, record.case.backend) == job.pair)
         run.record_file(job).path.write_text("".join(f"{record.to_json()}\n" for record in own), "utf-8")
     return run
+
+
+def two(folder, of_a, of_b, **options):
+    """Return runs "a" and "b" of these records."""
+    return a_run(folder / "a", *of_a, **options), a_run(folder / "b", *of_b, **options)
