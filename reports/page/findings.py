@@ -8,7 +8,6 @@ import pandas as pd
 from harness.measure.interval import FEWEST
 from harness.schema.catalogue import Catalogue, PaperClaim
 from harness.schema.reason import format_number, span
-from reports.page.figures import Figure
 from reports.page.ranking import TIES, Standing, View, best_standing, standings
 from reports.stats import FEW_SAMPLES, HOT, LOADED, MARKS, UNSTEADY, UNSTEADY_TIMES, case_statuses, marks_in
 from reports.words import BETWEEN, format_x, left_out, listed, share_of
@@ -22,18 +21,17 @@ _FLAGS = {
 _MOST_LETTERS = 130  # of a ranking in words; a longer ranking names only the most frequent winner
 
 
-def headline(table: pd.DataFrame, catalogue: Catalogue, figures: Sequence[Figure]) -> list[str]:
+def headline(table: pd.DataFrame, catalogue: Catalogue, views: Sequence[View]) -> list[str]:
     """Return sentences on the paper's claims, cases that did not fit in memory, and missing backends."""
-    answering = [figure for figure in figures if figure.primary] or figures[:2]
-    views = [View(table, catalogue, figure) for figure in answering]
-    claims = chain.from_iterable((_checked(view, claim) for claim in view.figure.claims) for view in views)
+    answering = [view for view in views if view.figure.primary] or views[:2]
+    claims = chain.from_iterable((_checked(view, claim) for claim in view.figure.claims) for view in answering)
     missing = [f"{text[0].upper()}{text[1:]}." for text in left_out(table, catalogue)]
-    return list(filter(None, [*claims, _out_of_memory(views), *missing]))
+    return list(filter(None, [*claims, _out_of_memory(answering), *missing]))
 
 
-def finding(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
+def finding(view: View) -> str:
     """Return one sentence on a figure: the best lines and their lead, or the values' range."""
-    view = View(table, catalogue, figure)
+    figure = view.figure
     if figure.lines and figure.lines[0].base_rows:
         return _ratios(view)
     if words := _parts(view) if view.is_parts else _best(view) if figure.best else _winners(view):
@@ -49,9 +47,8 @@ def finding(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> str:
     return f"{values} over {view.at(span(format_x(xs[0]), format_x(xs[-1])))}."
 
 
-def crossings(table: pd.DataFrame, catalogue: Catalogue, figure: Figure) -> list[str]:
+def crossings(view: View) -> list[str]:
     """Return a sentence for each pair of compared lines whose order by speed changes exactly once as x grows."""
-    view = View(table, catalogue, figure)
     labels = view.labels(view.alike, view.held)
     found = []
     for pair in combinations(view.compared, 2) if view.is_speed and not view.is_parts else ():

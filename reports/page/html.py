@@ -17,6 +17,7 @@ from reports.page.data import page_data
 from reports.page.embedding import packed, packed_plotly, plotly_source, script_hash
 from reports.page.figures import Figure, ends, figures
 from reports.page.findings import crossings, finding, flags, headline, small_models, unfinished
+from reports.page.ranking import View
 from reports.profiles.section import Section
 from reports.profiles.section import script as profile_script
 from reports.resources import environment, source
@@ -60,6 +61,7 @@ def render(
     lost = failures(table, missing, catalogue)
     timed = bool((table["samples"] > 0).any() or not (table["status"] == "ok").any())
     drawn = figures(table, catalogue) if timed else []
+    views = [View(table, catalogue, figure) for figure in drawn]
     sources = [source(PACKAGE, f"{name}.js") for name in PROGRAM]
     program = "\n".join(['"use strict";', *sources, *([profile_script()] if profiled else [])])
     loader, plotly = source(PACKAGE, "load.js"), None if in_site else plotly_source()
@@ -74,9 +76,9 @@ def render(
         backend_label=catalogue.backend_label,
         title=title or TITLE,
         notices=["" if timed else UNTIMED, unfinished(table, len(missing)), small_models(table, kinds)],
-        findings=headline(table, catalogue, drawn),
-        sentences=[finding(table, catalogue, figure) for figure in drawn],
-        details=[[*crossings(table, catalogue, figure), *figure.remarks] for figure in drawn],
+        findings=headline(table, catalogue, views),
+        sentences=[*map(finding, views)],
+        details=[[*crossings(view), *view.figure.remarks] for view in views],
         facts=[fact for fact in _facts(table, counts, timed, environments.versions) if fact[1]],
         suites=_by_suite(drawn),
         lost=lost,

@@ -7,6 +7,7 @@ import synthetic_records as synthetic
 from harness.schema.case import Case
 from reports.page import findings
 from reports.page.figures import figures
+from reports.page.ranking import View
 
 FAST, SLOW = ("ttt-linear", "thunderkittens"), ("transformer", "vllm")
 STEPPING = {"ttt-linear": "triton-dual", "transformer": "vllm", "mamba": "mamba-ssm"}
@@ -22,14 +23,18 @@ def forward(latencies, system="ttt-linear", backend="thunderkittens", **fields):
     ]
 
 
+def views(table, catalogue):
+    return [View(table, catalogue, figure) for figure in figures(table, catalogue)]
+
+
 def said(*records, suite="fig15-forward"):
     made = synthetic.of_suite(suite, *records)
-    return findings.headline(made.table, made.catalogue, figures(made.table, made.catalogue))
+    return findings.headline(made.table, made.catalogue, views(made.table, made.catalogue))
 
 
 def finding(*records, suite="fig15-forward"):
     made = synthetic.of_suite(suite, *records)
-    return findings.finding(made.table, made.catalogue, figures(made.table, made.catalogue)[0])
+    return findings.finding(views(made.table, made.catalogue)[0])
 
 
 def winner(ours, theirs, **fields):

@@ -5,12 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import synthetic_records as synthetic
-from headline_records import FAST, SLOW, finding, forward, said, spread, stepped, throughput, winner
+from headline_records import FAST, SLOW, finding, forward, said, spread, stepped, throughput, views, winner
 
 from harness.schema.case import Case
 from harness.schema.reason import format_number
 from reports.page import findings
-from reports.page.figures import figures
 from reports.page.findings import small_models, unfinished
 from reports.page.html import render
 from reports.page.ranking import DOUBTFUL, Point, View, bar
@@ -72,16 +71,16 @@ def test_who_is_fastest_where_and_by_how_much(ours, theirs, expected):
 def test_where_two_lines_cross(theirs, expected):
     ours = forward(dict.fromkeys(CONTEXTS, 4.0))
     made = synthetic.of_suite("fig15-forward", *ours, *forward(dict(zip(CONTEXTS, theirs, strict=True)), *SLOW))
-    assert findings.crossings(made.table, made.catalogue, figures(made.table, made.catalogue)[0]) == expected
+    assert findings.crossings(views(made.table, made.catalogue)[0]) == expected
 
 
 def test_lines_of_throughput_cross_where_the_higher_one_changes():
     made = synthetic.of_suite(
         "fig20-throughput", *stepped("mamba", {1: 1.0, 8: 4.0}), *stepped("ttt-linear", {1: 2.0, 8: 3.0})
     )
-    (figure,) = (each for each in figures(made.table, made.catalogue) if each.id == "fig20-throughput-generate")
+    (view,) = (each for each in views(made.table, made.catalogue) if each.figure.id == "fig20-throughput-generate")
     expected = ["Mamba is faster than TTT-Linear at batch 1 and slower from 8 on."]
-    assert findings.crossings(made.table, made.catalogue, figure) == expected
+    assert findings.crossings(view) == expected
 
 
 @pytest.mark.parametrize(
@@ -187,7 +186,7 @@ def test_a_figure_of_ratios_states_their_range():
     drawn = next(each for each in synthetic.paper_figures() if each.lines[0].base_rows)
     ms = made.table["latency_ms"]
     ratios = [ms[a] / ms[b] for line in drawn.lines for a, b in zip(line.rows, line.base_rows, strict=True)]
-    found = findings.finding(made.table, made.catalogue, drawn)
+    found = findings.finding(View(made.table, made.catalogue, drawn))
     assert f"{format_number(min(ratios))} to {format_number(max(ratios))} times" in found
 
 
@@ -280,8 +279,8 @@ def test_a_rate_is_higher_for_the_faster():
     [suite] = made.catalogue.suites
     figure = replace(suite.figures[0], y="tokens_per_s")
     catalogue = replace(made.catalogue, suites=(replace(suite, figures=(figure,)),))
-    drawn = figures(made.table, catalogue)
-    said = findings.finding(made.table, catalogue, drawn[0])
+    drawn = views(made.table, catalogue)
+    said = findings.finding(drawn[0])
     assert "TTT-Linear is fastest, 2.50 times as fast as Transformer" in said
     claims = " ".join(findings.headline(made.table, catalogue, drawn))
     assert "from 8k tokens on” holds at 8k: TTT-Linear is 2.50 times as fast as Transformer." in claims
@@ -319,7 +318,7 @@ def test_a_baseline_without_an_environment_is_named(others, who):
     why = "its environment failed to install (log: .venv-vllm.log)"
     gone = synthetic.lost(Case(*SLOW, "1.3b", "forward", 16, 2048), "skipped", why)
     made = synthetic.of_suite("fig15-forward", *forward({2048: 4.0}), gone, *forward(others, "mamba", "vllm"))
-    drawn = figures(made.table, made.catalogue)
+    drawn = views(made.table, made.catalogue)
     assert f"No {who}: {why}." in findings.headline(made.table, made.catalogue, drawn)
 
 
