@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from random import Random
 from statistics import fmean
 from typing import Any, ClassVar
@@ -406,9 +406,9 @@ class EngineArrivals(EngineRequest):
     def measured(self, calls: int) -> dict[str, float | None]:
         """Return TTFT, ITL and goodput over the requests of the last `calls` batches."""
         last = list(self._batches)[-calls:]
-        requests = [each for batch in last for each in batch.requests_ms()]
+        requests = [batch.requests_ms() for batch in last]
         seconds = sum(batch.total_ms() for batch in last) / 1e3
-        return super().measured(calls) | token_times.of_arrivals(requests, seconds)
+        return token_times.metrics(requests) | token_times.of_arrivals([*chain(*requests)], seconds)
 
 
 def _around(rng: Random, mean: int, count: int) -> list[int]:
