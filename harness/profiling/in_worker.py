@@ -135,7 +135,7 @@ class _Work:
     def window(self, most: int = sys.maxsize) -> tuple[int, int]:
         """Return (lead-in, profiled): how many runs to do unprofiled first, and how many to profile.
 
-        most: largest sum of both, of which about a quarter is reserved for the lead-in.
+        most: largest sum of both; about a quarter of it is reserved for the lead-in.
         """
         runs = min(self.runs, max(1, most - max(1, most // 4)))
         return min(self.lead, most - runs), runs
