@@ -1,9 +1,9 @@
 """Compare two runs case by case: time ratio B/A, interval, environment and outcome.
 
 Two separate runs of the same packages differ by 0.7% in the median case, and by over 2% in 5% of the cases. So a case
-of separate runs counts as slower or faster only beyond `STORED_BAR`. `ttt-bench ab` alternates the processes of its
-two runs, so that smaller differences count (`reports.compare.decision`). A case measured on two GPU models is neither
-slower nor faster.
+of two separate runs is slower or faster only if its times differ by more than `STORED_BAR`. `ttt-bench ab` alternates
+the processes of its two runs, so smaller differences count (`reports.compare.decision`). For a case that ran on
+different devices or drivers, the outcome names this difference, such as "another GPU", instead of slower or faster.
 """
 
 import math
@@ -35,7 +35,7 @@ class Difference:
     """A recorded property in which the two runs differ, such as a package's version.
 
     what: the property's name. a, b: its value in each run; None if the values depend on the case.
-    where: the labels of the systems and backends that differ; empty if all do.
+    where: the labels of the systems and backends with this difference; empty if all have it.
     """
 
     what: str
@@ -56,7 +56,7 @@ class Row:
     """A case with a result in both runs, as one row of the comparison's table.
 
     key: the case key. label: the case in words. name: the labels of its system and backend.
-    a_ms, b_ms: each run's latency, the median of its processes' medians. notes: such as "thermally throttled in A".
+    a_ms, b_ms: latency in run A and in run B. notes: remarks on the measurement, such as "thermally throttled in A".
     """
 
     key: str
@@ -79,7 +79,7 @@ class Missing:
     """A case without a result in at least one of the two runs.
 
     name: the labels of its system and backend.
-    outcome: if both runs requested the case, "lost" for a result in A only, "gained" for one in B only; else "".
+    outcome: "lost" if only A has a result, "gained" if only B has one; "" if neither has, or one run did not plan it.
     """
 
     label: str
@@ -90,11 +90,11 @@ class Missing:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of comparing run A with run B; `rows` begin with the largest difference.
+    """The result of comparing run A with run B; `rows` are sorted by difference, the largest first.
 
-    interleaved: whether A and B are the two sides of one `ttt-bench ab`.
-    fail_on: the slowdown (0.01: 1%) beyond which a case regressed.
-    near: the relative difference that 95% of the cases do not exceed in two separate runs of the same packages.
+    interleaved: whether A and B come from one `ttt-bench ab` with at least `LEAST_ROUNDS` rounds.
+    fail_on: the slowdown (0.01 for 1%) beyond which a case counts as regressed.
+    near: in two separate runs of the same packages, 95% of the cases differ by less than this fraction.
     """
 
     a: Side
@@ -108,13 +108,13 @@ class Comparison:
 
     @property
     def elsewhere(self) -> str:
-        """How the two runs' devices differ, such as `another GPU`, if they differ in every row; else ""."""
+        """The difference between the two runs' devices, such as `another GPU`, if every row has it; else ""."""
         outcomes = [row.result.outcome for row in self.rows]
         return outcomes[0] if outcomes and set(outcomes) <= {*ELSEWHERE} else ""
 
     @property
     def regressions(self) -> int:
-        """The number of cases lost, or slower by more than `fail_on`; 0 if A and B ran on different devices."""
+        """The number of cases that are lost or regressed; 0 if A and B ran on different devices."""
         if self.elsewhere:
             return 0
         return sum(row.result.regressed for row in self.rows) + sum(each.outcome == "lost" for each in self.missing)
@@ -129,9 +129,10 @@ class Comparison:
 
 
 def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
-    """Return the comparison of runs A and B; fail_on: as in `Comparison`.
+    """Return the comparison of runs A and B.
 
-    Raises NotComparable if no case is in both runs, RecordError if a run has no records or did not measure time.
+    fail_on: the slowdown (0.01 for 1%) beyond which a case counts as regressed.
+    Raises NotComparable if no case is in both runs, and RecordError if a run has no records or did not measure time.
     """
     sides = (RunCases.of(a, a.records()), RunCases.of(b, b.records()))
     for run, side in zip((a, b), sides, strict=True):
@@ -147,7 +148,7 @@ def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
 def compared(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
     """Return the comparison of two runs' cases.
 
-    Unless the runs are interleaved, a case regresses only beyond the larger of `fail_on` and `STORED_BAR`.
+    A case regresses if its slowdown exceeds `fail_on` and, unless the runs are interleaved, also `STORED_BAR`.
     """
     both = [Pair(a.cases[key], b.cases[key]) for key in a.cases if key in a.measured and key in b.measured]
     interleaved = bool(a.turns) and a.turns == b.turns and min(a.repeats, b.repeats) >= LEAST_ROUNDS
@@ -174,7 +175,7 @@ class Pair:
 
     @property
     def log_ratios(self) -> list[float]:
-        """log(B's / A's median time per token) of each round with a result in both runs."""
+        """log(B's / A's median time per token) for each round with a result in both runs."""
         a, b = self.a.log_ms, self.b.log_ms
         return [b[repeat] - a[repeat] for repeat in a if repeat in b]
 
@@ -207,7 +208,7 @@ class Pair:
 
     @property
     def elsewhere(self) -> str:
-        """How the two devices differ, such as "another GPU" or "another driver"; "" if they do not."""
+        """The difference between the two devices, such as "another GPU" or "another driver"; "" for none."""
         a, b = _device_facts(self.a), _device_facts(self.b)
         what = next((what for what in (*a, *b) if a.get(what) != b.get(what)), "")
         return f"another {what.removesuffix(' cores')}" if what else ""

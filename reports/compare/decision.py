@@ -25,7 +25,7 @@ class CaseResult:
     """A case's outcome, such as "slower", and the ratio of B's time to A's.
 
     ratio: the geometric mean over the rounds; for two separate runs, the ratio of their medians.
-    low, high: the ratio's 95% interval. regressed: whether significantly slower by more than `fail_on`.
+    low, high: the ratio's 95% interval. regressed: whether the slowdown significantly exceeds `decide`'s `fail_on`.
     """
 
     outcome: str
@@ -39,10 +39,10 @@ class CaseResult:
 def decide(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[CaseResult]:
     """Return the outcome of each case in the order of `cases`.
 
-    cases: for each case the log ratios of its rounds, at least two.
-    fail_on: the slowdown (0.01: 1%) beyond which a case regressed.
-    Slower or faster: a one-sided t test shows a change beyond `BAR`, at a false discovery rate of `ALPHA` over all
-    cases. The same: two t tests at level `ALPHA` show that the change is within `SAME`. All other cases are undecided.
+    cases: for each case, the log ratios of its rounds, at least two.
+    fail_on: the slowdown (0.01 for 1%) beyond which a case counts as regressed.
+    A case is "slower" or "faster" if a one-sided t test shows a change beyond `BAR`, at a false discovery rate of
+    `ALPHA` over all cases. It is "same" if two t tests at level `ALPHA` show a change within `SAME`, else "undecided".
     """
     if not cases:
         return []
@@ -70,7 +70,7 @@ class _Estimates:
 
     @classmethod
     def of(cls, cases: Sequence[Sequence[float]]) -> "_Estimates":
-        """Estimate mean and variance per case; shrink the variances, uncertain for few rounds, towards their median."""
+        """Estimate each case's mean and variance; shrink the variances towards the median of all."""
         rounds = np.array([len(case) for case in cases], float)
         variance = np.array([np.var(case, ddof=1) for case in cases])
         shared, typical = min(PRIOR_ROUNDS, len(cases) - 1.0), np.median(variance)
@@ -82,7 +82,7 @@ class _Estimates:
         return cls(np.array([np.mean(case) for case in cases]), np.sqrt(shrunk), rounds, freedom)
 
     def discoveries(self, bar: float, sign: int = 1) -> NDArray[np.bool_]:
-        """Return for each case whether its slowdown beyond `bar` is significant; sign -1: its speed-up."""
+        """Return for each case whether its slowdown (sign -1: its speed-up) significantly exceeds `bar`."""
         return stats.false_discovery_control(self.p_values(sign * self.mean - np.log1p(bar))) <= ALPHA
 
     def interval(self) -> tuple[Numbers, Numbers]:

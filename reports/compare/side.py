@@ -50,13 +50,13 @@ class CaseSide:
     medians: {repeat: median latency in ms}; {} without a result. why: the reason for no result, else "".
     tokens: {repeat: tokens that the latency covers}; for an engine, they depend on how many sequences fit into memory.
     below, above: the distances from log(ms per token) to the ends of its 95% interval; infinite if unknown.
-    samples: the number of samples in all processes. rounds: the planned processes. timed: the processes with samples.
+    samples, rounds, timed: the numbers of samples in all processes, planned processes, and processes with samples.
     others: the largest share of a contended CPU that other programs used; 0 if no CPU was contended.
     throttled: whether any sample was throttled. hot: whether the GPU was thermally throttled.
     changed: whether the samples of the case's only process drifted; False for several processes.
     devices: GPU and driver, or CPU, of each machine. facts: other properties, such as package versions.
     host_bound: whether an engine's batch is so small that the CPU limits the speed.
-    started_at: the start of the first record; "" if unknown.
+    started_at: when the first timed record started; "" if unknown.
     """
 
     case: Case
@@ -106,7 +106,7 @@ class CaseSide:
 
     @cached_property
     def log_ms(self) -> dict[int, float]:
-        """The log of the median time per token (ms) by repeat."""
+        """{repeat: log of the median time per token in ms}."""
         return {repeat: math.log(ms / self.tokens[repeat]) for repeat, ms in self.medians.items()}
 
 
@@ -115,7 +115,7 @@ class RunCases:
     """One run with the values that a comparison needs.
 
     turns: the `ttt-bench ab` request that made this run and its partner, as JSON; "" for other runs.
-    repeats: the planned processes per case. cases: by case key. unmeasured: the keys of planned cases without a record.
+    repeats: planned processes per case. cases: by case key. unmeasured: the keys of planned cases without a record.
     """
 
     turns: str
@@ -203,7 +203,7 @@ def _medians(measured: Iterable[Record]) -> dict[int, float]:
 
 
 def _interval(measured: Sequence[Record], medians: Mapping[int, float]) -> tuple[float, float]:
-    """Return `CaseSide.below` and `above`. measured: the case's timed records. medians: time per token by repeat."""
+    """Return `CaseSide.below` and `above`. measured: timed records of the case. medians: {repeat: ms per token}."""
     if len(medians) > 1:
         logs = [math.log(each) for each in medians.values()]
         half = float(stats.t.isf(0.025, len(logs) - 1)) * stdev(logs) / math.sqrt(len(logs))
