@@ -25,9 +25,9 @@ def script_hash(script: str) -> str:
 
 @cache
 def plotly_source() -> str:
-    """Return the source of plotly.js that draws scatter plots only.
+    """Return the source of plotly.js without the registration of charts other than scatter plots.
 
-    Registering the other chart types took most of the CPU time before the first figure.
+    This registration took most of the CPU time before the first figure.
     """
     return _OTHER_CHARTS.sub("", get_plotlyjs().replace("\r\n", "\n"))
 

@@ -39,7 +39,7 @@ class Figure(FigureEntry):
 
 
 def figures(table: pd.DataFrame, catalogue: Catalogue) -> list[Figure]:
-    """Return the figures for a table of `stats.frame`, first those with a `FigureEntry.primary`."""
+    """Return the figures of a `stats.frame` table; figures with a `FigureEntry.primary` come first."""
     looks, table = Looks(table, catalogue), _with_machine(table)
     plans = sorted(_plans(table, catalogue), key=lambda plan: not plan[1].primary)
     return _numbered([figure for plan in plans for figure in _drawn(looks, *plan)])
@@ -60,7 +60,7 @@ def axis_title(entry: MetricEntry) -> str:
 
 
 def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table; fill in a failed case's unknown device, GPU or commit if all known ones are equal."""
+    """Return the table; fill in a failed case's unknown device, GPU or commit if only one value is known."""
     values = {}
     for name in MACHINE_COLUMNS:
         known = [value for value in table[name].unique() if value]
@@ -71,7 +71,7 @@ def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _plans(table: pd.DataFrame, catalogue: Catalogue) -> Iterator[tuple[str, FigureEntry, pd.DataFrame]]:
-    """Yield (suite, figure entry, the figure's rows); a phase without a catalogue figure gets a default one."""
+    """Yield (suite, figure entry, the figure's rows); a phase without an entry gets a default entry."""
     for suite in catalogue.suites:
         rows = table[[suite.name in names for names in table["suites"]]]
         phases = dict.fromkeys(rows["phase"])
@@ -113,7 +113,7 @@ def _drawn(looks: Looks, suite: str, entry: FigureEntry, rows: pd.DataFrame) -> 
 
 @dataclass(frozen=True)
 class _Panel(FigurePanel):
-    """Makes the `Figure` of an entry and, if `FigureEntry.forms` is set, a second one of primal / dual ratios."""
+    """A builder of an entry's `Figure` and, if `FigureEntry.forms` is set, of a figure of primal / dual ratios."""
 
     suite: str
 
@@ -198,7 +198,7 @@ class _Panel(FigurePanel):
 
 
 def _points(line: Line) -> list[tuple[int, ...]]:
-    """Return the row numbers of each point: one row, or numerator and denominator."""
+    """Return the row numbers of each point: one row, or the two rows whose ratio is the point."""
     return list(zip(line.rows, line.base_rows, strict=True)) if line.base_rows else [(row,) for row in line.rows]
 
 
@@ -219,12 +219,12 @@ def _widest_axis(rows: pd.DataFrame) -> str:
 
 
 def own_ends(y: str) -> tuple[str, str]:
-    """Return the names (low, high) of the columns with a metric's interval, which few metrics have."""
+    """Return the column names (low, high) of a metric's own interval; few metrics have these columns."""
     return f"{y}_low", f"{y}_high"
 
 
 def _points_words(measured: pd.DataFrame, y: str, are_ratios: bool) -> str:
-    """Return words on points and error bars. are_ratios: whether each point divides two medians."""
+    """Return a description of points and error bars. are_ratios: whether each point divides two medians."""
     samples, processes = measured["samples"], measured["processes"]
     repeated, is_speed = processes.max() > 1, y in LATENCIES + RATES
     words = f"{'ratios of ' if are_ratios else ''}medians of {ends(samples)} samples"

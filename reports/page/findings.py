@@ -96,7 +96,7 @@ def unfinished(table: pd.DataFrame, missing: int) -> str:
 
 
 def _parts(view: View) -> str:
-    """Return words on the x with the least total time of a computation's parts; "" if no x has all parts."""
+    """Return words on the x at which a computation's parts take the least total time; "" if no x has all parts."""
     parts = [{point.x: point.value for point in view.points(line)} for line in view.compared]
     totals = {x: sum(part[x] for part in parts) for x in set.intersection(*map(set, parts))} if parts else {}
     if not totals:
@@ -109,7 +109,7 @@ def _parts(view: View) -> str:
 
 
 def _winners(view: View) -> str:
-    """Return in words which lines are best at which x; "" if there is no x at which to rank two lines."""
+    """Return in words which lines are best at which x; "" if no x has two lines to rank."""
     found = standings(view)
     if not found:
         return ""
@@ -176,7 +176,7 @@ def flags(rows: pd.DataFrame) -> list[str]:
 
 
 def _checked(view: View, claim: PaperClaim) -> str:
-    """Return a sentence on whether a claim holds; "" if no x has results of both systems."""
+    """Return a sentence on whether a paper's claim holds; "" if no x of the claim has results of both systems."""
     own, other = view.of_system(claim.system), view.of_system(claim.other)
     due = [x for x in view.tried if x >= claim.at_least]
     common = [x for x in due if x in own and x in other]

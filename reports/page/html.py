@@ -55,7 +55,7 @@ def render(
 
     profiled: the section on the run's profiles. table: `stats.frame` of the records; computed if None.
     missing: planned cases without a record.
-    in_site: the run's id in a site, where the page links to Plotly and the data; with "", the page embeds both.
+    in_site: the run's id in a site; the page then links to the site's Plotly and downloads. With "", it embeds both.
     """
     table = frame(records, catalogue) if table is None else table
     lost = failures(table, missing, catalogue)
@@ -115,8 +115,8 @@ def run_title(name: str, table: pd.DataFrame) -> str:
 def failures(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue) -> list[dict[str, Any]]:
     """Return cases without a result, grouped by status, system, backend, suites, reason, phase and L2 state.
 
-    A group is a dict with the keys "status", "system", "backend", "suites", "reason", "cases" (the number of cases)
-    and "which" (phase, batches, contexts and a cold L2 in words).
+    A group is a dict with the keys "status", "system", "backend", "suites", "reason", "cases" and "which".
+    "cases" is the number of cases. "which" is a text on phase, batches and contexts, and on the L2 if it was cold.
     """
     keys, axes = ["status", "system", "backend", "suites", "reason"], ["phase", "l2", "batch", "context"]
     suites = suites_of_cases(catalogue)
@@ -140,7 +140,7 @@ def _which(rows: pd.DataFrame) -> str:
 
 
 def _by_suite(drawn: list[Figure]) -> list[tuple[str, list[tuple[int, Figure]]]]:
-    """Return [(suite, [(number, figure)])]; suites `a-forward` and `a-generate` count as `a`."""
+    """Return [(suite, [(index in `drawn`, figure)])]; suites `a-forward` and `a-generate` count as suite `a`."""
     suites: dict[str, list[tuple[int, Figure]]] = {}
     for number, figure in enumerate(drawn):
         suite = figure.suite.removesuffix("-forward").removesuffix("-generate")
@@ -153,7 +153,7 @@ def _facts(
 ) -> list[tuple[str, str, str]]:
     """Return the facts below the page's title as (name, value, note).
 
-    counts: cases by status. timed: whether the run measured time. versions: more facts as {name: value}."""
+    counts: {status: number of cases}. timed: whether the run measured time. versions: more facts as {name: value}."""
     units = table["device_id"].replace("", None).nunique()
     samples, throttled = int(table["samples"].sum()), int(table["throttled"].sum())
     commits = [short_commit(commit) for commit in table["commit"].unique() if commit]

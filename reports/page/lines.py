@@ -21,7 +21,7 @@ _REQUEST_TIMINGS = _TIMINGS | {"eager": "timed by the host's clock"}  # a reques
 
 @dataclass(frozen=True)
 class Look:
-    """How a line is drawn.
+    """The color, marker and dash of a line in a figure.
 
     tone: the number of a color in style.css. marker, dash: Plotly's names. hollow: whether markers are not filled.
     """
@@ -36,7 +36,7 @@ class Look:
 class Line(Look):
     """A line of a figure, for one machine, system, backend, size and set of options.
 
-    short: a name for what color and marker show, such as the system's label.
+    short: a shorter name: the value that color and marker show, such as the system's label.
     rows: row numbers in `stats.frame`, in order of x. base_rows: for a line of ratios, the rows of the denominators.
     primary: whether the line answers the figure's question; the other lines are hidden at first.
     y: the column of the line's values if it differs from the figure's y, as for the lower bound; else "".
@@ -52,7 +52,7 @@ class Line(Look):
 
 
 def system_looks(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, Look]:
-    """Return {system: look}; systems not in the catalogue get an unused tone and marker, while any is left."""
+    """Return {system: look}; systems not in the catalogue get an unused tone and marker if one is left."""
     looks = {entry.name: Look(entry.tone % TONES, entry.marker) for entry in catalogue.systems}
     for number, name in enumerate(sorted(set(table["system"]) - set(looks)), len(looks)):
         tones = [tone for tone in range(TONES) if tone not in {look.tone for look in looks.values()}]
@@ -168,7 +168,7 @@ class FigurePanel:
         )
 
     def _telling(self, columns: list[str]) -> dict[str, set[str]]:
-        """Return {one of `columns`: the systems whose line names show that column's value}."""
+        """Return {column: systems whose line names show the column's value} for `columns` in which lines differ."""
         rows, own = self.rows, {"state_dtype", *option_columns(self.rows)}
         systems, found = set(rows["system"]), {}
         for column in columns:
@@ -187,7 +187,7 @@ class FigurePanel:
         return self.looks.order[key[0]], self.looks.backends[key[1]], [sortable(value) for value in key[2:]]
 
     def bounds(self) -> list[Line]:
-        """Return the roofline lower bounds as lines, one per system, size, form and options."""
+        """Return the roofline lower bounds as lines, one per combination of system, size, form and options."""
         rows = self.rows
         if BOUND not in rows or rows[BOUND].isna().all():
             return []
@@ -220,7 +220,7 @@ class FigurePanel:
         return Line(name=name, short=short, system=values["system"], rows=rows, y=BOUND, **vars(look))
 
     def form_pairs(self) -> list[Line]:
-        """Return lines of the ratio primal / dual; a point divides two rows that differ only in form."""
+        """Return lines of the ratio primal / dual; each point divides values of two rows that differ only in form."""
         rows, x = self.rows, self.entry.x
         forms = forms_of(rows)
         if set(forms) < {"dual", "primal"}:
@@ -260,7 +260,7 @@ def _grouped(rows: pd.DataFrame, columns: list[str]) -> dict[tuple[Any, ...], li
 
 
 def _set_apart(line: Line, others: Sequence[Line]) -> Line:
-    """Return the line; if one of `others` looks the same, with another dash or marker fill."""
+    """Return the line, with another dash or marker fill if one of `others` looks the same."""
     taken = {(other.dash, other.hollow) for other in others if (other.tone, other.marker) == (line.tone, line.marker)}
     first = DASHES.index(line.dash)
     dashes = [*DASHES[first:], *DASHES[:first]]
@@ -270,11 +270,11 @@ def _set_apart(line: Line, others: Sequence[Line]) -> Line:
 
 
 def sortable(value: Any) -> tuple[int, float, str]:
-    """Return a sort key for a value; it puts numbers before words."""
+    """Return a sort key that puts numbers before other values."""
     return (0, float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value))
 
 
 def forms_of(rows: pd.DataFrame) -> pd.Series:
-    """Return each row's "dual" or "primal", from option `form` or the backend's suffix, or NaN."""
+    """Return each row's form, "dual", "primal" or NaN, from option `form` or else the backend's suffix."""
     suffix = rows["backend"].str.extract(r"-(dual|primal)$", expand=False)
     return rows["form"].astype(object).where(rows["form"].notna(), suffix) if "form" in rows else suffix

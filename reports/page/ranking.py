@@ -65,7 +65,7 @@ class Standing:
     """The ranking of the compared lines at one x, or by their best points (`best_standing`).
 
     ranks: (point, label of its line), the best first. level: labels of the lines that share the first rank.
-    tie: how these lines share the rank, a key of `TIES`.
+    tie: why lines share a rank, a key of `TIES`.
     """
 
     x: float
@@ -153,7 +153,7 @@ class View:
 
     @cached_property
     def held(self) -> list[str]:
-        """The settings that differ among ranked lines, with the compared lines' value, in words such as `batch 16`."""
+        """The compared lines' values of settings in which ranked lines differ, in words such as `batch 16`."""
         values = dict(chain.from_iterable(self._settings(line).items() for line in self.compared))
         return [format_setting(self.catalogue.axis(name), value) for name, value in values.items()]
 
@@ -210,7 +210,7 @@ class View:
         return {point.x: point for line in self.compared if line.system == system for point in self.points(line)}
 
     def standing(self, x: float, ranks: Sequence[tuple[Point, str]]) -> Standing:
-        """Return the ranking at `x` of (point, label of its line) pairs."""
+        """Return the ranking at `x`. ranks: (point, label of its line) pairs in any order."""
         ordered = sorted(ranks, key=lambda rank: rank[0].value if self.lower_is_better else -rank[0].value)
         best = ordered[0][0]
         level = tuple(label for point, label in ranks if best.is_level(point) or best.hides(point))
@@ -224,7 +224,7 @@ class View:
 
 
 def standings(view: View) -> list[Standing]:
-    """Return the ranking at each x with results of two compared lines, in order of x."""
+    """Return the ranking at each x with results of at least two compared lines, in order of x."""
     at: dict[float, list[tuple[Point, str]]] = {}
     labels = view.labels(view.alike, view.held)
     for line in view.compared if view.metric.better else ():
@@ -234,9 +234,9 @@ def standings(view: View) -> list[Standing]:
 
 
 def best_standing(view: View) -> Standing | None:
-    """Return the ranking of the compared lines by highest value; None for fewer than two lines.
+    """Return the ranking of the compared lines by each line's highest value; None for fewer than two lines.
 
-    A line that was not tried up to the x of the overall highest value is left out, as it may rise further.
+    A line that was not tried up to the x of the overall highest value is left out, because it may rise further.
     """
     labels = view.labels(view.alike, view.held)
     tops = [(max(view.points(line), key=lambda point: point.value), line) for line in view.compared]
@@ -248,7 +248,7 @@ def best_standing(view: View) -> Standing | None:
 def bar(cells: Mapping[str, Any], y: str) -> tuple[float, float]:
     """Return a point's error bar (low, high) as multiples of its value; (1, 1) if unknown.
 
-    cells: a row of the table. y: the value's column. A rate without an interval gets the bar from the latency.
+    cells: a row of the table. y: the value's column. Without an interval, a rate's bar follows from the latency.
     """
     low, high = (cells.get(name, math.nan) for name in own_ends(y))
     if y not in LATENCIES and pd.notna(low) and pd.notna(high):
