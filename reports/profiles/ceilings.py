@@ -30,7 +30,7 @@ def common_ceilings(records: Iterable[Record], profiles: Iterable[Profile] = ())
 
 
 def with_common_ceilings(profiles: Sequence[Profile], records: Iterable[Record] = ()) -> list[Profile]:
-    """Return the profiles; `ceilings` of each are the `common_ceilings` of its device."""
+    """Return copies of the profiles in which `ceilings` are the `common_ceilings` of the profile's device."""
     highest = common_ceilings(records, profiles)
     return [replace(each, ceilings={**highest[str(each.environment.get("device"))]}) for each in profiles]
 

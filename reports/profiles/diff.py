@@ -21,7 +21,7 @@ _MOST = 12  # kernels per table
 
 @dataclass(frozen=True)
 class TimeDiff:
-    """A part's or kernel's times in profiles `a` and `b`, ms per unit; None if missing."""
+    """A part's or kernel's times in profiles `a` and `b`, in ms per unit of work; None if missing."""
 
     name: str
     a_ms: float | None
@@ -29,7 +29,7 @@ class TimeDiff:
 
     @property
     def ms(self) -> float:
-        """How much longer `b` takes than `a`, in ms per unit of work."""
+        """Time in `b` minus time in `a`, in ms per unit of work; a missing time counts as 0."""
         return (self.b_ms or 0.0) - (self.a_ms or 0.0)
 
 
@@ -57,7 +57,7 @@ class Diff:
 
     @property
     def tables(self) -> list[tuple[str, list[TimeDiff], str]]:
-        """Tuples (heading, rows, sentence on rows left out) for tables of parts and kernels."""
+        """Tuples (heading, rows, sentence on omitted rows) for a table of parts and a table of kernels."""
         kernels, labelled = self.kernels, [TimeDiff(LABELS[row.name], row.a_ms, row.b_ms) for row in self.parts]
         rest = kernels[_MOST:]
         left_out = f"{len(rest)} more kernels: {_signed(sum(row.ms for row in rest))} together" if rest else ""
@@ -65,7 +65,7 @@ class Diff:
 
     @property
     def sentence(self) -> str:
-        """How much slower or faster `b` is, which parts cause it and, if slower, a bottleneck."""
+        """Words on how much slower or faster `b` is, which parts cause it and, if slower, a bottleneck."""
         ms = self.b.unit_ms - self.a.unit_ms
         rows = self.parts
         whole = sum(abs(row.ms) for row in rows)
@@ -79,7 +79,7 @@ class Diff:
         return f"{head}{f': {said}' if said else ''}.{why and f' {why}'}"
 
     def _bottleneck(self, rows: list[TimeDiff]) -> str:
-        """Return the bottleneck of the kernel that grew most in the part that grew most; "" without counters."""
+        """Return a sentence on the bottleneck of the part that slowed most; "" if the counters do not show it."""
         longer = max(rows, key=lambda row: row.ms)
         if longer.name == GAPS:
             return f"Idle time is {cause(self.b)}."

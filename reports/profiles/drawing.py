@@ -11,9 +11,9 @@ NAMED = 100  # kernels per case that have a row in the page's table
 
 
 def drawing(profile: Profile) -> dict[str, Any]:
-    """Return the values that `section.js` draws; parts are indices into `LABELS`.
+    """Return a dict with "kernels", "roofline" and "timeline", which the page's scripts draw.
 
-    kernels: for each row of the page's kernel table, the kernel's part.
+    kernels: for each row of the page's kernel table, the kernel's part as an index into `LABELS`.
     """
     by_name = kernel_parts(profile)
     return {
@@ -26,8 +26,8 @@ def drawing(profile: Profile) -> dict[str, Any]:
 def roofline(profile: Profile) -> dict[str, Any]:
     """Return the measured peaks in GB/s and TFLOP/s, and the points to draw under them.
 
-    points: (row in the kernel table, FLOPs per DRAM byte, TFLOP/s, ms per unit, FLOPs per L2 byte, `is_fp32`).
-    parts: (part, FLOPs per byte, TFLOP/s, ms per unit), from the adapter's count of the work.
+    points: per kernel (row in the table, FLOPs per DRAM byte, TFLOP/s, ms per unit, FLOPs per L2 byte, `is_fp32`).
+    parts: per part (index into `LABELS`, FLOPs per byte, TFLOP/s, ms per unit), from the adapter's count of the work.
     """
     counters = [kernel.counters for kernel in profile.kernels if kernel.counters]
     peaks = {
@@ -47,9 +47,9 @@ def roofline(profile: Profile) -> dict[str, Any]:
 
 
 def timeline(profile: Profile) -> dict[str, Any]:
-    """Return one step's launches as columns of integers, and the paths of all ranges.
+    """Return one step's launches as columns of integers, and the paths of all NVTX ranges.
 
-    range: index into `paths`, -1 for none. kernel: row in the page's table, `NAMED` for a kernel without a row.
+    range: index into `paths`, -1 for none. kernel: row in the kernel table, `NAMED` for a kernel without a row.
     part: index into `LABELS`. wait: ns since the end of the previous launch. time: the launch's duration in ns.
     """
     found = profile.timeline
@@ -64,7 +64,7 @@ def timeline(profile: Profile) -> dict[str, Any]:
 
 
 def rates(kernel: Kernel) -> tuple[float | None, float | None, float | None]:
-    """Return a kernel's (GB/s, TFLOP/s, FLOPs per byte) from its counters; None for each that was not counted."""
+    """Return a kernel's (GB/s, TFLOP/s, FLOPs per byte) from its counters; a value that was not counted is None."""
     if not kernel.mean_us:
         return None, None, None
     moved, computed = kernel.dram_bytes, kernel.operations
@@ -82,7 +82,7 @@ def l2_intensity(kernel: Kernel) -> float | None:
 
 
 def unplaced(region: Region) -> float:
-    """Return the share of kernel time without a roofline point; 0 if the roofline shows parts instead of kernels."""
+    """Return the share of kernel time without a roofline point; 0 if no kernel has such a point."""
     total = sum(kernel.time_us for kernel in region.kernels)
     placed = sum(kernel.time_us for _, kernel, *_ in _placed(region))
     return 1 - placed / total if placed else 0.0

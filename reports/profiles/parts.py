@@ -1,8 +1,8 @@
-"""The parts of a profiled case (GEMMs, TTT kernel, attention, ...) and lower bounds.
+"""The parts of a profiled case, such as GEMMs and attention, and their lower bounds.
 
-A kernel's part follows from the profiler range around its launch, or else from the kernel's name. A part's lower bound
-is the time of its work at the region's measured peaks. The work is the adapter's count (`Region.work`) or else comes
-from hardware counters.
+A kernel's name and the NVTX ranges around its launch decide to which part it belongs. A part's lower bound is the
+time that its work takes at the region's measured peaks. The work is the adapter's count (`Region.work`), or else is
+measured by hardware counters.
 """
 
 import re
@@ -61,7 +61,7 @@ _NAMES = (
 class ProfilePart:
     """One part of a region's computation, such as the GEMMs, with its time.
 
-    time_us: the part's share of the region's time, in µs. lower_bound_us: the part's lower bound; None if unknown.
+    time_us: the part's time in the region, in µs. lower_bound_us: the part's lower bound; None if unknown.
     of_model: whether the lower bound comes from the adapter's count of the work.
     with_head: whether the part includes the LM head's GEMM, because no range separates it from other GEMMs.
     """
@@ -79,7 +79,7 @@ class ProfilePart:
 
 
 def within_sentence(part: str) -> str:
-    """Return a part's label within a sentence: lower case, except for abbreviations."""
+    """Return a part's label for use within a sentence: lower case, except for abbreviations."""
     label = LABELS[part]
     return label if label[1].isupper() else label[0].lower() + label[1:]
 
@@ -87,7 +87,7 @@ def within_sentence(part: str) -> str:
 def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> str:
     """Return the part of the model that a kernel belongs to, a key of `LABELS`. path: the ranges around its launch.
 
-    has_layers: whether ranges mark the layers; then a GEMM is the head's if its `path` has ranges but no layer.
+    has_layers: whether ranges mark layers; then a GEMM belongs to the LM head if its `path` has ranges but no layer.
     """
     if OPERATOR in path:
         return TTT
@@ -143,7 +143,7 @@ def _model_lower_bound_us(work: Work | None, region: Region) -> float | None:
 
 
 def kernel_lower_bound_us(kernel: Kernel, region: Region) -> float | None:
-    """Return the lower bound of all launches of a kernel together in µs; None if unknown."""
+    """Return the lower bound in µs for all launches of a kernel together; None if unknown."""
     each = lower_bound_ms(kernel.operations, kernel.dram_bytes, ceilings_of(kernel, region))
     return None if each is None else 1e3 * each * kernel.launches
 
@@ -170,7 +170,7 @@ def kernel_parts(region: Region) -> dict[str, str]:
 
 
 def launch_parts(region: Region) -> list[str]:
-    """Return the part that each launch of the region's timeline belongs to."""
+    """Return the part, a key of `LABELS`, of each launch in the region's timeline."""
     part_finder, by_name = _part_finder(region), kernel_parts(region)
     pairs = zip(region.timeline.kernel, region.timeline.range, strict=True)
     names = ((region.kernels[kernel].name, place) for kernel, place in pairs)
@@ -184,14 +184,14 @@ def _part_finder(region: Region) -> Callable[[str, tuple[str, ...]], str]:
 
 
 def _outside_is_head(paths: Sequence[tuple[str, ...]]) -> bool:
-    """Return whether GEMMs outside layers are the head's: layers exist, and each range outside them holds a layer."""
+    """Return whether GEMMs outside layers belong to the LM head: there are layers, and all other ranges contain one."""
     layered = [path for path in paths if any(map(is_layer, path))]
     others = [path for path in paths if path and path not in layered]
     return bool(layered) and all(any(each[: len(path)] == path for each in layered) for path in others)
 
 
 def _shares(region: Region) -> Iterator[tuple[Kernel, str, float]]:
-    """Yield (kernel, part, share of the kernel's time in that part), by NVTX range or else by the kernel's name."""
+    """Yield (kernel, part, share of the kernel's time in that part); without NVTX ranges, the kernel's name decides."""
     part_finder = _part_finder(region)
     by_kernel: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for each in region.ranges:

@@ -28,7 +28,7 @@ _LEAST_WAIT, _MOST_WAITS = 0.01, 3  # least share of a warp's time for a wait to
 
 @dataclass(frozen=True)
 class Section:
-    """The section on profiles: its HTML, and the HTML id of each case by case key."""
+    """The section on profiles. html: the whole section. anchors: {case key: HTML id of the case}."""
 
     html: Markup
     anchors: dict[str, str]
@@ -36,10 +36,10 @@ class Section:
 
 @dataclass(frozen=True)
 class BarPiece:
-    """A part's piece of a profiled case's bar; the longest bar of a group has the width `_BAR`.
+    """One part in the bar that shows a profiled case's time; the longest bar of a group has the width `_BAR`.
 
-    x: where the piece starts. lower_bound: the width of the strip for the lower bound; None if unknown.
-    share: the part's share of the region's time.
+    x, width: the start and width of the part's piece of the bar. share: the part's share of the region's time.
+    lower_bound: the width of the strip that shows the part's lower bound; None if unknown.
     """
 
     part: ProfilePart
@@ -53,10 +53,10 @@ class BarPiece:
 class ShownProfile:
     """A profiled case as the page shows it.
 
-    agreement: how well profiled and recorded time agree, in words.
+    agreement: words that compare the profiled time with the recorded latency.
     slower_than: a `Diff` to each faster case in its group (`_groups`). drawn: JSON values that the page's scripts draw.
-    rows: the kernel table as dicts. `cells`: a text for each of `COLUMNS`. `bound`, `waits`: the bottleneck and the
-        warps' longest waits in words, "" without counters.
+    rows: one dict per row of the kernel table. "cells" is a list with a text for each of `COLUMNS`; "bound" describes
+        the kernel's bottleneck, and "waits" the longest waits of its warps. Without counters, both are "".
     """
 
     profile: Profile
@@ -87,7 +87,7 @@ class ShownProfile:
 
     @property
     def roofs(self) -> str:
-        """The measured peaks in words, such as `700 TFLOP/s and 3.90 TB/s`, or ""."""
+        """The measured peaks in words, such as `700 TFLOP/s and 3.90 TB/s`, or "" if unknown."""
         bandwidth, product = (self.profile.ceilings.get(name) for name in ("copy_gbs", "product_tflops"))
         return f"{product:.0f} TFLOP/s and {bandwidth / 1e3:.2f} TB/s" if bandwidth and product else ""
 
@@ -132,7 +132,7 @@ def section(records: Sequence[Record], profiles: Collection[Profile], catalogue:
 
 
 def script() -> str:
-    """Return the section's JavaScript, in a block so that its names do not clash with others."""
+    """Return the section's JavaScript, in a block, so that its names do not clash with other scripts' names."""
     sources = "\n".join(source(PACKAGE, name) for name in SCRIPTS)
     return f"{{\n{sources}}}\n"
 

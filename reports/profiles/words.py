@@ -1,4 +1,4 @@
-"""Words on a profiled case, from its numbers: where the time goes, and the bottleneck."""
+"""Sentences on a profiled case: which parts take the time, and the bottleneck."""
 
 import re
 from collections.abc import Iterable
@@ -41,7 +41,7 @@ WORKING = {"selected": "issuing", "not_selected": "ready, another warp issues"}
 
 
 class Recorded(NamedTuple):
-    """A case's recorded latency in ms. at_once: how many sequences ran at once; 0 for all."""
+    """A case's recorded latency in ms. at_once: how many sequences ran at once; 0 for the whole batch."""
 
     ms: float
     at_once: int = 0
@@ -64,12 +64,12 @@ def agreement(region: Region, recorded: Recorded | None) -> str:
 
 
 def _of_operators(region: Region) -> bool:
-    """Whether the region ran on a CPU, where a profile has operators, not kernels."""
+    """Return whether the region ran on a CPU, where a profile has operators, not kernels."""
     return bool(region.kernels) and region.kernels[0].name.startswith("aten::")
 
 
 def recorded(records: Iterable[Record]) -> dict[str, Recorded]:
-    """Return each case's recorded latency by case key: the median of its processes' medians."""
+    """Return {case key: recorded latency}; the latency is the median of the processes' medians."""
     return {
         key: Recorded(median(median(each.samples_ms) for each in found), min(map(_at_once, found)))
         for key, found in by_case(timed(records)).items()
@@ -116,7 +116,7 @@ def longest(region: Region) -> str:
 
 
 def _share_of_time(kernel: Kernel, region: Region) -> float:
-    """Return a kernel's share of the region's time; kernels share the busy time in proportion to their times."""
+    """Return a kernel's share of the region's time; kernels divide the busy time in proportion to their times."""
     return _share_of_kernels(kernel, region) * region.busy_us / region.region_us
 
 
@@ -196,7 +196,7 @@ def roofs(kernel: Kernel, region: Region) -> tuple[float | None, float | None]:
 def short(name: str) -> str:
     """Return a kernel's name without templates and arguments, at most 80 characters.
 
-    CUTLASS kernels share one generic entry point; they get the name in its template argument.
+    CUTLASS kernels share one generic entry point, so their name comes from its template argument.
     """
     if name.startswith(("Memcpy", "Memset")):
         return name
