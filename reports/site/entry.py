@@ -27,7 +27,7 @@ class Entry:
     """A run as the site's index shows it, with its cases for comparisons (`held`).
 
     updated: the start of the last record in UTC; "" without a date.
-    id, note: as in `run_id` and `note_of`. systems: (name, label, `Look.tone`, `Look.marker`) of each system.
+    id: from `run_id`. note: from `note_of`. systems: (name, label, `Look.tone`, `Look.marker`) of each system.
     profiles, measured, cases: the numbers of profiles, cases with a result, and planned cases.
     page: the path of the run's page in the site; "" without records.
     """
@@ -66,7 +66,7 @@ def system_id(name: str) -> str:
 
 
 def note_of(folder: Path) -> str:
-    """Return the note on a run from tables.toml next to its folder, section `[runs]`, or ""."""
+    """Return the note on a run from section `[runs]` of the tables.toml next to the run's folder; "" without one."""
     place = folder.resolve()
     try:
         rows = tomllib.loads((place.parent / "tables.toml").read_text("utf-8"))["runs"]["runs"]
@@ -110,7 +110,7 @@ def files_of(run: Run, found: str) -> tuple[Entry, dict[str, str]]:
 
 
 def moment(text: str) -> datetime | None:
-    """Return an ISO 8601 time in UTC, which is also the default zone; None for other text."""
+    """Parse an ISO 8601 time and convert it to UTC, the default zone; return None for other text."""
     try:
         found = datetime.fromisoformat(text)
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)

@@ -1,4 +1,4 @@
-"""Systems over time: the latency of each case through the runs of a site, by date."""
+"""Systems over time: the latency of each case in each run of a site, by date."""
 
 import math
 import re
@@ -34,7 +34,7 @@ class History:
 
 
 def histories(entries: Sequence[Entry]) -> list[History]:
-    """Return the history of each system, from all cases with a latency and a date. entries: newest first.
+    """Return the history of each system, from all cases with a latency and a date. entries: the runs, the newest first.
 
     A system has the label, tone and marker of its newest run.
     """
@@ -63,7 +63,7 @@ def _by_numbers(label: str) -> list[str | int]:
 
 
 def _case(points: Sequence[Point]) -> dict[str, Any]:
-    """Return a case's data for the plots, with a line for each kind of machine.
+    """Return a case's data for the plots, with a line for each kind of machine that measured it.
 
     name: the label without phase and batch. unit: "ms per token" if latencies cover different numbers of tokens.
     """

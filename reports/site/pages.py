@@ -16,7 +16,7 @@ PACKAGE = "reports.site"
 def shared_files(
     entries: Sequence[Entry], histories: Sequence[History], comparisons: Sequence[Compared]
 ) -> dict[str, str]:
-    """Return {path in the site: text} of the files that belong to no single run. entries: newest first."""
+    """Return {path in the site: text} for files that belong to no single run. entries: the runs, the newest first."""
     return {
         "assets/over-time.js": source(PAGE, "table.js") + source(PACKAGE, "history.js"),
         "assets/site.css": views.style() + source(PACKAGE, "site.css"),
