@@ -14,11 +14,11 @@ MODEL_OPTIONS = ("backbone", "mini_batch", "checkpoint")  # options that change 
 
 @dataclass(frozen=True)
 class Model:
-    """A measured language model; unknown texts are "", unknown numbers None.
+    """A measured language model; an unknown text is "", an unknown number None.
 
     options: (name, value) for each of `MODEL_OPTIONS` that the case sets. weights_dtype: the loaded weights' dtype.
-    head_rows_per_prompt: for how many tokens of a prompt the LM head runs; 1 suffices for the next token.
-    token_ids: how inputs are drawn. kept_between_samples: what samples reuse, such as a cache.
+    head_rows_per_prompt: the number of prompt tokens for which the LM head runs; the next token needs only 1.
+    token_ids: how the input tokens are drawn. kept_between_samples: data that a sample leaves for the next one.
     """
 
     system: str
@@ -41,10 +41,7 @@ class Model:
 
 
 def fairness(records: Iterable[Record]) -> list[Model]:
-    """Return the measured models, sorted by size and dtype; [] if no record has a number of parameters.
-
-    Cases of single layers are left out.
-    """
+    """Return the measured models without single layers, by size and dtype; [] if no record has a parameter count."""
     timed = [each for each in records if each.status == "ok" and each.case.option("scope", "model") == "model"]
     models = dict.fromkeys(_model(record) for record in timed)
     counted = any(model.parameters is not None for model in models)

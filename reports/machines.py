@@ -36,10 +36,10 @@ _ELSEWHERE = {
 class Machines:
     """The environments and settings with which the records of a run were measured.
 
-    common: {group, such as "gpu": {fact: value}} for the facts that all records share.
-    hardware: (the machine's facts, number of records) per machine; only facts that differ, no packages.
-    backends: {(system, backend): {setting, or package whose version is not the same everywhere: values in words}}.
-    versions: {label in `_VERSIONS`: all values of the labeled fact, in words}.
+    common: {group: {fact: value}} for facts with one value in all records; a group is, for example, "gpu".
+    hardware: (facts, number of records) for each machine; only facts that differ between machines, without packages.
+    backends: {(system, backend): {name: values in words}} for settings, and for packages in several versions.
+    versions: {label: values in words} for the facts that `_VERSIONS` labels.
     """
 
     common: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -87,9 +87,9 @@ def machines(records: Iterable[Record]) -> Machines:
 
 
 def _facts(environment: Mapping[str, Any]) -> dict[Name, str]:
-    """Return {(group, fact): words} of an environment.
+    """Return {(group, name): value in words} for the facts of an environment.
 
-    Sensor readings, load, and variables that cannot change speed are left out.
+    Sensor readings, load, and environment variables that cannot change speed are left out.
     """
     facts: dict[Name, str] = {}
     for path, value in _leaves(environment):
@@ -105,7 +105,7 @@ def _facts(environment: Mapping[str, Any]) -> dict[Name, str]:
 
 
 def _leaves(value: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield (path of keys, scalar) for nested objects; the elements of a list share one path."""
+    """Yield (path of keys, scalar) for each scalar in nested dicts; the elements of a list share one path."""
     for name, inner in value.items():
         here = (*path, str(name))
         if isinstance(inner, dict):

@@ -24,11 +24,11 @@ _INCH, _DOTS = 96, 300  # CSS pixels and printed dots per inch
 
 
 def write_picture(run_folder: Path, out: Path, figures: str = "", inches: float | None = None) -> None:
-    """Write a PNG or PDF of a suite's figures or of the whole page of a run to `out`.
+    """Write a picture of a run's page, or of one suite's figures on it, to `out`, a PNG or PDF file.
 
     figures: the suite's name, "all" for the whole page, or "" for the page's first suite with figures.
-    inches: draw figures for a paper at this width.
-    Figures for a paper are on white, without title and caption; a PDF has one sheet for each figure.
+    inches: draw each figure for a paper, this wide, on white, without title and caption; necessary for a PDF.
+    A PDF has one sheet for each figure.
     Raises RecordError if the run is unreadable, Chromium is missing, `figures` is unknown, or `out` is no PNG or PDF.
     """
     from reports.publish import refuse_overwriting, write_report
@@ -50,7 +50,7 @@ def write_picture(run_folder: Path, out: Path, figures: str = "", inches: float 
 
 
 def chromium_path() -> str:
-    """Return the path of Chromium or Chrome; RecordError if none is on the PATH."""
+    """Return the path of Chromium or Chrome; RecordError if neither is on the PATH."""
     for name in CHROMIUM_NAMES:
         if path := shutil.which(name):
             return path
@@ -59,7 +59,7 @@ def chromium_path() -> str:
 
 @contextmanager
 def chromium(*arguments: str) -> Iterator[Any]:
-    """Yield a headless browser of playwright, which opens no network connections of its own.
+    """Yield a headless Chromium, controlled by playwright, that opens no network connections of its own.
 
     arguments: further options of Chromium. Raises RecordError if Chromium or playwright is missing.
     """
@@ -79,7 +79,7 @@ def chromium(*arguments: str) -> Iterator[Any]:
 def take(browser: Any, report: Path, figures: str = "") -> bytes:
     """Return a PNG of one suite's figures on the page `report`, or of the whole page.
 
-    figures: as in `write_picture`. A PNG of figures has their titles and captions as its Description.
+    figures: as in `write_picture`. A PNG of figures contains their titles and captions in its Description chunk.
     """
     page = _opened(browser, report, _WIDTH, 2)
     if figures == WHOLE_PAGE:
@@ -101,7 +101,7 @@ def _described(png: bytes, text: str) -> bytes:
 
 
 def take_alone(browser: Any, report: Path, figures: str, inches: float, is_pdf: bool) -> bytes:
-    """Return a suite's figures, `inches` wide, without the page: one PNG, or a PDF with a sheet for each."""
+    """Return a suite's figures, `inches` wide, without the page: one PNG, or a PDF with a sheet per figure."""
     page = _opened(browser, report, round(inches * _INCH), _DOTS / _INCH)
     section = _suite(page, figures)
     numbers = section.locator("figure").evaluate_all("all => all.map(each => Number(each.dataset.figure))")
@@ -118,7 +118,7 @@ def _opened(browser: Any, report: Path, width: int, device_scale_factor: float) 
 
 
 def _suite(page: Any, figures: str) -> Any:
-    """Return playwright's locator of the suite named `figures`; "" is the first suite."""
+    """Return a playwright locator for the suite named `figures`, or for the first suite if `figures` is ""."""
     sections = page.locator("section.suite")
     names = [name.removeprefix("Figures of ") for name in sections.evaluate_all("all => all.map(e => e.ariaLabel)")]
     if not names or (figures and figures not in names):

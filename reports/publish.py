@@ -13,7 +13,7 @@ from harness.schema.run import Run
 def write_report(run_folder: Path, out: Path) -> list[str]:
     """Write a run's page to `out`; return words on each skipped backend (`words.left_out`).
 
-    An existing page stays if this fails. Raises RecordError if the run is unreadable, or `out` is a file but no page.
+    On failure, an existing page is kept. Raises RecordError if the run is unreadable, or `out` is a file but no page.
     """
     from reports.page.html import TITLE, render, run_title
     from reports.profiles.ceilings import common_ceilings

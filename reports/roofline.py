@@ -18,12 +18,12 @@ WORK_METRICS = ("flops", "bytes", *PEAKS)
 
 
 def explanation(case: Case, metrics: Mapping[str, float | None], latency_ms: float) -> dict[str, Any]:
-    """Return a case's `RATE_COLUMNS`; unknown numbers are NaN, an unknown `bound` "".
+    """Return {column: value} for a case's `RATE_COLUMNS`; an unknown number is NaN, an unknown `bound` is "".
 
     metrics: the case's work and the measured peaks (`WORK_METRICS`). latency_ms: NaN if unknown.
-    tflops: TFLOP/s. gbs: GB/s. lower_bound_ms: the longer of memory time and compute time.
+    tflops, gbs: achieved TFLOP/s and GB/s. lower_bound_ms: the longer of memory time and compute time.
     bound: "memory" or "compute", whichever time is longer.
-    lower_bound_share: lower bound over latency. copy_share: gbs over the bandwidth of a copy.
+    lower_bound_share: lower bound / latency. copy_share: `gbs` / bandwidth of a copy.
     """
     # The work of a part of a layer is not counted.
     work = {} if case.option("part") else metrics

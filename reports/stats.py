@@ -77,10 +77,10 @@ def frame(
     """Return a table with one row per case, machine and commit, in the order of the records.
 
     Columns: `COLUMNS`, options, `SAMPLE_COLUMNS`, and if any row has a value: `REPEAT_COLUMNS`, rates, metrics,
-    `NOTES`, `MARKS`. Unknown numbers are NaN, unknown texts "".
+    `NOTES`, `MARKS`. An unknown number is NaN, an unknown text is "".
     latency_ms: the median of the processes' medians.
-    latency_ms_low, latency_ms_high: its 95% interval within one process. `REPEAT_COLUMNS`: the interval over processes.
-    process_spread: the range of the processes' medians over their median.
+    latency_ms_low, latency_ms_high: the 95% interval within one process. `REPEAT_COLUMNS`: the interval over processes.
+    process_spread: (largest - smallest process median) / latency_ms.
     processes: the number of processes with samples or, if none has samples, of all processes.
     `ceilings`: the run's measured peaks by device (`common_ceilings`). By default they come from `records`; pass
     them if `records` are only a part of the run, or if profiles may raise a peak.
@@ -134,7 +134,7 @@ def option_columns(table: pd.DataFrame) -> list[str]:
 
 
 def metric_columns(recorded: Iterable[str], catalogue: Catalogue) -> list[str]:
-    """Return the recorded metrics that get a column: the catalogue's in its order, then others by name."""
+    """Return the recorded metrics that get a column: first the catalogue's in its order, then others by name."""
     taken = {*COLUMNS, *SAMPLE_COLUMNS, *REPEAT_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS, NOTES, MARKS}
     found = set(recorded) - taken
     known = [metric.name for metric in catalogue.metrics if metric.name in found]
@@ -151,7 +151,7 @@ def suites_of_cases(catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
 
 
 def _options(cases: Sequence[Case], table: pd.DataFrame, catalogue: Catalogue) -> pd.DataFrame:
-    """Return a column per option that any case sets; NA in rows without a value."""
+    """Return a table with a column for each option that any case sets; NA in rows without a value."""
     names = list(dict.fromkeys(name for case in cases for name, _ in case.options))
     # A case does not store a default. It is filled in where the option varies: for the backend, or in a figure.
     varied = {(case.system_backend, name) for case in cases for name, _ in case.options}
@@ -179,7 +179,8 @@ def _row(
 ) -> dict[str, Any]:
     """Return a case's row on one machine.
 
-    group: the case's records there. records: number of its records on all machines. `ceilings`: as in `frame`.
+    group: the case's records from that machine. records: the number of the case's records from all machines.
+    `ceilings`: the run's measured peaks by device.
     """
     first = group[0]
     measured = [record for record in group if record.status == "ok"]
@@ -206,7 +207,7 @@ def _row(
 
 
 def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str, Any]:
-    """Return latency, intervals, rates and memory by column; unknown ones are NaN. measured: ok records of `group`."""
+    """Return latency, intervals, rates and memory by column, NaN if unknown. measured: the ok records of `group`."""
     memory = [each.peak_memory_bytes for each in measured or group if each.peak_memory_bytes is not None]
     values: dict[str, Any] = dict.fromkeys((*STATISTIC_COLUMNS, *REPEAT_COLUMNS), math.nan)
     values["peak_memory_gb"] = max(memory) / 1e9 if memory else math.nan
@@ -226,7 +227,7 @@ def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str
 
 
 def _computed(case: Case, row: Mapping[str, Any], peak_tflops: float) -> dict[str, float]:
-    """Return the values of `COMPUTED_COLUMNS` by column; unknown ones are NaN.
+    """Return the values of `COMPUTED_COLUMNS` by column, NaN if unknown.
 
     model_size: millions of parameters. flops_share: the model FLOPs utilization, a share of `peak_tflops`.
     """
@@ -242,7 +243,7 @@ def _computed(case: Case, row: Mapping[str, Any], peak_tflops: float) -> dict[st
 
 
 def _notes(group: Sequence[Record], metrics: Mapping[str, float | None], row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the row's notes: what a reader needs to compare its latency with others."""
+    """Yield the row's notes: facts that a reader needs to compare the latency with that of other rows."""
     for record in group:
         yield from (record.settings[name] for name in NOTED_SETTINGS if name in record.settings)
     case = group[0].case

@@ -24,7 +24,7 @@ def write_frame(
     """Write a table of `stats.frame` to `out`.
 
     fmt: "csv", "json", "markdown" or "text"; Markdown and text show numbers in the catalogue's units.
-    columns: write only these; ("all",) for all. By default, CSV and JSON have all, text and Markdown `_chosen` ones.
+    columns: the columns to write. ("all",) writes all; () writes all as CSV or JSON, else `_chosen(table, catalogue)`.
     Raises RecordError for an unknown column.
     """
     for name in columns:
@@ -79,7 +79,7 @@ def _write_for_people(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Cat
 
 
 def _chosen(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
-    """Return the columns to show: settings in which rows differ, status, latency, metrics and flags."""
+    """Return the columns to show by default: settings in which rows differ, status, latency, metrics and flags."""
     ok = table["status"] == "ok"
     names = [
         *(name for name in _CASE if name in ("system", "backend") or _varies(table, name)),
@@ -94,7 +94,7 @@ def _chosen(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
 
 
 def telling_apart(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
-    """Return a few of `settings` that distinguish rows which agree in all of `_CASE`."""
+    """Return a few of `settings` that distinguish rows with equal values in all columns of `_CASE`."""
     found: list[str] = []
     while True:
         alike = table[table.duplicated([*_CASE, *found], keep=False)]

@@ -1,4 +1,4 @@
-"""How tables and pages write numbers, settings, commits and lists in words."""
+"""Format numbers, settings, commits and lists as text for tables and pages."""
 
 import re
 from collections.abc import Iterable, Sequence
