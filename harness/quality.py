@@ -63,7 +63,7 @@ class ProcessSamples:
 
 @dataclass(frozen=True)
 class Quality:
-    """Flags of a case. hot: thermally throttled. unsteady_times: (metric, low ms, high ms) of unsteady TTFT and ITL."""
+    """Flags of a case. hot: thermally throttled. unsteady_times: (metric, low, high): interval in ms of TTFT or ITL."""
 
     contended: bool = False  # other programs used the machine
     hot: bool = False  # thermally throttled

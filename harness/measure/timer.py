@@ -80,7 +80,7 @@ def measure(run: Callable[[], object], clock: Clock, policy: Policy, limited: bo
 
 
 def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_throttled) -> list[float]:
-    """Take samples for at least `least_warmup_s`, until they are steady; return the samples."""
+    """Take samples for at least `least_warmup_s`, until they are steady or the longest warm-up ends; return them."""
     samples: list[float] = []
     if clock.loaded_s >= least_warmup_s(clock, policy, limited=True):
         return samples

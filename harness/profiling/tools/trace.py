@@ -115,7 +115,7 @@ def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Run
 def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], int, float, list[str]]:
     """Return (launches, number of runs, total µs, notes) of the middle half of runs by duration.
 
-    Runs that the profiler delayed and pauses between runs are left out. If runs launch different kernels, return all.
+    Runs that the profiler delayed, and pauses, are left out. If runs launch different kernels, return all with a note.
     """
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not _alike(in_order, seen.runs):
