@@ -63,7 +63,7 @@ class ProcessSamples:
 
 @dataclass(frozen=True)
 class Quality:
-    """Flags of a case. hot: thermally throttled. unsteady_times: (metric, low, high) of each unsteady TTFT or ITL."""
+    """Flags of a case. hot: thermally throttled. unsteady_times: (metric, low, high): interval in ms of TTFT or ITL."""
 
     contended: bool = False  # other programs used the machine
     hot: bool = False  # thermally throttled
@@ -80,7 +80,7 @@ class Quality:
 def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) -> Quality:
     """Return a case's flags.
 
-    group: the case's records from one machine and commit. timing: `timing_of` the ok records, if already computed.
+    group: the case's records from one machine and commit. timing: `timing_of` the ok records, or None to compute it.
     """
     measured = timed(record for record in group if record.status == "ok")
     if not measured:
@@ -175,7 +175,7 @@ def pooled_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float,
 
 
 def quartiles_apart(samples: Sequence[float]) -> float:
-    """Return the quartiles' distance divided by the median; 0 for fewer than six samples."""
+    """Return the interquartile range divided by the median; 0 for fewer than six samples."""
     if len(samples) < FEWEST or not (middle := median(samples)):
         return 0.0
     first, _, third = quantiles(samples, method="inclusive")
@@ -185,8 +185,8 @@ def quartiles_apart(samples: Sequence[float]) -> float:
 def ends_apart(samples: Sequence[float]) -> float:
     """Return the relative difference between the medians of the first and last quarter of the samples.
 
-    A quarter has at least six samples. Return 0 for fewer than twelve samples, or if the quarters' middle halves
-    overlap; for quarters of fewer than ten samples, if their full ranges overlap.
+    A quarter has at least six samples; for fewer than twelve samples, return 0. Return 0 too if the interquartile
+    ranges of the two quarters overlap (for quarters of fewer than ten samples, if their full ranges overlap).
     """
     if len(samples) < 2 * FEWEST:
         return 0.0

@@ -36,7 +36,7 @@ def load(entry: str) -> Any:
 def answer(system: SystemAdapter | None, request: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to a request whose "do" is "probe" or "case".
 
-    system: the worker's adapter; None if every request names one as "entry".
+    system: the worker's adapter; None if every request names an adapter as "entry".
     """
     system = load(request["entry"]) if "entry" in request else system
     assert system is not None, "no system was named"
@@ -56,7 +56,7 @@ def answer(system: SystemAdapter | None, request: dict[str, Any]) -> dict[str, A
 
 
 def main(arguments: list[str]) -> None:
-    """Answer requests until stdin ends; arguments: the entry for `load`, or none if each request names one."""
+    """Answer requests until stdin ends; arguments: [entry for `load`], or [] if each request names one."""
     this_process = os.getpid()
     requests, answers = _claim_pipes()
     system = load(arguments[0]) if arguments else None  # without one, requests name it

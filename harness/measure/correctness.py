@@ -25,7 +25,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Checks:
-    """All checks of a case; unchecked: a sentence about outputs that were not compared, or ""."""
+    """All checks of a case. unchecked: note on missing checks, such as outputs without a reference; "" for none."""
 
     checks: Sequence[Check]
     unchecked: str = ""

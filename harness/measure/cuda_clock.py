@@ -21,7 +21,7 @@ Call = Callable[[], object]
 
 
 def launches_for(run_ms: float) -> int:
-    """Return how many launches of `run_ms` milliseconds fill a sample of 1 ms: 1 to 256."""
+    """Return how many launches of `run_ms` milliseconds fill a sample of 1 ms, from 1 to 256."""
     return MAX_LAUNCHES if run_ms <= 0 else min(MAX_LAUNCHES, max(1, math.ceil(SPAN_MS / run_ms)))
 
 
@@ -57,7 +57,7 @@ class CudaEventClock(Clock):
         self._events: list[tuple[Any, Any]] = []
 
     def prepare(self, run: Call, took_s: float | None = None) -> None:
-        """Prepare as in `Clock`; took_s: seconds of one call after compilation, None to measure a call."""
+        """Prepare to sample `run`; took_s: seconds of one call if `run` is compiled, None to compile and time it."""
         import torch
 
         self._events = _new_events(1)

@@ -55,16 +55,16 @@ def recorded_variables(environment: Mapping[str, str] = os.environ) -> dict[str,
 
 
 def changes_speed(name: str) -> bool:
-    """Whether the variable `name` can affect speed and, by its name, holds neither a secret nor a path."""
+    """Whether the environment variable `name` can affect speed, and its name suggests neither a secret nor a path."""
     return bool(_CHANGES_SPEED.fullmatch(name)) and not any(each.fullmatch(name) for each in (_PRIVATE, _IRRELEVANT))
 
 
 def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any]:
     """Return the state of the machine and the versions of its software.
 
-    device_kind: "cuda" or "cpu"; "" selects "cuda" on a machine with a GPU. visible: as in `open_gpu`.
+    device_kind: "cuda", "cpu", or "" to detect it. visible: as in CUDA_VISIBLE_DEVICES; None for this process's GPU.
     Keys: device (name of the GPU or CPU); device_kind; gpu (`Gpu.constants` and `Gpu.readings`, None without a GPU);
-    cpu (model, cores, torch's threads, load_1m); software; variables (`recorded_variables`);
+    cpu (model, cores, torch's threads, load average load_1m); software; variables (`recorded_variables`);
     commit ("" if unknown); dirty (whether files differ from the commit, None if unknown).
     """
     gpu = None if device_kind == "cpu" else open_gpu(visible)
@@ -86,7 +86,7 @@ def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any
 
 
 def around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Return the snapshot `after`; its gpu and cpu have the readings of both snapshots, as "before" and "after"."""
+    """Merge two snapshots: return `after`; its gpu and cpu hold the readings of both, under "before" and "after"."""
     return after | {part: _paired(before.get(part) or {}, after.get(part)) for part in ("gpu", "cpu")}
 
 
@@ -129,7 +129,7 @@ def versions_of(packages: tuple[str, ...]) -> dict[str, str]:
 def against_lock(versions: Mapping[str, Any], locked: Mapping[str, str]) -> str:
     """Return how versions differ from a lock file's, such as "torch 2.11.0 (lock: 2.14.0)", or "as locked".
 
-    A local version counts as its public one: 2.14.0+cu130 as 2.14.0. Return "" if no package is in both.
+    The local part of a version is ignored: 2.14.0+cu130 equals 2.14.0. Return "" if no package is in both.
     """
     both = [(name, str(version), locked[name]) for name, version in versions.items() if name in locked]
     differing = [f"{name} {version} (lock: {pin})" for name, version, pin in both if version.partition("+")[0] != pin]

@@ -73,8 +73,8 @@ class CallChecker:
         """Set the outputs to NaN, run the timed call on fresh inputs, and return all checks so far.
 
         clock: the clock that timed `run`.
-        If an input has a token axis, or with `Workload.renews_past`, a second call follows. Only early tokens change
-        before it, and the outputs must change too.
+        If an input has a token axis, or if `Workload.renews_past`, check a second call, before which only early tokens
+        change. The second call's outputs must differ from the first call's.
         """
         if self._ran:
             self._check_outputs()
@@ -198,8 +198,8 @@ def claim_checks(case: Case, workload: Workload) -> Iterator[Check]:
 def shape_checks(case: Case, workload: Workload, outputs: Any) -> Iterator[Check]:
     """Yield failed checks of tensor sizes.
 
-    Inputs must have the case's batch and context at their named axes, and outputs the case's batch. A call with several
-    units of work (such as generate steps) must return one tensor per unit, or a last tensor [units, batch, ...].
+    Inputs must have size batch at `batch_axis` and context at `token_axis`. Outputs must have an axis of size batch.
+    If a call has several `units`, it must return a tensor per unit, or its last tensor must be [units, batch, ...].
     """
     for each in workload.inputs.values():
         for axis, wanted in ((each.batch_axis, case.batch), (each.token_axis, case.context)):
@@ -229,7 +229,7 @@ def lower_bound_check(workload: Workload, samples_ms: list[float]) -> list[Check
 def fill(given: Input, seed: int, early_only: bool = False) -> None:
     """Refill an input's tensor in place with random values.
 
-    early_only: keep the last `_RECENT` tokens, or the second half of a short prompt. Keep inputs without a token axis.
+    early_only: keep the last `_RECENT` tokens (in a short prompt, the second half), and inputs without a token axis.
     """
     import torch
 

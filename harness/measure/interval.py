@@ -20,11 +20,11 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
     """Return (median, low, high) of one process's samples, given in order of time.
 
     low, high: ends of the median's 95% interval, the r-th smallest and r-th largest of n independent samples.
-    The number of samples below the true median is binomial(n, 1/2), so r is the largest with
-    1 - 2 P(binomial <= r - 1) >= 0.95. For correlated samples, n is `independent_samples`, and r is scaled to the
-    number of all samples. If n < `FEWEST`, low and high are the smallest and largest sample. But from 30 samples in
-    all, they are the smallest and largest median of blocks of at least `TOGETHER` successive samples: medians ignore
-    single outliers. Raises ValueError if there are no samples.
+    The number of samples below the true median is binomial(n, 1/2), so r is the largest rank with
+    1 - 2 P(binomial <= r - 1) >= 0.95. If samples are correlated, n is `independent_samples`, and r is multiplied by
+    the ratio of all samples to n. If n < `FEWEST`, low and high are the smallest and largest sample. But if there are
+    at least 30 samples in all, low and high are the smallest and largest block median; a block has at least `TOGETHER`
+    successive samples. Raises ValueError if there are no samples.
     """
     ordered = sorted(samples)
     count, worth = len(samples), independent_samples(samples)
@@ -46,7 +46,7 @@ def independent_samples(samples: Sequence[float]) -> int:
 
 
 def _worth_by_ranks(samples: Sequence[float]) -> int:
-    """Return the effective size of n samples: n (1 - r) / (1 + r), or n if r may be chance.
+    """Return the effective size of n samples: n (1 - r) / (1 + r), or n if r is so small that it may be chance.
 
     r: correlation of successive samples' ranks, corrected for bias (Marriott and Pope, Biometrika 41, 1954).
     """
@@ -64,10 +64,10 @@ def _worth_by_ranks(samples: Sequence[float]) -> int:
 
 
 def _worth_by_signs(samples: Sequence[float]) -> int:
-    """Return the effective size of n samples: n / (1 + 2 sum of autocorrelations), or n if lag 1's may be chance.
+    """Return the effective size of n samples: n / (1 + 2 s), or n if the autocorrelation at lag 1 may be chance.
 
-    The autocorrelations are those of the signs of differences from the median. They are added in pairs of successive
-    lags while a pair's sum is positive (Geyer, Practical Markov Chain Monte Carlo, 1992, section 3.3).
+    s: sum of the autocorrelations of the signs of (sample - median). Pairs of successive lags are added while a pair's
+    sum is positive (Geyer, Practical Markov Chain Monte Carlo, 1992, section 3.3).
     """
     count, middle = len(samples), median(samples)
     above = int("0" + "".join("1" if sample > middle else "0" for sample in samples), 2)
@@ -97,8 +97,8 @@ def repeats_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float
     """Return (median, low, high): the median of the processes' medians and its 95% interval.
 
     processes: the samples of each process, in order of time; ValueError if there are none.
-    The interval is exp of Student's t interval for the mean log median, widened to contain each process's own interval.
-    The median of one more process may lie outside it. For a single process, return its `median_interval`.
+    The interval is exp of Student's t interval for the mean of the medians' logarithms, widened to contain each
+    process's `median_interval`. For a single process, it is that process's `median_interval`.
     """
     within = [median_interval(samples) for samples in processes]
     medians = [middle for middle, _, _ in within]
@@ -115,7 +115,7 @@ def repeats_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float
 
 @lru_cache(maxsize=4096)
 def _lower_rank(count: int) -> int:
-    """Return the rank r in `median_interval` for n = count: the largest that reaches `CONFIDENCE`, at least 1."""
+    """Return the largest rank r with 1 - 2 P(binomial(count, 1/2) <= r - 1) >= `CONFIDENCE`, but at least 1."""
     below, rank = 0.0, 0
     while rank < (count + 1) // 2:
         # In logarithms: 2**-count underflows beyond a thousand samples.

@@ -121,7 +121,7 @@ class CaseRun:
         return self._accepts(checked)
 
     def _accepts(self, checked: Checks) -> bool:
-        """Add `checked` to the case's checks; if one failed, end the case as "incorrect". Return whether it goes on."""
+        """Add `checked` to the case's checks; if one failed, end the case as "incorrect". Return whether to go on."""
         whole = (self._checks or Checks([])) + checked
         if whole.checks:
             self._checks = whole

@@ -138,7 +138,7 @@ def _initialised() -> Any:
 def _handle(pynvml: Any, visible: str | None) -> Any:
     """Return the NVML handle of the first GPU in `visible`; None for an unknown name.
 
-    visible: as in CUDA_VISIBLE_DEVICES; None: torch's GPU or, before torch uses CUDA, the environment's first GPU.
+    visible: as in CUDA_VISIBLE_DEVICES; None: torch's current GPU or, before torch uses CUDA, the first visible GPU.
     """
     uuid = _uuid_in_use() if visible is None else ""
     if uuid:
@@ -163,7 +163,7 @@ def _by_uuid(pynvml: Any, name: str) -> Any:
 
 
 def _uuid_in_use() -> str:
-    """Return the UUID of torch's GPU, maybe without "GPU-"; "" before torch uses CUDA."""
+    """Return the UUID of torch's current GPU, with or without the prefix "GPU-"; "" before torch uses CUDA."""
     # Not the index: NVML and CUDA can number GPUs differently.
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -224,9 +224,9 @@ class EnergyMeter:
             self._thread.join()
 
     def per_token(self, tokens: int, seconds: float) -> dict[str, float | None]:
-        """Return the metric `energy_j_per_token`, mean power times time per token; {} if unreliable.
+        """Return {"energy_j_per_token": mean power times time per token}, or {} if it would be unreliable.
 
-        tokens, seconds: of all samples. Unreliable: samples fill under 90% of the block, or refreshes span under 0.7 s.
+        tokens, seconds: totals over all samples. Samples must fill 90% of the block, and refreshes must span 0.7 s.
         """
         refreshes = [
             read
@@ -241,7 +241,7 @@ class EnergyMeter:
         return {"energy_j_per_token": (last_j - first_j) / (last_s - first_s) * seconds / tokens}
 
     def look(self, now: float, joules: float | None) -> None:
-        """Store the counter's value at `now`; ignore None."""
+        """Store the energy counter's value `joules` at the time `now`, in seconds; ignore None."""
         if joules is not None:
             self._reads.append((now, joules))
 

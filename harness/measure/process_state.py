@@ -18,7 +18,7 @@ _OUT_OF_MEMORY = (
 
 
 def forget_peak(device: str) -> None:
-    """Reset the peak of `peak_bytes` to the memory now allocated on "cuda" or "cpu"."""
+    """Reset the peak that `peak_bytes` returns to the memory in use now; device: "cuda" or "cpu"."""
     if device == "cuda":
         import gc
 
@@ -35,7 +35,7 @@ def forget_peak(device: str) -> None:
 def peak_bytes(device: str) -> int:
     """Return the peak memory since `forget_peak` in bytes.
 
-    "cuda": torch's allocator, including weights. "cpu": largest resident set, including interpreter and libraries.
+    "cuda": peak of torch's allocator, weights included. "cpu": peak resident set, interpreter and libraries included.
     """
     if device == "cuda":
         import torch

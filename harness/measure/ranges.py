@@ -13,7 +13,7 @@ LEAD = "lead"  # the runs before the timed ones, which no profile shows
 class _Recording:
     """State of this module.
 
-    on: whether inside `recorded()`. entered: the function given to `on_range`, if any.
+    on: whether a `recorded` block is active. entered: the function given to `on_range`, if any.
     """
 
     on = False
@@ -60,7 +60,7 @@ def on_range(entered: Callable[[str], object]) -> Iterator[None]:
 
 
 def is_recorded() -> bool:
-    """Whether inside `recorded()`."""
+    """Whether each `nvtx_range` is now a range of PyTorch's profiler too, as in a block of `recorded`."""
     return _Recording.on
 
 

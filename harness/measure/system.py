@@ -50,22 +50,22 @@ class Workload:
         must be capturable. One call does `units` units of work, such as 16 generate steps; samples are divided by
         `units`. With several units, the last output is [units, batch, ...], or there is one tensor for each unit.
     tokens: tokens that one unit processes, over all sequences.
-    capture: called before `run`; captures the CUDA graphs of `run` and `measured`, whose memory counts as the case's.
+    capture: called before `run`; captures CUDA graphs that `run` and `measured` replay. Peak memory includes them.
     inputs: tensors that the harness refills between samples and before the checked calls.
     timed_check: called with a random generator before each checked call; chooses sequences and stores their state.
-        Returns a function (outputs, number of calls of `run` since) that compares the outputs with the reference.
-        Before the second checked call, only early tokens change, and its outputs must differ from the first call's. For
-        an engine, both functions are called after the last batch, with outputs None. None without a reference.
+        Returns a function f(outputs, calls), which compares outputs after `calls` calls of `run` with the reference.
+        Before a second checked call, only early tokens change; that call's outputs must differ from the first's. For an
+        engine, `timed_check` and f are called after the last batch, with outputs None. None without a reference.
     renews_past: whether `timed_check` itself draws new early tokens, because no input has a token axis.
     `check`: compares outputs with the reference before timing. None without a reference.
     engine_samples: for a system that times itself; yields for each batch a list of milliseconds per unit.
-        The first batches, at least one, warm up. The last one's samples are used if they began after enough warm-up.
+        The first batches, at least one, warm up. The last of them counts if its samples began after enough warm-up.
     engine_batch: for a system that times itself; runs a batch, enters the given context manager only around the part
         to profile (for generate, steps in which all sequences generate), and returns that part's units.
-    measured: called after timing with the number of timed calls, or of an engine's samples; returns further metrics.
+    measured: called after timing with the number of timed calls (for an engine, of samples); returns further metrics.
     metrics, settings: numbers and texts for the record; the metrics `flops` and `bytes` are per unit.
     work: least FLOPs and bytes per unit, by part (`PRODUCTS` to `OTHER` in `harness.schema.work`); {} if not counted.
-    When memory is exhausted, all functions above raise MemoryError or torch's OutOfMemoryError.
+    All functions above must raise MemoryError or torch's OutOfMemoryError when memory is exhausted.
     """
 
     run: Callable[[], object]

@@ -42,7 +42,7 @@ class Clock:
     """Times one callable on a CPU, by the host's performance counter; `CudaEventClock` times one on a GPU.
 
     own_bytes: device memory that the clock itself allocates. launches: calls per sample.
-    Seconds of load until a steady speed: wakes_s for an idle device, settles_s for a throttled one.
+    wakes_s: seconds of load until an idle device has a steady speed. settles_s: the same for a throttled device.
     loaded_s: seconds for which `prepare` already kept the device busy, not counting the first call.
     replays: whether each call replays a CUDA graph and so overwrites the same outputs.
     """
@@ -80,7 +80,7 @@ def measure(run: Callable[[], object], clock: Clock, policy: Policy, limited: bo
 
 
 def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_throttled) -> list[float]:
-    """Sample until samples and clock rates are steady, longer if throttled; return the samples."""
+    """Take samples for at least `least_warmup_s`, until they are steady or the longest warm-up ends; return them."""
     samples: list[float] = []
     if clock.loaded_s >= least_warmup_s(clock, policy, limited=True):
         return samples
@@ -141,10 +141,10 @@ def warm_up_engine(
     throttled: Callable[[], bool] = never_throttled,
     units: int = 1,
 ) -> list[Sequence[float]]:
-    """Run batches of a system that times itself, until the least warm-up is over.
+    """Run batches of a system that times itself, for at least `least_warmup_s`.
 
     batches_ms: yields each batch's samples in ms per unit of work. units: units in a sample.
-    Return [the last batch] if its prompts completed the warm-up, so that its samples are warm; otherwise [].
+    Return [the last batch] if the warm-up was complete before that batch's samples began; otherwise [].
     """
     start, limited = time.monotonic(), False
     for batch in batches_ms:
@@ -164,8 +164,8 @@ def take_engine_samples(
     """Sample a system that times itself, until `stop_reason` gives a reason or the batches end.
 
     batches_ms: yields each batch's samples in ms per unit of work. units: units in a sample.
-    Each batch counts whole, because the first steps after a prompt differ from later ones. Samples of a batch are
-    correlated, so a narrow interval ends sampling only from batch `BATCHES` on. The budget limits the time of the
+    All samples of a batch are used, because the first steps after a prompt differ from later steps. Samples of a batch
+    are correlated, so a narrow interval ends sampling only after `BATCHES` batches. The budget limits the time of the
     samples; `READS` times the budget limits the time including prompts.
     Raises ValueError if there are no samples.
     """
@@ -189,12 +189,12 @@ def stop_reason(
 ) -> str:
     """Return the criterion that ends sampling, or "" if sampling continues.
 
-    "interval": the median's interval is narrow enough. "count": there are `MAX_SAMPLES`. "budget": the budget is over.
-    While the interval is wide (over `DOUBTFUL` times `precision`), the budget is extended to `PATIENCE` budgets, or by
-    `LONGEST_WAIT_S` if that is less. If samples are also fewer than 1.5 times `min_samples`, the extension is always
-    `LONGEST_WAIT_S`.
-    due: whether to compute the interval now; None: only after every 10% more samples, to save time.
-    least_s: seconds before a narrow interval can end sampling.
+    "interval": both ends of the median's interval are within `policy.precision` of the median, as a share of it.
+    "count": there are `MAX_SAMPLES`. "budget": `policy.budget_s` is over. While an end of the interval is further away
+    than `DOUBTFUL` times precision, the budget is multiplied by `PATIENCE`, but grows by at most `LONGEST_WAIT_S`.
+    While samples are also fewer than 1.5 times `min_samples`, it grows by `LONGEST_WAIT_S` in any case.
+    due: whether to compute the interval now; None to compute it after every 10% more samples, which saves time.
+    least_s: seconds of sampling before a narrow interval can end it.
     """
     if len(samples) < policy.min_samples:
         return ""

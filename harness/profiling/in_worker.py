@@ -83,7 +83,7 @@ class _Work:
         self.alone_us = 0.0  # time of a run without a profiler
 
     def warm(self) -> None:
-        """Run the work until compiled; count an engine's units, or time a call and count its `COUNTED_LAYER` ranges."""
+        """Run the work until it is compiled. Set `call_s` and `passes` (of `COUNTED_LAYER`); for an engine, `units`."""
         if self.is_engine:
             self._once(nullcontext())
             return
@@ -114,13 +114,13 @@ class _Work:
             self.alone_us = median(take_samples(self.clock, ALONE, self.throttled).samples_ms) * 1e3 * self.calls
 
     def timed(self) -> Callable[[], object]:
-        """Return a function that does one run as a measurement does: a replay for "graph"."""
+        """Return a function that does one run as a measurement does; for timing "graph", it replays the CUDA graph."""
         if self.is_engine:
             return lambda: self._once(self._on_the_hosts_clock())
         return self.clock.launch if self.clock else self.workload.run
 
     def load(self, run: Callable[[], object]) -> None:
-        """Call `run` until clock rates settle; set `lead` and `runs`, how many runs to do unprofiled and profiled."""
+        """Call `run` until clock rates settle. Set `lead` and `runs`, the numbers of unprofiled and profiled runs."""
         start, runs, took_s, capped = time.monotonic(), 0, 0.0, False
         while self.device == "cuda" and took_s < SETTLES_S:
             capped = self.repeat(run, 1) or capped
@@ -133,9 +133,9 @@ class _Work:
             self.runs = max(least, min(RUNS, int(LONGEST_S / each_s)))
 
     def window(self, most: int = sys.maxsize) -> tuple[int, int]:
-        """Return (lead-in, profiled): how many runs to do unprofiled first, and how many to profile.
+        """Return (number of unprofiled runs to begin with, number of runs to profile).
 
-        most: largest sum of both; about a quarter of it is reserved for the lead-in.
+        most: largest sum of both numbers; about a quarter of it is reserved for the unprofiled runs.
         """
         runs = min(self.runs, max(1, most - max(1, most // 4)))
         return min(self.lead, most - runs), runs
@@ -153,7 +153,7 @@ class _Work:
         return Runs(runs, self.units, self.calls, self.host_us[-runs:], self.alone_us, self.case.timing == "graph")
 
     def ranged(self, region: AbstractContextManager[Found]) -> Found:
-        """Run a call, or an engine's batch, with NVTX ranges inside `region`; return what `region` yields."""
+        """Run a call, or an engine's batch, with NVTX ranges inside `region`; return the value that `region` yields."""
         entered: list[Found] = []
 
         @contextmanager
@@ -200,9 +200,9 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
 
 
 def _counted(work: _Work) -> dict[str, Any]:
-    """Run a call; turn Nsight Compute on when the last `COUNTED_STEPS` passes through `COUNTED_LAYER` begin.
+    """Run one call; let Nsight Compute profile its last `COUNTED_STEPS` passes through `COUNTED_LAYER`.
 
-    Without that layer, turn it on for the whole call. Return {}, because the report has the counters.
+    If the call never enters that layer, profile the whole call. Return {}, because the report has the counters.
     """
     first, passes = max(0, work.passes - COUNTED_STEPS), 0
     with ExitStack() as region:
@@ -222,7 +222,8 @@ def _counted(work: _Work) -> dict[str, Any]:
 def _captured(work: _Work) -> dict[str, Any]:
     """Run one call with ranges, then the timed runs, while Nsight Systems captures.
 
-    Return {"seen": fields of a `Runs`, "apart": whether timed runs follow; if not, the call with ranges is timed}.
+    Return {"seen": fields of a `Runs`, "apart": True}. For an engine's generate steps, the call with ranges is also the
+    timed run, and "apart" is False.
     """
     if work.is_part:
         work.ranged(profiler_range(work.device))

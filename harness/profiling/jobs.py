@@ -36,8 +36,8 @@ class Profiler:
     stand_in: returns a case with the same kernels and less memory, to run under Nsight Compute, which saves all memory
         that a kernel can write.
     say: called with sentences for the user.
-    on_times: called with each profile that has times and waits for counters. on_profile: with each finished profile.
-    resume: whether to keep earlier calls' profiles, or their times where counters are missing.
+    on_times: called with each profile that has times and waits for counters. on_profile: called with finished profiles.
+    resume: whether to keep profiles of earlier calls; a profile without counters keeps its times.
     """
 
     run: Run
@@ -89,7 +89,7 @@ class Profiler:
 class JobProfiler:
     """Profiles the cases of one job on one GPU slot, with the options of `profiler`.
 
-    stopped: returns whether the run should end. tools: those of nsys, ncu and Kineto that still work.
+    stopped: returns whether the run should end. tools: the profilers that the job still uses, without those given up.
     """
 
     def __init__(self, profiler: Profiler, job: Job, slot: GpuSlot, stopped: Callable[[], bool]) -> None:

@@ -149,7 +149,7 @@ class Catalogue(Stored):
                         raise ValueError(f"{where}: {axis!r} is no axis")
 
     def merged(self, newer: "Catalogue") -> "Catalogue":
-        """Merge `newer` into a copy. Its entries replace those of the same name; a suite also keeps earlier cases."""
+        """Merge `newer` into a copy. Its entries replace entries of the same name; a suite also keeps old cases."""
         parts: dict[str, Any] = {}
         for kind in ("systems", "backends", "metrics", "axes", "suites"):
             entries = {each.name: each for each in getattr(self, kind)}
@@ -174,6 +174,6 @@ class Catalogue(Stored):
         return next((each for each in self.metrics if each.name == name), MetricEntry(name, name))
 
     def axis(self, name: str) -> AxisEntry:
-        """Return the axis's entry; if missing, a new one labelled like `name`."""
+        """Return the axis's entry; if missing, a new one labelled `name`, with hyphens for underscores."""
         words = name.replace("_", "-")
         return next((each for each in self.axes if each.name == name), AxisEntry(name, words, f"{words} {{}}"))

@@ -44,14 +44,14 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def listed(folder: Path, pattern: str = "*") -> list[Path]:
-    """Return a folder's paths that match `pattern`, without hidden ones, sorted by name; [] without the folder."""
+    """Return the folder's visible paths that match `pattern`, sorted by name; [] if the folder does not exist."""
     found = (path for path in folder.iterdir() if path.match(pattern)) if folder.is_dir() else ()
     return sorted(path for path in found if not path.name.startswith("."))
 
 
 @contextmanager
 def refusing(path: Path, verb: str, refusal: type[Exception]) -> Iterator[None]:
-    """Raise an OSError of the block as the exception `refusal` instead: `PATH: cannot be VERB: REASON`."""
+    """If the block raises OSError, raise `refusal` instead, with the message `PATH: cannot be VERB: REASON`."""
     try:
         yield
     except OSError as error:

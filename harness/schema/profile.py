@@ -40,7 +40,7 @@ class Counters(Stored):
     use: percent of peak throughput by unit (sm, l2, dram, tensor).
     occupancy: active warps in percent of an SM's warps. l2_hit: hit rate in percent.
     stalls: share of a warp's time between two instructions, by stall reason; the shares sum to at most 1.
-    l2_peak_gbs, fp32_peak_tflops: peaks at the clocks of the counted launches.
+    l2_peak_gbs, fp32_peak_tflops: peak L2 bandwidth and float32 throughput at the clocks of the counted launches.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STORED | ConfigDict(extra="ignore")
@@ -88,7 +88,7 @@ class Kernel(Stored):
 
     @property
     def is_counted_unlike(self) -> bool:
-        """Whether counted launches probably did other work: their mean time is far from that of all launches."""
+        """Whether counted launches probably did other work: their mean time is far from the mean of all launches."""
         counted_us = self.counters.time_us if self.counters else 0.0
         return bool(counted_us) and abs(counted_us - self.mean_us) > max(UNLIKE * self.mean_us, UNLIKE_US)
 
@@ -140,7 +140,7 @@ class Region(Stored):
 
     units: units of work (such as generate steps) in all runs together.
     region_us: total time of the runs, each from the start of its first kernel to the end of its last.
-        For an engine, it is the time that the engine reports. Delays by the profiler are subtracted.
+        For an engine, a run's time by the host's clock counts if it is longer. Delays by the profiler are subtracted.
     busy_us: time with at least one running kernel. longest_gap_us: longest idle time.
     ranges: NVTX ranges with their kernels, from one eager call.
     `ceilings`: peaks measured by the worker, `copy_gbs` (10^9 bytes/s) and `product_tflops` (GEMM, 10^12 FLOPs/s).
@@ -187,7 +187,7 @@ class Profile(Region):
     status, reason: as in a record; every status except "ok" has a reason and no kernels.
     tools: the profilers' versions. commands: their command lines without folders.
     notes: sentences about doubtful or missing parts. environment: as in a record.
-    stages_s: seconds of "times" and "ratios" (counters), model builds included; version 0.1 had them apart, as "build".
+    stages_s: seconds of "times" and "ratios" (counters), including model builds, which version 0.1 stored as "build".
     """
 
     tool: Literal["ttt-bench profile"] = field(default="ttt-bench profile", kw_only=True)

@@ -49,7 +49,7 @@ def parsed(adapter: TypeAdapter[T], text: bytes | str, refusal: type[RecordError
 
 
 def json_values(value: Any) -> Any:
-    """Return a nested value for JSON: its text printable, and None instead of NaN and infinity."""
+    """Return a copy of a nested value for JSON, with printable text, and with None for NaN and infinity."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
@@ -94,8 +94,8 @@ class Record:
     metrics: further results; NaN and infinity become None. settings: the system's settings, as text.
     environment: `environment.snapshot()` with readings "before" the case and "after" the last sample.
         The throttle_reasons in "after" are those of all samples.
-    started_at: ISO 8601, UTC. wall_s, stages_s: seconds of the case and of its stages build, `check`, warm_up and
-        sample; earlier versions also had "reference".
+    started_at: ISO 8601, UTC. wall_s: seconds of the whole case. stages_s: seconds of its stages build, `check`,
+        warm_up and sample; earlier versions also had "reference".
     earlier: previous records of this case and repeat in the file, oldest first; not stored.
     """
 

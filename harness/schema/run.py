@@ -99,7 +99,7 @@ class Run:
             (self.folder / "records").mkdir(exist_ok=True)
 
     def joined(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
-        """Return the run's jobs with those of a later request; a case in both is planned once."""
+        """Return the run's jobs merged with `jobs` of a later request; a case in both is planned once."""
         return jobs_of(planned for job in (*self.jobs, *jobs) for planned in job.cases)
 
     def extend(self, jobs: Iterable[Job], catalogue: Catalogue, request: PastRequest) -> None:

@@ -24,8 +24,8 @@ class RunError(RecordError):
 class Planned(Stored):
     """A case of a job, and how to run it.
 
-    min_samples: fewest samples over all repeats, even beyond the policy's budget.
-    grows: whether to skip the case if one with a smaller batch or context has exceeded memory or the time limit.
+    min_samples: fewest samples over all repeats, even if they take longer than the policy's budget.
+    grows: whether to skip the case after a case with a smaller batch or context exceeded memory or the time limit.
     """
 
     case: Case

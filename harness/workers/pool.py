@@ -21,7 +21,7 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 def slots_of(gpus: Sequence[str], device: str) -> list[GpuSlot]:
     """Return a slot per GPU; without `gpus`, one slot for the default GPU or the CPU.
 
-    gpus: names as in CUDA_VISIBLE_DEVICES. device: for "cuda", the default slot's `is_there` asks the GPU.
+    gpus: names as in CUDA_VISIBLE_DEVICES. device: if "cuda", `is_there` of the default slot queries the GPU.
     """
     if device == "cuda" and not gpus and _device_id():
         return [replace(DEFAULT_SLOT, is_there=lambda: bool(_device_id()))]
@@ -43,8 +43,8 @@ def on_free_slots(
 ) -> None:
     """Run the jobs in order, each on the next free slot; each slot has a thread.
 
-    do: called with job, slot, and a function that returns whether all jobs should end. When that returns True, `do`
-        must raise KeyboardInterrupt, because Ctrl-C itself reaches only the main thread.
+    do: called with job, slot, and a function that returns whether all jobs should end. If the function returns True,
+        `do` must raise KeyboardInterrupt, because Ctrl-C itself reaches only the main thread.
     If a job raises an exception, or at Ctrl-C, all jobs end. The first exception of a job is raised.
     """
     stop, waiting = threading.Event(), iter(list(jobs))
@@ -84,9 +84,9 @@ def on_free_slots(
 
 
 def shares(count: int) -> list[set[int]]:
-    """Return a set of CPUs for each of `count` workers: all CPUs of equally many adjacent cores.
+    """Divide the CPU cores of this thread's affinity among `count` workers; return each worker's set of CPUs.
 
-    The sets stay in this thread's CPU affinity. With fewer cores than workers, several workers share a core.
+    Each worker gets the same number of adjacent cores. With fewer cores than workers, several workers share a core.
     """
     usable = os.sched_getaffinity(0)
     cores = sorted({_core_of(cpu) for cpu in usable})

@@ -51,7 +51,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds for a case, including model build and checks, and for the start of a worker."""
+    """Time limits in seconds: for a case with its model build and checks, and for the start of a worker."""
 
     case_s: float = 600.0
     start_s: float = 300.0  # importing an engine from a cold disk takes minutes
@@ -61,7 +61,7 @@ class Limits:
 class GpuSlot:
     """A GPU or the CPU, on which one worker at a time runs.
 
-    name: name for users, such as "GPU 0"; "" for the only slot. env: variables of its workers, which select the GPU.
+    name: for users, such as "GPU 0"; "" for the only slot. env: environment variables that select the GPU for workers.
     device_id: `Gpu.constants()["device_id"]`, "" if unknown. is_there: returns whether the GPU still answers.
     """
 
@@ -83,9 +83,9 @@ DEFAULT_SLOT = GpuSlot()
 class WorkerProcess:
     """Runs a system's worker process and sends it requests; the process ends with the `with` block.
 
-    The first request starts a worker; the first after a failure or an unhealthy answer starts another. When a worker
-    ends, two nested wardens (`warden.py`) kill its descendants.
-    slot: where the worker runs. start_s: seconds for the start. stopped: returns whether the run should end.
+    A request starts a worker if none runs, such as after a failure or an unhealthy answer. When a worker ends, two
+    nested wardens (`warden.py`) kill its descendants.
+    slot: where the worker runs. start_s: time limit for the start. stopped: returns whether the run should end.
     found: the last probe, or None.
     """
 
@@ -176,7 +176,7 @@ class WorkerProcess:
 
     @contextmanager
     def _killed_if_lost(self) -> Iterator[None]:
-        """Kill the worker on WorkerLost or an error from an answer's wrong fields; raise either as WorkerLost."""
+        """If the block raises WorkerLost, or fails on wrong fields of an answer, kill the worker; raise WorkerLost."""
         try:
             yield
         except WorkerLost:
@@ -304,14 +304,15 @@ class WorkerProcess:
 
     @property
     def error_line(self) -> str:
-        """The last line that names an error, or else the last line, of stderr since the last answer."""
+        """Last line of stderr since the last answer; a line that names an error takes precedence."""
         return error_line(self._errors.decode(errors="replace"))
 
 
 def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[Probe]:
     """Ask each launch's system whether it can run; return the answers in the order of launches.
 
-    Launches with the same command, root and environment share a worker; others run in parallel. limit_s: for one probe.
+    Launches with the same command, root and environment share a worker. Different workers run in parallel.
+    limit_s: seconds for one probe.
     """
     found: dict[int, Probe] = {}
     groups: dict[tuple, list[int]] = {}

@@ -20,7 +20,7 @@ from typing import Any
 
 
 class WorkerLost(Exception):
-    """Raised if a worker gives no usable answer, with status and reason for the record."""
+    """Raised if a worker gives no usable answer; has the status and the reason for the case's record."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
@@ -31,9 +31,9 @@ class WorkerLost(Exception):
 class Probe:
     """Answer of a worker on whether its system can run on this machine.
 
-    reason: why it cannot, "" if it can. versions: of the adapter's packages.
-    environment: `environment.snapshot()` of the worker. status: of the system's cases if it cannot run: "skipped", or
-        "unstarted" if the worker did not answer.
+    reason: why the system cannot run, "" if it can. versions: versions of the adapter's packages, by name.
+    environment: `environment.snapshot()` of the worker.
+    status: status for cases of a system that cannot run: "skipped", or "unstarted" if the worker did not answer.
     """
 
     reason: str

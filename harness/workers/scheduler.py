@@ -30,7 +30,7 @@ class Event:
 
     kind: "plan" (before the first case), "start" (of a case) or "record" (end of a case).
     planned, record: the case and its result. slot: name of the case's GPU slot, "" for the only slot.
-    total, kept: for "plan", how many cases this call has, and how many an earlier call finished.
+    total, kept: for "plan", the number of cases to run, and the number of cases that an earlier call finished.
     """
 
     kind: str
@@ -45,7 +45,7 @@ class Event:
 class Options:
     """Options of one call of `run_jobs`.
 
-    jobs: the jobs to run; None for all of the run. repeat: the repeat to run, above 0 only in `ttt-bench ab`.
+    jobs: the jobs to run; None for all jobs of the run. repeat: the repeat to run, above 0 only in `ttt-bench ab`.
     retry: returns, for the record of a finished case, whether to measure the case again.
     skip: returns, for a case and the records of its job so far, the reason to skip it, or "".
     on_event: called with each `Event`.

@@ -34,7 +34,7 @@ class SlurmError(RecordError):
 class SlurmRequest:
     """The value of --slurm: an array of parallel Slurm tasks.
 
-    gpu: whether each task gets a GPU. options: for sbatch, by name without dashes; "" for one without a value.
+    gpu: whether each task gets a GPU. options: values of sbatch's options by name without dashes, "" for no value.
     """
 
     tasks: int
@@ -45,8 +45,7 @@ class SlurmRequest:
 def parsed(text: str) -> SlurmRequest:
     """Return the request in a value of --slurm, such as `partition=gpu,time=01:00:00,gpus=4`.
 
-    `gpus=4` gives four tasks with one GPU each, `tasks=4` four tasks without a GPU. Raises SlurmError for a wrong
-    option.
+    `gpus=4` gives four tasks with one GPU each, `tasks=4` four tasks without one. Raises SlurmError for a wrong option.
     """
     options: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -112,7 +111,7 @@ def task_states(job: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Task:
-    """This process as a task of the Slurm job `array`: `number`, from 0, of `count` tasks."""
+    """This process as task `number` (from 0) of the `count` tasks in the Slurm job `array`."""
 
     array: str
     number: int
@@ -129,7 +128,7 @@ class Task:
 def run_task(
     run: Run, launches: Mapping[Pair, Launch], task: Task, options: Options, slot: GpuSlot = DEFAULT_SLOT
 ) -> list[str]:
-    """Run a task's share of `options.jobs` (None: of all jobs); return the names of the share's jobs.
+    """Run a task's share of `options.jobs`, or of all jobs if that is None; return the names of the share's jobs.
 
     Raises RunError if another Slurm job holds the run, or for a lost GPU.
     """

@@ -19,7 +19,7 @@ class Tools:
     """The chosen profilers.
 
     times: the profiler for times. ratios: the profiler for hardware counters, "" for none.
-    versions: of the Nsight tools, by program; "" for an unusable one. summary: the choice in one sentence.
+    versions: version by Nsight program (nsys, ncu), "" for an unusable one. summary: the choice in one sentence.
     """
 
     times: Literal["kineto", "nsys"]
@@ -56,6 +56,6 @@ def choose(way: str, device: str) -> Tools:
 
 
 def version_of(program: str) -> str:
-    """Return the version that a program on the path prints; "" if it is missing or prints none."""
+    """Return the version that a program on the PATH prints; "" if it is missing or prints none."""
     found = _VERSION.search(output_of([program, "--version"])[0])
     return found.group(0) if found else ""

@@ -62,8 +62,8 @@ _ERROR = re.compile(r"^==ERROR==\s*(.+)$", re.MULTILINE)
 def wrapping(report: Path, phase_ranges: Sequence[str]) -> list[str]:
     """Return the start of a command that runs a worker under Nsight Compute.
 
-    Inside `profiler_range`, it reads counters of the kernels in `COUNTED_LAYER` and of those outside all layers.
-    Each kernel is replayed with warm caches and free clocks, so times differ from a run's.
+    Inside `profiler_range`, Nsight Compute profiles kernels in `COUNTED_LAYER` and kernels outside all layers.
+    It replays each kernel with warm caches and unlocked clocks, so times differ from an ordinary run's.
     report: path for the report; the log next to it has the suffix .log.
     phase_ranges: names of the ranges around the layers.
     """
@@ -111,7 +111,7 @@ def read(table: str) -> dict[str, Counters]:
 
 
 def _rows(table: str) -> list[tuple[str, Mapping[str, float]]]:
-    """Return (kernel, numbers by metric) of each launch in the table, in µs and bytes."""
+    """Return (kernel name, {metric: number}) for each launch in the table; times in µs, sizes in bytes."""
     lines = [line for line in table.splitlines() if line.startswith('"')]  # the others are messages
     begin = next((place for place, line in enumerate(lines) if line.startswith('"ID"')), None)
     if begin is None:

@@ -80,7 +80,7 @@ def _launched(connection: sqlite3.Connection) -> list[Launched]:
 
 
 def _rows(connection: sqlite3.Connection, tables: set[str]) -> Iterator[Sequence]:
-    """Yield (name, start, end, registers, shared bytes, GPU, stream, process, launch id); times in ns."""
+    """Yield a row per kernel or copy: name, start ns, end ns, registers, shared bytes, GPU, stream, process, launch."""
     if _KERNELS in tables:
         # Nsight Systems demangles differently from torch.profiler.
         rows = connection.execute(

@@ -33,9 +33,9 @@ class Launched:
 
 
 def after_the_one_before(launched: Iterable[Launched]) -> list[Launched]:
-    """Return launches sorted by start; each starts when its stream's previous launch ends, or later.
+    """Return launches sorted by start, changed so that none starts before its stream's previous launch ends.
 
-    With programmatic dependent launch, a kernel can start earlier but then waits, so its start is moved to that end.
+    With programmatic dependent launch, a kernel can start earlier, but then waits for the previous kernel's end.
     """
     ends: dict[Hashable, float] = {}
     apart = []
@@ -51,7 +51,7 @@ def after_the_one_before(launched: Iterable[Launched]) -> list[Launched]:
 def found_in(timed: Sequence[Launched], ranged: Sequence[Launched], runs: int = 1) -> dict[str, Any]:
     """Return the fields of a `Region` from launches: times, kernels, ranges and timeline.
 
-    timed: launches of `runs` runs, for times and kernels. ranged: launches of one call, for the ranges.
+    timed: launches of `runs` runs, which give times and kernels. ranged: launches of one call, which give the ranges.
     Raises ProfileError if there are no launches.
     """
     if not timed:
@@ -88,9 +88,9 @@ class Runs:
 
 
 def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Runs) -> dict[str, Any]:
-    """Return a profile's fields: those of `found_in`, "units" and "notes".
+    """Return a profile's fields: the fields that `found_in` returns, "units" and "notes".
 
-    launched: launches of the runs in `seen`; `_typical` selects those to use. ranged: launches of one call with ranges.
+    launched: launches of the runs in `seen`; only `_typical` runs are used. ranged: launches of one call with ranges.
     Delays by the profiler are removed from "region_us" and "longest_gap_us".
     """
     kept, runs, region_us, notes = _typical(launched, seen)
@@ -115,8 +115,7 @@ def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Run
 def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], int, float, list[str]]:
     """Return (launches, number of runs, total µs, notes) of the middle half of runs by duration.
 
-    This leaves out runs that the profiler delayed, and pauses between runs. If runs launch different kernels, return
-    all runs, with a note.
+    Runs that the profiler delayed, and pauses, are left out. If runs launch different kernels, return all with a note.
     """
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not _alike(in_order, seen.runs):
@@ -194,9 +193,9 @@ def ranges_of(launched: Iterable[Launched], kernels: Sequence[Kernel]) -> list[R
 def timeline_of(
     timed: Sequence[Launched], ranged: Sequence[Launched], runs: int, kernels: Sequence[Kernel], ranges: Sequence[Range]
 ) -> Timeline:
-    """Return the timeline of the first of `runs` runs; if ranges show steps, of its first step.
+    """Return the timeline of the first run; if ranges show where its first step ends, only of that step.
 
-    timed: launches of the runs. ranged: launches of one call with ranges, ignored unless a run has as many.
+    timed: launches of `runs` runs. ranged: launches of a call with ranges, ignored unless one run has as many launches.
     kernels, ranges: the lists into which the timeline's indices point.
     The timeline has at most `TIMELINE_LIMIT` launches.
     """
@@ -220,7 +219,7 @@ def timeline_of(
 
 
 def _step_end(paths: Sequence[tuple[str, ...]]) -> int:
-    """Return the number of launches in a step: from the first layer until it starts again, or all if it does not."""
+    """Return the number of launches between two starts of the first layer, or of all launches if it starts once."""
     depths = [next((depth for depth, name in enumerate(path, start=1) if is_layer(name)), 0) for path in paths]
     layers = [(number, path[:depth]) for number, (path, depth) in enumerate(zip(paths, depths, strict=True)) if depth]
     for (_, before), (number, layer) in pairwise(layers):
