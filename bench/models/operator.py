@@ -17,7 +17,7 @@ from tk_kernels.ttt_mlp import reference as ttt_mlp
 
 
 class Projections(NamedTuple):
-    """Inputs of a layer's inner loop: q, k, v [B, T, H, D], lr_logits [B, T, H]; a generate step has no T.
+    """Inputs of a layer's inner loop: q, k, v [B, T, H, D], lr_logits [B, T, H]; a generate step has no T axis.
 
     lr_logits: x_j . w_h + c_h for input x_j of token j and learned w_h, c_h of head h, in at least float32.
     pdl: whether a generate step's kernels may use programmatic dependent launch (`tk_kernels.generate.common`).

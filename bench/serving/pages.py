@@ -44,7 +44,7 @@ Step = Generating | Packed  # a step with prompts is packed: requests that gener
 
 
 def common_length(lengths: Sequence[int], computed: Sequence[int], mini_batch: int) -> int:
-    """Return the length in tokens that all sequences of a step have if they can run as one batch, otherwise 0.
+    """Return the number of tokens that each sequence of a step has, or 0 if the sequences cannot run as one batch.
 
     lengths: tokens per sequence in this step. computed: earlier tokens per sequence; a batch needs whole mini-batches.
     """
