@@ -103,8 +103,9 @@ def _combinations(axes: Mapping[str, Sequence[Scalar]]) -> list[tuple[tuple[str,
 def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: str) -> str:
     """Return a case's timing: "engine" (the engine times itself), "graph" (CUDA graph) or "eager".
 
-    Without an engine, a CPU gives "eager", and a GPU gives `panel.timing`. If that is "", generate steps get "graph".
-    So do a model's forwards of at most LAUNCH_BOUND_TOKENS if `adapter.replays`. Other cases get "eager".
+    An engine gets "engine"; on a CPU, other systems get "eager". On a GPU, `panel.timing` decides unless it is empty.
+    If it is empty, generate steps get "graph". Forwards of whole models with at most LAUNCH_BOUND_TOKENS tokens also
+    get "graph" if `adapter.replays`. All other cases get "eager".
     """
     if adapter.engine:
         return "engine"

@@ -135,7 +135,7 @@ def run(
 
 
 def _request(call: typer.Context, **more: Any) -> RunRequest:
-    """Return a command's request; each parameter sets the field of the same name, and `more` the others."""
+    """Return a command's request; each parameter sets the field of the same name, and `more` sets further fields."""
     return RunRequest.stored({"command": call.info_name, **call.params, **more})
 
 
@@ -341,7 +341,7 @@ def profile(
 
 
 def main() -> None:
-    """Run the command line and exit; a user error is one sentence on stderr and status 2."""
+    """Run the command line and exit; a user error prints one sentence on stderr and gives exit status 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without µ shows a question mark

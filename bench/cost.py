@@ -6,7 +6,7 @@ FLOPs, two per multiply-add:
 - Causal attention: two GEMMs over T^2 / 2 pairs of tokens.
 - Mamba's scan: 6 per token and element of the state (arXiv 2312.00752, equation 2).
 - Delta rules: 7 per token and element for Gated DeltaNet, 9 for RWKV-7 (`bench.systems.fla.models`).
-- TTT's inner loop, which alone uses W1, b1, ...: as counted by `tk_kernels.cost`, masked elements included.
+- TTT's inner loop, which alone uses W1, b1, ...: as counted by `tk_kernels.cost`, including masked elements.
 
 Bytes: weights once per call or step, token ids, and the state, KV cache and convolution inputs, read and written.
 Activations are not counted, because a fused kernel need not write them.
@@ -29,8 +29,8 @@ LEARNER_BYTES = 4  # per element of TTT's initial weights, which are float32 in 
 def model_work(config: Any, parameters: int, case: Case, form: str = "dual") -> dict[str, Work]:
     """Return a case's FLOPs and bytes (of a forward, generate step or request) by profile part, such as `SCAN`.
 
-    config: the model's; if not from `bench.models.config`, attention, scan and inner loop are not counted.
-    parameters: the model's parameter count. form: of TTT's generate step, "dual" or "primal".
+    config: the model's configuration. Attention, scan and inner loop are counted for classes of `bench.models.config`.
+    parameters: the model's parameter count. form: "dual" or "primal", for TTT's generate step.
     """
     if case.phase != "request":
         return _work(config, parameters, case, form)
@@ -75,7 +75,7 @@ def _learner_elements(config: Any) -> int:
 
 
 def _mixed(config: Any, case: Case, form: str) -> Work | None:
-    """Return the work of attention, scan or TTT's inner loop, without projections; None for an unknown config.
+    """Return FLOPs and bytes of attention, scan or TTT's inner loop, without projections; None for an unknown config.
 
     Bytes: a prompt writes the state or KV cache, and reads TTT's initial weights. A step reads the cache, or reads and
     writes the state.

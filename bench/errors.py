@@ -14,7 +14,7 @@ class UserError(ValueError):
 def unknown(what: str, word: str, known: Iterable[str], short: str = "") -> UserError:
     """Return the error for an unknown name; its message suggests the nearest known name, or lists all.
 
-    what: the start of the message, such as "--systems x". word: the unknown name. short: text instead of the list.
+    what: the start of the message, such as "--systems x". word: the unknown name. short: shown instead of the list.
     """
     names = list(known)
     near = get_close_matches(word, names, n=1)

@@ -20,7 +20,7 @@ Durations = Mapping[str, float]  # seconds by case key
 def past_durations(machine: Mapping[str, Any] | None, out: Path) -> Durations:
     """Return each case's median seconds in earlier runs on the same kind of device, by case key.
 
-    Runs in `out`, in its subfolders and next to it count. Published runs count for cases that these runs lack.
+    Reads the runs in `out`, its subfolders and its sibling folders. Published runs supply cases that these runs lack.
     machine: a snapshot of the machine; None stands for a machine with a GPU.
     """
     kind = machine["device_kind"] if machine else "cuda"
@@ -34,7 +34,7 @@ def _runs_in(folder: Path) -> set[Path]:
 
 
 def _tried(folder: Path) -> list[Record]:
-    """Return the records of cases that ran; [] if the folder has no readable run, or a run that measures no times."""
+    """Return records of cases that ran; [] if the folder has no readable run or its run only verifies or profiles."""
     try:
         run = Run.open(folder)
         records = run.records() if run.mode == "measure" else []

@@ -18,7 +18,7 @@ def kept_bytes(config: Any, case: Case, form: str = "dual") -> int:
 def state_bytes(config: Any, case: Case, form: str = "dual") -> int:
     """Return the bytes of one sequence's KV cache or recurrent state in all layers.
 
-    form: of TTT's generate state, "dual" or "primal".
+    form: "dual" or "primal", for TTT's generate state.
     """
     size = ELEMENT_BYTES[(case.state_dtype or case.dtype).removesuffix("-planes")]  # two planes of 16 bits are 4 bytes
     if isinstance(config, TransformerConfig):  # a key and a value per token and layer
@@ -32,7 +32,7 @@ def state_bytes(config: Any, case: Case, form: str = "dual") -> int:
 
 
 def generate_precision(case: Case) -> str:
-    """Return a TTT state's precision as `tk_kernels.cost` names it: "planes" for the state dtype "float32-planes"."""
+    """Return the precision of a TTT generate state for `tk_kernels.cost`: "planes" for state dtype "float32-planes"."""
     return (case.state_dtype or "float32").removeprefix("float32-")
 
 

@@ -30,7 +30,7 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
 
 
 def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
-    """Return why a case of a growing series is skipped (a smaller one exceeded memory or time), or "" to run it."""
+    """Return why to skip a case of a growing series after a smaller case exceeded memory or time, or "" to run it."""
     if not planned.grows:
         return ""
     for record in earlier:
@@ -47,7 +47,7 @@ def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
 
 
 def _smaller_axis(smaller: Case, case: Case) -> str:
-    """Return "batch" or "context" if only that is smaller in `smaller` than in `case`, else ""; timing may differ."""
+    """Return "batch" or "context" if the cases differ only there and `smaller` has less, else "". Ignore timing."""
     for axis in ("batch", "context"):
         size = getattr(case, axis)
         if getattr(smaller, axis) < size and replace(smaller, timing=case.timing, **{axis: size}) == case:
@@ -71,6 +71,6 @@ def beyond_memory_of(case: Case, total: int) -> str:
 
 
 def total_memory_bytes(machine: Mapping[str, Any]) -> int | None:
-    """Return the memory of a snapshot's GPU, None if unknown; without a GPU, this machine's RAM."""
+    """Return the memory of the GPU in a machine snapshot (None if unknown) or, without a GPU, this machine's RAM."""
     gpu = machine.get("gpu")
     return gpu["memory_bytes"] if gpu else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

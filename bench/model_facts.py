@@ -1,4 +1,4 @@
-"""Check that language models are comparable: parameters, vocabulary, dtype, logits, and no cache between samples."""
+"""Check that language models are comparable: size, vocabulary, dtype, rows of logits, and reuse between samples."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ PARAMETERS_OFF_LIMIT = 0.08  # of the Transformer's; Mamba (48 blocks) is within
 class Facts:
     """Facts about the model that a worker built, for `checks`.
 
-    dtype: of most weights; inner-loop parameters, decays and norms may have a wider dtype.
+    dtype: the dtype of most weights; inner-loop parameters, decays and norms may have a wider dtype.
     kept: the data that a sample leaves for the next sample, such as "a prefix cache"; only "nothing" passes the check.
     head_rows: number of tokens per prompt whose logits a forward computes; None if not counted.
     """

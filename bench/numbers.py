@@ -65,7 +65,7 @@ SourceOf = Callable[[str], Source]
 
 
 class Number(NamedTuple):
-    """The content of a table's cell."""
+    """The content of a table cell: a number, words or nothing."""
 
     value: float | None = None  # None for words or an empty cell
     text: str = ""  # the formatted number with the signs of its flags, such as †; or the words
@@ -75,7 +75,7 @@ def with_numbers(text: str, definitions: Mapping[str, Definition], source_of: So
     """Return the text of a Markdown file with its tables rewritten.
 
     definitions: sections of the TOML file, by table name. source_of: returns a run's data, given its folder's name.
-    Raises UserError for a table without end or definition, or whose definition selects no case.
+    Raises UserError for a table without end comment or definition, and for a definition that selects no case.
     """
     if text.count(BEGINNING) != len(BLOCK.findall(text)):
         raise UserError(f"a table begins with {BEGINNING}NAME --> and does not end with <!-- end -->")
@@ -147,7 +147,7 @@ def _cell(options: Mapping[str, Any], source_of: SourceOf) -> Number:
 
 
 def _selected(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
-    """Return rows that match `where`, {column: value}. "a|b" matches a or b; a cell's tuple matches by any element."""
+    """Return rows that match `where`, {column: value}. "a|b" matches a or b; a tuple matches by any element."""
     for name, wanted in where.items():
         values = wanted.split("|") if isinstance(wanted, str) else [wanted]
         cells = _column(rows, name).map(lambda cell: cell if isinstance(cell, tuple) else (cell,))

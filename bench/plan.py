@@ -153,7 +153,7 @@ def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ..
 def _suites(
     request: RunRequest, device: str, checkpoint: Checkpoint | None, machine: Mapping[str, Any]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the systems of each requested suite, by suite name: SYSTEM or SYSTEM/BACKEND; () stands for all."""
+    """Return {suite name: systems} of the requested suites; a system is SYSTEM or SYSTEM/BACKEND, and () means all."""
     found: dict[str, tuple[str, ...]] = {}
     for word in request.suites or (DEFAULT_SUITES[device],):
         group, systems = GROUPS.get(word), request.systems

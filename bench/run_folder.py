@@ -19,8 +19,7 @@ from harness.workers.slurm import JOB, refuse_submitted
 def resumed(request: RunRequest, out: Path) -> Run | None:
     """Return the run in `out` that the request continues, or None for a new run.
 
-    Raises RunError if an unfinished Slurm job holds `out`, or if a new run's `out` holds files. Raises UserError for
-    --retry without a run.
+    Raises RunError if a Slurm job holds `out`, or if a new run's `out` is not empty; UserError if --retry finds no run.
     """
     refuse_submitted(out)
     if request.resume and Run.exists(out):
@@ -70,16 +69,16 @@ def extended(work: Plan, out: Path) -> Run:
 
 
 def retry_of(run: Run, retry: str) -> Retry:
-    """Return the function that decides from a record whether to measure its case again.
+    """Return a function that decides from the record of a finished case whether to measure the case again.
 
-    retry: "failed" repeats cases that are not ok, "flagged" contended, throttled or unsteady ones, "lost" none of them.
+    retry: "failed" for cases that are not ok, "flagged" for contended, throttled or unsteady cases, "lost" for no case.
     """
     flagged = disturbed(run.records()) if retry == "flagged" else set()
     return lambda record: record.case.key in flagged or (retry == "failed" and record.status != "ok")
 
 
 def refuse_another_kind(current: Run, work: Plan) -> None:
-    """Raise UserError if the run is of `ab`, measures no times, or has another device or budget than the plan."""
+    """Raise UserError if the run was not made by `ttt-bench run`, or has another device or budget than the plan."""
     if current.mode != "measure":
         raise UserError(f"{current.folder}: is a run of mode {current.mode!r}, not 'measure'; name another folder")
     if current.file.repeats > 1:
@@ -94,7 +93,7 @@ def refuse_another_kind(current: Run, work: Plan) -> None:
 
 
 def refuse_another_device(current: Run, work: Plan) -> None:
-    """Raise UserError if run and plan are for different devices: CPU and GPU, or two models of CPU or GPU.
+    """Raise UserError if run and plan are for different devices: a CPU and a GPU, or two different CPU or GPU models.
 
     CPU or GPU models are not compared if this machine lacks the plan's device and can only submit the run to Slurm.
     """

@@ -1,4 +1,4 @@
-"""`ttt-bench list`: the suites and the systems."""
+"""`ttt-bench list`: print the suites and the systems."""
 
 from bench.catalogue.suites import GROUPS, SUITES
 from bench.catalogue.systems import ADAPTERS
@@ -10,7 +10,7 @@ from harness.workers.process import probe
 
 
 def list_systems() -> None:
-    """Print whether each system can run here, with its packages' versions or the reason why not."""
+    """Print for each system whether it can run here, with package versions or the reason why it cannot."""
     note("importing each system's packages takes a few seconds")
     note(*notes_on_file({adapter.label for adapter in ADAPTERS}))
     starts = launches()

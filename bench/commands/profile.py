@@ -74,7 +74,7 @@ def profile(request: RunRequest, out: Path) -> None:
 
 
 def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
-    """Return `before` or, if None, a new run in `out`; add the plan to `before` if it holds only profiles."""
+    """Return `before`, with the plan added if it holds only profiles; if `before` is None, create a run in `out`."""
     if before is None:
         return Run.create(out, file_of(work, "profile"))
     refuse_another_device(before, work)

@@ -1,4 +1,4 @@
-"""`ttt-bench run --slurm` and `ttt-bench work`: share a run in a Slurm array."""
+"""`ttt-bench run --slurm` and `ttt-bench work`: share a run's jobs among the tasks of a Slurm array."""
 
 import os
 import sys

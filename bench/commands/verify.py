@@ -19,7 +19,7 @@ from harness.workers.scheduler import Options, run_jobs
 def verify(request: RunRequest) -> None:
     """Check the outputs of the request's cases, and print a line per case.
 
-    Exit status 1 if a case is incorrect, fails or has no reference, or if none is ok.
+    Exit status 1 if a case is incorrect, fails or has no reference, or if no case is ok.
     """
     work = plan(request)
     work.refuse_elsewhere()

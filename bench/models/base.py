@@ -1,4 +1,4 @@
-"""The interface of the models, and a forward in chunks of bounded memory."""
+"""The interface of the models, and a base class that runs long prompts in chunks to bound memory."""
 
 from math import ceil
 from typing import Any
@@ -15,7 +15,7 @@ class CausalLM(nn.Module):
     """A language model: computes next-token logits from token ids and a state, which it updates in place.
 
     A state's tensors stay at their addresses, so a CUDA graph of generate_step serves every later step and prompt.
-    A replay does not update `state.length`: set this to None before a `prefill` that continues the sequences.
+    A graph replay does not update `state.length`: set it to None before a `prefill` that continues the sequences.
     """
 
     def init_state(self, batch: int, context: int) -> Any:
@@ -27,7 +27,7 @@ class CausalLM(nn.Module):
         raise NotImplementedError
 
     def generate_state(self, state: Any, into: Any = None) -> Any:
-        """Convert a state of `prefill` for `generate_step`; a model with only one form of state returns `state`.
+        """Convert a state from `prefill` for `generate_step`; a model with only one form of state returns `state`.
 
         into: an earlier result for this `state`, to overwrite and return, so that CUDA graphs that use it stay valid.
         """
@@ -55,7 +55,7 @@ class CausalLM(nn.Module):
         raise NotImplementedError
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """Return logits [..., V] of the residual stream [..., C]: last norm, then LM head."""
+        """Return logits [..., V] for the residual stream [..., C]: apply the final norm, then the LM head."""
         raise NotImplementedError
 
     def weights(self) -> dict[str, Tensor]:
@@ -80,7 +80,7 @@ class CausalLM(nn.Module):
 
 
 class PackageModel(CausalLM):
-    """Base class that gives `inner`, another package's model, the interface of `CausalLM`."""
+    """Base class that adapts `inner`, a model of another package, to the interface of `CausalLM`."""
 
     inner: Any
 
@@ -93,7 +93,7 @@ class PackageModel(CausalLM):
 
 
 class Decoder(nn.Module):
-    """The embedding, blocks and last norm; their names in checkpoints begin with `model.`."""
+    """The embedding, blocks and final norm; their names in checkpoints begin with `model.`."""
 
     def __init__(
         self,
@@ -111,10 +111,10 @@ class Decoder(nn.Module):
 
 
 class ChunkedModel(CausalLM):
-    """A model that runs long prompts in parts, which bounds the memory of activations.
+    """A model that runs long prompts in parts, to bound the memory of activations.
 
     Groups of sequences run one after another, each in chunks of tokens. Small groups allow long chunks, which read and
-    write the state less often. The LM head is the embedding unless `lm_head` is set.
+    write the state less often. The LM head uses the embedding's weight unless `lm_head` is set.
     """
 
     model: Decoder
@@ -173,7 +173,7 @@ class ChunkedModel(CausalLM):
         return [slice(first, min(first + size, batch)) for first in range(0, batch, size)]
 
     def _through_prompt(self, ids: Tensor, state: Any) -> Tensor:
-        """Run a group's prompt ids [B, T] in chunks; return the last token's residual stream [B, C]."""
+        """Run prompts of one group, ids [B, T], in chunks; return the last token's residual stream [B, C]."""
         for chunk in ids.split(self._chunk_length(ids.shape[0]), dim=1):
             hidden = self._hidden(chunk, state)
         return hidden[:, -1]

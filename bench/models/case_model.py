@@ -1,7 +1,7 @@
-"""The model of a case: a size with options, or a checkpoint. Imports no torch.
+"""Find the model of a benchmark case: a size with options, or a checkpoint. Imports no torch.
 
-A case names a checkpoint as NAME@DIGEST, the folder's name and a digest of its content. Records hold no path.
-Worker processes find the folder by an environment variable.
+A case names a checkpoint as NAME@DIGEST: the folder's name and a digest of its content. Records hold no path, so
+worker processes read the folder's path from an environment variable.
 """
 
 import hashlib
@@ -62,7 +62,7 @@ def offer(folder: Path) -> Checkpoint:
 
 
 def checkpoint_folder(case: Case) -> Path | None:
-    """Return the folder of a case's checkpoint, or None; CheckpointError if no `--checkpoint` names that folder."""
+    """Return the folder of a case's checkpoint, None without one; CheckpointError if no `--checkpoint` names it."""
     if missing := checkpoint_missing(case):
         raise CheckpointError(missing)
     name = str(case.option("checkpoint", ""))
@@ -70,7 +70,7 @@ def checkpoint_folder(case: Case) -> Path | None:
 
 
 def checkpoint_missing(case: Case) -> str:
-    """Return a sentence if no `--checkpoint` names the folder of the case's checkpoint; otherwise ""."""
+    """Return an error message if no `--checkpoint` names the folder of the case's checkpoint; otherwise ""."""
     name = str(case.option("checkpoint", ""))
     return f"checkpoint {name}: name its folder by --checkpoint DIR" if name and name not in _offered() else ""
 

@@ -27,7 +27,7 @@ def save(model: CausalLM, path: str | Path) -> None:
 
 
 def load(folder: str | Path, device: torch.device | str, dtype: torch.dtype | None = None, **options: Any) -> CausalLM:
-    """Load a TTT model from a folder with config.json and model.safetensors, or shards.
+    """Load a TTT model from a folder with config.json and one or more .safetensors files.
 
     dtype, options: as in `load_weights`. Raises CheckpointError for an unsupported setting or wrong weights.
     """
@@ -43,9 +43,9 @@ def load_weights(
 ) -> CausalLM:
     """Build a model of `config` with the weights in a folder's .safetensors files.
 
-    dtype: of the projections, by default bfloat16 on a GPU, float32 on a CPU. TTT's inner loops and Mamba's decays are
-    in at least float32. options: arguments of the model's class (operator, block).
-    Raises CheckpointError for a truncated file and where `copy_tensors` does.
+    dtype: dtype of the projections, by default bfloat16 on a GPU and float32 on a CPU. TTT's inner loops and Mamba's
+    decays use at least float32. options: further arguments of the model's class, such as operator and block.
+    Raises CheckpointError for a truncated file, and for the tensors that `copy_tensors` refuses.
     """
     model = model_class(config)(config, device, dtype or default_dtype(device), **options)
     try:

@@ -13,7 +13,7 @@ NORM_EPS = 1e-6
 
 
 class ConfigError(ValueError):
-    """A model that cannot be built; the message names the wrong value and the known ones."""
+    """A model that cannot be built; the message names the wrong value and the allowed values."""
 
 
 class CheckpointError(UserError):
@@ -84,7 +84,7 @@ class TTTConfig:
 
     @property
     def weight_shapes(self) -> dict[str, tuple[int, int, int]]:
-        """Shapes [H, ...] of the initial weights, by name: W1 and b1, for TTT-MLP also W2, b2."""
+        """Shapes [H, ...] of the inner model's initial weights by name: W1, b1 and, for TTT-MLP only, W2, b2."""
         heads, dim = self.heads, self.head_dim
         if self.learner == "linear":
             return {"W1": (heads, dim, dim), "b1": (heads, 1, dim)}
@@ -204,7 +204,7 @@ def uncut(size: str) -> tuple[str, int]:
 
 
 def convolved_channels(config: ModelConfig | DeltaRuleConfig) -> int:
-    """Count a layer's convolved channels, each storing its last CONV_KERNEL - 1 inputs."""
+    """Count the channels that a layer convolves; each channel stores its last CONV_KERNEL - 1 inputs."""
     if isinstance(config, MambaConfig):
         return config.inner_width + 2 * config.groups * config.state_dim
     if isinstance(config, DeltaRuleConfig):
@@ -232,7 +232,7 @@ def _layer_parameters(config: ModelConfig) -> int:
 
 
 def _ttt_extra(config: TTTConfig) -> int:
-    """Count the parameters that only a TTT block has; its projections are as large as a Transformer block's."""
+    """Count the parameters that a TTT block has and a Transformer block lacks."""
     width, heads = config.width, config.heads
     learner = sum(a * b * c for a, b, c in config.weight_shapes.values())
     learning_rate = config.mini_batch + heads * width + heads

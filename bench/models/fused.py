@@ -1,7 +1,7 @@
-"""`ttt.TTTBlock` in at most ten kernel launches, apart from the inner loop.
+"""`ttt.TTTBlock` in at most ten kernel launches, not counting the inner loop.
 
 Projections that share an input are one GEMM, and kernels read the columns of its output in place. The output GEMMs add
-to the residual stream. In the name `few_rows_product`, a row is one token of one sequence.
+to the residual stream in place. In the name `few_rows_product`, a row is one token of one sequence.
 """
 
 from collections.abc import Callable, Sequence
@@ -61,14 +61,14 @@ class FusedBlock(TTTBlock):
         return add_product_(h, hidden, self.mlp.down_proj.weight, pdl)
 
     def _opened(self, h: Tensor, pdl: bool) -> Tensor:
-        """Return the hidden values [B, T, F] of the feed-forward layer: SwiGLU of normed h."""
+        """Normalize h and return the feed-forward layer's hidden values [B, T, F], the output of SwiGLU."""
         norm = Norm(self.ffn_norm.weight, self.seq_modeling_block.config.norm_eps)
         if has_few_rows(h, self._gate_up, swiglu=True):
             return few_rows_product(h, self._gate_up, norm, swiglu=True, pdl=pdl)
         return swiglu_product(norm(h), self._gate_up, beside_others=beside_another_chunk())
 
     def _enter(self, h: Tensor, state: LayerState, pdl: bool) -> tuple[Tensor, Tensor]:
-        """Return h plus the output of the block's convolution, if any, and the RMSNorm of that sum."""
+        """Add the output of the block's convolution, if any, to h; return the sum and its RMSNorm."""
         if state.block_conv is None:
             return h, self.seq_norm(h)
         conv, eps = self.conv.conv, self.seq_modeling_block.config.norm_eps
@@ -99,7 +99,7 @@ class FusedBlock(TTTBlock):
         return projected[..., index * width : (index + 1) * width]
 
     def _rate_rows(self) -> slice:
-        """Return the slice of the learning rates' rows in the packed weight, and of their columns in `projected`."""
+        """Return the slice that selects the learning rates: rows of the packed weight, and columns of `projected`."""
         config = self.seq_modeling_block.config
         return slice(3 * config.width, 3 * config.width + config.heads)
 
@@ -123,7 +123,7 @@ class FusedBlock(TTTBlock):
         return self
 
     def _follow_parameters(self, rope: Rotation) -> bool:
-        """Update the kernels' copies of learning-rate weights and token scales; return whether any changed."""
+        """Update stale kernel copies of learning-rate weights and token scales; return whether any copy was stale."""
         layer = self.seq_modeling_block
         made_of = [weight._version for weight in (layer.learnable_ttt_lr_weight, layer.learnable_token_idx)]
         changed = made_of != self._made_of
@@ -137,7 +137,7 @@ class FusedBlock(TTTBlock):
 def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
     """Copy the projections' weights into one matrix, make the weights views of the matrix, and return the matrix.
 
-    Its shape is [sum of outputs + spare_rows, C]; the spare rows, at the end, are zero.
+    The matrix has shape [sum of output sizes + spare_rows, C]; the spare rows are last, and zero.
     """
     weights = [projection.weight for projection in projections]
     inputs = weights[0].shape[1]
@@ -155,14 +155,14 @@ def has_few_rows(x: Tensor, weight: Tensor, *, swiglu: bool = False) -> bool:
 
 
 def product(x: Tensor, weight: Tensor, pdl: bool) -> Tensor:
-    """Return x [B, T, F] @ weight [N, F]^T. pdl: `few_rows_product`, if used, may start before earlier kernels end."""
+    """Return x [B, T, F] @ weight [N, F]^T. pdl: let `few_rows_product` start before earlier kernels end."""
     return few_rows_product(x, weight, pdl=pdl) if has_few_rows(x, weight) else F.linear(x, weight)
 
 
 def add_product_(total: Tensor, x: Tensor, weight: Tensor, pdl: bool, before: Norm | None = None) -> Tensor:
     """Add before(x) @ weight^T to `total` in place, rounded once, and return `total`.
 
-    total [B, T, C], x [B, T, F], weight [C, F]. before: norm and output gate of x; None: neither. pdl: as in `product`.
+    total [B, T, C], x [B, T, F], weight [C, F]. before: norm (and output gate) of x, if any. pdl: as in `product`.
     """
     if has_few_rows(x, weight):
         return few_rows_product(x, weight, before, out=total, pdl=pdl)

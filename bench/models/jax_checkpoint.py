@@ -52,7 +52,7 @@ _RENAMED = (
 def convert(file: Path, folder: Path, base_lr: float | None = None) -> None:
     """Convert a JAX checkpoint to a new folder with config.json and model.safetensors.
 
-    base_lr: the training run's `ttt_base_lr`; None for the paper's. The new folder is loaded once to check it.
+    base_lr: the training run's `ttt_base_lr`; None for the paper's value. The new folder is loaded once to check it.
     Raises CheckpointError for a file of another format or model, or an existing folder; ImportError without msgpack.
     """
     if folder.exists():
@@ -122,7 +122,7 @@ def turned(path: tuple[str, ...], array: Tensor) -> Tensor:
 
 
 def config_of_weights(file: Path, weights: dict[str, Tensor], base_lr: float | None) -> dict[str, Any]:
-    """Return config.json's content for weights by PyTorch name; CheckpointError if these do not form a TTT model."""
+    """Derive config.json's content from `weights`, {PyTorch name: tensor}; CheckpointError if they are no TTT model."""
     block = "model.layers.0.seq_modeling_block."
     inner = (f"{block}W1", f"{block}learnable_token_idx")
     needed = ("model.embed_tokens.weight", "model.layers.0.mlp.gate_proj.weight", *inner)

@@ -31,8 +31,8 @@ from tk_kernels.reference.layer import Rotation
 class KernelOperator(TorchOperator):
     """The inner loop on the project's kernels.
 
-    form, precision: of the generate state; see `tk_kernels.ttt_linear.generate`. backend: of forward; "": the fastest.
-    prefill_on_reference: whether forward runs in PyTorch, for systems that measure only generate.
+    form, precision: form and precision of the generate state; see `tk_kernels.ttt_linear.generate`.
+    backend: forward's backend, "" for the fastest. prefill_on_reference: run forward in PyTorch instead.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class KernelOperator(TorchOperator):
     def _forward_equal(
         self, projections: Projections, learner: Learner, state: Any, initial: Sequence[Tensor], sequences: Packed
     ) -> Tensor:
-        """Run `forward_packed` in the Hopper kernel for equally long sequences; copy states from `state` and back."""
+        """Run `forward_packed` for equally long sequences in the Hopper kernel; copy states from `state` and back."""
         batch, heads = len(sequences.slots), projections.q.shape[2]
         position = sequences.start.new_zeros(batch, heads)
         copies = rows_of(replace(state, position=None), sequences.slots)
@@ -101,7 +101,7 @@ class KernelOperator(TorchOperator):
         return out.flatten(0, 1)[None]
 
     def generate_state(self, state: Any) -> Any:
-        """Copy a forward state to generate's form and precision; return a generate state unchanged."""
+        """Copy a forward state into the form and precision of generate; return a generate state unchanged."""
         if isinstance(state, self._generate.GenerateState):
             return state
         return self._generate.GenerateState.from_state(state, self._generate_form, self._precision)

@@ -22,7 +22,7 @@ def round_up(count: int, multiple: int) -> int:
 
 
 class _Ranges:
-    """The process-wide switch of NVTX ranges, off by default: ranges slow eager runs."""
+    """The process-wide switch for NVTX ranges; it is off by default, because ranges slow eager runs."""
 
     enabled = False
 
@@ -33,12 +33,12 @@ def mark_layers(enabled: bool) -> None:
 
 
 def layer_range(index: int) -> AbstractContextManager[object]:
-    """Return the NVTX range of a layer as a context manager, empty if ranges are off."""
+    """Return a context manager for the NVTX range of a layer; it does nothing if ranges are off."""
     return nvtx_range(layer_name(index)) if _Ranges.enabled or is_recorded() else nullcontext()
 
 
 def operator_range() -> AbstractContextManager[object]:
-    """Return the NVTX range of an inner loop as a context manager, empty if ranges are off."""
+    """Return a context manager for the NVTX range of an inner loop; it does nothing if ranges are off."""
     return nvtx_range(OPERATOR) if _Ranges.enabled or is_recorded() else nullcontext()
 
 
@@ -48,7 +48,7 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 
 def linear(inputs: int, outputs: int, device: torch.device, dtype: torch.dtype) -> nn.Linear:
-    """Return a projection without bias, uninitialized: filling 1.3B parameters twice takes seconds."""
+    """Return a projection without bias. It is uninitialized, because filling 1.3B parameters twice takes seconds."""
     return skip_init(nn.Linear, inputs, outputs, bias=False, device=device, dtype=dtype)
 
 

@@ -94,7 +94,7 @@ class Mamba(PackageModel):
 
 @torch.no_grad()
 def remember(model: nn.Module, config: MambaConfig) -> None:
-    """Scale x_proj's random rows so that B and C are near one and logits depend on the state.
+    """Scale x_proj's random rows for B and C, so that B and C are near one and logits depend on the state.
 
     Otherwise the state would add only 1e-4 of a tiny model's output, and bfloat16 would hide a wrong scan.
     """
@@ -105,7 +105,7 @@ def remember(model: nn.Module, config: MambaConfig) -> None:
 
 
 def transformers_config(config: MambaConfig) -> TransformersMambaConfig:
-    """Return the configuration in transformers' class, which vLLM reads too."""
+    """Convert `config` to transformers' configuration class; vLLM reads this class too."""
     return TransformersMambaConfig(
         vocab_size=config.vocabulary,
         hidden_size=config.width,

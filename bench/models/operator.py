@@ -17,10 +17,10 @@ from tk_kernels.ttt_mlp import reference as ttt_mlp
 
 
 class Projections(NamedTuple):
-    """Inputs of a layer's inner loop: q, k, v [B, T, H, D], lr_logits [B, T, H]; without T for a step.
+    """Inputs of a layer's inner loop: q, k, v [B, T, H, D], lr_logits [B, T, H]; a generate step has no T axis.
 
     lr_logits: x_j . w_h + c_h for input x_j of token j and learned w_h, c_h of head h, in at least float32.
-    pdl: whether kernels of a step may be dependent launches (`tk_kernels.generate.common`).
+    pdl: whether a generate step's kernels may use programmatic dependent launch (`tk_kernels.generate.common`).
     ready: whether RoPE has been applied to q and k, and lr_logits holds the learning rates lr_j.
     """
 
@@ -50,10 +50,10 @@ class Learner:
 
 
 class TorchOperator:
-    """The inner loop, with RoPE and learning rate, in PyTorch; subclasses use kernels.
+    """The inner loop in PyTorch, including RoPE and learning rates; subclasses use kernels.
 
     A state is a named tuple or dataclass of tensors. Calls update it in place, so a CUDA graph stays valid.
-    form: "dual" or "primal". `forward` takes a dual state; `generate_step` takes one in `form`, from `generate_state`.
+    form: "dual" or "primal". `forward` takes a dual state; `generate_step` takes a result of `generate_state`.
     """
 
     block_a_head = False  # whether `forward` is one kernel with one thread block per head and sequence
@@ -69,14 +69,14 @@ class TorchOperator:
         return self._reference.init_state(*weights, batch=batch, mini_batch=mini_batch, dtype=dtype)
 
     def init_states(self, layers: Sequence[Sequence[Tensor]], batch: int, mini_batch: int, dtype: torch.dtype) -> Any:
-        """Return all layers' initial states, stacked along a first axis; takes few launches."""
+        """Return the initial states of all layers, stacked along a first axis. layers: each layer's initial weights."""
         one = self.init_state(layers[0], 1, mini_batch, dtype)
         states = type(one)(*(x.new_empty(len(layers), batch, *x.shape[1:]) for x in one))
         self.restart_states(states, layers)
         return states
 
     def restart_states(self, states: Any, layers: Sequence[Sequence[Tensor]]) -> None:
-        """Reset the result of `init_states` in place: initial weights, zeros in other tensors."""
+        """Reset a result of `init_states` in place: copy the initial weights `layers`, and zero the other tensors."""
         parameters = list(zip(*layers, strict=True))
         for each, weights in zip(states, parameters, strict=False):
             each.copy_(torch.stack([weight.detach() for weight in weights]).view(len(layers), 1, *each.shape[2:]))
@@ -86,7 +86,7 @@ class TorchOperator:
     def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
         """Return the output [B, T, H, D] in q's dtype, and advance `state` by T tokens.
 
-        start: token 0's position in the mini-batch; None: read from `state`, on the device.
+        start: token 0's position in its mini-batch; None to read the position from `state`, on the device.
         Raises ValueError for a primal state.
         """
         if _is_primal(state):
@@ -98,13 +98,13 @@ class TorchOperator:
         return out
 
     def generate_state(self, state: Any) -> Any:
-        """Return the state for `generate_step`: `state` itself (dual), or its conversion (primal)."""
+        """Return `state` for `generate_step`, converted to the primal form if this operator has the primal form."""
         return self._reference.primal_state(state) if self.form == "primal" and not _is_primal(state) else state
 
     def generate_step(self, projections: Projections, learner: Learner, state: Any) -> Tensor:
         """Return the output [B, H, D] for one token, and advance `state`, without a host sync.
 
-        Positions can differ between sequences. Raises ValueError for a state of the other form (dual, primal).
+        Positions can differ between sequences. Raises ValueError if `state` does not have this operator's form.
         """
         if _is_primal(state) != (self.form == "primal"):
             raise ValueError(f"generate_step: a state of another form than {self.form}; make one with generate_state")
@@ -135,7 +135,7 @@ def ready_at(projections: Projections, learner: Learner, position: Tensor) -> Pr
 
 
 def learning_rates(projections: Projections, learner: Learner) -> Tensor:
-    """Return lr_j = base_lr * sigmoid(lr_logits_j) / D. If `projections.ready`, lr_logits holds lr_j: return it."""
+    """Return lr_j = base_lr * sigmoid(lr_logits_j) / D. If `projections.ready`, lr_logits already holds lr_j."""
     if projections.ready:
         return projections.lr_logits
     return torch.sigmoid(projections.lr_logits) * (learner.base_lr / projections.q.shape[-1])

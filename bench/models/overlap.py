@@ -1,7 +1,7 @@
-"""Run two chunks of a prompt on two CUDA streams: one's GEMMs during the other's inner loop.
+"""Run two chunks of a prompt on two CUDA streams, so that one chunk's GEMMs overlap the other's inner loop.
 
 A TTT kernel has one thread block per head and sequence, so few sequences leave most SMs idle. A chunk may enter a layer
-once the previous chunk has left it, because only the layer's state connects them.
+once the previous chunk has left this layer, because only the layer's state connects the chunks.
 """
 
 import functools
@@ -15,7 +15,7 @@ _within: ContextVar[bool] = ContextVar("within", default=False)
 
 
 def beside_another_chunk() -> bool:
-    """Whether the caller is within `Overlap.chunk`, so another chunk shares the GPU."""
+    """Return whether the caller is inside `Overlap.chunk`, where another chunk shares the GPU."""
     return _within.get()
 
 

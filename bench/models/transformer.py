@@ -22,7 +22,7 @@ CAPACITY_MULTIPLE = 64
 class TransformerState:
     """KV cache [layers, 2, B, KV heads, capacity, D]; position [1] int64: number of tokens in the cache.
 
-    length: the same count on the host; None after generate_step, or after a replay of its CUDA graph.
+    length: the same number on the host; None if unknown, as after generate_step (see `CausalLM`).
     """
 
     cache: Tensor
@@ -38,14 +38,14 @@ class TransformerState:
         return self.cache.shape[4]
 
     def rows(self, rows: slice) -> "TransformerState":
-        """Return the state of the sequences `rows`: views, except the copied `length`."""
+        """Return the state of the sequences in the slice `rows`; its tensors are views of this state's tensors."""
         if self.length is None:
             self.length = int(self.position)
         return TransformerState(self.cache[:, :, rows], self.position, self.length)
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, mask: Any = None) -> Tensor:
-    """Return causal attention [B, H, T, D] of q to k, v [B, KV heads, S, D]; S > T needs a mask."""
+    """Return causal attention [B, H, T, D] from q to k, v [B, KV heads, S, D]; a mask is required if S > T."""
     grouped = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
 

@@ -38,10 +38,10 @@ from tk_kernels.reference.token_rows import mapped, overwrite
 class LayerState:
     """A block's state. inner: the operator's state.
 
-    block_conv [B, 3, C]: last inputs of the block's convolution. qk_conv: last inputs that Q's and K's convolutions
-    share. Both are None with the Transformer backbone.
-    slots [B]: for a step of `FusedBlock`, the sequences' rows in state tensors with more than B rows.
-    sequences: for packed tokens in `FusedBlock`, each sequence's range of tokens and row in the state tensors.
+    block_conv [B, 3, C]: last inputs of the block's convolution. qk_conv [B, 3, C]: last inputs of Q's and K's
+    convolutions, which share their input. Both are None with the Transformer backbone.
+    slots [B]: each sequence's row in state tensors with more than B rows; only for a generate step of `FusedBlock`.
+    sequences: each sequence's range of tokens and its row in the state tensors; only for packed tokens in `FusedBlock`.
     """
 
     block_conv: Tensor | None
@@ -55,8 +55,8 @@ class LayerState:
 class TTTState:
     """The state of `batch` sequences; its size does not depend on their length.
 
-    length: tokens read so far per sequence; None after generate_step, or after a replay of its CUDA graph.
-    caches [2, layers, B, 3, C]: last inputs of block convolutions (0), of Q's and K's (1); None without convolutions.
+    length: number of tokens read per sequence; None if unknown, as after generate_step (see `CausalLM`).
+    caches [2, layers, B, 3, C]: last inputs of block convolutions, then of Q's and K's; None without convolutions.
     inner: the operator's states for `prefill`, stacked over layers; None for generate_step and in results of `rows`.
     layers: the state of each layer, as views of `caches` and, unless `inner` is None, of `inner`.
     """
@@ -75,7 +75,7 @@ class TTTState:
 
 
 class BlockConv(nn.Module):
-    """The Mamba backbone's first step: norm, then causal convolution."""
+    """The first step of a block with the Mamba backbone: norm, then causal convolution."""
 
     def __init__(self, config: TTTConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ Learn = Callable[[Projections, Learner, Any], Tensor]
 
 
 def one_token(operator: TorchOperator) -> Learn:
-    """Return `operator.generate_step` as a function on tensors with a token axis, T = 1."""
+    """Wrap `operator.generate_step` so that it takes and returns tensors with a token axis of length 1."""
 
     def learn(projections: Projections, learner: Learner, state: Any) -> Tensor:
         return operator.generate_step(mapped(projections, lambda x: x[:, 0]), learner, state)[:, None]
@@ -180,7 +180,7 @@ class TTTBlock(nn.Module):
         self.mlp = SwiGLU(config.width, config.ffn_width, device, dtype)
 
     def forward(self, h: Tensor, rope: Rotation, state: LayerState, learn: Learn) -> Tensor:
-        """Return the new residual stream for h [B, T, C], with `learn` as inner loop; advance `state`."""
+        """Run the block on h [B, T, C] with inner loop `learn`; advance `state` and return the new residual stream."""
         if state.block_conv is not None:
             h = h + self.conv(h, state.block_conv)
         layer, x = self.seq_modeling_block, self.seq_norm(h)
@@ -262,7 +262,7 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def init_generate_state(self, batch: int, context: int = 0) -> TTTState:
-        """Build the state layer by layer, so only one layer's forward state exists at once."""
+        """Return an empty state for `generate_step`, built layer by layer to hold only one forward state at a time."""
         states = (self.operator.generate_state(self._inner_state(block, batch)) for block in self.blocks)
         return self._state(batch, states)
 
@@ -295,7 +295,7 @@ class TTTModel(ChunkedModel):
         return cast(list[TTTBlock], list(self.model.layers))
 
     def _through_prompt(self, ids: Tensor, state: TTTState) -> Tensor:
-        """Overlap two chunks at a time on two CUDA streams if the operator leaves SMs idle."""
+        """Run the prompts in chunks; run two chunks at a time, on two CUDA streams, if the operator leaves SMs idle."""
         length = self._chunk_length(len(ids))
         if ids.shape[1] <= length or not self._leaves_idle(len(ids)):
             return super()._through_prompt(ids, state)
@@ -308,7 +308,7 @@ class TTTModel(ChunkedModel):
         return hidden[:, -1]
 
     def _leaves_idle(self, batch: int) -> bool:
-        """Whether the forward kernel, one thread block per head and sequence, uses at most half of the SMs."""
+        """Return whether the forward kernel, one thread block per head and sequence, uses at most half of the SMs."""
         if self.device.type != "cuda" or not self.operator.block_a_head:
             return False
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
@@ -336,6 +336,6 @@ class TTTModel(ChunkedModel):
         return self.get_buffer("rope_cos"), self.get_buffer("rope_sin")
 
     def _chunk_length(self, batch: int) -> int:
-        """Return tokens per sequence and chunk: whole mini-batches, at least one."""
+        """Return a chunk's tokens per sequence: a multiple of the mini-batch, at least one mini-batch."""
         tokens = self.overlapped_tokens // batch if self._leaves_idle(batch) else super()._chunk_length(batch)
         return max(self.config.mini_batch, tokens // self.config.mini_batch * self.config.mini_batch)

@@ -54,7 +54,7 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
         return cls(config or HuggingFaceConfig.from_pretrained(folder), model).eval()
 
     def generate(self, *arguments: Any, **options: Any) -> Any:
-        """Call transformers' `generate`; ValueError for beam search: beams would share a state."""
+        """Call transformers' `generate`; ValueError for beam search, because beams would share a state."""
         config = options.get("generation_config") or self.generation_config
         beams = options.get("num_beams") or getattr(config, "num_beams", None) or 1
         if beams > 1:
@@ -68,7 +68,7 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, cache: Any = None, attention_mask: Tensor | None = None, **rest: Any
     ) -> dict[str, Any]:
-        """Return `forward`'s arguments; ValueError for padded prompts: the state would read padding."""
+        """Return the arguments for `forward`; ValueError for padded prompts, because padding would change the state."""
         if attention_mask is not None and not attention_mask.all():
             raise ValueError("attention_mask with zeros: prompts must have one length; call generate() for each length")
         return {"input_ids": input_ids if cache is None else input_ids[:, -1:], "cache": cache}

@@ -14,13 +14,13 @@ from tk_kernels.packed import Packed, packed
 
 @dataclass
 class TTTMetadata(BaseMambaAttentionMetadata):
-    """vLLM's metadata of a step for state-space models, extended by `step`, which TTT models read."""
+    """vLLM's step metadata for state-space models, with an additional field `step`, which TTT models read."""
 
     step: Step | None = None
 
 
 class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
-    """Builds `TTTMetadata`: its `step` is `Generating` if all requests generate, otherwise `Packed`."""
+    """Builds `TTTMetadata`: its `step` is `Generating` if no request has prompt tokens, otherwise `Packed`."""
 
     metadata_cls = TTTMetadata
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE

@@ -34,7 +34,7 @@ class States(MambaBase):
 
     @property
     def kv_cache(self) -> Sequence[Tensor]:
-        """A sequence whose only element is the layer's pages [slots, bytes]; empty without a cache."""
+        """A sequence with one element, the layer's pages [slots, bytes]; an empty sequence without a cache."""
         return self._pages
 
     @kv_cache.setter
@@ -55,7 +55,7 @@ class States(MambaBase):
 
 
 class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPrefixCaching):
-    """The class that vLLM loads: a `TTTModel` as `ttt`, with states in vLLM's cache."""
+    """The model class that vLLM loads: it wraps a `TTTModel`, `ttt`, and stores its states in vLLM's cache."""
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__()

@@ -44,16 +44,16 @@ Step = Generating | Packed  # a step with prompts is packed: requests that gener
 
 
 def common_length(lengths: Sequence[int], computed: Sequence[int], mini_batch: int) -> int:
-    """Return the common length in tokens of a step's sequences if they can run as a batch, otherwise 0.
+    """Return the number of tokens that each sequence of a step has, or 0 if the sequences cannot run as one batch.
 
-    lengths: each sequence's tokens in this step. computed: its earlier tokens, which must be whole mini-batches.
+    lengths: tokens per sequence in this step. computed: earlier tokens per sequence; a batch needs whole mini-batches.
     """
     alike = len(set(lengths)) == 1 and not any(before % mini_batch for before in computed)
     return lengths[0] if alike and len(lengths) <= MOST_SEQUENCES and sum(lengths) >= LEAST_TOKENS else 0
 
 
 class Layout:
-    """One layer's state of a sequence: shapes, dtypes and offsets of tensors in a page."""
+    """Layout of a page, which holds one layer's state of one sequence: offset, shape and dtype of each tensor."""
 
     def __init__(self, config: TTTConfig, operator: TorchOperator, dtype: torch.dtype) -> None:
         device, inner = torch.device("meta"), at_least_float32(dtype)
@@ -90,7 +90,7 @@ class Layout:
         return replace(state, inner=replace(state.inner, slots=slots), slots=slots)
 
     def packed(self, views: Sequence[Tensor], sequences: Packed) -> LayerState:
-        """Return a layer's state for a forward over packed sequences, which updates their slots."""
+        """Return a layer's state for a forward over packed sequences; the forward updates their slots in `views`."""
         return replace(self._with(views, sequences.start), sequences=sequences)
 
     def _with(self, views: Sequence[Tensor], positions: Tensor) -> LayerState:
@@ -102,7 +102,7 @@ class Layout:
 def hidden(model: TTTModel, layout: Layout, layers: Sequence[Sequence[Tensor]], ids: Tensor, step: Step) -> Tensor:
     """Return the residual stream [n, C] for a step's n tokens; update the slots' states.
 
-    ids [N]: may be padded after n. layers: per layer, the result of `Layout.views`.
+    ids [N]: the n token ids, then padding. layers: for each layer, the result of `Layout.views`.
     The model must have fused blocks and a `KernelOperator`.
     """
     operator = model.operator
