@@ -33,7 +33,7 @@ class Found:
     """Shares of outcomes.
 
     wolf: suites with a false "slower" or "faster". found: slowed cases with the outcome "slower".
-    same, undecided: slowed cases with this outcome, or all cases if none was slowed.
+    same, undecided: slowed cases with this outcome; shares of all cases if none was slowed.
     """
 
     wolf: float
