@@ -1,4 +1,4 @@
-"""Run tests of Triton kernels on the GPU, or without one in Triton's interpreter (see conftest.py)."""
+"""Run tests of Triton kernels on the GPU or, without a GPU, in Triton's interpreter (see conftest.py)."""
 
 import os
 from typing import Any

@@ -1,4 +1,4 @@
-"""Lock files explain releases below the newest, and resolve to the releases they name; resolving is skipped offline."""
+"""Lock files explain each release below the newest, and resolve to the listed releases (skipped without a network)."""
 
 import re
 import subprocess

@@ -30,7 +30,7 @@ HONEST_CASES = (PROMPT, replace(PROMPT, batch=2, context=1), GENERATE)
 
 
 class Model:
-    """A recurrent model: h <- d h Q + E[token], Q orthogonal, logits = h E^T; with decay d < 1, early tokens fade."""
+    """A recurrent model: h <- d h Q + E[token] with orthogonal Q, logits h E^T. A decay d < 1 forgets early tokens."""
 
     def __init__(self, width: int = WIDTH, seed: int = 0, decay: float = 1.0) -> None:
         rng = torch.Generator().manual_seed(seed)
@@ -112,7 +112,7 @@ class CopyOfTheLastOutput(LastOutputAgain):
 
 
 class OneSequenceStale(Honest):
-    """Repeats the first call's output for the last of eight sequences; the check compares two random sequences."""
+    """Repeats the first call's output for the last of eight sequences; `timed_check` compares only two random ones."""
 
     def run(self) -> Any:
         out = super().run()
@@ -195,7 +195,7 @@ class Nothing(Honest):
 
 
 class OfTheRepository:
-    """Base of adapters that replace the timed call of this repository's adapters and omit the check before timing."""
+    """Base class: builds an adapter of the repository, replaces its timed call and drops the check before timing."""
 
     packages = ()
     adapters: ClassVar[dict[str, Any]] = {
@@ -245,7 +245,7 @@ class Last64Tokens(OfTheRepository):
 
 
 class Last66Tokens(Last64Tokens):
-    """Reads the last 66 tokens: passes the check that redraws all but the last 64, and fails the response check."""
+    """Reads the last 66 tokens: new tokens before the last 64 change the logits, but less than in the reference."""
 
     kept = 66
 

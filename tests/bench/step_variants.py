@@ -1,6 +1,6 @@
-"""Print as JSON what the vLLM plug-in launches on an H200 during warm-up, and what random steps launch beyond that.
+"""Print as JSON the kernels of the vLLM plug-in's warm-up, and the kernel variants that only later random steps launch.
 
-Launches are recorded, not run, so this needs no GPU. CPU tensors' alignments and strides select kernel variants.
+Launches on a fake H200 are recorded, not run. Triton selects variants by the alignments and strides of CPU tensors.
 """
 
 import json
@@ -36,7 +36,7 @@ Variant = tuple[str, str, str]
 
 
 def look_like_an_h200() -> set[Variant]:
-    """Let tensors seem to be on an H200; return a set to which each later launch adds its variant or library."""
+    """Make CPU tensors look as if on an H200; return a set that collects launched kernel variants and libraries."""
     torch.Tensor.is_cuda = property(lambda x: True)
     torch.cuda.is_available = lambda: True
     torch.cuda.device = lambda device: nullcontext()
@@ -65,7 +65,7 @@ def look_like_an_h200() -> set[Variant]:
 
 
 def random_step() -> Packed:
-    """Return a random step with prompts. Steps without prompts compile when vLLM captures CUDA graphs at startup."""
+    """Return a random step with prompts. Other steps need no test: they compile when vLLM captures its CUDA graphs."""
     count = random.choice([1, 2, random.randint(3, 64), random.randint(65, 300)])
     longest = random.choice([1, 2, 16, 40])
     lengths = [random.randint(1, longest) for _ in range(count)]

@@ -36,7 +36,7 @@ RATE, THETA = 0.25, 50.0  # of the inner loop and of RoPE; no size of the table 
 
 @pytest.fixture(autouse=True)
 def offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget, after each test, the checkpoints that it passed to workers."""
+    """Forget after each test the checkpoints that the test passed to workers."""
     monkeypatch.setenv(VARIABLE, "{}")
 
 

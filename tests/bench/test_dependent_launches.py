@@ -1,4 +1,4 @@
-"""Generate steps with dependent launches give bitwise the results of steps with plain launches."""
+"""Generate steps give bitwise the same results with programmatic dependent launches as with plain launches."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def model_of(learner: str, backbone: str = "mamba") -> Any:
 
 @pytest.fixture
 def dependent(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Return a list that gets, for each call of a fused block, whether its first launch was dependent."""
+    """Return a list to which each call of a fused block adds whether its first launch was dependent."""
     found: list[bool] = []
     enter = FusedBlock._enter
 

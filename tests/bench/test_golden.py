@@ -1,8 +1,8 @@
 """The models give the logits of the authors' PyTorch code, stored in golden_logits.npz.
 
-Logits [2, len(LENGTHS), 32] follow the first n of `ids()` for each n of LENGTHS. TTTForCausalLM from
-github.com/test-time-training/ttt-lm-pytorch (commit cd831db) computed them with `weights()` in float64, even where the
-code casts to float32. Its constants for gelu' have 8 to 10 digits, so TTT-MLP here differs by their rounding.
+The file has logits [2, len(LENGTHS), 32], for each n in LENGTHS after the first n tokens of `ids()`. The authors'
+TTTForCausalLM (github.com/test-time-training/ttt-lm-pytorch, commit cd831db) computed them with `weights()`, in float64
+even where it casts to float32. Its gelu' has constants of 8 to 10 digits, so TTT-MLP here differs by their rounding.
 """
 
 from __future__ import annotations

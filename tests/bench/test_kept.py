@@ -1,4 +1,4 @@
-"""The cost formulas count as many bytes of a state as its tensors have."""
+"""The cost formulas give the number of bytes that a state's tensors occupy."""
 
 from dataclasses import replace
 from importlib import import_module

@@ -48,7 +48,7 @@ def rotated_by_kernel(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def stand_in(reference: ModuleType, calls: list[bool]) -> Any:
-    """Return a fake `ops.forward`: it runs `reference` (theta 10000), updates the state, appends `rope` to `calls`."""
+    """Return a fake `ops.forward` that adds `rope` to `calls`, applies RoPE if `rope` is true, and runs `reference`."""
 
     def forward(
         q: Tensor,

@@ -1,4 +1,4 @@
-"""A model of another size, dtype, vocabulary, head or cache fails a check."""
+"""A model fails a check if its size, dtype, vocabulary, head or cache is not the expected one."""
 
 from dataclasses import replace
 

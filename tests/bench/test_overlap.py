@@ -1,4 +1,4 @@
-"""Overlapped chunks give the results of sequential ones, and each layer sees them in order."""
+"""Overlapped chunks give the same results as sequential chunks, and each layer reads its chunks in order."""
 
 from __future__ import annotations
 

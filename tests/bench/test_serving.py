@@ -81,7 +81,7 @@ def test_prompts_of_one_length_run_in_the_kernel_for_hopper(monkeypatch, learner
 
 
 def assert_served(learner, backbone, steps, operator, dtype=torch.float32):
-    """Run steps in `dtype`, each a list of the requests' token counts; compare with float32 for each request alone."""
+    """Run `steps`, lists of each request's token count, in `dtype`; compare with float32 runs of single requests."""
     config = replace(model_config(f"ttt-{learner}", "tiny", backbone=backbone), layers=2)
     model = from_seed(config, 0, DEVICE, dtype, operator=operator, block=FusedBlock)
     plain = from_seed(config, 0, DEVICE, torch.float32)
@@ -121,7 +121,7 @@ def assert_served(learner, backbone, steps, operator, dtype=torch.float32):
 @pytest.mark.skipif(not INTERPRETED, reason="on a GPU, float32 models have no kernels for few rows")
 @pytest.mark.usefixtures("triton_kernels")
 def test_a_served_step_has_no_dependent_launches(monkeypatch):
-    """In vLLM, the kernel before a block may write the block's state: a dependent launch reads it too early."""
+    """In vLLM, the kernel before a block may write the block's state; a dependent launch could read it too early."""
     operator, dependent = KernelOperator("linear", precision="float32"), []
 
     def record(name):

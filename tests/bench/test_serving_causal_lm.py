@@ -1,4 +1,4 @@
-"""transformers' generate() gives the tokens of the project's own loop."""
+"""transformers' generate() returns the same tokens as the project's own loop."""
 
 import json
 

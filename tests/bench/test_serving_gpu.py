@@ -1,4 +1,4 @@
-"""vLLM serves TTT checkpoint folders: its greedy tokens are those of the project's own loop."""
+"""vLLM serves TTT checkpoint folders, with the same greedy tokens as the project's own loop."""
 
 import gc
 import json

@@ -1,4 +1,4 @@
-"""The plug-in's classes for vLLM, on stand-ins for the classes of vLLM from which they inherit."""
+"""The plug-in's classes for vLLM, tested with stand-ins for their base classes in vLLM."""
 
 import json
 import sys

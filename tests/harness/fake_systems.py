@@ -64,7 +64,7 @@ RUNS: dict[str, Callable[[], object]] = {
 
 
 class Fake:
-    """A system that times `RUNS[do]`. Other values skip the case, fail or omit its check, or give engine samples."""
+    """A system that times RUNS[do]. Other `do` values skip the case, fail or omit its check, or give engine samples."""
 
     packages = ("pytest", "not-installed")
 
@@ -150,7 +150,7 @@ class NotesItsProcess(Fake):
 
 
 class WithFamily(Fake):
-    """Starts a child, one in another process group, one in another session, and an orphan; then hangs.
+    """Starts a child, a child in its own process group, a child in its own session, and an orphan; then hangs.
 
     FAKE_CHILD: file for their process ids. FAKE_THEN=return: do not hang.
     """

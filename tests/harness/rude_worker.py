@@ -1,4 +1,4 @@
-"""A worker whose answer is wrong in the way that the option `do` names; with "well" it is right."""
+"""A worker that answers wrongly in the way that the case's option `do` names, or correctly if `do` is "well"."""
 
 import json
 import sys

@@ -1,8 +1,9 @@
 """Simulate how often the 95% interval contains the true median when the stopping criterion ends sampling.
 
-`python -m tests.harness.simulate_coverage [SERIES]` prints two tables of shares: by a sample's duration and the
-correlation of successive samples, as on a power-capped GPU; and, for samples at two levels, by noise and the
-distance of these levels. SERIES: number of simulated series of samples per share, by default 500.
+`python -m tests.harness.simulate_coverage [SERIES]` prints two tables of this share. SERIES is the number of simulated
+series of samples per entry, by default 500. Table 1 has a row per sample duration and a column per correlation of
+successive samples; power-capped GPUs show such correlations. In table 2, samples jump randomly between two levels. It
+has a row per noise and a column per distance between the levels.
 """
 
 import sys

@@ -47,7 +47,7 @@ def test_every_field_tells_cases_apart(change: dict) -> None:
 
 
 def test_the_key_of_a_case_stays() -> None:
-    """A literal key, because records of earlier runs are found by their keys."""
+    """The expected key is a literal, because records of earlier runs are found by their keys."""
     assert Case(**BASE).key == "6e3182160b984326"
     full = Case(**BASE, dtype="float32", state_dtype="float32", timing="graph", l2="cold", options=(("steps", 128),))
     assert full.key == "42760f96dd889729"

@@ -1,4 +1,4 @@
-"""Energy follows from the mean power between two refreshes of NVML's counter; ten refreshes happen per second."""
+"""Energy is computed from the mean power between refreshes of NVML's counter, which occur ten times per second."""
 
 from threading import Event
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from harness.measure.nvml import EnergyMeter
 
 
 def metered(begin: float, seconds: float, watts: float = 500.0) -> EnergyMeter:
-    """Return a meter that read, every 10 ms from `begin` for `seconds`, a counter refreshed every 100 ms."""
+    """Return a meter after `seconds` of readings from time `begin`, every 10 ms; the counter refreshes every 100 ms."""
     meter = EnergyMeter(None)
     with meter:
         for look in range(round(100 * seconds)):

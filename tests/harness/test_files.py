@@ -1,4 +1,4 @@
-"""A run's files under umasks, as Git LFS pointers, and next to hidden files of file managers."""
+"""A run's files have the umask's mode; Git LFS pointers are refused, hidden files of file managers are ignored."""
 
 import os
 import stat

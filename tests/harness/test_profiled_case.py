@@ -295,7 +295,7 @@ def test_an_engine_without_a_batch_for_a_profiler_is_refused() -> None:
 
 @pytest.fixture
 def engine(events: list[str], monkeypatch: pytest.MonkeyPatch) -> Workload:
-    """Return the workload of an engine that logs calls in `events`; a batch has 7 units, each 2 ms in the median."""
+    """Return an engine's workload, which logs calls in `events`. A batch has 7 units; the median unit takes 2 ms."""
     monkeypatch.setattr(in_worker, "ALONE", Policy(budget_s=0.0))
 
     def batch(around: AbstractContextManager[object]) -> int:

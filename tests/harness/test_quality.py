@@ -1,4 +1,4 @@
-"""A case whose first and last samples differ is flagged, and noise alone rarely is."""
+"""A case whose first and last samples differ is flagged; noise alone rarely causes this flag."""
 
 import random
 from itertools import repeat

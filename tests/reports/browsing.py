@@ -64,7 +64,7 @@ def watched(browser, is_own: Callable[[str], bool], viewport=None, color_scheme=
 
 @cache
 def _context(browser, **options):
-    """Return a browser context. The page left open in it keeps compiled scripts for later pages."""
+    """Return a browser context with one page left open, which keeps compiled scripts for later pages."""
     context = browser.new_context(offline=True, accept_downloads=True, **options)
     context.set_default_timeout(240_000)  # a busy machine draws slowly
     context.new_page().goto(Path(__file__).parent.as_uri())
@@ -130,7 +130,7 @@ def downloaded(page, button):
 
 
 def violations(page, at_least: int, only: str = "") -> list[tuple[str, list[str]]]:
-    """Return axe's (rule, elements) violations. at_least: how many rules must pass. only: a single rule to check."""
+    """Return axe's accessibility violations (rule, elements). at_least: fewest passed rules. only: the single rule."""
     found = sorted((Path(__file__).parents[2] / "build").glob("axe-*.min.js"))
     if not found:
         pytest.skip("axe-core is not there: make axe")

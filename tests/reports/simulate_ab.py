@@ -1,11 +1,11 @@
-"""Simulate `ttt-bench ab` on the noise of real runs, with a fixed seed: its rates of false alarms and of detection.
+"""Simulate how often `ttt-bench ab` raises false alarms and detects slowdowns, with the noise of real runs.
 
 `python -m tests.reports.simulate_ab` prints the study; `reports/compare/README.md` shows a part of it.
 
-The noise is that of 214 pairs of the same case in two runs of one H100, hours apart, with the same packages
-(`reports/results/` and its history). Pairs more than 4% apart are left out, because the code changed between them. All
-cases of a system in a run move together, by 0.65% (standard deviation). In addition each case moves by itself, by 0.3%
-in the median and by twice that for one case of six, with heavy tails. Simulated pairs differ a bit more than real ones.
+The noise comes from 214 pairs of times: the same case in two runs of one H100, hours apart, with the same packages
+(`reports/results/` and its history). Pairs more than 4% apart are left out: their code changed. In a run, all cases of
+a system share a random shift with a standard deviation of 0.65%. Each case also has a shift of its own, with heavy
+tails; its standard deviation is 0.3% for the median case. Simulated pairs differ a bit more than real ones.
 """
 
 import sys
@@ -33,7 +33,7 @@ class Found:
     """Shares of outcomes.
 
     wolf: suites with a false "slower" or "faster". found: slowed cases with the outcome "slower".
-    same, undecided: slowed cases with this outcome, or all cases if none was slowed.
+    same, undecided: slowed cases with this outcome; shares of all cases if none was slowed.
     """
 
     wolf: float
@@ -44,9 +44,9 @@ class Found:
 
 @dataclass(frozen=True)
 class Noise:
-    """Noise of measurements; `times` multiplies the recorded noise.
+    """Noise of simulated measurements.
 
-    disturbed: share of processes that other programs slow down by 10%.
+    times: factor on the recorded noise. disturbed: share of processes that other programs slow down by 10%.
     two_times: share of cases in which a process takes 5% longer with probability 1/2.
     """
 
@@ -105,7 +105,7 @@ def study(
 
 
 def two_runs(suites: int) -> Suite:
-    """Draw the log ratios [suite, case] of two stored runs of the same packages."""
+    """Simulate two runs of the same packages per suite; return the log ratios [suite, case] of their times."""
     random = np.random.default_rng(8)
     return np.array([RECORDED.differences(random, 1, SYSTEMS, CASES).ravel() for _ in range(suites)])
 

@@ -1,4 +1,4 @@
-"""Does a comparison of two profiles say which part, which kernel and which bottleneck makes one slower?"""
+"""A comparison of two profiles names the part, the kernel and the bottleneck that make one of them slower."""
 
 from dataclasses import replace
 from pathlib import Path

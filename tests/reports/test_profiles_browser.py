@@ -1,4 +1,4 @@
-"""Can a reader open and read a point's profile by pointer, by touch and by keyboard alone?"""
+"""The profile of a point can be opened and read by pointer, by touch, or by keyboard alone."""
 
 import browsing
 import pytest

@@ -1,4 +1,4 @@
-"""The paper's claims: where they hold, fail or stay open."""
+"""The report decides whether the paper's claims hold, fail or stay open."""
 
 import pytest
 from headline_records import SLOW, forward, said, spread

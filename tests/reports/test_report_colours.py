@@ -52,7 +52,7 @@ def lab(colour):
 
 
 def difference(one, other):
-    """Return the CIEDE2000 difference (Sharma, Wu and Dalal 2005) of two colours in L*a*b*."""
+    """Return the CIEDE2000 difference (Sharma, Wu and Dalal 2005) of two colors in L*a*b*."""
     (l1, a1, b1), (l2, a2, b2) = one, other
     mean = (math.hypot(a1, b1) + math.hypot(a2, b2)) / 2
     grey = 1.5 - 0.5 * math.sqrt(mean**7 / (mean**7 + 25**7))

@@ -1,4 +1,4 @@
-"""Does the report list each measured model with its properties?"""
+"""The report lists each measured model with its properties."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Does the page say how far each state precision drifted?"""
+"""The page shows the drift of each state precision from the float64 model."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Are equal environments and settings shown once, and those that differ by machine or backend?"""
+"""The page shows common environments and settings once, and lists different ones by machine or backend."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Do rates, lower bounds and shares follow from a record?"""
+"""Rates, roofline bounds and shares of the measured peaks, computed from a record."""
 
 import math
 from dataclasses import replace

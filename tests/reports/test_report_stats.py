@@ -1,4 +1,4 @@
-"""Do the statistics follow from the samples?"""
+"""The statistics, notes and flags in a table of results match the records."""
 
 import math
 from dataclasses import replace
@@ -262,17 +262,17 @@ def test_rates_of_processes_that_held_unlike_numbers_are_by_the_token():
 
 
 def ends_of_interval(half):
-    """Return nine samples whose interval, from the second smallest to the second largest, is 3 ms (1 -/+ `half`)."""
+    """Return nine samples in ms whose interval, second smallest to second largest, is 3 (1 - half) to 3 (1 + half)."""
     return [3.0 * (1 + half * at) for at in (1, -1, 0, 1, -1, 0, 0, 0, 0)]
 
 
 def quartiles(apart, count):
-    """Return `count` samples: 3 and 3 (1 + `apart`) ms in turn, as if the host were slow at times, last the mean."""
+    """Return `count` samples that alternate between 3 and 3 (1 + apart) ms, as on a busy host; the last is the mean."""
     return [*(3.0 * (1 + apart * (n % 2)) for n in range(count)), 3.0 * (1 + apart / 2)][-count:]
 
 
 def drifted(by, early):
-    """Return 32 samples, the first `early` longer by share `by`; drift compares medians of the first and last eight."""
+    """Return 32 samples; the first `early` take (1 + by) times as long. Drift compares the first and last eight."""
     return [3.0 * (1 + by)] * early + [3.0] * (32 - early)
 
 

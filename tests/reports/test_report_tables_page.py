@@ -1,4 +1,4 @@
-"""The page's tables: numbers of figures, results, names."""
+"""The tables of a report page: rounded numbers, long and short tables, names of systems."""
 
 from dataclasses import replace
 

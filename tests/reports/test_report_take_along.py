@@ -1,4 +1,4 @@
-"""A reader can take a page's content along: links and downloads."""
+"""Links to figures of a page, and figures as pictures and PDF."""
 
 import re
 from pathlib import Path

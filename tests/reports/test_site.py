@@ -1,4 +1,4 @@
-"""The site of many runs, without a browser: what it writes, what it leaves alone, what it refuses."""
+"""The site of many runs, tested without a browser: its files, histories and comparisons, and refused folders."""
 
 import io
 import json

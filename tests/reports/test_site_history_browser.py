@@ -1,4 +1,4 @@
-"""A system over time in a browser: which case is shown, and where its points lead."""
+"""The page of a system over time, in a browser: the selected case, and links from its points to runs."""
 
 import re
 

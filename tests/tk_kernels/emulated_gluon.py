@@ -89,7 +89,7 @@ class Pointer:
     __radd__ = __add__
 
     def read(self, mask: Value | None, other: float | None) -> Tensor:
-        """Return the addressed values, `other` (None: NaN) where `mask` is false; IndexError outside the memory."""
+        """Return the addressed values, or `other` (None: NaN) where `mask` is false. IndexError if out of bounds."""
         at, inside = self._masked(mask)
         found = self.memory[torch.where(inside, at, 0)]
         return torch.where(inside, found, torch.tensor(float("nan") if other is None else other).to(found.dtype))
@@ -132,7 +132,7 @@ class Shared:
         return Shared(self.of.permute(order))
 
     def _reinterpret(self, dtype: torch.dtype, shape: list[int], layout: Any) -> Shared:
-        """Return a copy in `shape`; bit i of an element's offset is the index bit that `layout.bases[i]` selects."""
+        """Return a copy in `shape`. `layout.bases[i]`, a mask (row, column), selects the index bit for offset bit i."""
         assert dtype == self.dtype
         offsets = torch.zeros(shape, dtype=torch.int64)
         rows, columns = torch.meshgrid(*map(torch.arange, shape), indexing="ij")

@@ -121,7 +121,7 @@ def reference_form(operator: str, state: Any, form: str) -> Any:
 
 
 def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return x in float64, rounded to `dtype` like a kernel's store (Triton's interpreter truncates to bfloat16)."""
+    """Return x in float64 after a kernel's store to `dtype`, which rounds; the interpreter truncates to bfloat16."""
     if INTERPRETED and dtype == torch.bfloat16:
         return (x.float().view(torch.int32) & -0x10000).view(torch.float32).double()
     return x.to(dtype).double()
@@ -165,7 +165,7 @@ class Simulation(Exact):
 
     @contextmanager
     def _rows_rounded(self) -> Any:
-        """Make the reference round each row it writes, so that the current token's row is rounded too."""
+        """Make the reference round each cached row when writing it, so that the same step reads the rounded row."""
         with pytest.MonkeyPatch.context() as patch:
             write = learner.write_rows_
             rounded = lambda rows, x, at: write(rows, stored(x, self.kind.rows), at)  # noqa: E731
@@ -194,7 +194,8 @@ def compare(
 ) -> Comparison:
     """Return the errors of kernel and simulation in `steps` steps from state `start`.
 
-    batch: sequences, made by repeating `start`; up to 8 are compared. 0: those of `start`. step: runs the kernel.
+    batch: number of sequences (0: as in `start`). If larger than in `start`, they repeat and at most 8 are compared.
+    step: runs the kernel; by default `eager`.
     """
     generate, distinct = MODULES[operator][0], len(start.position)
     batch, step = batch or distinct, step or eager(operator)

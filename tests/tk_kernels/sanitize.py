@@ -131,7 +131,7 @@ def few_rows_products() -> Iterator[str]:
 
 
 def generate(operator: str, D: int = 64) -> Iterator[str]:
-    """Generate STEPS tokens per form and precision; after each, yield a text such as "17 tokens, dual, planes"."""
+    """Generate STEPS tokens in each form and precision; yield a line such as "17 tokens, dual, planes" for each."""
     cases = [("dual", "planes"), ("dual", "bfloat16"), ("dual", "float32")]
     for form, precision in [*cases, ("primal", "float16")] if D == 64 else cases:
         *tensors, state = arguments(operator, STEPS, 16, D)

@@ -59,7 +59,7 @@ def test_a_rounded_state_drifts_and_drifts_further_with_more_tokens():
 
 
 def test_the_state_outlives_the_capture_of_a_graph(monkeypatch):
-    """A graph's replays write to the state's memory, but the graph does not keep the state alive."""
+    """A CUDA graph writes to the state's memory but does not keep the state alive, so `drift` must keep it alive."""
     model, reference = models(TTTTorch(), "ttt-linear")
     run, states, alive, make = exact_run(reference, 2, 4), [], [], model.init_generate_state
 

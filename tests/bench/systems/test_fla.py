@@ -24,7 +24,7 @@ LAYER = Case("kda", "fla", "1.3b", "forward", 2, 80, dtype="float32", options=((
 
 
 class Cache:
-    """Stands in for fla's cache. `keeps` turns a convolution's last inputs into what is stored, by default a tuple."""
+    """A stand-in for fla's cache. `keeps` converts a convolution's last inputs to their stored form, here a tuple."""
 
     keeps = staticmethod(lambda last: (last,))
 

@@ -1,4 +1,4 @@
-"""The chunked scans equal sequential recurrences in float64, for lengths that are and are not whole chunks."""
+"""The chunked scans equal sequential recurrences in float64, with and without an incomplete last chunk."""
 
 import pytest
 import torch

@@ -54,7 +54,7 @@ def small(name, layer):
 
 @pytest.fixture
 def package(monkeypatch):
-    """Replace the packages by modules that run `naive`; return a dict whose `error` they add to every output."""
+    """Replace the packages by modules that add `error` to the output of `naive`; return the dict that holds `error`."""
     state = {"error": 0.0}
     monkeypatch.setattr("bench.systems.regressor.prepare", lambda run: run())
     for adapter in (FlaRegressor, Mamba3SSM):
@@ -100,7 +100,7 @@ def chunk(q, k, v, w, b, eta, initial_state, initial_state_bias, output_final_st
 
 @pytest.fixture
 def ttt(monkeypatch):
-    """Replace the package's two kernels of TTT-Linear: the second takes a quarter of the first one's time."""
+    """Replace fla's two TTT-Linear kernels. On a fake clock, the chunk kernel takes 4 ms, the fused one 1 ms."""
     naive, ops, calls = ModuleType("fla.ops.ttt.naive"), ModuleType("fla.ops.ttt"), []
 
     class FakeClock(Clock):
@@ -152,7 +152,7 @@ def row(*values):
 
 
 def test_a_delta_rule_by_hand():
-    """For scalars, S <- d S + beta k (v - k d S) with decay d = 1/2: 1/2 * 2 * 3 = 3, then 3/2 + 1 * (1 - 3/2) = 1."""
+    """With scalars and decay 1/2, S <- S/2 + beta k (v - k S/2) is first 1/2 * 2 * 3 = 3, then 3/2 + (1 - 3/2) = 1."""
     layer = replace(layer_of("gated-deltanet/fla"), heads=1, key_dim=1, value_dim=1)
     q, k, v = row(1.0, 4.0), row(2.0, 1.0), row(3.0, 1.0)
     beta, g = row(0.5, 1.0)[..., 0], row(0.5, 0.5)[..., 0].log()
@@ -196,7 +196,7 @@ def test_mesanet_is_ridge_regression_over_all_tokens_so_far():
 
 
 def test_mesanet_forgets_by_its_decay_and_weighs_by_beta():
-    """For scalars, q = k = 1 and decay d: G <- d G + beta = 1/2, S <- d S + beta v = 3, output S / (G + ridge) = 2."""
+    """With scalars and unit q and k, G <- d G + beta ends at 1/2, S <- d S + beta v at 3. Output S / (G + 1) is 2."""
     layer = replace(layer_of("mesanet/fla"), heads=1, key_dim=1, value_dim=1)
     beta, g = row(0.5, 0.25)[..., 0], row(1.0, 0.5)[..., 0].log()
     out, gram, values = layer.naive(row(3.0, 3.0), row(2.0, 5.0), row(4.0, 8.0), beta, g, torch.ones(1, 1)).values()
@@ -214,7 +214,7 @@ def mamba3(tokens, **changed):
 
 
 def test_mamba3_adds_the_token_before_by_the_trapezoidal_rule():
-    """At trap 0, half of a token's k v joins the state at once, the other half, decayed, in the next step; q k is 2."""
+    """At trap 0, half of a token's k v enters the state at once, and half, decayed, a step later. The output is 2 S."""
     trap, decay = torch.zeros(1, 1, 3), torch.tensor([0.5, 0.5, 0.25]).log().view(1, 1, 3)
     out, state = mamba3(3, V=row(8.0, 0.0, 0.0), Trap=trap, ADT=decay)
     # S = 4; then 1/2 * (4 + 4) = 4; then 1/4 * 4 = 1.

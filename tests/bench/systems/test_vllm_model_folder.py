@@ -1,4 +1,4 @@
-"""The folder of an engine's model has a stable name, one user at a time, and no leftovers of a killed process."""
+"""Each engine has a model folder of its own with a stable name; a folder left by a killed process is reused."""
 
 import signal
 import subprocess
