@@ -1,4 +1,4 @@
-"""Compile a .cu file with nvcc, cache it, and load it by tvm-ffi.
+"""Compile a .cu file with nvcc, cache the library, and load it with tvm-ffi.
 
 `build("ttt_linear/forward_sm90")` compiles `tk_kernels/ttt_linear/forward_sm90.cu` on any machine with nvcc, GPU or
 not; `load("ttt_linear/forward_sm90")` needs a Hopper GPU. Both compile a kernel only if the cache lacks it. A machine
@@ -68,15 +68,15 @@ class KernelResources:
 
 @dataclass(frozen=True)
 class Built:
-    """A kernel in the cache; `folder` has its library, log and `ingredients`. compiled: whether compiled just now."""
+    """A compiled kernel; `folder`, in the cache, contains its library, compiler log and `ingredients`."""
 
     name: str
     folder: Path
-    compiled: bool  # False: from the cache
+    compiled: bool  # whether this call of `build` compiled it; False: it was in the cache
 
     @property
     def ingredients(self) -> dict[str, str | None]:
-        """The ingredients (see `build.ingredients`) recorded at compilation, perhaps on another machine."""
+        """The result of the function `ingredients` when the kernel was compiled, perhaps on another machine."""
         return json.loads((self.folder / NOTE).read_text())
 
     @property
@@ -145,7 +145,7 @@ def load(name: str) -> Any:
 
 
 def hidden() -> str:
-    """Return "" if the environment variable TTT_BENCH_ARCH is unset; otherwise why it disables the Hopper kernels."""
+    """Return why the environment variable TTT_BENCH_ARCH disables the Hopper kernels, or "" if it is unset."""
     arch = os.environ.get("TTT_BENCH_ARCH", "")
     if arch in ("", PORTABLE):
         return f"TTT_BENCH_ARCH={arch} hides the kernels for Hopper" if arch else ""
@@ -190,9 +190,9 @@ def find_nvcc() -> Path | None:
 
 
 def ingredients(name: str) -> dict[str, str | None]:
-    """Return everything that determines a kernel's machine code, by name; a missing tool or library is None.
+    """Return everything that determines a kernel's machine code, such as a digest of its sources and nvcc's version.
 
-    Raises BuildError if there is no such kernel, or if nvcc does not run.
+    A missing tool or library has the value None. Raises BuildError for an unknown kernel, or if nvcc does not run.
     """
     return {
         "name": name,
@@ -230,7 +230,7 @@ def _compiler_version(nvcc: Path | None) -> str | None:
 
 
 def _folder(name: str, wanted: dict[str, str | None]) -> Path:
-    """Return the cache folder named by a hash of `wanted`, except nvcc and ThunderKittens: a machine may lack them."""
+    """Return the cache folder, named by a hash of `wanted` without nvcc and ThunderKittens: a machine may lack them."""
     known = [wanted[each] for each in ("sources", "flags", "host", "tvm_ffi", "architecture")]
     key = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
     return cache_directory() / "kernels" / f"{name.replace('/', '.')}-{key}"

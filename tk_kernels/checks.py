@@ -37,7 +37,7 @@ def check_devices(**tensors: Tensor | None) -> None:
 
 
 def check_tokens(tokens: dict[str, Tensor], lr: Tensor, layout: str, dtypes: tuple[torch.dtype, ...]) -> None:
-    """Raise ValueError unless all `tokens` share a shape and a dtype in `dtypes`, and lr has their shape without D.
+    """Raise ValueError unless `tokens` share a shape and one of `dtypes`, and lr has that shape without the last axis.
 
     layout: the tokens' shape in letters, such as "[B, T, H, D]".
     """
@@ -61,9 +61,9 @@ def check_outer(token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, heads: 
 
 
 def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> None:
-    """Raise ValueError unless the fields of `state` have these shapes, given by field name, and the right dtypes.
+    """Raise ValueError unless the fields of `state` that `shapes` names have these shapes and the dtypes below.
 
-    dtype: the tokens' dtype. state.position must be int32, all other fields STATE_DTYPE[dtype].
+    state.position must be int32, all other fields STATE_DTYPE[dtype]. dtype: the tokens' dtype.
     """
     for name, shape in shapes.items():
         tensor = getattr(state, name)
@@ -75,7 +75,8 @@ def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.d
 def common_position(position: Tensor, start: int | None, mini_batch: int) -> int:
     """Return the position in the mini-batch that all sequences share, or raise ValueError.
 
-    position [B]. start: the position, if known; None reads `position`, which waits for the GPU.
+    position [B]: each sequence's position. start: the shared position, if the caller knows it. None reads `position`,
+    which waits for the GPU.
     """
     values = sorted(set(position.tolist())) if start is None else [start]
     if len(values) > 1:

@@ -41,7 +41,7 @@ class Cost:
         return batch * tokens * heads * (products + 2 * mini_batch * self._row * head_dim)
 
     def forward_bytes(self, batch: int, tokens: int, heads: int, head_dim: int, element_bytes: int = 2) -> int:
-        """Return the least bytes a fused forward moves: q, k, v, lr and output; weights and biases, read and written.
+        """Return the least bytes a fused forward moves: q, k, v, lr, output once; weights, biases twice (read, write).
 
         element_bytes: bytes per element of q, k, v and the output; lr, weights and biases are float32.
         """
@@ -51,8 +51,8 @@ class Cost:
     def generate_flops(self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual") -> float:
         """Return the FLOPs to generate one token in each of `batch` sequences, averaged over a mini-batch.
 
-        dual: as in `forward_flops`, except that P and P @ G have (m+1)/2 cached rows on average instead of m.
-        primal: X @ W, dW += X^T G, W_t = W - s dW and Xbar @ W_t take 2 * in * out each; G @ W^T as in `forward_flops`.
+        Symbols: see `forward_flops`; dW is the gradient sum. dual: the same, but P has (m+1)/2 columns on average.
+        primal: X @ W, dW += X^T G, W_t = W - s dW and Xbar @ W_t take 2 * in * out each; G @ W^T is as in dual.
         """
         check_choice("form", form, FORMS)
         times = 3 if form == "dual" else 4
@@ -66,7 +66,7 @@ class Cost:
         """Return the bytes of the generate state: weights, float32 biases, and cached rows or gradient sums.
 
         state: precision of the weights, a key of ELEMENT_BYTES or "planes" (float32 as two 16-bit tensors).
-        Raises ValueError for another form or state.
+        Raises ValueError for an unknown form or state.
         """
         stored, read, _ = _weight_bytes(form, state)
         weights, biases = self._weights * head_dim**2, self._biases * head_dim
@@ -99,9 +99,9 @@ class Cost:
 
 
 def _weight_bytes(form: str, state: str) -> tuple[int, int, int]:
-    """Return bytes per weight: storage; reads at every token; further reads and writes at the mini-batch's last token.
+    """Return three numbers of bytes per weight: stored, read at every token, and moved at a mini-batch's last token.
 
-    An element of a cached row takes as many bytes as the second number.
+    The third excludes the reads that the second counts. The second is also the bytes per element of a cached row.
     """
     check_choice("form", form, FORMS)
     check_choice("state", state, ("planes", *ELEMENT_BYTES))

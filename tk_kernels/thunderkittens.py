@@ -17,7 +17,7 @@ HEADER = Path("include") / "kittens.cuh"
 
 
 class BuildError(RuntimeError):
-    """A kernel cannot be built or loaded here; one sentence names the missing part."""
+    """A kernel cannot be built or loaded on this machine; the message names the missing part."""
 
 
 def cache_directory() -> Path:
@@ -26,7 +26,7 @@ def cache_directory() -> Path:
 
 
 def find_thunderkittens() -> Path | None:
-    """Return the folder THUNDERKITTENS_ROOT, or if unset the cache's clone; None if the folder has no headers."""
+    """Return the folder THUNDERKITTENS_ROOT or, if that is unset, the clone in the cache; None if it has no headers."""
     named = os.environ.get("THUNDERKITTENS_ROOT")
     root = Path(named) if named else _clone_path()
     return root if (root / HEADER).is_file() else None

@@ -1,6 +1,6 @@
-"""GEMMs y = x W^T with few rows of x, fused with the norm before or SwiGLU after.
+"""GEMMs y = x W^T with few rows of x, fused with the norm before them or with the SwiGLU after them.
 
-Such a GEMM is memory-bound by W, so the fused operations cost nothing and save a launch.
+Such a GEMM takes as long as reading W, so the fused operations cost nothing and save a launch.
 With one or two rows of x, a program loads whole rows of W and sums on CUDA cores. The program applies the norm's mean
 and scale to the sums, so loads of weights do not wait for the norm. With more rows, tensor cores multiply tiles.
 """
@@ -41,8 +41,8 @@ class Norm:
     """Norm of the rows of x [..., K] before a GEMM, for the argument `before` of `few_rows_product`.
 
     weight [K] alone: RMSNorm. With bias [K] and the output gate [..., K]: LayerNorm times gelu_tanh(`gate`).
-    For one row of x, the GEMM's kernel computes LayerNorm from sums of x and x^2: float32 rounding errors grow by the
-    factor mean / standard deviation.
+    For one row of x, the GEMM's kernel computes LayerNorm from sums of x and x^2, so its float32 rounding errors grow
+    with the row's mean / standard deviation.
     """
 
     weight: Tensor
@@ -92,12 +92,12 @@ def few_rows_product(
     """Return before(x) W^T, [..., N] in x's dtype, for x [..., K] and weights W [N, K].
 
     Without `before`, return x W^T.
-    out [..., N]: the result is added to this tensor in place. `out` must share no memory with the inputs.
+    out [..., N]: add the result to this tensor in place, and return it. `out` must share no memory with the inputs.
     swiglu: W is [2 N, K], Wg's rows before Wu's, and the result is silu(y Wg^T) * (y Wu^T) with y = before(x).
-    Neither `out` nor an output gate is then supported.
-    pdl: make a `dependent_launch`, which reads W and the norm's weight and bias before earlier launches end.
-    Arithmetic is float32, and the result is rounded once. The norm's result is rounded too if a separate kernel
-    computes it: with more than MOST_SUMMED rows, or two rows and an output gate.
+    swiglu supports neither `out` nor an output gate.
+    pdl: launch with `dependent_launch`; the kernel may read W and the norm's parameters before earlier launches end.
+    Arithmetic is float32, and the result is rounded once. With more than MOST_SUMMED rows, or with two rows and an
+    output gate, a separate kernel computes the norm and rounds its result.
     Raises ValueError on a wrong shape, dtype, stride or device.
     """
     rows, N = _checked(x, weights, before, swiglu, out)
@@ -196,7 +196,7 @@ def _few_rows_summed(
     """Compute OUTPUTS columns of out [R, N] = x W^T on CUDA cores, INPUTS columns of x at a time.
 
     x [R, K], weights W [N, K]; R is a power of two. SWIGLU: compute silu(x W^T) * (x up_weights^T). ADD: add to out.
-    NORMED: apply RMSNorm to x first; with GATED, LayerNorm times the output gate, for R = 1.
+    NORMED: apply RMSNorm to x first. NORMED and GATED (only R = 1): apply LayerNorm times the output gate first.
     """
     let_next_begin(PDL)
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)

@@ -20,11 +20,11 @@ COLUMNS = 2048  # columns of a SwiGLU row per program
 
 @on_its_device
 def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
-    """Return LayerNorm(z) * gelu_tanh(`gate`) in z's dtype, all [..., C] (ttt_layer.md, step 6).
+    """Return LayerNorm(z) * gelu_tanh(`gate`) in z's dtype, for z and `gate` [..., C] (ttt_layer.md, step 6).
 
-    weight, bias [C]: LayerNorm's. `gate` can be a slice of columns of a wider tensor.
-    pdl: make a `dependent_launch`, which reads `weight` and `bias` before earlier launches end.
-    Arithmetic is float32, rounded once. Raises ValueError on a wrong shape, stride or device.
+    weight, bias [C]: parameters of LayerNorm. `gate` can be a slice of columns of a wider tensor.
+    pdl: launch with `dependent_launch`; the kernel reads `weight` and `bias` before earlier launches end.
+    Arithmetic is float32; the result is rounded once. Raises ValueError on a wrong shape, stride or device.
     """
     C = z.shape[-1]
     check_shape("gate", gate, tuple(z.shape))
@@ -44,8 +44,8 @@ def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float,
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
     """Return x / rms(x) * weight over the last dimension, in x's dtype; weight is [C].
 
-    pdl: make a `dependent_launch`, which reads `weight` before earlier launches end.
-    Arithmetic is float32, rounded once. Raises ValueError on a wrong shape, stride or device.
+    pdl: launch with `dependent_launch`; the kernel reads `weight` before earlier launches end.
+    Arithmetic is float32; the result is rounded once. Raises ValueError on a wrong shape, stride or device.
     """
     C = x.shape[-1]
     check_parameter("weight", weight, (C,))
@@ -62,7 +62,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> Ten
 def swiglu(x: Tensor) -> Tensor:
     """Return silu(a) * b, [..., F] in x's dtype, where x [..., 2 F] holds a, then b.
 
-    Arithmetic is float32, rounded once. Raises ValueError on an odd number of columns or a wrong stride.
+    Arithmetic is float32; the result is rounded once. Raises ValueError on an odd number of columns or a wrong stride.
     """
     if x.shape[-1] % 2:
         raise ValueError(f"x has {x.shape[-1]} columns: must be even")

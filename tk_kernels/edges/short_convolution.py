@@ -41,10 +41,10 @@ def residual_convolution(
     """Return h + conv(RMSNorm(h)) and the RMSNorm of that sum, both [B, T, C] in h's dtype.
 
     h [B, T, C] contiguous. cache [B, 3, C]: the last three inputs of the convolution, replaced in place.
-    slots [B], only with T = 1: sequence b uses cache[slots[b]], and the cache has any size and stride in dimension 0.
-    sequences, only with B = 1: the T tokens are packed sequences with this layout; each uses its slot of the cache.
-    norm, next_norm [C]: weights of the first and second RMSNorm. weight [C, 1, 4], bias [C]: the convolution's.
-    pdl: make a `dependent_launch`, which reads cache, norms, weight and bias before earlier launches end.
+    slots [B], only with T = 1: sequence b uses cache[slots[b]]. The cache may have any size and stride in dimension 0.
+    sequences, only with B = 1: the layout of T packed tokens. Packed sequence s uses cache[sequences.slots[s]].
+    norm, next_norm [C]: weights of the first and second RMSNorm. weight [C, 1, 4], bias [C]: parameters of conv.
+    pdl: launch with `dependent_launch`; the kernel reads cache, norms, weight and bias before earlier launches end.
     Sums are float32; the convolution's inputs and the sum with h are rounded to h's dtype.
     Raises ValueError on a wrong shape, stride or device, and if T * C exceeds 2^31.
     """
@@ -91,12 +91,11 @@ def query_key(
     x [B, T, C]: input of both convolutions.
     lr_logits [B, T, H], lr_bias [H]: lr = base_lr * sigmoid(lr_logits + lr_bias) / D.
     x and lr_logits can be slices of columns of one wider tensor.
-    cache [B, 3, C]: the last three x of each sequence, replaced in place.
-    slots, sequences: see `residual_convolution`.
-    conv_q, conv_k: weight [C, 1, 4] and bias [C] of each convolution.
-    rope: cos and sin [m, D/2] float32. position [B] or [B, H]: position of each sequence, modulo the mini-batch m.
-    pdl: make a `dependent_launch`, which reads cache, position, conv_q and conv_k before earlier launches end.
-    Sums are float32, rounded once after RoPE. Raises ValueError on a wrong shape, dtype, stride or device.
+    cache [B, 3, C]: each sequence's last three inputs, replaced in place. slots, sequences: see `residual_convolution`.
+    conv_q, conv_k: weight [C, 1, 4] and bias [C] of each convolution. rope: cos and sin [m, D/2] float32.
+    position [S] or [S, H]: each sequence's number of earlier tokens, or that number modulo m. S = B unless packed.
+    pdl: launch with `dependent_launch`; the kernel reads cache, position, conv_q, conv_k before earlier launches end.
+    Sums are float32; q and k are rounded once, after RoPE. Raises ValueError on a wrong shape, dtype, stride or device.
     """
     (B, T, C), (m, pairs), H = x.shape, rope[0].shape, lr_logits.shape[-1]
     for name, each in (("x", x), ("lr_logits", lr_logits)):
@@ -161,7 +160,7 @@ def _layout(
     """Return the cache to read, the cache to write, the number of chunks, and further arguments of the kernel.
 
     A sequence's first chunk reads the cache and its last chunk writes it, in different programs. The two caches are
-    therefore different tensors, except with one unpacked token per sequence.
+    therefore different tensors, unless the sequences are not packed and have one token each.
     """
     if sequences is None:
         chunk = min(CHUNK, triton.next_power_of_2(tokens))
@@ -181,7 +180,7 @@ def _rounded_rms_norm(row, weight, C: tl.constexpr, eps):
 
 @jit
 def _taps(weight, channel, valid, weight_stride, tap_stride):
-    """Return a channel's four weights in float32, for the inputs 0, 1, 2 and 3 tokens back."""
+    """Return the four convolution weights of the channels in float32, for the inputs 0, 1, 2 and 3 tokens back."""
     at = weight + channel * weight_stride
     w3 = tl.load(at, mask=valid, other=0).to(tl.float32)
     w2 = tl.load(at + tap_stride, mask=valid, other=0).to(tl.float32)
@@ -192,7 +191,7 @@ def _taps(weight, channel, valid, weight_stride, tap_stride):
 
 @jit
 def _cached(at, valid, C: tl.constexpr):
-    """Load a sequence's last three inputs, oldest first, from rows of C channels at `at`."""
+    """Load a sequence's last three convolution inputs, oldest first: three rows of C channels at address `at`."""
     r3 = tl.load(at, mask=valid, other=0, cache_modifier=".cg")
     r2 = tl.load(at + C, mask=valid, other=0, cache_modifier=".cg")
     r1 = tl.load(at + 2 * C, mask=valid, other=0, cache_modifier=".cg")
@@ -215,7 +214,7 @@ def _residual_convolution(
     C: tl.constexpr, CP: tl.constexpr, CHUNK: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
     cu_seqlens=None, starts=None, chunks=None, after_stride=0, PACKED: tl.constexpr = False,
 ):  # fmt: skip
-    """Compute a chunk of `residual_convolution`, token by token. x0 to x3: inputs 0 to 3 tokens back."""
+    """Compute a chunk of tokens of `residual_convolution`. Local variables x0 to x3: inputs 0 to 3 tokens back."""
     let_next_begin(PDL)
     rc = tl.arange(0, CP)
     valid = rc < C
@@ -285,7 +284,7 @@ def _query_key(
     SLOTS: tl.constexpr, PDL: tl.constexpr,
     cu_seqlens=None, starts=None, chunks=None, after_stride=0, PACKED: tl.constexpr = False,
 ):  # fmt: skip
-    """Compute BLOCK channels of a chunk of `query_key`, token by token. x0 to x3: inputs 0 to 3 tokens back."""
+    """Compute BLOCK channels of a chunk of tokens of `query_key`. Variables x0 to x3: inputs 0 to 3 tokens back."""
     let_next_begin(PDL)
     C: tl.constexpr = H * D
     BLOCKS: tl.constexpr = (C + BLOCK - 1) // BLOCK

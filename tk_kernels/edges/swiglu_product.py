@@ -26,7 +26,7 @@ def available(device: torch.device | None = None) -> str:
 def swiglu_product(x: Tensor, weights: Tensor, *, beside_others: bool = False) -> Tensor:
     """Return silu(x Wg^T) * (x Wu^T), [..., F] in x's dtype, for x [..., C].
 
-    weights [2 F, C]: Wg's rows before Wu's. Arithmetic is float32, rounded once; with cuBLAS, also after the GEMM.
+    weights [2 F, C]: Wg's rows before Wu's. Arithmetic is float32; the result is rounded. cuBLAS rounds x W^T too.
     beside_others: whether other kernels run at the same time. Thread blocks that start late then compute fewer tiles.
     """
     rows = x.flatten(0, -2)

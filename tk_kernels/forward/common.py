@@ -28,7 +28,7 @@ def tile(q: Tensor, mini_batch: int) -> dict[str, Any]:
     """Return compile-time arguments of the forward kernels by name, for q [..., H, D] and `mini_batch`, m.
 
     M, DP: m and D, padded to powers of two of at least 16. DOT: dtype of matmul operands.
-    UP: scale of gradients, and of weights in registers, that keeps small float16 gradients from being subnormal.
+    UP: factor for gradients and for weights in registers. It keeps small float16 gradients from being subnormal.
     """
     head_dim = q.shape[-1]
     return {
@@ -53,10 +53,10 @@ def launch(
     """Launch an operator's forward kernel on T tokens from a mini-batch's start, and write to `outputs`.
 
     run: the operator's launch function, called with q, k, the kernel's other arguments, m, B and `settings`.
-    tokens: q, k with RoPE, v, lr. outer: token_scale, ln_weight, ln_bias. Shapes are those of `ops.forward`.
+    tokens: q, k with RoPE, v, lr. outer: token_scale, ln_weight, ln_bias. Shapes: see `ForwardOperator.forward`.
     weights: each layer's weight and bias.
-    outputs: out, the next weights and biases (`weights` for an update in place), the last mini-batch's rows.
-    settings: None runs a Gluon kernel if one supports q, otherwise the Triton kernel as in `tuning.toml`.
+    outputs: out, the next weights and biases (`weights` for an update in place), the last mini-batch's cached rows.
+    settings: launch settings of the Triton kernel. None: run a Gluon kernel if one supports q, else use `tuning.toml`.
     compile_only: compile the kernel and compute nothing.
     """
     q, k, v, lr = tokens
@@ -76,9 +76,9 @@ def launch_packed(
     state: StepState,
     sequences: Packed,
 ) -> Tensor:
-    """Return the outputs [N, H, D] of packed sequences; advance their slots of `state`.
+    """Return the outputs [N, H, D] of packed sequences; update the slots of `state` that these sequences use.
 
-    run: as in `launch`. kernel: any kernel that `run` can launch, read only for its parameters' names.
+    run: as in `launch`. kernel: any kernel that `run` can launch; only its parameters' names are read.
     Other arguments: see `forward_packed`.
     """
     q, k, v, lr = tokens
@@ -98,7 +98,7 @@ def launch_packed(
 
 @jit
 def packed_sequence(cu_seqlens, start, slots, seq, m: tl.constexpr):
-    """Return a packed sequence's first row in [N, ...], its length, its number n of earlier tokens, n % m, its slot."""
+    """Return a packed sequence's first row in [N, ...], length, number n of earlier tokens, n % m, and state slot."""
     token = tl.load(cu_seqlens + seq)
     count = tl.load(cu_seqlens + seq + 1) - token
     before = tl.load(start + seq)
@@ -143,7 +143,7 @@ def sums_of_six(s0, s1, s2, s3, s4, s5):
 
 @jit
 def normalization(s0, s1, D: tl.constexpr):
-    """Return mean and 1/std of rows z [D], from s0, the sum of a row, and s1, the sum of its squares."""
+    """Return mean and 1/std of rows z [D], from each row's sum s0 and sum of squares s1."""
     mean = s0 * (1.0 / D)
     return mean, tl.rsqrt(tl.maximum(s1 * (1.0 / D) - mean * mean, 0.0) + 1e-6)
 
@@ -165,7 +165,7 @@ def gradient_coefficients(s0, s1, s2, s3, s4, s5, weight_squared, D: tl.constexp
 
 @jit
 def tanh(x):
-    """Return tanh(x), in one instruction on a GPU: 11 exact bits suffice for 16-bit operands."""
+    """Return tanh(x). A GPU computes it in one instruction, exact to 11 bits, which suffices for 16-bit operands."""
     if INTERPRETED:
         return 2.0 * tl.sigmoid(2.0 * x) - 1.0
     return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)

@@ -36,7 +36,7 @@ Outer = tuple[Tensor, Tensor, Tensor]  # token_scale [m], ln_weight, ln_bias [H,
 
 @cache
 def hopper_unavailable(kernel: str, arch: str | None) -> str:
-    """Return why the Hopper kernel cannot run here, or "". arch: TTT_BENCH_ARCH, used only as a key of `@cache`."""
+    """Return why the Hopper kernel cannot run here, or "". arch: value of TTT_BENCH_ARCH, used only by `@cache`."""
     return build.unavailable(kernel)
 
 
@@ -44,10 +44,10 @@ class ForwardOperator:
     """The forward of TTT-Linear or TTT-MLP: checks arguments and runs one of three backends.
 
     name: "linear" or "mlp". learner: the PyTorch reference. portable: function that launches the Triton kernel.
-    widths: input widths of the layers of f, then the last one's output width, in multiples of the head dimension.
-    kernels: names of the Hopper kernels, by mini-batch.
-    plan: function of q [B, T, H, D] and the mini-batch that returns further arguments of the Hopper kernel.
-    weights: names of the weights and biases among the fields of the state.
+    widths: each layer's input width, then the last layer's output width, in multiples of the head dimension.
+    kernels: names of the Hopper kernels, by mini-batch size.
+    plan: function that returns further arguments of the Hopper kernel, given q [B, T, H, D] and the mini-batch size.
+    weights: names of the state's fields that hold weights and biases.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ForwardOperator:
     def available(self, mini_batch: int = 16) -> str:
         """Return why the Hopper kernel cannot run here, or "".
 
-        Raises ValueError for a mini-batch without a Hopper kernel.
+        Raises ValueError for a mini-batch size without a Hopper kernel.
         """
         check_choice("mini_batch", mini_batch, tuple(self.kernels))
         return build.unavailable(self.kernels[mini_batch])
@@ -98,12 +98,12 @@ class ForwardOperator:
     ) -> tuple[Tensor, State]:
         """Return the outputs [B, T, H, D] of T tokens and the state after them.
 
-        q, k, v [B, T, H, D] of one of DTYPES, the last dimension contiguous, D one of HEAD_DIMS.
-        lr [B, T, H] = base_lr * sigmoid(...) / D.
+        q, k, v [B, T, H, D]: one dtype of DTYPES, D in HEAD_DIMS, stride 1 in D, other strides multiples of 8.
+        lr [B, T, H]: learning rates, which a layer computes as base_lr * sigmoid(...) / D.
         token_scale [m], none below 0; its length is the mini-batch, 4 to 64. ln_weight, ln_bias [H, D].
         state: float32, all sequences at the same position, F = 4 D for TTT-MLP. If the position is inside a mini-batch,
         the tokens up to the end of that mini-batch run in the reference.
-        rope: apply RoPE to q and k (theta 10000, position in the mini-batch, interleaved pairs); False if they have it.
+        rope: apply RoPE to q and k (theta 10000, position in the mini-batch, interleaved pairs). False: they have it.
         start: the state's position, 0 to m - 1, if known. None reads it from the device, which waits for the GPU.
         inplace: write the next state to the tensors of `state`, and return `state`. False: do not change `state`.
         backend: one of BACKENDS; "" selects by `choice`.
@@ -135,7 +135,7 @@ class ForwardOperator:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1), state if inplace else after
 
     def _checked(self, tokens: Tokens, outer: Outer, state: tuple, inplace: bool) -> dict[str, tuple[int, ...]]:
-        """Check `forward`'s arguments, or raise ValueError; return the shape of each tensor of a state by name."""
+        """Return the shape of each tensor of a state, by name. Raises ValueError for bad arguments of `forward`."""
         _check_tokens(tokens, outer, "[B, T, H, D]")
         q, mini_batch = tokens[0], len(outer[0])
         batch, _, heads, head_dim = q.shape
@@ -192,7 +192,7 @@ class ForwardOperator:
 
 
 def _with_rope(tokens: Sequence[Tensor], start: int, mini_batch: int, rope: bool) -> tuple[Tensor, ...]:
-    """Return the tokens; with `rope`, q and k are rotated for positions from `start` on."""
+    """Return `tokens`: q, k and others. If `rope` is true, apply RoPE to q and k, with positions from `start` on."""
     q, k, *others = tokens
     if rope:
         position = torch.arange(start, start + q.shape[1], device=q.device) % mini_batch
@@ -208,11 +208,11 @@ def forward_packed(
     state: Any,
     sequences: Packed,
 ) -> Tensor:
-    """Check the arguments, run `launch`, and return packed outputs [N, H, D] in q's dtype.
+    """Run an operator's portable forward on packed sequences, and return the outputs [N, H, D] in q's dtype.
 
-    launch: the `launch_packed` of a portable kernel. sequences: the layout of the N tokens.
+    launch: `launch_packed` of ttt_linear.forward or ttt_mlp.forward. sequences: the layout of the N tokens.
     tokens: q, k, v [N, H, D] in the dtype of the state's rows, q and k with RoPE, lr [N, H].
-    outer: as in `ops.forward`.
+    outer: token_scale, ln_weight and ln_bias, as in `ForwardOperator.forward`.
     initial: the learned initial weights [H, ...] and biases [H, ...] or [H, 1, ...]; sequences with `start` 0 begin
         from them.
     state: a `GenerateState` in the dual form, whose slots are updated in place; its position is not read.
@@ -237,7 +237,7 @@ def forward_packed(
 
 
 def _check_tokens(tokens: Tokens, outer: Outer, layout: str) -> None:
-    """Raise ValueError unless the kernels support the outer parameters and tokens; layout: q's shape in letters."""
+    """Raise ValueError unless the kernels support `outer` and `tokens`. layout: q's shape, such as "[N, H, D]"."""
     (q, k, v, lr), (token_scale, ln_weight, ln_bias) = tokens, outer
     named = {"q": q, "k": k, "v": v}
     check_tokens(named, lr, layout, DTYPES)

@@ -51,10 +51,10 @@ def available() -> str:
 
 
 def split_planes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Split float32 x into bfloat16 high and int16 low planes; `join_planes` restores all bits except of NaNs.
+    """Split float32 x into bfloat16 high and int16 low planes, from which `join_planes` restores x, except NaNs.
 
-    Ties of `high` round away from zero, so the remainder always fits 16 signed bits. All NaNs become 0x7FC00000: the
-    NaN 0x7FFFFFFF of a GPU would round to -0.
+    `high` is x rounded to nearest, ties away from zero, so the remainder always fits 16 signed bits. All NaNs become
+    0x7FC00000, because the NaN that a GPU computes, 0x7FFFFFFF, would round to -0.
     """
     x = x.float().contiguous()
     bits = x.view(torch.int32).masked_fill(x.isnan(), 0x7FC00000)
@@ -69,7 +69,7 @@ def join_planes(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
 
 
 def store(x: torch.Tensor, precision: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return float32 x in a precision of PRECISIONS: its (high, low) planes, or (x in that dtype, None)."""
+    """Return float32 x as (high, low) planes, or as (x in another dtype, None). precision: a key of PRECISIONS."""
     if PRECISIONS[precision].planes:
         return split_planes(x)
     return x.to(PRECISIONS[precision].weights, copy=True).contiguous(), None
@@ -81,7 +81,7 @@ PIECE_BYTES = 1 << 28
 def by_sequences(function: Callable[..., tuple[torch.Tensor | None, ...]], *given: torch.Tensor) -> Any:
     """Apply `function` to slices of the tensors `given` [B, ...], at most PIECE_BYTES at a time, to save memory.
 
-    Returns a tuple of whole outputs [B, ...]; None where `function` returns None.
+    Returns the tuple of `function`'s outputs, concatenated to [B, ...]. An output that is None stays None.
     """
     batch, size = len(given[0]), sum(x.numel() * x.element_size() for x in given)
     step = max(1, batch * PIECE_BYTES // max(1, size))
@@ -103,13 +103,13 @@ def float_copy(x: torch.Tensor) -> torch.Tensor:
 def rope_table(cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Return the kernels' RoPE table [m, 2, D] float32, from cos and sin [m, D/2].
 
-    Columns 2i and 2i+1 of the cos rows both hold cos_i; those of the sin rows hold -sin_i and sin_i.
+    For each of the m positions, row 0 has cos_i in columns 2i and 2i+1. Row 1 has -sin_i in column 2i, sin_i in 2i+1.
     """
     return torch.stack((cos.repeat_interleave(2, 1), torch.stack((-sin, sin), 2).flatten(1)), 1).float()
 
 
 def dot_type(rows: torch.Tensor) -> Any:
-    """Return Triton's dtype of matmul operands: that of `rows`, float32 in the interpreter."""
+    """Return Triton's dtype for matmul operands: the dtype of `rows`, or float32 in Triton's interpreter."""
     if triton.knobs.runtime.interpret:
         return tl.float32
     return {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[rows.dtype]
@@ -117,12 +117,12 @@ def dot_type(rows: torch.Tensor) -> Any:
 
 @cache
 def runs_sm90(device: torch.device) -> bool:
-    """Whether generate kernels in Gluon run on `device`: compute capability 9.0, not hidden by TTT_BENCH_ARCH."""
+    """Whether generate kernels in Gluon run on `device`: it has compute capability 9.0, and TTT_BENCH_ARCH is unset."""
     return not hidden() and device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def dependent_launch(pdl: bool) -> dict[str, bool]:
-    """Return launch arguments that request programmatic dependent launch (PDL) if `pdl`, on GPUs from Hopper on.
+    """Return Triton's launch arguments; if `pdl`, they request programmatic dependent launch (PDL) on Hopper or newer.
 
     With PDL, a kernel starts as soon as the launch before it allows, reads its parameters and state, then waits for all
     earlier launches. So a launch without PDL must separate the kernel from the writes of its parameters and state.
@@ -135,7 +135,7 @@ def dependent_launch(pdl: bool) -> dict[str, bool]:
 def section_name(suits_sm90: bool, device: torch.device) -> str:
     """Return the name by which `tuning` finds settings: the GPU's name, or "cpu".
 
-    SM90 precedes the name if a Gluon kernel will run. suits_sm90: whether a Gluon kernel supports the state.
+    The prefix SM90 precedes it if a Gluon kernel will run. suits_sm90: whether a Gluon kernel supports the state.
     """
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return f"{SM90} {gpu}" if suits_sm90 and runs_sm90(device) else gpu
@@ -163,7 +163,7 @@ def wait_for_previous(PDL: tl.constexpr):
 
 @jit
 def slot_of(slots, seq, SLOTS: tl.constexpr):
-    """Return sequence `seq`'s index in the state's tensors: slots[seq] with SLOTS, or `seq`."""
+    """Return the index of sequence `seq` in the state's tensors: slots[seq] with SLOTS, otherwise `seq`."""
     if SLOTS:
         seq = tl.load(slots + seq).to(tl.int64)
     return seq
@@ -202,9 +202,9 @@ def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
 
 @jit
 def load_token(x, at, rd, valid, ROPE: tl.constexpr):
-    """Load `rotate`'s `row` and `pair`: a row [D] of Q or K, and with ROPE that row with each pair's elements swapped.
+    """Load a row [D] of Q or K; with ROPE, also load it with the two elements of each pair swapped, for `rotate`.
 
-    `rotate` computes separately: any use of a loaded value may need a barrier, which would delay further loads.
+    RoPE itself is in `rotate`, because any use of a loaded value may need a barrier, which would delay further loads.
     """
     row = tl.load(x + at + rd, mask=valid, other=0)
     pair = row
@@ -225,9 +225,9 @@ def load_angles(rope, position, rd, valid, D: tl.constexpr, ROPE: tl.constexpr):
 
 @jit
 def rotate(row, pair, cos, sin, ROPE: tl.constexpr):
-    """Return a row of Q or K as float32; with ROPE, rotated and rounded to the row's dtype.
+    """Return a row of Q or K as float32; with ROPE, first apply RoPE and round to the row's dtype.
 
-    pair: the second result of `load_token`. cos, sin: the results of `load_angles`.
+    row, pair: the results of `load_token`. cos, sin: the results of `load_angles`.
     """
     if ROPE:
         row = (row.to(tl.float32) * cos + pair.to(tl.float32) * sin).to(row.dtype)
@@ -247,7 +247,7 @@ def learning_rate(rate, base_lr, D: tl.constexpr, LOGITS: tl.constexpr):
 def columns(x, FIRST: tl.constexpr, DOT: tl.constexpr):
     """Expand x [N] to a matmul operand [N, 16] of dtype DOT, for w @ x on tensor cores.
 
-    Column FIRST is x rounded to DOT, the next the rounding error, others 0. The matmul's columns sum to w @ x.
+    Column FIRST is x rounded to DOT, the next is the rounding error, others are 0. The matmul's columns sum to w @ x.
     """
     high = x.to(DOT)
     rest = (x - high.to(tl.float32)).to(DOT)
@@ -257,7 +257,7 @@ def columns(x, FIRST: tl.constexpr, DOT: tl.constexpr):
 
 @jit
 def normalise(z, valid, D: tl.constexpr):
-    """Return the normalised row xhat and 1/std of z [D]: biased variance, eps 1e-6."""
+    """Return xhat = (z - mean) / std and 1/std, for z [D], with the biased variance and eps 1e-6."""
     centred = tl.where(valid, z - tl.sum(z, 0) / D, 0.0)
     rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / D + 1e-6)
     return centred * rstd, rstd
@@ -274,7 +274,7 @@ def ln_l2_grad(z, target, weight, bias, valid, D: tl.constexpr):
 
 @jit
 def to_float32_again(x):
-    """Convert a tile to float32 again, by other instructions, so that the first result's registers become free."""
+    """Convert a tile to float32 again by other instructions, so that registers need not keep the first result."""
     if x.dtype == tl.bfloat16:
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     return x.to(tl.float32)
@@ -282,7 +282,7 @@ def to_float32_again(x):
 
 @jit
 def gelu(x):
-    """Return GELU(x) in its tanh form, x * (1 + tanh(u)) / 2, computed as x * sigmoid(2u)."""
+    """Return GELU(x) in its tanh form, x * (1 + tanh(u)) / 2 = x * sigmoid(2u), with u a polynomial of x."""
     return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
 
 

@@ -6,7 +6,7 @@ from triton.experimental.gluon import language as gl
 
 @gluon.jit
 def wide(x):
-    """Convert 16-bit x to float32; two bfloat16 numbers take two instructions."""
+    """Convert 16-bit x to float32; each bfloat16 number takes one instruction."""
     if x.dtype == gl.bfloat16:
         asm: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
         x = gl.inline_asm_elementwise(asm, "=r,=r,r", [x], dtype=gl.float32, is_pure=True, pack=2)
@@ -17,8 +17,8 @@ def wide(x):
 def all_loads_before(position):
     """Issue all loads above this call before waiting for any value except `position`.
 
-    The assembler moves conversions up between the loads, even across a barrier. It moves none across a branch on
-    `position`, which is never taken.
+    The assembler would move conversions of loaded values up between the loads, even across a barrier. This call is a
+    branch on `position` that is never taken, and conversions do not move across a branch.
     """
     asm: gl.constexpr = "{ .reg .pred p; setp.lt.s32 p, $1, 0; @p trap; mov.b32 $0, 0; }"
     gl.inline_asm_elementwise(asm, "=r,r", [position], dtype=gl.int32, is_pure=False, pack=1)

@@ -35,11 +35,11 @@ class StepState:
 
     form: one of FORMS. precision: a key of PRECISIONS. mini_batch: m.
     position [B, H] int32: tokens so far in the current mini-batch, the same for all heads of a sequence.
-    gathered: data of the current mini-batch. Dual form: cached rows [B, H, m, width] of each layer's inputs, then of
-    each layer's lr * G (G: gradient at the output), in the precision's row type. Primal form: each layer's float32
-    gradient sums dW, in the weight's layout, and db.
-    layers: a tuple per layer: the weight [B, H, ...] in the precision's dtype (in "planes", the high plane), the low
-    plane or None, the bias [B, H, width]. Weights before the last are transposed: a hidden unit is a row.
+    gathered, dual form: cached rows [B, H, m, width] in the dtype PRECISIONS[precision].rows: first the inputs of each
+    layer, then lr * G of each layer. G is the loss's gradient at the layer's output.
+    gathered, primal form: each layer's float32 gradient sums dW, in the weight's layout, and db.
+    layers: for each layer, its weight [B, H, ...] (with "planes", the high plane), low plane or None, and bias
+    [B, H, width]. All weights except the last are transposed, so that each row belongs to one hidden unit.
     slots [B], int32 or int64, dual form only: sequence b uses index slots[b] of the weights, biases and gathered. These
     tensors can hold more than B sequences, at any stride. The step then reads `position` [B, H] without advancing it.
     """
@@ -136,7 +136,7 @@ class StepState:
 def portable_constants(state: StepState, block: int) -> dict[str, Any]:
     """Return compile-time arguments of the portable kernels, by name.
 
-    DP, MP: D and m, padded. DOT: dtype of matmul operands. block: the most rows of a weight to rewrite at a time.
+    DP, MP: padded D and m. DOT: dtype of matmul operands. BLOCK: rows of a weight to rewrite at once, at most `block`.
     """
     rows, D = state.biases()[0].shape[2], state.biases()[-1].shape[2]
     return {
@@ -166,17 +166,17 @@ def generate_step(
     pdl: bool = False,
     compile_only: bool = False,
 ) -> Tensor:
-    """Train f on one token of each sequence, advance `gstate`, and return q + LN(f(q)) [B, H, D].
+    """Train the inner model f on one token of each sequence; return the outputs q + LN(f(q)) [B, H, D].
 
     q, k, v [B, H, D] of one dtype, contiguous except in B. lr [B, H] float32 or of q's dtype.
-    token_scale [m]; ln_weight, ln_bias [H, D]. gstate: updated in place.
+    token_scale [m]; ln_weight, ln_bias [H, D]. gstate: the state of all sequences, updated in place.
     out: the tensor to write and return, of any floating dtype; by default a new one of q's dtype.
     rope: the result of `rope_table`, to apply RoPE to q and k. None: they already have RoPE.
     base_lr: if given, lr holds the logits x · w_h + c_h, and the learning rate is base_lr * sigmoid(lr) / D.
     launch: replaces the settings of `tuning.toml`.
-    pdl: make a dependent launch (see `dependent_launch`), which reads gstate, token_scale, ln_weight, ln_bias and rope
-        before earlier launches end. Only kernels for Hopper use it.
-    compile_only: compile the kernel as the first launch does, and compute nothing (see `parallel.py`).
+    pdl: launch with `dependent_launch`; the kernel reads gstate, token_scale, ln_weight, ln_bias and rope before
+        earlier launches end. Only kernels for Hopper use it.
+    compile_only: compile the kernel that a launch would need, and compute nothing (see `parallel.py`).
     Raises ValueError on a wrong shape, dtype, stride or device, and for a `launch` that does not suit the state.
     """
     s, biases = gstate, gstate.biases()

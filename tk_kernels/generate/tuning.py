@@ -30,10 +30,10 @@ class Tuning:
 
 @cache
 def tuning(operator: str, form: str, row: str, name: str) -> Tuning:
-    """Return the settings in `row` for `name` from the file named by TTT_BENCH_TUNING, else from `tuning.toml`.
+    """Return the settings in `row` from the file named by TTT_BENCH_TUNING, or from `tuning.toml` if it lacks the row.
 
-    A file's sections whose names are prefixes of `name` are searched for the row, longest first, then "default".
-    form: "dual", "primal" or "forward". row: the state's precision; for the form "forward" one of FORWARD_ROWS.
+    In each file, search the sections whose names are prefixes of `name`, longest first, then the section "default".
+    form: "dual", "primal" or "forward". row: the state's precision, or for "forward" one of FORWARD_ROWS[operator].
     name: a result of `generate.common.section_name`.
     Raises KeyError if no section has the row, and ValueError if the named file cannot be read.
     """
@@ -59,7 +59,7 @@ def _tables() -> list[dict[str, Any]]:
 
 
 def candidates(operator: str, form: str, row: str, sm90: bool = False) -> Iterator[Tuning]:
-    """Yield settings to try for a row (see `tuning`). sm90: for `generate_sm90.py`, whose layouts fix `warps`."""
+    """Yield settings to try for a row (see `tuning`). sm90: for the kernel of `generate_sm90.py`; `warps` is fixed."""
     linear, dual = operator == "ttt_linear", form == "dual"
     if form == FORWARD:
         blocks = (0,) if linear or row == "narrow" else (32, 64, 128)
@@ -78,7 +78,7 @@ def candidates(operator: str, form: str, row: str, sm90: bool = False) -> Iterat
 
 
 def section(gpu: str, operator: str, form: str, rows: Mapping[str, Tuning]) -> str:
-    """Format `rows`, settings by row, as a section of `tuning.toml`, without fields at their default."""
+    """Format `rows`, which maps names of rows to settings, as a section of `tuning.toml`. Omits default values."""
     lines = [f'["{gpu}".{operator}.{form}]']
     for row, chosen in rows.items():
         kept = [(f.name, getattr(chosen, f.name)) for f in fields(chosen) if getattr(chosen, f.name) != f.default]

@@ -62,8 +62,8 @@ Trace = tuple[Tensor, ...]
 class Layer(NamedTuple):
     """One layer in a state: weight [B, H, in, out], bias [B, H, out], and data of the mini-batch so far.
 
-    With cached rows, x holds the inputs [B, H, m, in], and g [B, H, m, out] lr_j times the loss's gradient G_j at the
-    output. With gradient sums, x is dW, shaped like the weight, and g is db, shaped like the bias.
+    With cached rows, x [B, H, m, in] holds the inputs, and g [B, H, m, out] holds lr_j * G_j, where G_j is the loss's
+    gradient at the layer's output. With gradient sums, x is dW, shaped like the weight, and g is db, like the bias.
     """
 
     weight: Any
@@ -73,7 +73,7 @@ class Layer(NamedTuple):
 
 
 def layers_of(state: Sequence[Any], rows: bool = True) -> list[Layer]:
-    """Group a state's tensors, or the names of its fields, by layer of f.
+    """Group a state's tensors, or the names of its fields, by layer of the inner model.
 
     rows: whether the state holds cached rows, not gradient sums. The fields' order: weight and bias of each layer;
     each layer's input rows, then each layer's gradient rows (or dW and db of each layer); the position.
@@ -87,9 +87,9 @@ def layers_of(state: Sequence[Any], rows: bool = True) -> list[Layer]:
 class Learner(Generic[State]):
     """The reference of TTT-Linear or TTT-MLP: checks arguments and computes mini-batches.
 
-    state: the named tuple for states with cached rows; fields in the order of `layers_of`.
-    primal: the named tuple with gradient sums dW and db instead of rows. dW and db, shaped like W and b, are sums
-    of lr_j times the loss's gradient by W and by b, over the mini-batch's tokens so far.
+    state: class of states with cached rows, a named tuple with its fields in the order of `layers_of`.
+    primal: class of states with gradient sums dW and db instead of rows. dW and db, shaped like W and b, are sums over
+    the mini-batch's tokens so far: lr_j times the loss's gradient with respect to W and to b.
     together: the most mini-batches to compute at once; fewer if mini-batches have more than 16 tokens.
     No method changes the caller's state, except `generate_step` with `inplace`. Methods on tokens run without autograd,
     and without autocast, which would round.
@@ -107,7 +107,7 @@ class Learner(Generic[State]):
     def shapes(
         self, widths: Sequence[int], sequences: tuple[int, int], mini_batch: int, rows: bool = True
     ) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each tensor of a state, by name.
+        """Return the shape of each tensor of a state, by field name.
 
         widths: each layer's input width, then the last layer's output width. sequences: (B, H).
         rows: whether the state holds cached rows, not gradient sums.
@@ -165,9 +165,9 @@ class Learner(Generic[State]):
         """Return the outputs [B, T, H, D] of T tokens and a new state after them.
 
         q, k, v [B, T, H, D]: float64, float32 or bfloat16. lr [B, T, H] = base_lr * sigmoid(...) / D.
-        token_scale [m]; ln_weight, ln_bias [H, D]. form: "primal" computes W_t of every token, "dual" does not.
+        token_scale [m]; ln_weight, ln_bias [H, D]. form: "primal" computes all tokens' weights W_t, "dual" does not.
         state.position: any position inside the mini-batch, the same for all sequences.
-        start: that position, if known. None reads it from the device and so synchronizes with a GPU.
+        start: the value of state.position, if known. None reads it from the device and so synchronizes with a GPU.
         Raises ValueError for unsupported shapes, dtypes and forms.
         """
         outer = self._checked({"q": q, "k": k, "v": v}, lr, (token_scale, ln_weight, ln_bias), "[B, T, H, D]", state)
@@ -207,7 +207,7 @@ class Learner(Generic[State]):
         """Return the outputs [B, H, D] of one token per sequence, and the state after it.
 
         q, k, v [B, H, D], lr [B, H]. Sequences can have different positions in their mini-batches.
-        state: its class selects the form, dual with rows, primal with gradient sums.
+        state: a state with cached rows selects the dual form, a state with gradient sums the primal form.
         inplace: update the tensors of the given state; otherwise return new tensors.
         A CUDA graph can capture a call with inplace=True: there is no host sync or data-dependent control flow.
         """
@@ -325,7 +325,7 @@ def _parts(trace: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor],
 
 
 def _read(q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tensor:
-    """Return Q + LN(last Zbar). Per layer, Zbar = Xbar @ W + b - tril(eta * (Xbar @ X^T + 1)) @ G."""
+    """Return Q + LN(Zbar of the last layer). A layer's Zbar is Xbar @ W + b - tril(eta * (Xbar @ X^T + 1)) @ G."""
     mini_batch = len(outer.token_scale)
     queries, keys = (with_bias_input(tiled(x, mini_batch).flatten(0, 1)) for x in (q, k))
     scale = outer.token_scale[:, None].expand(-1, mini_batch).tril()  # [m, m]: s_i for j <= i, otherwise 0
@@ -340,7 +340,7 @@ def _read(q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tenso
 def _advance_(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: Any, form: str = "dual", rows: bool = True
 ) -> Tensor:
-    """Advance `state` in place by n tokens of one mini-batch, n = 1 for gradient sums; return outputs [B, n, H, D]."""
+    """Advance `state` in place by n tokens of a mini-batch; return outputs [B, n, H, D]. With gradient sums, n = 1."""
     layers, token_scale = layers_of(state, rows), outer.token_scale
     positions = state.position.long()[:, None] + torch.arange(q.shape[1], device=q.device)  # [B, n]
     x, z, new = _gradients(q, k, v, lr, outer, layers)

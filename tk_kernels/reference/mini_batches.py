@@ -22,7 +22,7 @@ def untiled(x: Tensor, batch: int) -> Tensor:
 
 
 def with_bias_input(x: Tensor) -> Tensor:
-    """Return x [..., D] padded to [..., D + 8] by one 1 and seven 0s, so that a matmul with `packed` adds the bias."""
+    """Pad x [..., D] to [..., D + 8] with 1 and seven 0s, so that a matmul with a result of `packed` adds the bias."""
     x = F.pad(x, (0, BIAS_INPUTS))
     x[..., -BIAS_INPUTS] = 1.0
     return x
@@ -62,7 +62,8 @@ def subtract_matmul_(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
 def read_layer(x: Tensor, weights: Tensor, rows: Tensor, gradients: Tensor, eta: Tensor) -> Tensor:
     """Return x @ W - (eta * (x @ rows^T)) @ gradients, one layer's output in the dual form.
 
-    All are [N*B*H, ...]. x, rows: inputs for queries and for keys, from `with_bias_input`. weights: W, from `packed`.
+    All tensors are [N*B*H, ...]. x, rows: the layer's inputs for queries and for keys, from `with_bias_input`.
+    weights: W, from `packed`.
     eta [N*B*H, m, m]: s_i * lr_j for j <= i, otherwise 0.
     """
     return subtract_matmul_(matmul(x, weights), (matmul(x, rows.mT) * eta).to(x.dtype), gradients)

@@ -104,8 +104,7 @@ def forward(
 ) -> tuple[Tensor, State]:
     """Return the outputs [T, D] of T tokens of one head, and the state after them.
 
-    model: `linear` or `mlp`. q, k, v [T, D], lr [T], token_scale [m], ln_weight, ln_bias [D].
-    read_updated: see `train`.
+    model: `linear` or `mlp`. ln_weight, ln_bias [D]. Other arguments: see `train`.
     """
 
     def f(x: Tensor, weights: Weights) -> Tensor:

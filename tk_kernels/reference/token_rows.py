@@ -1,4 +1,4 @@
-"""Advance one affine layer of f by tokens at any position, from cached rows or from gradient sums.
+"""Advance one affine layer of the inner model f by tokens at any position, from cached rows or gradient sums.
 
 x_rows [B, H, m, D] and g_rows [B, H, m, F] hold a row for each token j of the mini-batch so far: its input x_j, and
 lr_j times the loss's gradient G_j at the output. Weight and bias change only at the mini-batch's end.
@@ -58,7 +58,7 @@ def add_to_sums_(dW: Tensor, db: Tensor, x: Tensor, g: Tensor) -> None:
 
 
 def apply_sums_(weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, scale: Tensor, ends: Tensor) -> None:
-    """Update W -= scale * dW, b -= scale * db in place; where `ends` [B], reset the sums. scale: see `apply_rows_`."""
+    """Update W -= scale * dW, b -= scale * db in place; zero dW, db where `ends` [B]. scale: see `apply_rows_`."""
     weight.addcmul_(scale, dW, value=-1)
     bias.addcmul_(scale[..., 0], db, value=-1)
     dW.masked_fill_(ends[:, None, None, None], 0)

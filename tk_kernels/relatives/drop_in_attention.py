@@ -2,7 +2,7 @@
 
 `attention` reads an attention layer's q, k and v, to try TTT in a model without training a new layer. LayerNorm has
 weight 1 and bias 0, the token scale is 1/(i+1), and the learning rate is the untrained layer's, sigmoid(0) / D.
-Source: a post of November 2024. Its layer has no LayerNorm, residual or mini-batches, so its outputs differ.
+Source: a post of November 2024. The post's layer has no LayerNorm, residual or mini-batches, so its outputs differ.
 """
 
 import torch
@@ -23,7 +23,7 @@ def fresh_state(q: Tensor, *, mini_batch: int = 16, seed: int = 0) -> LinearStat
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, state: LinearState | None = None) -> tuple[Tensor, LinearState]:
-    """Return TTT-Linear's outputs [B, T, H, D], and the state for the next tokens. state None: a `fresh_state`."""
+    """Return TTT-Linear's outputs [B, T, H, D] and the next state. Without `state`, start from `fresh_state(q)`."""
     state = fresh_state(q) if state is None else state
     dtype, (heads, head_dim) = STATE_DTYPE[q.dtype], q.shape[2:]
     mini_batch = state.k_rows.shape[2]

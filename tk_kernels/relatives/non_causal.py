@@ -1,4 +1,4 @@
-"""An output gate and a reversed pass, by which TTT layers fit a non-causal model.
+"""An output gate and a reversed pass, which adapt TTT layers to a non-causal model.
 
 Source: a video model, arXiv 2504.05298. Each block runs h = gated(layer)(x), then gated(reversed_time(layer))(h).
 With an output gate near 0, an added TTT layer hardly changes the output of a pretrained model.

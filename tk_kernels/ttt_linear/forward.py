@@ -7,8 +7,8 @@ between warps.
     Z = K W + b, Y = Q W + b       W is an operand, rounded
     W^T <- W^T + (-s lr G)^T K     W^T is the float32 accumulator
 
-Each LayerNorm takes one reduction: the sums are over z, not z - mean, and corrected for the mean afterwards. Tokens
-past the end of a short mini-batch are masked and have lr = 0.
+Each LayerNorm takes one reduction: it sums over z, not over z - mean, and corrects the sums for the mean afterwards.
+Tokens past the end of a short mini-batch are masked and have lr = 0.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def run(
     settings: Tuning | None,
     **options: Any,
 ) -> None:
-    """Launch `_forward` on q, k, `rest` (its arguments after k, inputs and outputs) and `options`.
+    """Launch `_forward` on q, k, `rest` (all other tensors, sizes and strides, in the kernel's order) and `options`.
 
-    sequences: B. settings None: from `tuning.toml`.
+    sequences: B. settings: None takes them from `tuning.toml`.
     """
     heads, head_dim = q.shape[-2:]
     if head_dim > 64 or mini_batch > 16:
@@ -70,8 +70,8 @@ def _forward(
 ):  # fmt: skip
     """Run one head of one sequence; write out, W_out, b_out and the last mini-batch's rows. Grid: B * H programs.
 
-    q, k, v [B, T, H, D] have strides in elements. Contiguous: out, lr [B, T, H], W [B, H, D, D], b [B, H, D] and
-    k_rows, g_rows [B, H, m, D].
+    q, k, v [B, T, H, D] have stride 1 in D; the other strides, in elements, are arguments. Contiguous tensors are out,
+    lr [B, T, H], W [B, H, D, D], b [B, H, D], k_rows and g_rows [B, H, m, D].
     m, M, D, DP, DOT, UP: see `tile`. N: warps. S: pipeline stages of the loads. PLANES: see `load_weights`.
     PACKED: q, k, v, out are [tokens, H, D]; W, b and rows are a generate state's tensors, indexed by `slots`.
     """

@@ -8,11 +8,11 @@ from tk_kernels.reference.learner import Learner
 
 
 class LinearState(NamedTuple):
-    """State with rows: weights at the mini-batch's start, and a row per token so far.
+    """State with cached rows: weights at the mini-batch's start, and rows of the mini-batch's tokens so far.
 
     W [B, H, D, D] and b [B, H, D]: master weights, float32 or float64.
     k_rows, g_rows [B, H, m, D]: inputs k_j, and lr_j times the loss's gradient G_j at the output.
-    position [B] int32: number of valid rows, 0..m-1. Rows from `position` on are finite and ignored.
+    position [B] int32: number of valid rows, 0 to m - 1. Rows from `position` on are finite and ignored.
     """
 
     W: Tensor

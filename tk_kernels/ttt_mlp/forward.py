@@ -43,7 +43,7 @@ def run(
     settings: Tuning | None,
     **options: Any,
 ) -> None:
-    """Launch the kernel for q's shape and dtype. rest: its arguments after k. sequences: B. settings: see `launch`."""
+    """Launch the kernel for q's shape and dtype. Arguments: see ttt_linear's `run`; for settings, see `launch`."""
     heads, head_dim = q.shape[-2:]
     hidden = 4 * head_dim
     row = "narrow" if head_dim <= IN_REGISTERS and mini_batch <= ROWS_IN_REGISTERS else "wide"
@@ -62,7 +62,7 @@ def run(
 
 
 def takes_gluon(q: Tensor, mini_batch: int) -> bool:
-    """Whether the Gluon kernel runs on q [..., H, D]. bfloat16 only: float16 would need gradients scaled up."""
+    """Whether the Gluon kernel runs on q [..., H, D]. It takes only bfloat16: float16 would need scaled gradients."""
     fits = (q.shape[-1], q.dtype) == (GLUON_HEAD_DIM, torch.bfloat16) and mini_batch <= GLUON_ROWS
     runs = q.is_cuda and not triton.knobs.runtime.interpret
     return fits and runs and shared_bytes(q.device) >= GLUON_SHARED_BYTES
@@ -81,9 +81,9 @@ def _forward(
 ):  # fmt: skip
     """Run one head of one sequence; the grid is B * H programs. M, DP, UP: see `tile`. N: warps. S: pipeline stages.
 
-    q, k, v [B, T, H, D] with strides in elements; contiguous: out, lr [B, T, H], W1 [B, H, D, F], W2 [B, H, F, D], the
-    biases, the last mini-batch's rows. PACKED: q, k, v, out are [tokens, H, D]; weights and rows are a generate
-    state's tensors, indexed by `slots`, with W1 transposed.
+    q, k, v [B, T, H, D] have stride 1 in D; the other strides, in elements, are arguments. Contiguous tensors are out,
+    lr [B, T, H], W1 [B, H, D, F], W2 [B, H, F, D], biases and rows. PACKED: q, k, v, out are [tokens, H, D]; weights,
+    biases and rows are a generate state's tensors, indexed by `slots`, with W1 transposed.
     """
     # k, k_again and k_third are one tensor, loaded once for each layout in shared memory that a matmul needs.
     pid = tl.program_id(0).to(tl.int64)

@@ -1,10 +1,10 @@
 """TTT-MLP forward in Gluon: the dual form (ttt_layer.md) for D = 64, F = 256, m <= 16.
 
-One program of 8 warps owns one head of one sequence and loops over its mini-batches. Each warp owns 32 hidden units:
-W1^T [32, 64] as float32 accumulators in registers; W2^T [64, 32] in shared memory twice, in float32 for the update and
-rounded to bfloat16 as a matmul operand. Each warp computes partial sums of Z2 and Z2bar [16, 64] over its hidden units.
-The warps exchange them through shared memory; each then adds and normalizes the rows of two tokens. This kernel has
-fewer barriers than that in `forward.py`, and no spills.
+One program of 8 warps owns one head of one sequence and loops over its mini-batches. Each warp owns 32 hidden units.
+W1^T [32, 64] stays in registers as float32 accumulators. W2^T [64, 32] is in shared memory twice: in float32 for the
+update, and rounded to bfloat16 as a matmul operand. Each warp computes partial sums of Z2 and Z2bar [16, 64] over its
+hidden units. The warps exchange these sums through shared memory; each then adds and normalizes the rows of two tokens.
+This kernel has fewer barriers than the kernel in `forward.py`, and no spills.
 """
 
 from triton.experimental import gluon

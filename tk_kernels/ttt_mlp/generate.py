@@ -173,13 +173,13 @@ def _dual(
 
 @jit
 def sum_columns(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
-    """Return w @ x [M] for w [M, N], x [N]: in float32, or with MATRIX on tensor cores, w rounded to dtype DOT."""
+    """Return w @ x [M], for w [M, N], x [N], in float32. MATRIX: use tensor cores, with w rounded to dtype DOT."""
     return tl.sum(tl.dot(w.to(DOT), columns(x, 0, DOT)), 1) if MATRIX else tl.sum(to_float32_again(w) * x[None, :], 1)
 
 
 @jit
 def sum_rows(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
-    """Return x @ w [N] for x [M], w [M, N]: in float32, or with MATRIX on tensor cores, w rounded to dtype DOT."""
+    """Return x @ w [N], for x [M], w [M, N], in float32. MATRIX: use tensor cores, with w rounded to dtype DOT."""
     if MATRIX:
         w = tl.trans(w)
     return tl.sum(tl.dot(w.to(DOT), columns(x, 0, DOT)), 1) if MATRIX else tl.sum(w.to(tl.float32) * x[:, None], 0)

@@ -8,10 +8,10 @@ from tk_kernels.reference.learner import Learner
 
 
 class MLPState(NamedTuple):
-    """State with rows: weights at the mini-batch's start, and a row per token so far.
+    """State with cached rows: weights at the mini-batch's start, and rows of the mini-batch's tokens so far.
 
-    W1 [B, H, D, F], b1 [B, H, F], W2 [B, H, F, D], b2 [B, H, D]: master weights, float32 or float64. F = 4 D in the
-    paper. k_rows [B, H, m, D] and x2_rows [B, H, m, F]: inputs of the two layers.
+    W1 [B, H, D, F], b1 [B, H, F], W2 [B, H, F, D], b2 [B, H, D]: master weights, float32 or float64 (paper: F = 4 D).
+    k_rows [B, H, m, D] and x2_rows [B, H, m, F]: inputs of the two layers.
     g1_rows [B, H, m, F] and g2_rows [B, H, m, D]: learning rate times the loss's gradient at the two layers' outputs.
     position [B] int32: number of valid rows, 0 to m - 1. Rows from `position` on are finite and ignored.
     """
