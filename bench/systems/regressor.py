@@ -59,7 +59,7 @@ class Layer(ABC):
     """Base class of a recurrent layer: its kernel, its sizes, its random inputs, and a naive implementation for checks.
 
     kernel: MODULE:FUNCTION, or MODULE:FUNCTION|FUNCTION for alternatives; for each case, the fastest one is timed.
-    check_tokens: tokens compared before timing. checked_tokens: most tokens of all sequences compared in a timed call.
+    check_tokens: tokens compared before timing. checked_tokens: most tokens compared in a timed call, in all sequences.
     part: the part of the model, such as SCAN, to which a profile assigns the layer's work.
     """
 

@@ -139,7 +139,7 @@ class FlaGenerate(FlaWork, Generate):
         return STEPS  # the reference reads these and one token before
 
     def repeat(self, rng: Random, rows: list[int]) -> list[int]:
-        """Return 0 to B - 1: no sequence copies another, because their states in the CUDA graph differ."""
+        """Return [0, ..., B - 1]: no sequence copies another, because their states in the CUDA graph differ."""
         return [*range(self.case.batch)]
 
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:

@@ -162,8 +162,8 @@ MINI_BATCH = 16
 class TTTLinear(Layer):
     """flash-linear-attention's TTT-Linear layer, whose outputs differ from the TTT paper's.
 
-    The package scales the rows of Q K^T by the learning rate, the paper the columns. The package divides q by sqrt(D).
-    With o = q W + b, the package returns o + LN(o), the paper q + LN(o).
+    The package divides q by sqrt(D), and scales the rows of Q K^T by the learning rate; the paper scales the columns.
+    With o = q W + b, the package returns o + LN(o); the paper returns q + LN(o).
     The package has two implementations: a kernel for states and another for outputs, or one kernel for both.
     """
 

@@ -75,7 +75,7 @@ def exact_run(reference: Any, sequences: int, tokens: int) -> Exact:
 def drift(model: Any, exact: Exact) -> dict[str, float]:
     """Run a model on the tokens of an exact run; return metrics of how the two models' probabilities differ.
 
-    total_variation_*: mean and maximum of the distance, and its mean over the run's first and last eighth.
+    total_variation_*: mean and maximum of the total variation, and its mean over the run's first and last eighth.
     argmax_disagreement: share of positions at which the two models' most probable tokens differ.
     """
     ids, tokens, steps = exact.ids[0].clone(), len(exact.ids), []

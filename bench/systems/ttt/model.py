@@ -30,7 +30,7 @@ class TTTLanguageModel(LanguageModel):
         return compared(self, workload, self._model(case), case) if case.option("compare", "") else workload
 
     def reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return a model with the same weights in the primal form, which computes W after every token."""
+        """Return a model in `dtype` with the same weights, in the primal form, which computes W after every token."""
         reference = super().reference(model, dtype)
         reference.operator = TorchOperator(reference.config.learner, form="primal")
         return reference
