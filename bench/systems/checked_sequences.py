@@ -13,16 +13,16 @@ LONGEST_CHECKED = 65536  # longest compared prompt: a million tokens would take 
 
 
 def drawn(rng: Random, batch: int, tokens: int, most: int = CHECKED_TOKENS) -> list[int]:
-    """Draw up to CHECKED_SEQUENCES sequences of a batch; return their sorted indices.
+    """Draw at most CHECKED_SEQUENCES random sequences of a batch; return their sorted indices.
 
-    Draws at most as many as fit in `most` tokens, but at least one. tokens: tokens per sequence.
+    The drawn sequences have at most `most` tokens together, unless a single one has more. tokens: tokens per sequence.
     """
     count = max(1, min(batch, CHECKED_SEQUENCES, most // max(1, tokens)))
     return sorted(rng.sample(range(batch), count))
 
 
 def not_compared(tokens: int, most: int) -> Callable[[Any, int], Checks]:
-    """Return a check that only records why it compares nothing: `tokens` tokens exceed the reference's limit `most`."""
+    """Return a check without comparisons; it records that prompts of `tokens` tokens exceed the limit `most`."""
     words = f"the outputs of prompts of {tokens} tokens were not checked: the reference reads at most {most} tokens"
     return lambda outputs, calls: Checks([], words)
 

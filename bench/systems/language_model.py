@@ -25,7 +25,7 @@ WITHOUT_EFFECT = ("steps", "compare", "positions")  # options that leave the mod
 class LanguageModel:
     """Base class of adapters of a language model in PyTorch.
 
-    The model has the interface of `bench.models.base.CausalLM`. phases: each phase's class of timed work.
+    The model has the interface of `bench.models.base.CausalLM`. phases: the class of timed work for each phase.
     prompt_tokens: number of tokens read before the generate steps; None if the steps start at position `context`.
     """
 
@@ -44,7 +44,7 @@ class LanguageModel:
         return ""
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return the case's settings for its record, such as wider limits of the check."""
+        """Return settings to store in the case's record, such as wider limits of the check."""
         return widened(case)
 
     def load(self, case: Case) -> Any:
@@ -86,17 +86,17 @@ class LanguageModel:
         return model.config
 
     def reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return the check's reference: a model with the same weights in `dtype`; it has `prefill` and `logits`."""
+        """Return the reference: a model with the same weights in `dtype`; it has the methods `prefill` and `logits`."""
         reference = type(model)(model.config, device(), dtype)
         reference.copy_weights(model)
         return reference
 
     def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return the reference of timed outputs: as exact as `reference`, but fast on long prompts."""
+        """Return the reference for timed outputs, which must be fast on long prompts. By default, call `reference`."""
         return self.reference(model, dtype)
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
-        """Return a reference in the case's dtype, whose rounding error sets the limits; None for fixed limits."""
+        """Return a reference in the case's dtype; its rounding error sets the check's limits. None: fixed limits."""
         return None if case.dtype == "float32" else self.timed_check_reference(model, getattr(torch, case.dtype))
 
     def _model(self, case: Case) -> Any:
@@ -123,7 +123,7 @@ class LanguageModel:
 
     @torch.inference_mode()
     def _compare(self, model: Any, case: Case) -> Checks:
-        """Check the logits of a prompt and of the steps after it against those of a reference's forward."""
+        """Compare the logits after a prompt and after each later token with the logits of a reference's forward."""
         reference = self.reference(model, torch.float64 if case.dtype == "float32" else torch.float32)
         prompt = self.check_prompt
         ids = random_ids(model, CHECK_BATCH, prompt + CHECK_STEPS)

@@ -1,4 +1,4 @@
-"""Limits on the distance between the logits of a language model and of its reference."""
+"""Check the logits of a language model against a reference's logits, within limits."""
 
 import math
 
@@ -27,9 +27,9 @@ CHOICE_LIMITS = 4
 
 
 def check_logits(logits: torch.Tensor, reference: torch.Tensor, dtype: str, wider: float = 1.0) -> Checks:
-    """Check logits [..., V] against the reference: distance, and the most probable token.
+    """Check that logits [..., V] are close to the reference's and, up to rounding, have the same most probable tokens.
 
-    dtype: selects the LOGIT_LIMITS. wider: factor on these limits.
+    dtype: key of LOGIT_LIMITS. wider: factor on these limits.
     """
     error_limit, distance_limit = (wider * limit for limit in LOGIT_LIMITS[dtype])
     return Checks(
@@ -48,7 +48,7 @@ def rounding_of(case: Case) -> str:
 
 
 def widening(case: Case) -> float:
-    """Return the factor on a case's LOGIT_LIMITS, above 1 for the models in WIDER."""
+    """Return the factor on LOGIT_LIMITS for the case's model: its value in WIDER, else 1."""
     return WIDER.get((case.system, str(case.option("backbone", "")), case.dtype), 1.0)
 
 
@@ -61,7 +61,8 @@ def widened(case: Case) -> dict[str, str]:
 def limits_by_rounding(rounded: torch.Tensor | None, reference: torch.Tensor, case: Case) -> float:
     """Return the factor on LOGIT_LIMITS that allows ROUNDINGS times the rounding error, at most `widening(case)`.
 
-    rounded: logits in the case's dtype, to measure the rounding error against `reference`; None for the maximum.
+    The rounding error is the distance of `rounded`, a reference's logits in the case's dtype, from `reference`.
+    If `rounded` is None, the factor is `widening(case)`.
     """
     if rounded is None:
         return widening(case)
@@ -71,10 +72,10 @@ def limits_by_rounding(rounded: torch.Tensor | None, reference: torch.Tensor, ca
 def check_response(
     got: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor], width: int
 ) -> Checks:
-    """Check that a change of earlier tokens changes the logits like the reference's, unless rounding hides the effect.
+    """Check that new earlier tokens change the logits as they change the reference's, unless rounding hides the change.
 
-    got, expected: logits (before, after) this change, each [rows, V]. width: number of the model's channels.
-    The regression of after - before in `got` on after - before in `expected` must have a slope near 1.
+    got, expected: the model's and the reference's logits (before, after) the change of tokens, each [rows, V].
+    width: number of the model's channels. The slope of the regression of `got`'s change on `expected`'s must be near 1.
     """
     change, truth = (after.double() - before.double() for before, after in (got, expected))
     size = float(truth.norm())

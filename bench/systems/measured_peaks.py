@@ -19,9 +19,9 @@ GEMMS, REST_S = 100, 0.003
 
 @cache
 def peaks_of(device: str) -> dict[str, float | None]:
-    """Return the GPU's peaks, measured once per process; {} for device "cpu".
+    """Return the GPU's measured peaks by name, measured once per process; {} for device "cpu".
 
-    copy_gbs: 10^9 bytes per second, read plus written.
+    copy_gbs: bandwidth of a copy in 10^9 bytes per second, reads plus writes.
     product_tflops: 10^12 FLOPs per second of a GEMM with bfloat16 inputs and float32 sums.
     """
     if device == "cpu":

@@ -16,7 +16,7 @@ STEPS = 16  # generate steps per call, unless these are no whole mini-batches
 def model_of(case: Case, **options: Any) -> Any:
     """Load the case's model on `device()` in its dtype: its checkpoint, or random weights from a fixed seed.
 
-    options: arguments of the model's class, such as `operator` of `TTTModel`.
+    options: further arguments of the model's class, such as `operator` of `TTTModel`.
     Raises CheckpointError if the case's checkpoint cannot be loaded or is unsupported.
     """
     dtype, folder = getattr(torch, case.dtype), checkpoint_folder(case)
@@ -26,12 +26,12 @@ def model_of(case: Case, **options: Any) -> Any:
 
 
 def random_ids(model: Any, *shape: int) -> torch.Tensor:
-    """Return random token ids of this shape, by PyTorch's default generator."""
+    """Draw random token ids of shape `shape` with PyTorch's default generator."""
     return torch.randint(0, model.config.vocabulary, shape, device=device())
 
 
 def prefill_then_generate(model: Any, ids: torch.Tensor, prompt: int) -> torch.Tensor:
-    """Read the first `prompt` tokens of ids [B, T] as a prompt, then one token per step.
+    """Run the model on the first `prompt` tokens of ids [B, T] as a prompt, then on one token per step.
 
     Returns logits [T - prompt + 1, B, V]: after the prompt, then after each later token.
     """
@@ -48,7 +48,7 @@ def last_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def greedy_steps(model: Any, ids: torch.Tensor, state: Any, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run greedy steps from ids [B]; return the last logits [B, V] and each step's input ids [steps, B]."""
+    """Run greedy steps from token ids [B]; return the last logits [B, V] and each step's input ids [steps, B]."""
     read = []
     for _ in range(steps):
         read.append(ids)

@@ -1,4 +1,4 @@
-"""Functions that return why a system's packages cannot be used."""
+"""Report why a system cannot run here: packages that fail to import, unsupported releases, or no GPU."""
 
 import importlib
 
@@ -24,7 +24,7 @@ def cannot_import(*modules: str) -> str:
 
 
 def other_release(package: str, oldest: str, newest: str) -> str:
-    """Return a message if `package` is older than `oldest` or newer than `newest`; otherwise, or if absent, ""."""
+    """Return a message if `package` is installed in a minor release outside `oldest` to `newest`; otherwise, ""."""
     version = versions_of((package,)).get(package, newest)
     if _minor(oldest) <= _minor(version) <= _minor(newest):
         return ""
@@ -38,7 +38,7 @@ def import_or_skip(*modules: str) -> None:
 
 
 def no_gpu() -> str:
-    """Return a sentence if PyTorch finds no CUDA GPU; "" if it finds one."""
+    """Return an error message if PyTorch finds no CUDA GPU; "" if it finds one."""
     import torch
 
     return "" if torch.cuda.is_available() else NO_GPU

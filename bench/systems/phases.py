@@ -1,4 +1,4 @@
-"""Timed work of a language model in each phase, and the check of its outputs."""
+"""Timed work of a language model in each phase (forward, generate, request), and the check of its outputs."""
 
 from collections import deque
 from collections.abc import Callable
@@ -26,10 +26,10 @@ TIMED_MINI_BATCHES = 8  # mini-batches whose steps are timed one by one
 
 
 class PhaseWork:
-    """Base class of one case's timed work; a subclass implements a phase.
+    """Base class of a case's timed work; each subclass implements one phase.
 
-    ids: token ids, which the harness refills in place. token_axis: the axis of tokens in `ids`, or None.
-    units: units of work per call, such as steps. adapter: the `LanguageModel`, which makes references.
+    ids: token ids that the timed call reads; the harness refills them in place. token_axis: axis of tokens, or None.
+    units: number of units of work per call, such as steps. adapter: the `LanguageModel` that makes the references.
     """
 
     units = 1
@@ -59,10 +59,10 @@ class PhaseWork:
         """After compilation, capture the CUDA graphs of `run` and `measured`. By default, do nothing."""
 
     def restart(self) -> None:
-        """Reset the state, in classes whose `run` does not. By default, do nothing."""
+        """Reset the state. By default, do nothing, because `run` resets the state itself."""
 
     def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
-        """Draw sequences, copy their tokens to the other sequences, and return a check of a call's outputs."""
+        """Draw sequences to compare, copy their tokens to all others, and return the check of a call's outputs."""
         tokens = self.tokens // self.case.batch
         if tokens > LONGEST_CHECKED:
             return not_compared(tokens, LONGEST_CHECKED)
@@ -81,23 +81,25 @@ class PhaseWork:
         return compare
 
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
-        """Draw new random tokens to precede the timed steps; by default none, because the harness refills the prompts.
+        """Draw the tokens before the timed steps; return a function that computes logits after them.
 
-        Returns (model, sequences, tokens) -> logits [rows, V] after the prompt or drawn tokens, followed by `tokens`.
-        rows: the drawn sequences. sources: for each sequence, the one that it copies (see `repeat`).
+        By default, draw nothing, because the harness refills the prompts.
+        The function (model, sequences, tokens) lets the model read the drawn tokens, or the prompts, and then `tokens`;
+        it returns the logits [rows, V] after the last token.
+        rows: indices of the compared sequences. sources: for each sequence, the index of its source (see `repeat`).
         """
         return lambda model, some, tokens: last_logits(model, torch.cat([self.ids[some], tokens.T], dim=1))
 
     @property
     def tokens(self) -> int:
-        """Number of tokens that one unit of the work processes."""
+        """Number of tokens that one unit of work processes, over all sequences."""
         return self.case.batch * self.case.context
 
     def measured(self, calls: int) -> dict[str, float | None]:
         return {}
 
     def reference(self) -> Any:
-        """Return the reference for timed outputs, in float64 for float32 cases, else float32."""
+        """Return the reference for timed outputs, in float64 for float32 cases, else in float32."""
         exact = torch.float64 if self.case.dtype == "float32" else torch.float32
         return self.adapter.timed_check_reference(self.model, exact)
 
@@ -107,13 +109,13 @@ class PhaseWork:
 
     @property
     def compared_tokens(self) -> int:
-        """Tokens that the reference reads per sequence; with more of them, fewer sequences are drawn."""
+        """Cost of comparing a sequence, in tokens; the higher it is, the fewer sequences are compared."""
         return self.tokens // self.case.batch
 
     def drawn(self, rng: Random) -> list[int]:
-        """Return the sorted indices of the sequences that the reference reads; the first call draws them.
+        """Return the sorted indices of the compared sequences; the first call draws them at random.
 
-        If sequences are staggered (see `Generate`), one is drawn for each position in the mini-batch.
+        If sequences are staggered (see `Generate`), one sequence is drawn for each position in the mini-batch.
         """
         if not self._rows:
             at: dict[int, list[int]] = {}
@@ -124,9 +126,9 @@ class PhaseWork:
         return self._rows
 
     def repeat(self, rng: Random, rows: list[int]) -> list[int]:
-        """Give each sequence outside `rows` the ids of a random one in `rows` at the same position in the mini-batch.
+        """Copy the token ids of the sequences `rows` to all others; return the index of the source for each sequence.
 
-        So every output can be compared with a checked sequence's. Returns the index that each sequence copies.
+        A source is random among `rows` at the same position in the mini-batch; its output shows if a copy's is correct.
         """
         alike = [[row for row in rows if self._ahead[row] == ahead] for ahead in self._ahead]
         sources = [row if row in rows else rng.choice(like) for row, like in enumerate(alike)]
@@ -136,10 +138,10 @@ class PhaseWork:
     def checks(
         self, logits: torch.Tensor, rows: list[int], sources: list[int], logits_after: LogitsAfter, tokens: torch.Tensor
     ) -> Checks:
-        """Compare with the reference the logits of sequences `rows` and, for each of them, of its most different copy.
+        """Compare the logits of the sequences `rows`, and of the most different copy of each, with the reference.
 
-        logits: [B, V]. sources: the row that each sequence copies (`repeat`). logits_after: result of `new_past`.
-        tokens [steps, B]: tokens that the steps read, compared with the reference's choice at indices `choices(steps)`.
+        logits: [B, V]. sources, logits_after: results of `repeat` and `new_past`. tokens: the steps' inputs [steps, B].
+        At the indices `choices(steps)`, `tokens` must be the reference's choice.
         """
         off = (logits.float() - logits[sources].float()).norm(dim=-1).nan_to_num(torch.inf)
         repeated = torch.tensor(sources, device=off.device)
@@ -162,11 +164,11 @@ class PhaseWork:
         return found + self._response(logits[rows], whole)
 
     def choices(self, steps: int) -> list[int]:
-        """Return the indices of the steps whose tokens are compared with the reference's choice."""
+        """Return the indices of the steps whose input tokens are compared with the reference's choice."""
         return sorted({1, steps - 1}) if steps > 1 else []
 
     def _response(self, got: torch.Tensor, expected: torch.Tensor) -> Checks:
-        """Compare the changes of logits `got` and `expected` [rows, V] since the previous checked call."""
+        """Check that `got` changed since the previous checked call as `expected` did; both are logits [rows, V]."""
         before, self._answered = self._answered, (got.clone(), expected)
         if before is None:
             return Checks([])
@@ -175,7 +177,7 @@ class PhaseWork:
 
 
 class Forward(PhaseWork):
-    """The forward phase: prompts of `context` tokens, empty state, LM head on the last token."""
+    """Timed work of the forward phase: read prompts of `context` tokens from an empty state; return the last logits."""
 
     def prepare(self) -> None:
         self.ids = random_ids(self.model, self.case.batch, self.case.context)
@@ -190,10 +192,10 @@ class Forward(PhaseWork):
 
 
 class Generate(PhaseWork):
-    """The generate phase: each call runs whole mini-batches of greedy steps.
+    """Timed work of the generate phase: each call runs greedy steps through whole mini-batches.
 
-    A recurrent state continues from the call before.
-    Option `positions`: also time single steps; if "staggered", sequences start at different positions of a mini-batch.
+    A recurrent model continues from the state that the previous call left.
+    Option `positions`: also time single steps; if "staggered", sequences start at different positions in a mini-batch.
     """
 
     token_axis = None
@@ -202,7 +204,7 @@ class Generate(PhaseWork):
 
     @property
     def units(self) -> int:  # type: ignore[override]
-        """Number of generate steps per call: whole mini-batches, because each one ends with an update of W."""
+        """Number of generate steps per call: whole mini-batches, because a TTT model updates W at the end of each."""
         mini_batch = getattr(self.model.config, "mini_batch", 1)
         return STEPS if STEPS % mini_batch == 0 else mini_batch
 
@@ -232,7 +234,7 @@ class Generate(PhaseWork):
 
     @torch.inference_mode()
     def restart(self) -> None:
-        """Reset the state, then run each sequence i on the last `_ahead[i]` tokens of `_before[:, i]`."""
+        """Reset the state; to stagger sequences, run sequence i on the last `_ahead[i]` tokens of `_before[:, i]`."""
         self.model.reset_state(self.state)
         for ahead, rows in groupby(range(self.case.batch), key=self._ahead.__getitem__):
             if ahead:
@@ -284,10 +286,10 @@ class Generate(PhaseWork):
 
 
 class Request(PhaseWork):
-    """The request phase: a prompt, then `steps` greedy tokens.
+    """Timed work of the request phase: read a prompt, then run `steps` greedy steps.
 
-    On a GPU, steps and short prompts replay CUDA graphs. The host measures TTFT and ITL as a serving engine does:
-    after launching a step, it waits for the token that the step reads.
+    On a GPU, the steps and short prompts run as CUDA graphs. The host measures TTFT and ITL as a serving engine does:
+    after launching a step, it waits until the step's input token is on the host.
     """
 
     def prepare(self) -> None:
@@ -352,5 +354,5 @@ class Request(PhaseWork):
         return token_times.metrics([[(first, steps)] for first, *steps in times])
 
     def choices(self, steps: int) -> list[int]:
-        """Return the indices of two compared tokens: the one after the prompt, and the last one read."""
+        """Return the indices of the two compared input tokens: the token after the prompt, and the last input."""
         return sorted({0, steps - 1})

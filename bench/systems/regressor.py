@@ -1,6 +1,6 @@
 """Measure one recurrent layer of a package: the forward of whole sequences from an empty state.
 
-A layer is its sequence mixer alone, as in TTT's layers: projections, convolutions and output gating are left out.
+The layer is only its sequence mixer, as in TTT's layers: projections, convolutions and output gating are left out.
 """
 
 from abc import ABC, abstractmethod
@@ -33,11 +33,11 @@ TRIAL = Policy(budget_s=0.2)  # how each kernel of a layer is timed if there are
 
 
 class Given(NamedTuple):
-    """A random input of a layer, and how the harness refills it and the checks shorten it.
+    """A random input of a layer, and the rules by which the harness refills it and the checks slice it.
 
-    refill: "normal" of standard deviation `scale`, "uniform" from 0 to `scale`, or "" to keep it.
+    refill: new values: "normal" (standard deviation `scale`), "uniform" (0 to `scale`), or "" for a constant input.
     axis: index of the token axis; 0 if the input varies by sequence but not by token; None if all sequences share it.
-    rows: entries along `axis` per token.
+    rows: number of entries along `axis` per token.
     """
 
     value: Tensor
@@ -56,11 +56,11 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True)
 class Layer(ABC):
-    """A recurrent layer: its kernel, its heads, its random inputs and its naive form.
+    """Base class of a recurrent layer: its kernel, its sizes, its random inputs, and a naive implementation for checks.
 
-    kernel: MODULE:FUNCTION, or MODULE:FUNCTION|FUNCTION for several; each case times the fastest one.
-    check_tokens: tokens checked before timing. checked_tokens: limit on the tokens compared in the timed call.
-    part: the part of a profile to which the layer's work belongs.
+    kernel: MODULE:FUNCTION, or MODULE:FUNCTION|FUNCTION for alternatives; for each case, the fastest one is timed.
+    check_tokens: tokens compared before timing. checked_tokens: most tokens compared in a timed call, in all sequences.
+    part: the part of the model, such as SCAN, to which a profile assigns the layer's work.
     """
 
     kernel: str
@@ -83,21 +83,21 @@ class Layer(ABC):
 
     @abstractmethod
     def random_inputs(self, case: Case) -> dict[str, Given]:
-        """Return the arguments of `run` and `naive` by name. Raises Skip if the kernel does not support the case."""
+        """Return random inputs by name, for `run` and `naive`. Raises Skip if the kernel does not support the case."""
 
     @abstractmethod
     def run(self, kernel: Callable[..., Any], inputs: dict[str, Tensor]) -> Results:
-        """Call the kernel; return by name "output" [B, T, H, V] and the final state's tensors [B, ...]."""
+        """Call the kernel; return the results by name: "output" [B, T, H, V] and the final state's tensors [B, ...]."""
 
     @abstractmethod
     def naive(self, **inputs: Tensor) -> Results:
-        """Return the results of `run` by the layer's definition, token by token, in at least float32."""
+        """Compute the results of `run` from the layer's definition, token by token, in float32 or float64."""
 
 
 class Regressor:
-    """Adapter of a package's layers; a subclass sets the fields.
+    """Base class of adapters of a package's recurrent layers; a subclass sets the fields.
 
-    module: the package's module. packages: distributions whose versions are recorded. layers: each system's layer.
+    module: the package's module. packages: distributions whose versions are recorded. layers: the layer of each system.
     """
 
     module: ClassVar[str]
@@ -152,7 +152,7 @@ class Regressor:
 def _fastest(
     kernels: Sequence[Callable[..., Any]], run: Callable[..., object]
 ) -> tuple[Callable[..., Any], dict[str, str]]:
-    """Tune `run(kernel)` for each kernel; return the fastest, and with several kernels a setting with their times."""
+    """Tune `run(kernel)` for each kernel; return the fastest one, and a setting with all times if there are several."""
     if len(kernels) == 1:
         prepare(partial(run, kernels[0]))
         return kernels[0], {}

@@ -15,7 +15,7 @@ TTFT_LIMIT_MS, ITL_LIMIT_MS = 500.0, 50.0  # a request counts as goodput if its 
 def metrics(calls: Sequence[Sequence[tuple[float, Sequence[float]]]]) -> dict[str, float | None]:
     """Return TTFT and ITL in ms, as medians over calls with 95% intervals; {} without calls.
 
-    calls: for each call its requests, each as (TTFT, ITLs) in ms.
+    calls: for each call, its requests; a request is (TTFT, list of ITLs) in ms.
     A call's TTFT is the median over its requests; its ITL is the median of the requests' mean ITLs.
     """
     if not calls:
@@ -38,8 +38,8 @@ def percentiles(steps_ms: Sequence[float]) -> dict[str, float | None]:
 def of_arrivals(requests: Sequence[tuple[float, Sequence[float]]], seconds: float) -> dict[str, float | None]:
     """Return percentiles of ITL and TTFT in ms, and the goodput.
 
-    Goodput: requests per second with TTFT and mean ITL within TTFT_LIMIT_MS and ITL_LIMIT_MS.
-    requests: (TTFT, ITLs) in ms. seconds: from a batch's first arrival to its last token, summed over batches.
+    Goodput: requests per second whose TTFT is within TTFT_LIMIT_MS and whose mean ITL is within ITL_LIMIT_MS.
+    requests: (TTFT, ITLs) of each request in ms. seconds: from first arrival to last token, summed over batches.
     """
     good = sum(first <= TTFT_LIMIT_MS and fmean(steps) <= ITL_LIMIT_MS for first, steps in requests)
     first = _p99([first for first, _ in requests])
@@ -52,7 +52,7 @@ def _p99(values: Sequence[float]) -> float:
 
 
 class TokensOnHost:
-    """A host buffer for tokens [count, batch] from the GPU, with their arrival times."""
+    """Host buffer that receives tokens [count, batch] from the GPU and times the arrival of each row."""
 
     def __init__(self, count: int, batch: int, on_gpu: bool) -> None:
         self.tokens = torch.empty(count, batch, dtype=torch.long, pin_memory=on_gpu)
@@ -68,7 +68,7 @@ class TokensOnHost:
             self._at[row] = now()
 
     def arrived(self, row: int) -> float:
-        """Wait for the tokens of row `row`; return their arrival in seconds, as `now` counts them."""
+        """Wait for the tokens of row `row`; return their arrival time in seconds, on the clock of `now`."""
         if not self._events:
             return self._at[row]
         self._events[row].synchronize()

@@ -1,8 +1,8 @@
 """Compile a package's Triton kernels in parallel, and tune them on the timed shapes.
 
-Triton compiles kernels one by one, which takes minutes for a language model. Here a dry run without launches lists the
-kernels to compile. The autotuner then measures the timed work.
-JITFunction.run and two methods of Autotuner are replaced temporarily, because no knob of Triton does the same.
+Triton compiles kernels one by one, which takes minutes for a language model. So the model first runs without launching
+its kernels, to list them for parallel compilation. Then Triton's autotuner measures them on the timed work.
+JITFunction.run and two methods of Autotuner are replaced meanwhile, because Triton has no option for this.
 """
 
 import gc
@@ -16,7 +16,7 @@ from tk_kernels.parallel import compile_all
 
 
 def keep_choices() -> None:
-    """Let Triton cache tuning results on disk; call before importing Triton kernels."""
+    """Let Triton cache tuning results on disk; must be called before Triton kernels are imported."""
     os.environ.setdefault("TRITON_CACHE_AUTOTUNING", "1")
 
 
@@ -27,7 +27,7 @@ def prepare(run: Callable[[], object]) -> None:
 
 
 def compile_ahead(call: Callable[[], object]) -> None:
-    """Compile the Triton kernels of `call` in parallel, for all configurations.
+    """Compile the Triton kernels of `call` in parallel, for all configurations of the autotuner.
 
     `call` runs, but its Triton kernels are not launched, so its result is meaningless.
     """
@@ -42,10 +42,10 @@ def compile_ahead(call: Callable[[], object]) -> None:
 
 @contextmanager
 def untuned(ahead: Callable[[], object]) -> Iterator[None]:
-    """Inside the context, let Triton use each kernel's smallest configuration, without measuring.
+    """Let Triton use each kernel's smallest configuration inside the context, without measuring.
 
     Measuring would take minutes, and an unmeasured larger configuration could exceed shared memory.
-    ahead: a call whose kernels are compiled on entry, not launched.
+    ahead: a function whose kernels are compiled when the context is entered; they are not launched.
     """
     with _chosen_by(_size):
         with _compiling_only():
@@ -55,7 +55,7 @@ def untuned(ahead: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def chosen_anew() -> Iterator[None]:
-    """Inside the context, tune kernels anew, for packages that cache one choice for all shapes."""
+    """Let Triton tune kernels anew inside the context, for packages that cache one choice for all shapes."""
     from triton.runtime.autotuner import Autotuner
 
     tuners = [each for each in gc.get_objects() if issubclass(type(each), Autotuner)]
@@ -71,7 +71,7 @@ def chosen_anew() -> Iterator[None]:
 
 
 def _size(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
-    """Return a proxy for a configuration's shared memory: stages times all block extents."""
+    """Return a proxy for a configuration's shared memory: the number of stages times all block extents."""
     return config.num_stages * math.prod(
         extent for extent in config.kwargs.values() if isinstance(extent, int) and extent
     )
@@ -79,7 +79,7 @@ def _size(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
 
 @contextmanager
 def _chosen_by(cost: Callable[..., float]) -> Iterator[None]:
-    """Inside the context, let autotuners choose the configuration of least `cost`; discard these choices after."""
+    """Let autotuners choose the configuration of least `cost` inside the context; discard these choices on exit."""
     from triton.runtime.autotuner import Autotuner
 
     before: dict[Any, set[Any]] = {}

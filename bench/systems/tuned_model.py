@@ -25,7 +25,7 @@ class TunedLanguageModel(LanguageModel):
         self._tuned: tuple[Any, str, int] | None = None
 
     def make_ready(self, work: PhaseWork) -> None:
-        """Tune for work of a new size, else only compile. Either leaves a meaningless state, so reset it."""
+        """Tune the kernels for work of a new size, else only compile them; then reset the state that this overwrote."""
         at_once = work.case.batch * (1 if work.case.phase == "generate" else work.case.context)
         phase, span = work.case.phase, (at_once.bit_length() - 1) // SPAN_BITS
         wanted = (self.loaded, phase, span)

@@ -34,9 +34,9 @@ SAME_KERNELS = (
 
 
 class FlaModel(PackageModel):
-    """A language model of flash-linear-attention with the interface of `CausalLM`.
+    """Wrapper that gives a language model of flash-linear-attention the interface of `CausalLM`.
 
-    inner: the package's model. piece: tokens of each prompt per call of `inner`; 0 for PREFILL_TOKENS / batch.
+    inner: the package's model. piece: tokens of each prompt per call of `inner`; 0 stands for PREFILL_TOKENS / batch.
     """
 
     def __init__(self, inner: Any, piece: int = 0) -> None:
@@ -75,7 +75,7 @@ class FlaModel(PackageModel):
 
 
 class FlaWork(PhaseWork):
-    """Work whose check runs untuned kernels, because tuning them for the references would take minutes."""
+    """Base class of work whose check runs untuned kernels: tuning them for the references would take minutes."""
 
     def checks(self, logits: Tensor, rows: list[int], *rest: Any, **named: Any) -> Checks:
         def read_pieces() -> None:
@@ -87,7 +87,7 @@ class FlaWork(PhaseWork):
 
 
 class FlaForward(FlaWork, Forward):
-    """The forward phase; a long prompt's reference is the same model, which reads the prompt in pieces."""
+    """Timed work of the forward phase; a long prompt's reference is the same model, run on pieces of the prompt."""
 
     @property
     def _is_long(self) -> bool:
@@ -105,9 +105,9 @@ class FlaForward(FlaWork, Forward):
 
 
 class FlaGenerate(FlaWork, Generate):
-    """The generate phase: greedy steps. Each call starts from the state after one token.
+    """Timed work of the generate phase: greedy steps. Each call starts from the state after one token.
 
-    A step overwrites only one part of this state, `conv_state`, so each call runs on a copy of that part.
+    A step overwrites only the tensor `conv_state` of this state in place, so each call runs on a copy of `conv_state`.
     """
 
     renews_past = False  # a CUDA graph starts at the tensors of its capture
@@ -139,7 +139,7 @@ class FlaGenerate(FlaWork, Generate):
         return STEPS  # the reference reads these and one token before
 
     def repeat(self, rng: Random, rows: list[int]) -> list[int]:
-        """Return each sequence's own index: none can copy another, because their states in the CUDA graph differ."""
+        """Return [0, ..., B - 1]: no sequence copies another, because their states in the CUDA graph differ."""
         return [*range(self.case.batch)]
 
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
@@ -155,7 +155,7 @@ def _copied(kept: Any) -> Any:
 class Fla(TunedLanguageModel):
     """Base class of the adapters of flash-linear-attention's language models.
 
-    A subclass sets `classes`, names of the configuration and model class, and `shape`, configuration values.
+    Subclasses set `classes` (names of the configuration class and the model class) and `shape` (configuration values).
     """
 
     packages = ("flash-linear-attention", "triton")
@@ -198,7 +198,7 @@ class Fla(TunedLanguageModel):
         return FlaModel(inner.to(getattr(torch, case.dtype)).eval())
 
     def reference(self, model: FlaModel, dtype: torch.dtype) -> FlaModel:
-        """Return a model with the same weights in `dtype` on fla's recurrent kernels."""
+        """Return a model in `dtype` with the same weights, which runs on fla's recurrent kernels."""
         config = type(model.inner.config).from_dict(model.inner.config.to_dict())
         with torch.device(device()):
             inner = type(model.inner)(config).to(dtype).eval()
@@ -207,12 +207,12 @@ class Fla(TunedLanguageModel):
         return FlaModel(inner, RECURRENT_TOKENS)
 
     def rounded_reference(self, model: FlaModel, case: Case) -> FlaModel | None:
-        """Return a model with the same weights on fla's recurrent kernels; None for float32."""
+        """Return the same model, run on fla's recurrent kernels; None for float32."""
         return None if case.dtype == "float32" else FlaModel(model.inner, RECURRENT_TOKENS)
 
 
 class GatedDeltaNet(Fla):
-    """Adapter of gated-deltanet/fla: 21 blocks; 6 heads with 256 key and 512 value channels."""
+    """Adapter of the system gated-deltanet/fla: 21 blocks; 6 heads with 256 key and 512 value channels."""
 
     classes = ("GatedDeltaNetConfig", "GatedDeltaNetForCausalLM")
     shape: ClassVar[dict[str, Any]] = {"hidden_size": SIZES[SIZE].width, "num_hidden_layers": 21}
@@ -238,7 +238,7 @@ class GatedDeltaNet(Fla):
 
 
 class RWKV7(Fla):
-    """Adapter of rwkv7/fla: 24 blocks, heads of 64, low-rank dimensions of RWKV-7 World 1.5B."""
+    """Adapter of the system rwkv7/fla: 24 blocks, heads of 64 channels, low-rank dimensions of RWKV-7 World 1.5B."""
 
     classes = ("RWKV7Config", "RWKV7ForCausalLM")
     shape: ClassVar[dict[str, Any]] = {
@@ -254,7 +254,7 @@ class RWKV7(Fla):
         """Return the sizes from which `bench.cost` counts FLOPs and bytes.
 
         FLOPs per state element and token: decay 1, removal 4, addition 2, output 2. Source: arXiv 2503.14456.
-        The token shift's inputs, 1% of the state, are not counted.
+        The inputs of the token shift, which have 2% of the state's bytes, are not counted.
         """
         config = model.inner.config
         return DeltaRuleConfig(
@@ -268,6 +268,6 @@ class RWKV7(Fla):
         )
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return the settings and the package's warning: its RWKV-7, which is also the reference, may be incorrect."""
+        """Return the settings, with the package's warning that its RWKV-7, also the reference's, may be incorrect."""
         warning = "the package warns that its RWKV-7 may be incorrect, by the word of RWKV's author"
         return super().settings(case) | {"warning": warning}

@@ -19,11 +19,11 @@ from harness.schema.work import TTT, Work
 
 @dataclass(frozen=True)
 class DeltaRule(Layer):
-    """A delta rule with decay.
+    """A delta-rule layer with decay and a state S [K, V] per head.
 
-    S = Diag(exp g) S; S += beta k (v - S^T k)^T for each of the token's (k, v); o = S^T q / sqrt(K).
-    value_heads: number of heads of v, g and beta; groups of them share a head of q and k. 0 for as many as `heads`.
-    vector_decay: one decay per key channel instead of one per head. householder: delta-rule updates per token.
+    For each token: S = Diag(exp g) S; S += beta k (v - S^T k)^T for each of its pairs (k, v); o = S^T q / sqrt(K).
+    heads: heads of q and k. value_heads: heads of v, g and beta, a multiple of `heads`; 0 stands for `heads`.
+    vector_decay: one decay per key channel instead of one per head. householder: number of pairs (k, v) per token.
     """
 
     value_heads: int = 0
@@ -40,7 +40,7 @@ class DeltaRule(Layer):
         return self.states * self.key_dim * self.value_dim
 
     def work(self, case: Case) -> Work:
-        """Return FLOPs and bytes; FLOPs per state element and token: decay 1, each update 4, output 2."""
+        """Return FLOPs and bytes moved. FLOPs per state element and token: decay 1, each update 4, output 2."""
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         decays = self.key_dim if self.vector_decay else 1
         keys = width * self.heads * self.key_dim * (1 + self.householder)  # and q
@@ -49,10 +49,10 @@ class DeltaRule(Layer):
         return Work((3 + 4 * self.householder) * tokens * self.state_numbers, moved)
 
     def random_inputs(self, case: Case) -> dict[str, Given]:
-        """Draw q, k [B, T, H, K], v [B, T, H, V], beta [B, T, H], log-decays g [B, T, H] or [B, T, H, K].
+        """Draw q, k, v, beta and log-decays g.
 
-        In k, v and beta, T is `self.householder` times the tokens. In v, beta and g, H is `self.states`.
-        |k| is 1 on average.
+        q [B, T, H, K], k [B, n T, H, K], v [B, n T, S, V], beta [B, n T, S], g [B, T, S] (vector_decay: [B, T, S, K]).
+        H is `self.heads`, S is `self.states`, and n is `self.householder`. The mean of |k|^2 is 1.
         """
         batch, tokens, dtype = case.batch, case.context, getattr(torch, case.dtype)
         rows, scale = self.householder, self.key_dim**-0.5
@@ -94,10 +94,10 @@ SOLVED_TOKENS = 32  # tokens whose linear systems the naive MesaNet solves toget
 
 @dataclass(frozen=True)
 class Mesa(Layer):
-    """MesaNet: least squares over all tokens so far, with decay, solved anew for each query.
+    """A MesaNet layer: for each query, it solves a least-squares problem with decay over all tokens so far.
 
     With k and q of norm 1: G = exp(g) G + beta k k^T, S = exp(g) S + beta k v^T, o = S^T (G + Diag(lamb))^-1 q.
-    The kernel takes `iterations` steps of conjugate gradients. Source: arXiv 2506.05233.
+    The kernel solves by `iterations` steps of conjugate gradients. Source: arXiv 2506.05233.
     """
 
     iterations: int = 30  # the default of the package's layer
@@ -107,10 +107,7 @@ class Mesa(Layer):
         return self.heads * self.key_dim * (self.key_dim + self.value_dim)
 
     def work(self, case: Case) -> Work:
-        """Return FLOPs and bytes.
-
-        FLOPs per token and element of `Mesa`'s G and S: decay 1, update 2; only G: 2 per iteration; only S: output 2.
-        """
+        """Return FLOPs and bytes moved. FLOPs per token: 3 + 2 `iterations` per element of G, 5 per element of S."""
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         gram, values = (self.heads * self.key_dim * dim for dim in (self.key_dim, self.value_dim))
         row = width * 2 * (self.key_dim + self.value_dim) + 4 * 2  # q, k, v and output; beta and g
@@ -163,11 +160,11 @@ MINI_BATCH = 16
 
 
 class TTTLinear(Layer):
-    """The package's TTT-Linear, which computes other outputs than the paper's.
+    """flash-linear-attention's TTT-Linear layer, whose outputs differ from the TTT paper's.
 
-    The learning rate scales the rows of Q K^T instead of the columns, and q is divided by sqrt(D).
-    With o = q W + b, the output is o + LN(o) instead of q + LN(o).
-    The package has two versions: a kernel for states and one for outputs, or one kernel for both.
+    The package divides q by sqrt(D), and scales the rows of Q K^T by the learning rate; the paper scales the columns.
+    With o = q W + b, the package returns o + LN(o); the paper returns q + LN(o).
+    The package has two implementations: a kernel for states and another for outputs, or one kernel for both.
     """
 
     check_tokens = LAYER_CHECK_TOKENS
@@ -183,7 +180,7 @@ class TTTLinear(Layer):
         return layer_work(ttt_config_of(case), case)[TTT]
 
     def random_inputs(self, case: Case) -> dict[str, Given]:
-        """Draw q, k, v [B, T, H, D], eta [B, T, H, 1], LN w, b [H, D], initial W [B, H, D, D] and b [B, H, 1, D]."""
+        """Draw q, k, v [B, T, H, D], rates eta [B, T, H, 1], LN's w, b [H, D], state W [B, H, D, D], b [B, H, 1, D]."""
         if refused := [f"{name}={value}" for name in ("form", "mini_batch", "part") if (value := case.option(name))]:
             raise Skip(f"{case.system_backend} has no {' and no '.join(refused)}; {case.system}/torch has")
         given = layer_inputs(ttt_config_of(case), case.batch, case.context, getattr(torch, case.dtype))
@@ -201,7 +198,7 @@ class TTTLinear(Layer):
         return {"output": output, "state": state}
 
     def naive(self, **inputs: Tensor) -> Results:
-        """Run the package's PyTorch version in float32 on copies, because it scales q in place."""
+        """Run the package's PyTorch implementation in float32, on copies of the inputs because it scales q in place."""
         from fla.ops.ttt.naive import chunk_ttt_linear_ref
 
         exact = {name: value.float().clone() for name, value in inputs.items()}
@@ -215,10 +212,9 @@ CHUNKED = "fla.ops.gated_delta_rule:chunk_gated_delta_rule"
 
 
 class FlaRegressor(Regressor):
-    """Adapter of flash-linear-attention's layers at width 2,048.
+    """Adapter of single layers of flash-linear-attention at width 2,048.
 
-    Sources: Gated DeltaNet (arXiv 2412.06464), Kimi Delta Attention (2510.26692), Gated DeltaProduct (2502.10297),
-    MesaNet (2506.05233).
+    Sources: Gated DeltaNet (arXiv 2412.06464), Kimi Delta Attention (2510.26692), Gated DeltaProduct (2502.10297).
     """
 
     module = "fla"

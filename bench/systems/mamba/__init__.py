@@ -1,1 +1,1 @@
-"""Adapters of Mamba and Mamba-2: mamba-ssm, plain PyTorch, and their reference scan."""
+"""Adapters of Mamba, Mamba-2 and Mamba-3 in mamba-ssm and of transformers' Mamba, and a reference scan in PyTorch."""

@@ -24,11 +24,11 @@ STEPS = (0.001, 0.1)  # shortest and longest initial time step
 
 @dataclass(frozen=True)
 class Mamba3(Layer):
-    """Mamba-3 without its skip connection; each step adds the current and the previous token to the state.
+    """A Mamba-3 layer without skip connection; each step adds the current and the previous token to the state.
 
-    S = a S + (1 - l) dt a v' k'^T + l dt v k^T with v' and k' of the previous token; o = S q.
-    a = exp(A dt), l = sigmoid(trap); k and q are rotated by the sum of pi tanh(angle) dt so far.
-    Heads share q, k and angles, but not biases and time steps. angles: number of rotated pairs of channels.
+    S = a S + (1 - l) dt a v' k'^T + l dt v k^T and o = S q, where v' and k' are the previous token's v and k.
+    a = exp(A dt); l = sigmoid(trap). q and k are rotated by the sum of pi tanh(angle) dt over the tokens so far.
+    Heads share q, k and angles, but have separate biases and time steps dt. angles: number of rotated channel pairs.
     Source: mamba-ssm 2.3.2, mamba_ssm/modules/mamba3.py.
     """
 
@@ -45,7 +45,7 @@ class Mamba3(Layer):
         return self.matrix + self.heads * (self.key_dim + self.value_dim + self.angles)
 
     def work(self, case: Case) -> Work:
-        """Return FLOPs and bytes; FLOPs per element of S and token: decay 1, both updates together 2, output 2."""
+        """Return FLOPs and bytes moved. FLOPs per element of S and token: decay 1, both updates 2 in all, output 2."""
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         shared = width * (2 * self.key_dim + self.angles)
         row = width * (2 * self.value_dim + 1) + 4 * 2  # v, output, trap; decay and time step
@@ -53,7 +53,7 @@ class Mamba3(Layer):
         return Work(5 * tokens * self.matrix, moved)
 
     def random_inputs(self, case: Case) -> dict[str, Given]:
-        """Draw the arguments as the package's layer initialises them, for normalised activations.
+        """Draw the kernel's arguments as a new layer of the package computes them from normalised activations.
 
         Q, K [B, T, 1, K]; V [B, T, H, V]; ADT, DT, Trap [B, H, T]; Q_bias, K_bias [H, K]; Angles [B, T, H, angles].
         """
@@ -100,7 +100,7 @@ class Mamba3(Layer):
 
 
 def rotated(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotate the first 2 S channels of x [..., K] in neighboring pairs by `angles` [..., S]."""
+    """Rotate neighboring pairs of the first 2 S channels of x [..., K] by `angles` [..., S], in radians."""
     pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
     turns = torch.polar(torch.ones_like(angles), angles)
     turns = F.pad(turns, (0, pairs.shape[-1] - turns.shape[-1]), value=1)
@@ -112,7 +112,7 @@ def _normal(*shape: int) -> Tensor:
 
 
 class Mamba3SSM(Regressor):
-    """Adapter of mamba3/mamba-ssm: the package's layer at width 2,048."""
+    """Adapter of the system mamba3/mamba-ssm: the package's layer at width 2,048."""
 
     module = "mamba_ssm"
     packages = ("mamba-ssm", "triton")

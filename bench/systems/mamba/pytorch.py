@@ -1,4 +1,4 @@
-"""Run transformers' own Mamba: its PyTorch path, which needs no kernels and runs on a CPU."""
+"""Run the Mamba of the package transformers in plain PyTorch on a CPU, without custom kernels."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from harness.schema.case import Case
 
 
 class TorchMamba(LanguageModel):
-    """Adapter of mamba/torch, which runs on a CPU only: transformers' Mamba in plain PyTorch."""
+    """Adapter of the system mamba/torch, which runs on a CPU only: transformers' Mamba in plain PyTorch."""
 
     packages = ("transformers",)
 

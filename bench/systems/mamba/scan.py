@@ -38,9 +38,9 @@ def selective_scan(decay: Tensor, inputs: Tensor, state: Tensor) -> Tensor:
 
 
 def state_space(u: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
-    """Return y [B, T, ...] : y_t = sum over N of x_t C_t, x_t = exp(step_t A) x_(t-1) + step_t u_t B_t, from x_0 = 0.
+    """Return y [B, T, ...]: y_t = sum over N of x_t C_t with x_t = exp(step_t A) x_(t-1) + step_t u_t B_t and x_0 = 0.
 
-    u [B, T, ...]. step [B, T, ...], A [..., N], B and C [B, T, ..., N]: their `...` broadcasts to u's.
+    u [B, T, ...]; step [B, T, ...]; A [..., N]; B, C [B, T, ..., N]. The `...` of all others broadcasts to that of u.
     """
     state = u.new_zeros(len(u), *u.shape[2:], B.shape[-1])
     piece = max(1, PIECE_NUMBERS // state.numel())
@@ -54,13 +54,13 @@ def state_space(u: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Ten
 
 
 class ScannedMamba:
-    """A reference: transformers' Mamba (`inner`) with this module's scan; blocks run on `device`."""
+    """Reference that runs transformers' Mamba (`inner`) with this module's scan, one block at a time on `device`."""
 
     def __init__(self, inner: Any, device: torch.device | str) -> None:
         self.inner, self.device = inner, torch.device(device)
 
     def init_state(self, batch: int, context: int) -> None:
-        """Return None, because every prompt is read from its start."""
+        """Return None: this reference needs no state, because it reads every prompt from its start."""
 
     def prefill(self, ids: Tensor, state: None) -> tuple[Tensor, None]:
         return self.logits(ids, 1)[:, 0], None

@@ -10,7 +10,7 @@ from harness.schema.case import Case
 
 
 class TransformerGenerate(Generate):
-    """The generate phase; each call starts at position `context` of a random KV cache."""
+    """Timed work of the generate phase; each call starts at position `context` of a random KV cache."""
 
     def prepare(self) -> None:
         super().prepare()
@@ -42,7 +42,7 @@ class TransformerGenerate(Generate):
 
 
 class TorchTransformer(LanguageModel):
-    """Adapter of transformer/torch and transformer-gqa/torch."""
+    """Adapter of the systems transformer/torch and transformer-gqa/torch."""
 
     phases: ClassVar[dict[str, type[PhaseWork]]] = LanguageModel.phases | {"generate": TransformerGenerate}
     prompt_tokens = None

@@ -1,7 +1,7 @@
 """Measure how far a generating model drifts from an exact one, token by token.
 
 Both models read the same tokens (teacher forcing). The exact model, in float64, draws these tokens once from its own
-probabilities. Runs with different state precisions are compared with the same exact run.
+probabilities. Runs with different state precisions are compared with the same run of the exact model.
 """
 
 from collections.abc import Callable
@@ -33,9 +33,9 @@ class Exact:
 
 
 def compared(adapter: Any, workload: Workload, model: Any, case: Case) -> Workload:
-    """Return the workload with drift metrics and a check of the mean drift over `context` tokens.
+    """Return the workload with a check that also measures the drift over `context` tokens and limits its mean.
 
-    adapter: the `TTTLanguageModel`, which keeps the last exact run for other state precisions.
+    adapter: the `TTTLanguageModel`, which stores the last exact run for cases with other state precisions.
     """
     own = workload.check
     assert own is not None
@@ -73,9 +73,9 @@ def exact_run(reference: Any, sequences: int, tokens: int) -> Exact:
 
 @torch.inference_mode()
 def drift(model: Any, exact: Exact) -> dict[str, float]:
-    """Run a model on an exact run's tokens; return how its probabilities differ.
+    """Run a model on the tokens of an exact run; return metrics of how the two models' probabilities differ.
 
-    total_variation_*: mean and maximum distance, and the mean over the run's first and last eighth.
+    total_variation_*: mean and maximum of the total variation, and its mean over the run's first and last eighth.
     argmax_disagreement: share of positions at which the two models' most probable tokens differ.
     """
     ids, tokens, steps = exact.ids[0].clone(), len(exact.ids), []
@@ -98,7 +98,7 @@ def drift(model: Any, exact: Exact) -> dict[str, float]:
 
 
 def _stepper(model: Any, ids: Tensor, tokens: int) -> Callable[[], Tensor]:
-    """Return a function that reads the tokens in buffer `ids` [B] and returns logits; on a GPU, it replays a graph."""
+    """Return a function that runs a step on buffer `ids` [B] and returns logits [B, V], on a GPU by a CUDA graph."""
     state = model.init_generate_state(len(ids), tokens)
     logits: list[Tensor] = []
 

@@ -1,4 +1,4 @@
-"""Compare each layer's inner loop with a reference, because logits hardly show an inner loop's errors."""
+"""Compare the inner loop of each TTT layer with a reference, because logits hardly show an inner loop's errors."""
 
 from typing import Any, cast
 
@@ -19,7 +19,7 @@ Call = tuple[Projections, Tensor]  # inputs of one layer's operator in float64, 
 
 
 class RecordedOperator:
-    """Wrapper that records an operator's calls: one per layer for the prompt, then one per layer and step."""
+    """Wrapper that records the inputs and outputs of an operator's calls `forward` and `generate_step`, in order."""
 
     def __init__(self, operator: TorchOperator) -> None:
         self.calls: list[Call] = []
@@ -39,9 +39,9 @@ class RecordedOperator:
 
 @torch.inference_mode()
 def inner_loop_checks(model: TTTModel, case: Case, prompt: int) -> list[Check]:
-    """Check all layers' inner loops on a prompt, and on generate steps until two mini-batches have ended.
+    """Check all layers' inner loops on `prompt` prompt tokens, and on generate steps until two mini-batches have ended.
 
-    The reference is the primal form in float64 on the model's own projections.
+    The reference computes the primal form in float64 from the model's own projections.
     """
     mini_batch = model.config.mini_batch
     ids = random_ids(model, CHECK_BATCH, prompt + 2 * mini_batch - prompt % mini_batch)

@@ -1,4 +1,4 @@
-"""Measure and check one of the project's kernels: one TTT layer on random activations."""
+"""Measure and check this repository's kernels in one TTT layer, on random activations."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -44,7 +44,7 @@ STREAMED = 20  # a state larger than this many L2 caches is evicted between step
 
 
 def build(case: Case, form: str, precision: str, backend: str) -> Workload:
-    """Build the case's workload: a forward on `backend`, or generate steps in `form` and `precision`."""
+    """Build the case's workload: a forward on `backend`, or generate steps in `form` with states in `precision`."""
     config = ttt_config_of(case)
     return _forward(case, config, backend) if case.phase == "forward" else _generate(case, config, form, precision)
 
@@ -69,7 +69,7 @@ def _forward(case: Case, config: TTTConfig, backend: str) -> Workload:
 
 
 def _repeats(run: Callable[[], torch.Tensor], sequences: int) -> Check:
-    """Check that two calls agree bitwise; to save memory, compare at most KERNEL_CHECK_SEQUENCES sequences."""
+    """Check that two calls of `run` agree bitwise; to save memory, compare at most KERNEL_CHECK_SEQUENCES sequences."""
     first, second = (run()[:: -(-sequences // KERNEL_CHECK_SEQUENCES)].clone() for _ in range(2))
     return Check.at_most("elements_that_differ_between_runs", float((first != second).sum()), 0.0)
 
@@ -101,10 +101,10 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
 
 @dataclass
 class GenerateSet:
-    """A batch of sequences that generate together: state, and a mini-batch's tokens.
+    """A batch of sequences that generate together: their state, and the inputs and outputs of a mini-batch's steps.
 
     generate: module of the kernels. outer: token_scale, ln_weight, ln_bias. tokens: q, k, v, lr, each [steps, B, ...].
-    out: [steps, B, H, D]. launch: launch settings instead of those in `tuning.toml`.
+    out: outputs [steps, B, H, D]. launch: launch settings; None for the settings in `tuning.toml`.
     """
 
     generate: Any
@@ -121,13 +121,13 @@ class GenerateSet:
 
     @classmethod
     def of(cls, generate: Any, inputs: dict[str, Any], form: str, precision: str) -> "GenerateSet":
-        """Make a set from `inputs`, a forward's arguments by name."""
+        """Make a set from `inputs`, the arguments of a reference's `forward` by name."""
         state = generate.GenerateState.from_state(inputs["state"], form, precision)
         tokens = [inputs[name].transpose(0, 1).contiguous() for name in PER_TOKEN]
         return cls(generate, state, [inputs[name] for name in OUTER], tokens, torch.empty_like(tokens[0]))
 
     def advance(self, step: int, **options: Any) -> None:
-        """Run one step on index `step` of `self.tokens`; the state stores the position in the mini-batch."""
+        """Run one generate step on index `step` of `self.tokens`; write the outputs to index `step` of `self.out`."""
         token = [each[step] for each in self.tokens]
         self.generate.generate_step(*token, *self.outer, self.state, out=self.out[step], launch=self.launch, **options)
 
@@ -135,7 +135,7 @@ class GenerateSet:
 class Steps:
     """The timed generate steps: in each of `rounds` rounds, every set of sequences runs one step.
 
-    q, k, v, lr and the outputs are one tensor each for all sets: [sets, rounds, B, ...].
+    q, k, v, lr and the outputs of all sets are stored in one tensor each, [sets, rounds, B, ...].
     """
 
     def __init__(self, sets: list[GenerateSet], config: TTTConfig, dtype: str) -> None:
@@ -153,23 +153,23 @@ class Steps:
         return self.rounds * len(self.sets)
 
     def inputs(self) -> dict[str, Input]:
-        """Return the tokens of all sets as inputs that the harness renews."""
+        """Return q, k, v and lr of all sets as inputs that the harness refills."""
         rates = Input(self._tokens[3], "uniform", self.config.base_lr / self.config.head_dim, 2)
         return {name: Input(each, "normal", 1.0, 2) for name, each in zip("qkv", self._tokens, strict=False)} | {
             "lr": rates
         }
 
     def run(self) -> torch.Tensor:
-        """Run all steps; return the outputs [units, B, H, D]: set after set, each by round."""
+        """Run all steps; return the outputs [units, B, H, D], ordered by set, then by round."""
         for step in range(self.rounds):
             for some in self.sets:
                 some.advance(step)
         return self._out.flatten(0, 1)
 
     def timed_check(self, rng: Random) -> Callable[[torch.Tensor, int], Checks]:
-        """Draw sequences of one set, copy their state, and return a check of their last outputs.
+        """Draw sequences of one set, copy their state, and return a check of the last outputs of these sequences.
 
-        The reference runs the same steps from that copy. After more than CHECKED_STEPS steps, nothing is compared.
+        The reference runs the same steps from the copied state. Beyond CHECKED_STEPS steps, nothing is compared.
         """
         drawn_set = rng.randrange(len(self.sets))
         some = self.sets[drawn_set]
@@ -190,9 +190,9 @@ class Steps:
 
 @torch.no_grad()
 def _exact_steps(some: GenerateSet, begun: Any, rows: list[int], calls: int, rounds: int) -> torch.Tensor:
-    """Run in float64, but round a 16-bit state's W after each step; return the last outputs [rows, H, D].
+    """Run the reference in float64, and round a 16-bit state's W after each step; return the last outputs [rows, H, D].
 
-    begun: the state of the sequences `rows` before the first of `calls` calls; rounds: steps per call.
+    begun: state of the sequences `rows` before the first call. calls: number of calls. rounds: steps per call.
     """
     reference = import_module(some.generate.__name__.rpartition(".")[0] + ".reference")
     precision = PRECISIONS[some.state.precision]
@@ -215,13 +215,13 @@ def generate_set(config: TTTConfig, batch: int, dtype: str, form: str, precision
 
 
 def steps_in_turn(first: GenerateSet, config: TTTConfig, dtype: str) -> Steps:
-    """Return steps of `first` and enough copies that each step reads its state from memory, not from L2."""
+    """Return steps of `first` and of enough copies of it that each step reads its state from memory, not from L2."""
     streamed = first.state_bytes > STREAMED * l2_bytes()
     return Steps(staggered(first, 1 if streamed else input_sets(first.state_bytes, l2_bytes())), config, dtype)
 
 
 def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
-    """Return at least `at_least` sets, `first` and copies of it, at positions spread over a mini-batch."""
+    """Return `first` and copies of it, at least `at_least` sets, at positions spread over a mini-batch."""
     m = len(first.tokens[0])
     count = -(-at_least // m) * m if at_least > m else next(n for n in range(at_least, m + 1) if m % n == 0)
     sets = [first, *(replace(first, state=deepcopy(first.state)) for _ in range(count - 1))]
@@ -247,9 +247,9 @@ def _check_steps(config: TTTConfig) -> int:
 def check_generate(
     config: TTTConfig, sequences: int, dtype: str, form: str, precision: str, launch: Tuning | None = None
 ) -> Checks:
-    """Check the steps of random sequences over two mini-batches against float64.
+    """Check the generate steps of random sequences over two mini-batches against a reference in float64.
 
-    Results are cached, because many cases share one. launch: settings instead of those in `tuning.toml`.
+    Results are cached, because many cases share one. launch: launch settings; None for the settings in `tuning.toml`.
     """
     operator = f"tk_kernels.ttt_{config.learner}"
     reference, generate = (import_module(f"{operator}.{part}") for part in ("reference", "generate"))

@@ -1,4 +1,4 @@
-"""Run a TTT model or layer on the project's kernels: ThunderKittens or Triton."""
+"""Run a TTT model or layer on this repository's ThunderKittens or Triton kernels."""
 
 from collections.abc import Collection
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Measure and check one TTT layer in PyTorch: its inner operator on random activations."""
+"""Measure and check the inner loop of one TTT layer in PyTorch, on random activations."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -37,7 +37,7 @@ def build(case: Case) -> Workload:
     """Build the workload of a layer's forward on `batch` sequences of `context` tokens.
 
     Option form: dual (default) or primal.
-    Option part: half of the dual form, "w" (states) or "z" (outputs), as in figure 8 of the paper.
+    Option part: time half of the dual form, "w" (states) or "z" (outputs), as in figure 8 of the TTT paper.
     """
     config = ttt_config_of(case)
     reference = import_module(f"tk_kernels.ttt_{config.learner}.reference")
@@ -74,7 +74,7 @@ def forward_workload(
     check: Callable[[], Checks],
     settings: dict[str, str] | None = None,
 ) -> Workload:
-    """Return the workload of forward(**inputs); its timed check runs the reference in float64."""
+    """Return a workload that times forward(**inputs) and checks the timed results against the reference in float64."""
     config = ttt_config_of(case)
     rates = Input(inputs["lr"], "uniform", config.base_lr / config.head_dim, 0, 1)
     return layer_workload(
@@ -116,10 +116,10 @@ def layer_workload(
 def layer_timed_check(
     case: Case, exact: Callable[[list[int], int], Results], most: int
 ) -> Callable[[Random], Callable[[Results, int], Checks]]:
-    """Return a `Workload.timed_check` that compares random sequences: their first `most` outputs, and final states.
+    """Return a `Workload.timed_check` that compares the first `most` outputs and the final states of random sequences.
 
     exact(sequences, tokens): returns the reference's results for the first `tokens` tokens of these sequences.
-    Final states are compared only if `most` covers all tokens.
+    Final states are compared only if sequences have at most `most` tokens.
     """
     tokens, whole = min(case.context, most), case.context <= most
 
@@ -141,14 +141,14 @@ def layer_timed_check(
 
 
 def check_results(found: Results, expected: Results, dtype: str, prefix: str = "") -> Checks:
-    """Check each result that has an expected one; limit: LAYER_LIMITS of `dtype`."""
+    """Check the relative error of each result of `found` that `expected` has too; the limit is LAYER_LIMITS[dtype]."""
     limit = LAYER_LIMITS[dtype]
     errors = {name: relative_error(x, expected[name]) for name, x in found.items() if name in expected}
     return Checks([Check.at_most(f"{prefix}{name}_relative_error", error, limit) for name, error in errors.items()])
 
 
 def layer_work(config: TTTConfig, case: Case) -> dict[str, Work]:
-    """Return a layer's FLOPs in the case's form and minimum memory traffic in bytes; {} with the option `part`."""
+    """Return a layer's FLOPs (in the case's form) and minimum memory traffic in bytes; {} with the option `part`."""
     if case.option("part", ""):
         return {}
     cost = COSTS[config.learner]
@@ -193,7 +193,7 @@ def results_of(found: tuple[torch.Tensor, Any]) -> Results:
 
 
 def learned(state: Any, kinds: str = "Wb") -> Results:
-    """Return a reference's state by name. kinds: "W" for weights, "b" for biases, "Wb" for both."""
+    """Return the tensors of a reference's state by name. kinds: "W" for weights, "b" for biases, "Wb" for both."""
     return {name: getattr(state, name) for name in state._fields if name[0] in kinds}
 
 
@@ -214,7 +214,7 @@ def exact_forward(reference: Any, inputs: dict[str, Any], rows: list[int], token
 
 
 def _exact_outputs(reference: Any, arguments: dict[str, Any], trace: Any, rows: list[int], tokens: int) -> Results:
-    """Return float64 outputs of `rows` for the first `tokens` tokens from states `trace` [mini-batches, B * H, ...]."""
+    """Compute float64 outputs of the first `tokens` tokens of sequences `rows`. trace: result of `reference.states`."""
     batch, mini_batches = len(arguments["q"]), tokens // len(arguments["token_scale"])
     exact = {name: to_float64(x[rows, :tokens] if name in PER_TOKEN else x) for name, x in arguments.items()}
     states = tuple(x[:mini_batches].unflatten(1, (batch, -1))[:, rows].flatten(1, 2).double() for x in trace)
@@ -222,7 +222,7 @@ def _exact_outputs(reference: Any, arguments: dict[str, Any], trace: Any, rows: 
 
 
 def check_forward(forward: Callable[..., Any], reference: Any, form: str, piece: dict[str, Any]) -> Checks:
-    """Check outputs and final weights of forward(**piece) against the reference in float64 and `form`."""
+    """Check outputs and final weights of forward(**piece) against the reference's `form` in float64."""
     found = results_of(forward(**piece))
     exact = {name: to_float64(value) for name, value in piece.items()}
     out, state = reference.forward(**exact, form=form, start=0)

@@ -1,4 +1,4 @@
-"""Run a whole TTT model, random or from a checkpoint, in PyTorch, and check it."""
+"""Run and check a whole TTT model in PyTorch, with random weights or from a checkpoint."""
 
 from typing import Any
 
@@ -30,13 +30,13 @@ class TTTLanguageModel(LanguageModel):
         return compared(self, workload, self._model(case), case) if case.option("compare", "") else workload
 
     def reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return a model with the same weights in the primal form, which computes every W_t."""
+        """Return a model in `dtype` with the same weights, in the primal form, which computes W after every token."""
         reference = super().reference(model, dtype)
         reference.operator = TorchOperator(reference.config.learner, form="primal")
         return reference
 
     def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return a model in the dual form on CUDA graphs: the primal form, one W per token, is too slow here."""
+        """Return a model in the dual form, replayed from CUDA graphs; the primal form is too slow on long prompts."""
         reference = super().reference(model, dtype)
         reference.operator = ReplayedOperator(reference.config.learner)
         return reference
@@ -64,7 +64,7 @@ class TTTLanguageModel(LanguageModel):
 
 
 class TTTTorch(TTTLanguageModel):
-    """Adapter of ttt-linear/torch and ttt-mlp/torch, which run the dual form in PyTorch."""
+    """Adapter of the systems ttt-linear/torch and ttt-mlp/torch, which run the dual form in PyTorch."""
 
     def build(self, case: Case) -> Workload:
         return layer.build(case) if case.option("scope", "model") == "layer" else super().build(case)

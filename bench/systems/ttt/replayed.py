@@ -1,4 +1,4 @@
-"""Reference for long prompts: the PyTorch operator as a replayed CUDA graph."""
+"""Reference for long prompts: the TTT operator in PyTorch, replayed from CUDA graphs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

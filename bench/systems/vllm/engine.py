@@ -1,4 +1,4 @@
-"""Run a model in vLLM's engine in this process, and time each of its steps."""
+"""Run vLLM's engine in this process, and time each of its steps."""
 
 import gc
 import json
@@ -41,8 +41,8 @@ SPARE_BLOCKS = 0.01  # share of the cache's blocks left free; the engine preempt
 class Settings:
     """An engine's settings; cases with equal settings share an engine.
 
-    graphs: step sizes that get a CUDA graph, a value of GRAPHS. cuda_graphs: vLLM's mode, such as FULL_DECODE_ONLY.
-    attention, model_runner, cuda_graphs: "" for vLLM's choice.
+    graphs: a value of GRAPHS, which selects the step sizes with a CUDA graph. cuda_graphs: vLLM's cudagraph_mode.
+    attention: such as FLASH_ATTN-2. For attention, model_runner and cuda_graphs, "" leaves the choice to vLLM.
     """
 
     size: str
@@ -63,7 +63,7 @@ class Settings:
             raise ValueError(f"graphs {self.graphs!r}: must be one of {', '.join(GRAPHS)}")
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of vllm.LLM; those for log-probabilities serve only checks."""
+        """Return the arguments of vllm.LLM; only checks use max_logprobs and logprobs_mode."""
         graphs: dict[str, Any] = {"cudagraph_capture_sizes": sizes} if (sizes := self.graph_sizes()) else {}
         graphs |= {"cudagraph_mode": self.cuda_graphs} if self.cuda_graphs else {}
         attention: dict[str, Any] = {}
@@ -106,10 +106,10 @@ class Settings:
 class Batch:
     """Times of one finished batch, in seconds of the host's monotonic clock.
 
-    steps: (end, number of new tokens) of each step of the engine core, which ends when its tokens are on the host.
-    received: for each step the engine core's timestamp, and (id, *new tokens) of each request; the garbage collector
-        need not visit these tuples.
-    outputs: vLLM's output of each request with its logits, in order of arrival; [] without logits.
+    steps: (end, number of sequences that generated) of each engine step. A step ends when its tokens are on the host.
+    received: for each step, the engine core's timestamp and a tuple (request id, *new tokens) for each request.
+        The garbage collector soon stops visiting such tuples, so they do not delay later steps.
+    outputs: vLLM's output for each request, with its logits, in order of arrival; [] without logits.
     due: arrival time of each request; empty if all requests arrived before the first step.
     """
 
@@ -125,7 +125,7 @@ class Batch:
         return (ends[-1] - self.started) * 1e3
 
     def requests(self) -> list[tuple[list[int], list[float]]]:
-        """Return each request's tokens, and the engine core's timestamp of each token, in order of arrival."""
+        """Return for each request, in order of arrival, its new tokens and the engine core's timestamp of each."""
         found: dict[str, tuple[list[int], list[float]]] = {}
         for at, outputs in self.received:
             for request_id, *tokens in outputs:
@@ -144,7 +144,7 @@ class Batch:
         ]
 
     def steady_ms(self, sequences: int) -> list[float]:
-        """Return the ms of each step in which, as in the step before, all `sequences` sequences generated.
+        """Return the time in ms of each step in which all `sequences` sequences generated, as in the step before.
 
         Raises RuntimeError if there is no such step.
         """
@@ -157,9 +157,9 @@ class Batch:
 
 
 class Engine:
-    """A vLLM engine with a model of this repository; only the process's end frees all memory.
+    """A vLLM engine with a model of this repository; its memory is freed only when the process ends.
 
-    model: builds the model to load. config: this repository's configuration. hugging_face: config.json's content.
+    model: function that builds the model. config: the model's configuration. hugging_face: contents of config.json.
     Raises MemoryError if the weights leave no room for the cache of one sequence.
     """
 
@@ -201,9 +201,9 @@ class Engine:
     ) -> Batch:
         """Generate new_tokens[i] tokens greedily after prompts[i]; return the timed batch.
 
-        due: seconds after the start at which each prompt arrives, ascending. logits: keep the logits of each token.
-        around: context manager around all steps. With `steady_steps`, it wraps that many steps, which follow the first
-        step in which every sequence generates.
+        due: for each prompt, its arrival in seconds after the start, ascending; () for all at once.
+        logits: whether to store the logits of each token. around: context manager entered around all steps, or, with
+        `steady_steps`, around that many steps after the first step in which every sequence generates.
         """
         from vllm import SamplingParams
 
@@ -253,7 +253,7 @@ class Engine:
         return self.core.scheduler.kv_cache_config.num_blocks
 
     def sequences_that_fit(self, tokens: int) -> int:
-        """Return how many sequences of `tokens` tokens run at once, with SPARE_BLOCKS of the cache free."""
+        """Return how many sequences of `tokens` tokens can run at once, with a share SPARE_BLOCKS of the cache free."""
         blocks_each = sum(-(-tokens // size) for size in self._block_sizes())
         return min(int(self.cache_blocks() * (1 - SPARE_BLOCKS)) // blocks_each, self.settings.max_num_seqs)
 
@@ -290,7 +290,7 @@ class Engine:
     def facts(self, head_rows: float | None = None) -> model_facts.Facts:
         """Return facts about weights and caches for the fairness check, `model_facts.checks`.
 
-        head_rows: positions per prompt with computed logits; None if not counted.
+        head_rows: number of positions per prompt for which logits are computed; None if not counted.
         """
         (weights,) = self.llm.apply_model(lambda model: dict(model.named_parameters()))
         cached = self.llm.llm_engine.vllm_config.cache_config.enable_prefix_caching
@@ -299,9 +299,9 @@ class Engine:
         )
 
     def check(self, case: Case, last_logits: Callable[..., torch.Tensor]) -> Checks:
-        """Check logits after a prompt and each greedy step, and that the comparison is fair.
+        """Check the logits after a prompt and after each greedy step; run the fairness check `model_facts.checks`.
 
-        last_logits: as `VllmSystem.last_logits`.
+        last_logits: the method `VllmSystem.last_logits`, which computes the reference's logits.
         """
         prompts = self.prompts(CHECK_BATCH, CHECK_PROMPT)
         head_rows = self._head_rows(prompts)
@@ -362,6 +362,6 @@ def _attention_of(layer: Any) -> tuple[str, str] | None:
 
 
 def _logits(output: Any, vocabulary: int) -> torch.Tensor:
-    """Return logits [steps, V] of a request, from dictionaries {token id: logit}."""
+    """Return logits [steps, V] from vLLM's output of a request, which has a dictionary by token id for each step."""
     rows = [[step[token].logprob for token in range(vocabulary)] for step in output.outputs[0].logprobs]
     return torch.tensor(rows)

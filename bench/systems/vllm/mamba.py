@@ -11,7 +11,7 @@ from bench.systems.vllm.system import VllmSystem
 
 
 class VllmMamba(VllmSystem):
-    """Adapter of mamba/vllm."""
+    """Adapter of the system mamba/vllm."""
 
     implementation = "vllm.model_executor.models.mamba:MambaForCausalLM"
     steps_grow = False

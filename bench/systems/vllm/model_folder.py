@@ -1,4 +1,4 @@
-"""Give successive engines' models one folder name, on which vLLM's cache depends."""
+"""Create the folder from which vLLM loads a model, under a name that lets vLLM reuse its compilation cache."""
 
 import fcntl
 import os
@@ -15,8 +15,8 @@ from harness.measure.nvml import VARIABLE as GPU_VARIABLE
 class ModelFolder:
     """An empty folder, `path`, which this process alone uses and empties when it ends.
 
-    vLLM caches compiled models by path, so each GPU has one folder name; if another engine uses it, a number is added.
-    Raises OSError if no folder can be created or locked.
+    vLLM caches compiled models by path, so the name depends only on user and GPU. If an engine already uses the folder,
+    the name gets a number. Raises OSError if no folder can be created or locked.
     """
 
     def __init__(self, parent: Path | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Run a case in vLLM: start its engine, sample each phase, check timed outputs."""
+"""Run a case in vLLM: start the engine, time the case's phase, and check the timed outputs."""
 
 import importlib
 import os
@@ -55,9 +55,9 @@ MODEL_OPTIONS = ("backbone", "checkpoint", "mini_batch")  # options of a case th
 class VllmSystem:
     """Base class of adapters that run one architecture in vLLM; a process has one engine.
 
-    implementation: the class that vLLM runs, MODULE:CLASS. releases: oldest and newest minor release of vLLM.
-    max_num_batched_tokens: limit per step. steps_grow: whether a generate step reads more as the context grows.
-    block_sizes: tokens per cache block, by phase. graphs: step sizes with a CUDA graph (see GRAPHS), by phase.
+    implementation: the class that vLLM runs, MODULE:CLASS. releases: oldest and newest supported minor release of vLLM.
+    max_num_batched_tokens: most tokens per step. steps_grow: whether a generate step reads more as the context grows.
+    block_sizes: tokens per cache block, by phase. graphs: a value of `engine.GRAPHS`, by phase.
     """
 
     packages: tuple[str, ...] = ("vllm",)
@@ -87,7 +87,7 @@ class VllmSystem:
 
     @property
     def architecture(self) -> str:
-        """The name of the model's class, which config.json gives as the architecture."""
+        """Name of the model's class, which is also the architecture in config.json."""
         return self.implementation.partition(":")[2]
 
     def hugging_face(self, config: Any, length: int) -> dict[str, Any]:
@@ -95,14 +95,14 @@ class VllmSystem:
         raise NotImplementedError
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return settings to record besides `Engine.described`: widened limits of the checks, if any."""
+        """Return settings to record in addition to `Engine.described`: widened limits of the checks, if any."""
         return widened(case)
 
     def check(self, engine: Engine, case: Case) -> None:
         """Raise RuntimeError if the engine runs other kernels than the case needs. By default, do nothing."""
 
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
-        """Return logits [B, last, V] of ids [B, T]. reference: a model on the host."""
+        """Return the logits [B, last, V] of `reference`, a model on the host, at the last positions of ids [B, T]."""
         return last_logits(reference, ids, last, torch.device(device()))
 
     def prompt_tokens(self, case: Case) -> int:
@@ -143,9 +143,9 @@ class VllmSystem:
         )
 
     def engine(self, case: Case) -> Engine:
-        """Return this process's engine, which the first call starts.
+        """Return this process's engine; the first call starts it.
 
-        Raises NeedsFreshProcess if its settings are not the case's, and Skip if vLLM cannot be imported.
+        Raises NeedsFreshProcess if the case needs an engine with other settings, and Skip if vLLM cannot be imported.
         """
         settings = self._settings(case)
         if self._engine is None:
@@ -181,7 +181,7 @@ class VllmSystem:
         )
 
     def _cache_bytes(self, case: Case, graphs: str) -> int | None:
-        """Return the cache's bytes; None if vLLM chooses. A truncated model gets its layers' share of the cache."""
+        """Return the cache's bytes; None if vLLM chooses. A model with k of n layers gets k/n of the full cache."""
         name, layers = uncut(case.size)
         if not layers and graphs != "prompts":
             return None
@@ -191,7 +191,7 @@ class VllmSystem:
         return cache * part.layers // config.layers
 
     def _sequences(self, case: Case) -> int:
-        """Return max_num_seqs: one of few values, because each new value starts another engine."""
+        """Return vLLM's max_num_seqs, rounded to one of few values, because each new value starts another engine."""
         each = self._kept_bytes(replace(case, size=uncut(case.size)[0]))
         possible = min(case.batch, gpu_memory() // each)
         return SEQUENCES if possible <= SEQUENCES else max(MANY_SEQUENCES, 1 << (possible - 1).bit_length())
@@ -211,7 +211,7 @@ def gpu_memory() -> int:
 
 
 class _Work:
-    """A case's prompts and the tokens generated after them (`answers`); `timed` says which part is timed."""
+    """Base class of a phase's timed batches in vLLM. timed: says which part of a batch is timed, for the record."""
 
     timed: str
     units = 1  # steps of a sample of the generate phase
@@ -235,7 +235,7 @@ class _Work:
         return self.batch * (self.context + self.new_tokens - 1)
 
     def samples_of(self, batch: Batch) -> list[float]:
-        """Return a batch's samples in ms; here one, the time of the batch."""
+        """Return the samples of a batch in ms; by default one sample, the batch's total time."""
         return [batch.total_ms()]
 
     def metrics(self) -> dict[str, float | None]:
@@ -265,12 +265,12 @@ class _Work:
         return 1
 
     def samples(self, policy: Policy) -> Iterator[list[float]]:
-        """Run batches without end; yield the samples of each in ms."""
+        """Run batches without end; after each batch, yield its samples in ms."""
         while True:
             yield self.samples_of(self.once())
 
     def timed_check(self, rng: Random, last_logits: Callable[..., torch.Tensor]) -> Callable[[Any, int], Checks]:
-        """Return a check that drawn sequences' last tokens are the reference's choice."""
+        """Draw sequences; return a check that the last tokens of these sequences are the reference's choice."""
         tokens = self.context + self.new_tokens - 1
         if tokens > MODEL_LENGTH:  # the engine leaves the reference no memory for more
             return not_compared(tokens, MODEL_LENGTH)
@@ -298,7 +298,7 @@ class _Work:
 
 
 class Prefill(_Work):
-    """The forward phase: each prompt generates one token and then frees its blocks of the cache."""
+    """Timed batches of the forward phase: each prompt generates one token, then frees its blocks of the cache."""
 
     timed = "all prompts, from the first step to the last prompt's first token"
 
@@ -311,7 +311,7 @@ class Prefill(_Work):
 
 
 class EngineGenerate(_Work):
-    """The generate phase. A sample is a step of all sequences; for TTT, the mean of a mini-batch's steps."""
+    """Timed batches of the generate phase. A sample is one step's time; for TTT, the mean of a mini-batch's steps."""
 
     timed = "each step in which every sequence in flight generates"
 
@@ -355,7 +355,7 @@ class EngineGenerate(_Work):
 
 
 class EngineRequest(_Work):
-    """The request phase: a prompt and the token after it, then `steps` more tokens."""
+    """Timed batches of the request phase: each request generates a token from its prompt, then `steps` more."""
 
     timed = "all prompts and their tokens, from the first step to the last token"
 
@@ -381,10 +381,10 @@ class EngineRequest(_Work):
 
 
 class EngineArrivals(EngineRequest):
-    """The request phase with the option `rate`: requests arrive over time.
+    """Timed batches of the request phase with the option `rate`: `rate` requests arrive per second on average.
 
-    Arrivals are a Poisson process; prompts and answers have half to one and a half of the case's tokens. One seed draws
-    all, so every system gets the same lengths and arrivals. The engine runs in this process, so times exclude HTTP.
+    Arrivals are a Poisson process. Prompts and answers have 0.5 to 1.5 times the case's tokens. One seed draws arrivals
+    and lengths, so they are equal for all systems. The engine runs in this process, so times exclude HTTP.
     """
 
     timed = "from the first arrival to the last token; a request's TTFT includes its wait"
@@ -412,7 +412,7 @@ class EngineArrivals(EngineRequest):
 
 
 def _around(rng: Random, mean: int, count: int) -> list[int]:
-    """Draw `count` lengths from half to one and a half of `mean`, in pairs mean - x and mean + x."""
+    """Draw `count` lengths between 0.5 and 1.5 times `mean`, in pairs mean - x and mean + x; shuffle them."""
     away = [rng.randint(0, mean // 2) for _ in range(count // 2)]
     lengths = [mean] * (count % 2) + [mean + sign * each for each in away for sign in (-1, 1)]
     rng.shuffle(lengths)

@@ -1,4 +1,4 @@
-"""Run the Llama-shaped Transformer in vLLM: FlashAttention 3 on Hopper, without fallback."""
+"""Run the Llama-shaped Transformer in vLLM, and check that vLLM runs the expected attention kernel."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -15,9 +15,9 @@ BEST_VERSION = {9: "3", 10: "4"}
 
 
 class VllmTransformer(VllmSystem):
-    """Adapter of transformer/vllm and transformer-gqa/vllm.
+    """Adapter of the systems transformer/vllm and transformer-gqa/vllm.
 
-    The option `attention` chooses an attention other than the GPU's best, such as FLASH_ATTN-2.
+    The option `attention`, such as FLASH_ATTN-2, replaces the attention kernel that is best for the GPU.
     """
 
     implementation = "vllm.model_executor.models.llama:LlamaForCausalLM"
