@@ -52,7 +52,7 @@ UNSTEADY_TIMES = {name: f"unsteady {said}" for name, said in TIMES_OF_A_REQUEST.
 AMOUNTS = ("state_bytes", "peak_memory_gb")  # columns that do not depend on time
 # (flag, sign in a figure, meaning)
 SIGNS = (
-    (CACHE_FULL, "†", "fewer sequences at once than requested"),
+    (CACHE_FULL, "†", "the KV cache held fewer sequences than requested"),
     (FEW_SAMPLES, "*", f"fewer than {FEWEST} samples"),
     (LOADED, "‡", "contended machine"),
     (HOT, "¶", "thermally throttled"),

@@ -71,7 +71,7 @@ def test_a_cell_is_the_case_of_its_row_and_column():
     assert text == (
         "before\n<!-- table t -->\n"
         "| ms | 2k | 8k |\n| --- | --- | --- |\n| B=1 | 0.123 | 0.500 |\n| 16 | 12.6 * | 2,350 † * |\n"
-        "\nSigns: † fewer sequences at once than requested; * fewer than 6 samples.\n<!-- end -->\nafter\n"
+        "\nSigns: † the KV cache held fewer sequences than requested; * fewer than 6 samples.\n<!-- end -->\nafter\n"
     )
 
 

@@ -40,7 +40,7 @@ def test_each_flag_has_a_sign_and_a_footnote(doubtful):
     assert dict(zip(lost["x"], lost["marker"]["symbol"], strict=True)) == {16384: "x-thin", 32768: "line-ew"}
     said = doubtful.locator("#figure-0 .annotation").all_text_contents()[-1]
     for words in (
-        "† fewer sequences at once than requested: 5 of 512",
+        "† the KV cache held fewer sequences than requested: 5 of 512",
         "* fewer than 6",
         "‡ contended machine",
         "¶ thermally throttled",
@@ -56,7 +56,7 @@ def test_numbers_of_the_results_have_their_signs(doubtful):
     signed = {cell for row in rows for cell in row.split("\t") if re.match(r"[^\w\s]", cell)}
     assert {cell.split()[0] for cell in signed} == {"†*", "‡¶", "§"}
     meaning = doubtful.locator("#results-table td", has_text="†*").get_attribute("title")
-    assert meaning == "fewer sequences at once than requested; fewer than 6 samples"
+    assert meaning == "the KV cache held fewer sequences than requested; fewer than 6 samples"
     assert f"({meaning})" in doubtful.locator("#results-table td", has_text="†*").text_content()
 
 
