@@ -119,7 +119,7 @@ def to_json(comparison: Comparison) -> str:
 
 
 def page(comparison: Comparison, profiles: str = "") -> str:
-    """Return the comparison as a self-contained HTML page. profiles: HTML from `diff_of_runs`."""
+    """Return the comparison as a self-contained HTML page. profiles: HTML that compares profiles."""
     template = environment("reports.compare").get_template("compare.html.j2")
     return template.render(style=Markup(style()), comparison=comparison, body=body(comparison) + profiles)
 
