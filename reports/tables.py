@@ -24,7 +24,7 @@ def write_frame(
     """Write a table of `stats.frame` to `out`.
 
     fmt: "csv", "json", "markdown" or "text"; Markdown and text show numbers in the catalogue's units.
-    columns: the columns to write. ("all",) writes all; () writes all as CSV or JSON, else `_chosen(table, catalogue)`.
+    columns: the columns to write. ("all",) writes all; () writes all as CSV or JSON, else a selection (`_chosen`).
     Raises RecordError for an unknown column.
     """
     for name in columns:
@@ -94,7 +94,7 @@ def _chosen(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
 
 
 def telling_apart(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
-    """Return a few of `settings` that distinguish rows with equal values in all columns of `_CASE`."""
+    """Return the few `settings` that distinguish rows of equal system, backend, phase, batch and context."""
     found: list[str] = []
     while True:
         alike = table[table.duplicated([*_CASE, *found], keep=False)]
