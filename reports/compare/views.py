@@ -1,6 +1,7 @@
 """A comparison as text, Markdown, JSON or an HTML page."""
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence, Set
@@ -44,9 +45,12 @@ def answer(comparison: Comparison) -> str:
     if comparison.interleaved:
         return _counts(comparison)
     beyond = [row for row in rows if row.apart > comparison.near]
-    word = "Confirmed" if len(beyond) <= BEYOND * len(rows) else "Not confirmed"
-    within = f"{word}: {len(rows) - len(beyond)} of {counted(len(rows), 'point')} within {comparison.near:.0%}."
-    return " ".join(filter(None, [within, _beyond(beyond), _counts(comparison, {"slower", "faster", "lost"})]))
+    within = sum(row.apart <= comparison.near and row.result.high < math.inf for row in rows)
+    total = within + len(beyond)
+    word = "Confirmed" if within and len(beyond) <= BEYOND * total else "Not confirmed"
+    said = f"{word}: {within} of {counted(total, 'point')} within {comparison.near:.0%}."
+    left = f"Without an interval: {counted(len(rows) - total, 'more point')}." if total < len(rows) else ""
+    return " ".join(filter(None, [said, left, _beyond(beyond), _counts(comparison, {"slower", "faster", "lost"})]))
 
 
 def _counts(comparison: Comparison, only: Set[str] = frozenset(OUTCOMES)) -> str:
@@ -193,7 +197,7 @@ def _cells(row: Row) -> list[str]:
     return [
         result.outcome,
         f"{result.ratio:.3f}",
-        f"{result.low:.3f} to {result.high:.3f}",
+        f"{result.low:.3f} to {result.high:.3f}" if result.high < math.inf else "unknown",
         format_number(row.a_ms, 4),
         format_number(row.b_ms, 4),
         row.label,
