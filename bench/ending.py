@@ -5,6 +5,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import typer
+
 from bench.errors import INTERRUPTED, UserError
 from bench.request import LISTS
 from harness.schema.reason import printable
@@ -13,12 +15,19 @@ from harness.schema.record import RecordError
 _PATHS = ("--out", "--output", "-o")
 
 
+def run_app(app: typer.Typer) -> Any:
+    """Run a Typer app on the command line's arguments; raise user errors instead of exiting."""
+    refuse_arguments(sys.argv[1:], typer.main.get_command(app))
+    return app(standalone_mode=False)
+
+
 def refuse_arguments(words: Sequence[str], group: Any) -> None:
     """Raise UserError if an option is given twice (Typer takes the last), or if a path is empty.
 
-    words: the command-line arguments. group: the click group of all commands.
+    words: the command-line arguments. group: the app's only click command, or the click group of its commands.
     """
-    command = group.commands.get(next((word for word in words if not word.startswith("-")), ""))
+    name = next((word for word in words if not word.startswith("-")), "")
+    command = group.commands.get(name) if hasattr(group, "commands") else group
     given = [word.partition("=")[0] for word in words]
     for option in command.params if command else ():
         is_flag = getattr(option, "is_flag", True)  # arguments have none
