@@ -17,17 +17,14 @@ _PATHS = ("--out", "--output", "-o")
 
 def run_app(app: typer.Typer) -> Any:
     """Run a Typer app on the command line's arguments; raise user errors instead of exiting."""
-    refuse_arguments(sys.argv[1:], typer.main.get_command(app))
+    _refuse_arguments(sys.argv[1:], typer.main.get_command(app))
     return app(standalone_mode=False)
 
 
-def refuse_arguments(words: Sequence[str], group: Any) -> None:
-    """Raise UserError if an option is given twice (Typer takes the last), or if a path is empty.
-
-    words: the command-line arguments. group: the app's only click command, or the click group of its commands.
-    """
+def _refuse_arguments(words: Sequence[str], group: Any) -> None:
+    """Raise UserError if an option is given twice (Typer takes the last), or if a path is empty."""
     name = next((word for word in words if not word.startswith("-")), "")
-    command = group.commands.get(name) if hasattr(group, "commands") else group
+    command = group.commands.get(name) if hasattr(group, "commands") else group  # an app with one command is no group
     given = [word.partition("=")[0] for word in words]
     for option in command.params if command else ():
         is_flag = getattr(option, "is_flag", True)  # arguments have none

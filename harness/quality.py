@@ -43,10 +43,7 @@ class ProcessSamples:
     @cached_property
     def over_processes(self) -> tuple[float, float] | None:
         """Interval (low, high) of the median over processes (`repeats_interval`); None for one process."""
-        if math.isnan(self.spread):
-            return None
-        _, low, high = repeats_interval(self.processes)
-        return low, high
+        return None if math.isnan(self.spread) else repeats_interval(self.processes)[1:]
 
     @property
     def is_unsteady(self) -> bool:

@@ -61,10 +61,7 @@ def _csv_cell(value: Any) -> str:
 
 
 def _json_text(table: pd.DataFrame) -> str:
-    rows = [
-        {name: plain(value) for name, value in zip(table.columns, row, strict=True)}
-        for row in table.itertuples(index=False, name=None)
-    ]
+    rows = [{name: plain(value) for name, value in row.items()} for row in table.to_dict("records")]
     return json.dumps(rows, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 

@@ -100,10 +100,8 @@ def _paired(before: dict[str, Any], after: dict[str, Any] | None) -> dict[str, A
     if not after:
         return after
     constant = {name: value for name, value in after.items() if name not in _READINGS}
-    readings = {
-        when: {name: part[name] for name in _READINGS if name in part}
-        for when, part in (("before", before), ("after", after))
-    }
+    parts = {"before": before, "after": after}
+    readings = {when: {name: part[name] for name in _READINGS if name in part} for when, part in parts.items()}
     return constant | readings
 
 

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import asdict
 from statistics import median
-from typing import Any
 
 from markupsafe import Markup
 
@@ -105,8 +104,8 @@ def markdown(comparison: Comparison) -> str:
 
 def to_json(comparison: Comparison) -> str:
     """Return the whole comparison as JSON, unrounded; ratios are B/A, infinity is null."""
-    rows = [_flat(row) for row in comparison.rows]
-    values = {
+    rows = [(values := asdict(row)) | values.pop("result") for row in comparison.rows]
+    whole = {
         "tool": "ttt-bench",
         "answer": answer(comparison),
         "a": asdict(comparison.a),
@@ -119,7 +118,7 @@ def to_json(comparison: Comparison) -> str:
         "cases": rows,
         "without_comparison": [asdict(each) for each in comparison.missing],
     }
-    return json.dumps(json_values(values), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(json_values(whole), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def page(comparison: Comparison, profiles: str = "") -> str:
@@ -203,8 +202,3 @@ def _cells(row: Row) -> list[str]:
         row.label,
         "; ".join(row.notes),
     ]
-
-
-def _flat(row: Row) -> dict[str, Any]:
-    values = asdict(row)
-    return values | values.pop("result")
