@@ -43,10 +43,7 @@ class ProcessSamples:
     @cached_property
     def over_processes(self) -> tuple[float, float] | None:
         """Interval (low, high) of the median over processes (`repeats_interval`); None for one process."""
-        if math.isnan(self.spread):
-            return None
-        _, low, high = repeats_interval(self.processes)
-        return low, high
+        return None if math.isnan(self.spread) else repeats_interval(self.processes)[1:]
 
     @property
     def is_unsteady(self) -> bool:
@@ -71,11 +68,6 @@ class Quality:
     unsteady: bool = False
     unsteady_times: tuple[tuple[str, float, float], ...] = ()
 
-    @property
-    def disturbed(self) -> bool:
-        """Whether the case is contended, thermally throttled or unsteady, so that measuring again may help."""
-        return self.contended or self.hot or self.unsteady or bool(self.unsteady_times)
-
 
 def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) -> Quality:
     """Return a case's flags.
@@ -97,10 +89,10 @@ def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) ->
     )
 
 
-def disturbed(records: Iterable[Record]) -> set[str]:
-    """Return the keys of cases that are `Quality.disturbed` on at least one machine or commit."""
+def flagged(records: Iterable[Record]) -> set[str]:
+    """Return the keys of cases with any flag of `Quality` on at least one machine or commit."""
     groups = {key: by_machine(own) for key, own in by_case(records).items()}
-    return {key for key, machines in groups.items() if any(quality_of(group).disturbed for group in machines)}
+    return {key for key, machines in groups.items() if any(quality_of(group) != Quality() for group in machines)}
 
 
 def timing_of(measured: Iterable[Record]) -> ProcessSamples:

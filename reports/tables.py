@@ -51,15 +51,17 @@ def cell_text(value: Any) -> str:
 
 
 def csv_text(table: pd.DataFrame) -> str:
-    """Return the table as CSV with all digits of its numbers."""
-    return table.map(lambda value: printable(cell_text(value))).rename(columns=printable).to_csv(index=False)
+    """Return the table as CSV with all digits of its numbers; a spreadsheet runs none of its texts as a formula."""
+    return table.map(_csv_cell).rename(columns=_csv_cell).to_csv(index=False)
+
+
+def _csv_cell(value: Any) -> str:
+    text = printable(cell_text(value))
+    return f"'{text}" if text.lstrip()[:1] in {*"=+-@"} and not isinstance(plain(value), int | float) else text
 
 
 def _json_text(table: pd.DataFrame) -> str:
-    rows = [
-        {name: plain(value) for name, value in zip(table.columns, row, strict=True)}
-        for row in table.itertuples(index=False, name=None)
-    ]
+    rows = [{name: plain(value) for name, value in row.items()} for row in table.to_dict("records")]
     return json.dumps(rows, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 

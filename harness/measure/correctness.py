@@ -40,8 +40,9 @@ class Checks:
 
     @property
     def reason(self) -> str:
-        """The failed checks with value and limit; "" if none failed."""
-        return "; ".join(f"{c.name} is {c.value:.3g}, limit {c.limit:.3g}" for c in self.checks if not c.passed)
+        """The failed checks with value and limit; "" if the checks passed."""
+        failed = (f"{c.name} is {c.value:.3g}, limit {c.limit:.3g}" for c in self.checks if not c.passed)
+        return "; ".join(failed) if self.checks else "nothing was checked"
 
     def to_dict(self) -> dict[str, Any]:
         checks = [asdict(c) | {"value": c.value if math.isfinite(c.value) else None} for c in self.checks]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.measure.nvml import open_gpu
+from harness.schema.reason import clipped
 
 # Recorded in addition to an adapter's packages; cuBLAS has one package per major release of CUDA.
 PACKAGES = ("torch", "triton", "numpy", "nvidia-ml-py", "nvidia-cublas", "nvidia-cublas-cu12")
@@ -49,9 +50,9 @@ def child_environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def recorded_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables that `changes_speed` accepts; a value with a path becomes "..."."""
+    """Return the variables that `changes_speed` accepts; a path becomes "...", a clipped value ends with "…"."""
     kept = {name: value for name, value in sorted(environment.items()) if changes_speed(name)}
-    return {name: "..." if re.search(r"[/\\]", value) else value[:_LONGEST] for name, value in kept.items()}
+    return {name: "..." if re.search(r"[/\\]", value) else clipped(value, _LONGEST) for name, value in kept.items()}
 
 
 def changes_speed(name: str) -> bool:
@@ -99,10 +100,8 @@ def _paired(before: dict[str, Any], after: dict[str, Any] | None) -> dict[str, A
     if not after:
         return after
     constant = {name: value for name, value in after.items() if name not in _READINGS}
-    readings = {
-        when: {name: part[name] for name in _READINGS if name in part}
-        for when, part in (("before", before), ("after", after))
-    }
+    parts = {"before": before, "after": after}
+    readings = {when: {name: part[name] for name in _READINGS if name in part} for when, part in parts.items()}
     return constant | readings
 
 

@@ -213,8 +213,10 @@ def _interval(measured: Sequence[Record], medians: Mapping[int, float]) -> tuple
         return half, half
     if not medians:
         return math.inf, math.inf
-    middle, low, high = median_interval(next(each.samples_ms for each in measured if each.repeat in medians))
-    return (math.log(middle / low), math.log(high / middle)) if low > 0 else (math.inf, math.inf)
+    samples = next(each.samples_ms for each in measured if each.repeat in medians)
+    middle, low, high = median_interval(samples)
+    known = low > 0 and len(samples) >= FEWEST  # fewer samples have no interval
+    return (math.log(middle / low), math.log(high / middle)) if known else (math.inf, math.inf)
 
 
 def _others_share(measured: Iterable[Record]) -> float:

@@ -14,11 +14,13 @@ LEAST_ROWS = 256  # with fewer rows the GEMM is memory-bound, and cuBLAS has sma
 MULTIPLE = 64  # outputs and inputs must be multiples of this
 
 
+def available(device: torch.device | int = -1) -> str:
+    """Return why the Hopper kernel cannot run on `device` (-1: the current GPU), or ""."""
+    return build.hidden() or _unavailable(device)
+
+
 @functools.cache
-def available(device: torch.device | None = None) -> str:
-    """Return why the Hopper kernel cannot run on `device` (None: the current GPU), or ""."""
-    if device is None:
-        return build.unavailable(KERNEL)
+def _unavailable(device: torch.device | int) -> str:
     with torch.cuda.device(device):
         return build.unavailable(KERNEL)
 

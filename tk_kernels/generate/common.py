@@ -1,7 +1,7 @@
 """Shared code of the generate kernels: precisions of states, launch arguments, Triton helpers."""
 
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -115,7 +115,6 @@ def dot_type(rows: torch.Tensor) -> Any:
     return {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[rows.dtype]
 
 
-@cache
 def runs_sm90(device: torch.device) -> bool:
     """Whether generate kernels in Gluon run on `device`: it has compute capability 9.0, and TTT_BENCH_ARCH is unset."""
     return not hidden() and device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
