@@ -50,9 +50,9 @@ class Checks:
 
 
 def relative_error(out: Any, ref: Any) -> float:
-    """Return ||out - ref|| / ||ref|| in the Frobenius norm, accumulated in float64.
+    """Return ||out - ref|| / ||ref|| in the Frobenius norm, accumulated in float64; 0 for 0 / 0.
 
-    out, ref: floating tensors of equal shape, else ValueError. NaN or infinity in them gives NaN or infinity.
+    out, ref: floating tensors of equal shape, else ValueError. If one has NaN or infinity, the result is not finite.
     """
     _same_shape(out, ref)
     error = size = 0.0
