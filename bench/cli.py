@@ -136,7 +136,7 @@ def run(
 
 
 def _request(call: typer.Context, **more: Any) -> RunRequest:
-    """Return a command's request; each parameter sets the field of the same name, and `more` sets further fields."""
+    """Return the request of the command `call`: its parameters, and `more`, set the fields of the same names."""
     return RunRequest.stored({"command": call.info_name, **call.params, **more})
 
 

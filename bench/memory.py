@@ -19,7 +19,7 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
     """Return why the scheduler skips a case, or "" to run it.
 
     earlier: the job's records so far. memory_bytes: the device's memory; None if unknown.
-    In a growing series (`Panel.grows`), the first case that cannot fit runs, so the figure shows where memory ends.
+    If batch or context grow until memory ends (`Panel.grows`), a whole model's first case that cannot fit still runs.
     """
     if why := checkpoint_missing(planned.case) or unstaggered(planned.case):
         return why
@@ -38,7 +38,7 @@ def unstaggered(case: Case) -> str:
 
 
 def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
-    """Return why to skip a case of a growing series after a smaller case exceeded memory or time, or "" to run it."""
+    """Return the reason if batch or context grow (`grows`) and a smaller case ran out of memory or time; else ""."""
     if not planned.grows:
         return ""
     for record in earlier:

@@ -46,7 +46,7 @@ def open_run(work: Plan, out: Path, before: Run | None) -> Run:
 
 
 def file_of(work: Plan, mode: Mode) -> RunFile:
-    """Return the content of a new run's run.json."""
+    """Return the content of a new run's run.json. mode: "measure" for `run` and `ab`, "profile" for `profile`."""
     requests = (request_of(work),)
     return RunFile(mode, work.device, work.jobs, work.catalogue, work.policy, work.request.rounds, requests)
 
