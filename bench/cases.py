@@ -103,9 +103,9 @@ def _combinations(axes: Mapping[str, Sequence[Scalar]]) -> list[tuple[tuple[str,
 def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: str) -> str:
     """Return a case's timing: "engine" (the engine times itself), "graph" (CUDA graph) or "eager".
 
-    An engine gets "engine"; on a CPU, other systems get "eager". On a GPU, `panel.timing` decides unless it is empty.
-    If it is empty, generate steps get "graph". Forwards of whole models with at most LAUNCH_BOUND_TOKENS tokens also
-    get "graph" if `adapter.replays`. All other cases get "eager".
+    The first rule that applies decides. A serving engine gets "engine". On a CPU, every other system gets "eager".
+    A panel's own `timing` applies unless it is "". Generate steps get "graph". A whole model's forward with at most
+    LAUNCH_BOUND_TOKENS tokens gets "graph" if the adapter has `replays` set. All other cases get "eager".
     """
     if adapter.engine:
         return "engine"
@@ -118,7 +118,7 @@ def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: 
 
 
 def ordered_jobs(cases: Iterable[Planned]) -> tuple[Job, ...]:
-    """Return one job per system and backend, in the order of ADAPTERS; in a job, cases of one model are adjacent."""
+    """Return one job per system and backend, in the catalogue's order; in a job, cases of one model are adjacent."""
     order = {(adapter.system, adapter.backend): rank for rank, adapter in enumerate(ADAPTERS)}
     found = sorted(jobs_of(cases), key=lambda job: order[job.pair])
     return tuple(replace(job, cases=tuple(_by_model(job.cases))) for job in found)

@@ -3,12 +3,13 @@
 import io
 import sys
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from bench.ending import guarded, refuse_arguments
+from bench.ending import guarded, run_app
 from bench.errors import UserError
 from bench.request import RunRequest, words
 from bench.terminal import note
@@ -135,7 +136,7 @@ def run(
 
 
 def _request(call: typer.Context, **more: Any) -> RunRequest:
-    """Return a command's request; each parameter sets the field of the same name, and `more` sets further fields."""
+    """Return the request of the command `call`: its parameters, and `more`, set the fields of the same names."""
     return RunRequest.stored({"command": call.info_name, **call.params, **more})
 
 
@@ -345,9 +346,4 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without µ shows a question mark
-    sys.exit(guarded(_command))
-
-
-def _command() -> Any:
-    refuse_arguments(sys.argv[1:], typer.main.get_command(app))
-    return app(standalone_mode=False)
+    sys.exit(guarded(partial(run_app, app)))

@@ -6,7 +6,7 @@ FLOPs, two per multiply-add:
 - Causal attention: two GEMMs over T^2 / 2 pairs of tokens.
 - Mamba's scan: 6 per token and element of the state (arXiv 2312.00752, equation 2).
 - Delta rules: 7 per token and element for Gated DeltaNet, 9 for RWKV-7 (`bench.systems.fla.models`).
-- TTT's inner loop, which alone uses W1, b1, ...: as counted by `tk_kernels.cost`, including masked elements.
+- TTT's inner loop: as `tk_kernels.cost` counts it, including masked elements. W1, b1, ... count only here.
 
 Bytes: weights once per call or step, token ids, and the state, KV cache and convolution inputs, read and written.
 Activations are not counted, because a fused kernel need not write them.
@@ -29,7 +29,7 @@ LEARNER_BYTES = 4  # per element of TTT's initial weights, which are float32 in 
 def model_work(config: Any, parameters: int, case: Case, form: str = "dual") -> dict[str, Work]:
     """Return a case's FLOPs and bytes (of a forward, generate step or request) by profile part, such as `SCAN`.
 
-    config: the model's configuration. Attention, scan and inner loop are counted for classes of `bench.models.config`.
+    config: the model's; attention, scan and inner loop are counted only for the classes of `bench.models.config`.
     parameters: the model's parameter count. form: "dual" or "primal", for TTT's generate step.
     """
     if case.phase != "request":

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import typer
+
 from bench.errors import INTERRUPTED, UserError
 from bench.request import LISTS
 from harness.schema.reason import printable
@@ -13,12 +15,16 @@ from harness.schema.record import RecordError
 _PATHS = ("--out", "--output", "-o")
 
 
-def refuse_arguments(words: Sequence[str], group: Any) -> None:
-    """Raise UserError if an option is given twice (Typer takes the last), or if a path is empty.
+def run_app(app: typer.Typer) -> Any:
+    """Run a Typer app on the command line's arguments; raise user errors instead of exiting."""
+    _refuse_arguments(sys.argv[1:], typer.main.get_command(app))
+    return app(standalone_mode=False)
 
-    words: the command-line arguments. group: the click group of all commands.
-    """
-    command = group.commands.get(next((word for word in words if not word.startswith("-")), ""))
+
+def _refuse_arguments(words: Sequence[str], group: Any) -> None:
+    """Raise UserError if an option is given twice (Typer takes the last), or if a path is empty."""
+    name = next((word for word in words if not word.startswith("-")), "")
+    command = group.commands.get(name) if hasattr(group, "commands") else group  # an app with one command is no group
     given = [word.partition("=")[0] for word in words]
     for option in command.params if command else ():
         is_flag = getattr(option, "is_flag", True)  # arguments have none

@@ -8,18 +8,12 @@ from tk_kernels.cost import COSTS, ELEMENT_BYTES
 
 
 def kept_bytes(config: Any, case: Case, form: str = "dual") -> int:
-    """Return the bytes of one sequence's state and convolution inputs after the case's `context` tokens.
-
-    form: as in `state_bytes`.
-    """
+    """Return the bytes of one sequence's state and convolution inputs at `case.context`. form: as in `state_bytes`."""
     return state_bytes(config, case, form) + window_bytes(config, ELEMENT_BYTES[case.dtype])
 
 
 def state_bytes(config: Any, case: Case, form: str = "dual") -> int:
-    """Return the bytes of one sequence's KV cache or recurrent state in all layers.
-
-    form: "dual" or "primal", for TTT's generate state.
-    """
+    """Return the bytes of a sequence's KV cache or state in all layers. form: of TTT's generate, "dual" or "primal"."""
     size = ELEMENT_BYTES[(case.state_dtype or case.dtype).removesuffix("-planes")]  # two planes of 16 bits are 4 bytes
     if isinstance(config, TransformerConfig):  # a key and a value per token and layer
         return 2 * config.layers * config.kv_width * case.context * size
@@ -32,10 +26,10 @@ def state_bytes(config: Any, case: Case, form: str = "dual") -> int:
 
 
 def generate_precision(case: Case) -> str:
-    """Return the precision of a TTT generate state for `tk_kernels.cost`: "planes" for state dtype "float32-planes"."""
+    """Return a TTT generate state's precision: "planes" for "float32-planes", else the state dtype or "float32"."""
     return (case.state_dtype or "float32").removeprefix("float32-")
 
 
 def window_bytes(config: Any, element_bytes: int) -> int:
-    """Return the bytes of a sequence's stored convolution inputs in all layers."""
+    """Return the bytes of a sequence's stored convolution inputs in all layers. element_bytes: bytes of one input."""
     return config.layers * convolved_channels(config) * (CONV_KERNEL - 1) * element_bytes

@@ -1,4 +1,4 @@
-"""Decide whether a case can fit: compare a lower bound on its bytes with the device's memory."""
+"""Decide whether a case can run: whether it fits the device's memory, and whether its options have an effect."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,18 +19,26 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
     """Return why the scheduler skips a case, or "" to run it.
 
     earlier: the job's records so far. memory_bytes: the device's memory; None if unknown.
-    In a growing series (`Panel.grows`), the first case that cannot fit runs, so the figure shows where memory ends.
+    If batch or context grow until memory ends (`Panel.grows`), a whole model's first case that cannot fit still runs.
     """
-    if missing := checkpoint_missing(planned.case):
-        return missing
+    if why := checkpoint_missing(planned.case) or unstaggered(planned.case):
+        return why
     skipped = any(each.status == "skipped" and _smaller_axis(each.case, planned.case) for each in earlier)
     shows_end = planned.grows and planned.case.option("scope", "model") == "model" and not skipped
     too_large = beyond_memory_of(planned.case, memory_bytes) if memory_bytes and not shows_end else ""
     return beyond_memory(planned, earlier) or too_large
 
 
+def unstaggered(case: Case) -> str:
+    """Return why the case would ignore positions=staggered, or ""."""
+    steps = case.phase == "generate" and case.timing != "engine" and case.option("scope", "model") == "model"
+    if case.option("positions") != "staggered" or (steps and case.system in ("ttt-linear", "ttt-mlp")):
+        return ""
+    return f"{case.system_backend} ignores positions=staggered; generate steps of whole TTT models outside vLLM do not"
+
+
 def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
-    """Return why to skip a case of a growing series after a smaller case exceeded memory or time, or "" to run it."""
+    """Return the reason if batch or context grow (`grows`) and a smaller case ran out of memory or time; else ""."""
     if not planned.grows:
         return ""
     for record in earlier:

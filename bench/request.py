@@ -26,9 +26,9 @@ Count = Annotated[int, Field(ge=1, le=MOST)]
 class RunRequest(BaseModel):
     """The arguments of `run`, `verify`, `profile` or `ab`; UserError for bad values.
 
-    suites, systems, batch, context, phase: tuples or text with commas; () for the default suite or the suite's values.
+    suites, systems, batch, context, phase: tuples or comma-separated text; () for the default suite and for all values.
     sides: the two revisions of `ab`. rounds: processes per case and side of `ab`. way: the profiler (`--with`).
-    budget_s: seconds of sampling per case; None for the suite's or the device's default.
+    budget_s: seconds of sampling per case; None for the suite's default or, without one, the device's.
     retry: which finished cases to measure again (`run_folder.retry_of`); giving it also sets `resume`.
     """
 
@@ -101,7 +101,7 @@ class RunRequest(BaseModel):
         )
 
     def to_continue(self, out: Path, retry: str = "lost") -> str:
-        """Return the shell command that continues the run in `out` with the option `retry`."""
+        """Return the shell command that continues the run in `out`. retry: "lost" for --resume, else for --retry."""
         again: dict[str, Any] = {"out": out, "resume": retry == "lost", "retry": retry}
         if self.command == "run":  # run.json has the cases, device and budget
             again |= dict.fromkeys(LISTS, ()) | {"device": "auto", "budget_s": None}

@@ -7,7 +7,7 @@ from bench.plan import Plan
 from bench.request import RunRequest
 from bench.terminal import note
 from harness.measure.environment import refusal_of_git
-from harness.quality import disturbed
+from harness.quality import flagged
 from harness.schema.case import Mode
 from harness.schema.record import utc_now
 from harness.schema.run import Run
@@ -46,7 +46,7 @@ def open_run(work: Plan, out: Path, before: Run | None) -> Run:
 
 
 def file_of(work: Plan, mode: Mode) -> RunFile:
-    """Return the content of a new run's run.json."""
+    """Return the content of a new run's run.json. mode: "measure" for `run` and `ab`, "profile" for `profile`."""
     requests = (request_of(work),)
     return RunFile(mode, work.device, work.jobs, work.catalogue, work.policy, work.request.rounds, requests)
 
@@ -71,10 +71,10 @@ def extended(work: Plan, out: Path) -> Run:
 def retry_of(run: Run, retry: str) -> Retry:
     """Return a function that decides from the record of a finished case whether to measure the case again.
 
-    retry: "failed" for cases that are not ok, "flagged" for contended, throttled or unsteady cases, "lost" for no case.
+    retry: "failed" repeats cases that are not ok, "flagged" those with a flag of `Quality`, "lost" none of them.
     """
-    flagged = disturbed(run.records()) if retry == "flagged" else set()
-    return lambda record: record.case.key in flagged or (retry == "failed" and record.status != "ok")
+    doubtful = flagged(run.records()) if retry == "flagged" else set()
+    return lambda record: record.case.key in doubtful or (retry == "failed" and record.status != "ok")
 
 
 def refuse_another_kind(current: Run, work: Plan) -> None:

@@ -42,15 +42,16 @@ class ProcessSamples:
 
     @cached_property
     def over_processes(self) -> tuple[float, float] | None:
-        """Interval (low, high) of the median over processes (`repeats_interval`); None for one process."""
-        if math.isnan(self.spread):
-            return None
-        _, low, high = repeats_interval(self.processes)
-        return low, high
+        """95% interval (low, high) in ms of the median over processes (`repeats_interval`); None for one process."""
+        return None if math.isnan(self.spread) else repeats_interval(self.processes)[1:]
 
     @property
     def is_unsteady(self) -> bool:
-        """Whether the times vary too much for a reliable latency."""
+        """Whether the times vary too much for a reliable latency.
+
+        One process: its interval exceeds ±10%, its quartiles are 10% apart, or its first and last quarter 5%.
+        Two processes: their medians are over 10% apart. More processes: the interval over processes exceeds ±10%.
+        """
         if self.over_processes and len(self.processes) == 2:  # Student's interval is 13 times the medians' distance
             return self.spread > STEADY
         low, high = self.over_processes or self.within[1:]
@@ -63,7 +64,7 @@ class ProcessSamples:
 
 @dataclass(frozen=True)
 class Quality:
-    """Flags of a case. hot: thermally throttled. unsteady_times: (metric, low, high): interval in ms of TTFT or ITL."""
+    """Flags of a case. hot: thermally throttled. unsteady_times: (metric, low ms, high ms) of unsteady TTFT or ITL."""
 
     contended: bool = False  # other programs used the machine
     hot: bool = False  # thermally throttled
@@ -71,16 +72,11 @@ class Quality:
     unsteady: bool = False
     unsteady_times: tuple[tuple[str, float, float], ...] = ()
 
-    @property
-    def disturbed(self) -> bool:
-        """Whether the case is contended, thermally throttled or unsteady, so that measuring again may help."""
-        return self.contended or self.hot or self.unsteady or bool(self.unsteady_times)
-
 
 def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) -> Quality:
     """Return a case's flags.
 
-    group: the case's records from one machine and commit. timing: `timing_of` the ok records, or None to compute it.
+    group: the case's records from one machine and commit. timing: samples of the ok records (`timing_of`) if known.
     """
     measured = timed(record for record in group if record.status == "ok")
     if not measured:
@@ -97,10 +93,10 @@ def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) ->
     )
 
 
-def disturbed(records: Iterable[Record]) -> set[str]:
-    """Return the keys of cases that are `Quality.disturbed` on at least one machine or commit."""
+def flagged(records: Iterable[Record]) -> set[str]:
+    """Return the keys of cases with any flag of `Quality` on at least one machine or commit."""
     groups = {key: by_machine(own) for key, own in by_case(records).items()}
-    return {key for key, machines in groups.items() if any(quality_of(group).disturbed for group in machines)}
+    return {key for key, machines in groups.items() if any(quality_of(group) != Quality() for group in machines)}
 
 
 def timing_of(measured: Iterable[Record]) -> ProcessSamples:
@@ -130,13 +126,13 @@ def by_machine(repeats: Sequence[Record]) -> list[list[Record]]:
 
 
 def machine_of(record: Record) -> tuple[str, str, str]:
-    """Return a record's device name, GPU `device_id` and `commit_name`."""
+    """Return the key by which `by_machine` groups records: device name, GPU `device_id` and commit, "" if unknown."""
     found = record.environment
     return str(found.get("device") or ""), device_id_of(found), commit_name(found)
 
 
 def commit_name(environment: Mapping[str, Any]) -> str:
-    """Return the commit in a record's environment, with the suffix `DIRTY` for uncommitted changes; "" if unknown."""
+    """Return the commit in a record's environment, with the suffix "-dirty" for uncommitted changes; "" if unknown."""
     commit = environment.get("commit")
     return f"{commit}{DIRTY}" if commit and environment.get("dirty") else str(commit or "")
 

@@ -39,7 +39,7 @@ class Machines:
     common: {group: {fact: value}} for facts with one value in all records; a group is, for example, "gpu".
     hardware: (facts, number of records) for each machine; only facts that differ between machines, without packages.
     backends: {(system, backend): {name: values in words}} for settings, and for packages in several versions.
-    versions: {label: values in words} for the facts that `_VERSIONS` labels.
+    versions: {label: values in words} for the driver, the power limit and the main packages (`_VERSIONS`).
     """
 
     common: dict[str, dict[str, str]] = field(default_factory=dict)

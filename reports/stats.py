@@ -77,7 +77,7 @@ def frame(
     """Return a table with one row per case, machine and commit, in the order of the records.
 
     Columns: `COLUMNS`, options, `SAMPLE_COLUMNS`, and if any row has a value: `REPEAT_COLUMNS`, rates, metrics,
-    `NOTES`, `MARKS`. An unknown number is NaN, an unknown text is "".
+    notes, flags (`MARKS`). An unknown number is NaN, an unknown text is "".
     latency_ms: the median of the processes' medians.
     latency_ms_low, latency_ms_high: the 95% interval within one process. `REPEAT_COLUMNS`: the interval over processes.
     process_spread: (largest - smallest process median) / latency_ms.
@@ -260,13 +260,10 @@ def _notes(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
             yield f"read a prompt of {prompt}, not {case.context}"
     before = [earlier for record in group for earlier in record.earlier if earlier.status not in UNTRIED]
     if before:
-        yield f"measured again; before: {', '.join(map(_result, before))}"
+        results = (f"{median(each.samples_ms):.4g} ms" if each.samples_ms else each.status for each in before)
+        yield f"measured again; before: {', '.join(results)}"
     if row["status"] == "ok":
         yield from _doubts(group, row)
-
-
-def _result(record: Record) -> str:
-    return f"{median(record.samples_ms):.4g} ms" if record.samples_ms else record.status
 
 
 def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
@@ -292,7 +289,8 @@ def _unsteadiness(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[s
         apart = f"{row['processes']} processes, {row['process_spread']:.1%} apart,"
         yield f"{apart} do not determine the median to within {STEADY:.0%}"
     elif found.unsteady:
-        yield f"samples from {min(_samples(group)):.4g} to {max(_samples(group)):.4g} ms: disturbed"
+        samples = [sample for record in group for sample in record.samples_ms]
+        yield f"samples from {min(samples):.4g} to {max(samples):.4g} ms: disturbed"
     for name, low, high in found.unsteady_times:
         yield f"{TIMES_OF_A_REQUEST[name]} between {low:.4g} and {high:.4g} ms (95%): disturbed"
 
@@ -309,7 +307,3 @@ def _marks(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
 def is_cache_full(case: Case, metrics: Mapping[str, float | None]) -> bool:
     """Return whether fewer sequences ran at once than the batch has; False for the phase "forward"."""
     return case.phase != "forward" and (metrics.get("sequences_at_once") or case.batch) < case.batch
-
-
-def _samples(group: Sequence[Record]) -> list[float]:
-    return [sample for record in group for sample in record.samples_ms]

@@ -24,7 +24,7 @@ def write_frame(
     """Write a table of `stats.frame` to `out`.
 
     fmt: "csv", "json", "markdown" or "text"; Markdown and text show numbers in the catalogue's units.
-    columns: the columns to write. ("all",) writes all; () writes all as CSV or JSON, else `_chosen(table, catalogue)`.
+    columns: the columns to write. ("all",) writes all; () writes all as CSV or JSON, else a selection (`_chosen`).
     Raises RecordError for an unknown column.
     """
     for name in columns:
@@ -51,15 +51,17 @@ def cell_text(value: Any) -> str:
 
 
 def csv_text(table: pd.DataFrame) -> str:
-    """Return the table as CSV with all digits of its numbers."""
-    return table.map(lambda value: printable(cell_text(value))).rename(columns=printable).to_csv(index=False)
+    """Return the table as CSV with all digits of its numbers; a spreadsheet runs none of its texts as a formula."""
+    return table.map(_csv_cell).rename(columns=_csv_cell).to_csv(index=False)
+
+
+def _csv_cell(value: Any) -> str:
+    text = printable(cell_text(value))
+    return f"'{text}" if text.lstrip()[:1] in {*"=+-@"} and not isinstance(plain(value), int | float) else text
 
 
 def _json_text(table: pd.DataFrame) -> str:
-    rows = [
-        {name: plain(value) for name, value in zip(table.columns, row, strict=True)}
-        for row in table.itertuples(index=False, name=None)
-    ]
+    rows = [{name: plain(value) for name, value in row.items()} for row in table.to_dict("records")]
     return json.dumps(rows, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -94,7 +96,7 @@ def _chosen(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
 
 
 def telling_apart(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
-    """Return a few of `settings` that distinguish rows with equal values in all columns of `_CASE`."""
+    """Return the few `settings` that distinguish rows of equal system, backend, phase, batch and context."""
     found: list[str] = []
     while True:
         alike = table[table.duplicated([*_CASE, *found], keep=False)]

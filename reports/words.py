@@ -9,7 +9,7 @@ import pandas as pd
 
 from harness.measure.environment import DIRTY
 from harness.schema.catalogue import AxisEntry, Catalogue
-from harness.schema.reason import format_number, span
+from harness.schema.reason import LIMIT, clipped, format_number, span
 
 BETWEEN = " · "  # between the parts of the name of a line or case
 
@@ -60,12 +60,12 @@ def left_out(rows: pd.DataFrame, catalogue: Catalogue) -> list[str]:
     for backend, own in rows.groupby("backend", sort=False):
         label = catalogue.backend_label(str(backend))
         named = {label: own}
-        if not _one_reason(own):
+        if len(_reasons(own)) != 1:
             named = {f"{catalogue.system_label(str(name))} on {label}": of for name, of in own.groupby("system")}
-        found += [f"no {name}: {why}" for name, of in named.items() if (why := _one_reason(of))]
+        found += [f"no {name}: {clipped('; '.join(why), LIMIT)}" for name, of in named.items() if (why := _reasons(of))]
     return found
 
 
-def _one_reason(rows: pd.DataFrame) -> str:
-    one = set(rows["status"]) == {"skipped"} and rows["reason"].nunique() == 1
-    return str(rows["reason"].iloc[0]).rstrip(".") if one else ""
+def _reasons(rows: pd.DataFrame) -> list[str]:
+    skipped = set(rows["status"]) == {"skipped"}
+    return [str(reason).rstrip(".") for reason in rows["reason"].unique()] if skipped else []

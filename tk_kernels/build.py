@@ -68,7 +68,7 @@ class KernelResources:
 
 @dataclass(frozen=True)
 class Built:
-    """A compiled kernel; `folder`, in the cache, contains its library, compiler log and `ingredients`."""
+    """A compiled kernel. `folder`, in the cache, contains its library, its compiler log and a file of `ingredients`."""
 
     name: str
     folder: Path
@@ -76,7 +76,7 @@ class Built:
 
     @property
     def ingredients(self) -> dict[str, str | None]:
-        """The result of the function `ingredients` when the kernel was compiled, perhaps on another machine."""
+        """Digests, flags and versions of its compilation, perhaps on another machine (function `ingredients`)."""
         return json.loads((self.folder / NOTE).read_text())
 
     @property
@@ -115,7 +115,7 @@ def build(name: str) -> Built:
 
 
 def unavailable(name: str) -> str:
-    """Return why this machine cannot run kernel `name`; "" if it can, perhaps after compilation. Compiles nothing."""
+    """Return why this machine cannot run kernel `name`; "" if it is cached or can be compiled. Compiles nothing."""
     tvm_ffi = "" if importlib.util.find_spec("tvm_ffi") else NO_TVM_FFI
     if reason := hidden() or tvm_ffi or other_gpu(lambda found: found == (9, 0), "a Hopper GPU (9.0)"):
         return reason
@@ -145,7 +145,7 @@ def load(name: str) -> Any:
 
 
 def hidden() -> str:
-    """Return why the environment variable TTT_BENCH_ARCH disables the Hopper kernels, or "" if it is unset."""
+    """Return why the environment variable TTT_BENCH_ARCH disables the Hopper kernels: any value does. "" if unset."""
     arch = os.environ.get("TTT_BENCH_ARCH", "")
     if arch in ("", PORTABLE):
         return f"TTT_BENCH_ARCH={arch} hides the kernels for Hopper" if arch else ""
@@ -230,7 +230,7 @@ def _compiler_version(nvcc: Path | None) -> str | None:
 
 
 def _folder(name: str, wanted: dict[str, str | None]) -> Path:
-    """Return the cache folder, named by a hash of `wanted` without nvcc and ThunderKittens: a machine may lack them."""
+    """Return the cache folder, named by a hash of the ingredients `wanted` without nvcc's and ThunderKittens'."""
     known = [wanted[each] for each in ("sources", "flags", "host", "tvm_ffi", "architecture")]
     key = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
     return cache_directory() / "kernels" / f"{name.replace('/', '.')}-{key}"

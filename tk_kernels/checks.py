@@ -61,9 +61,9 @@ def check_outer(token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, heads: 
 
 
 def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> None:
-    """Raise ValueError unless the fields of `state` that `shapes` names have these shapes and the dtypes below.
+    """Raise ValueError unless each field of `state` that `shapes` names has the given shape and the dtype below.
 
-    state.position must be int32, all other fields STATE_DTYPE[dtype]. dtype: the tokens' dtype.
+    state.position must be int32. All other fields must be float64 if `dtype`, the tokens' dtype, is; else float32.
     """
     for name, shape in shapes.items():
         tensor = getattr(state, name)
@@ -73,10 +73,10 @@ def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.d
 
 
 def common_position(position: Tensor, start: int | None, mini_batch: int) -> int:
-    """Return the position in the mini-batch that all sequences share, or raise ValueError.
+    """Return all sequences' position in the mini-batch. Raises ValueError if positions differ or are not 0 to m - 1.
 
-    position [B]: each sequence's position. start: the shared position, if the caller knows it. None reads `position`,
-    which waits for the GPU.
+    position [B]: each sequence's position. start: the common position, if the caller knows it. None reads `position`,
+    which waits for the GPU. mini_batch: m.
     """
     values = sorted(set(position.tolist())) if start is None else [start]
     if len(values) > 1:

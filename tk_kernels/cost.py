@@ -51,7 +51,7 @@ class Cost:
     def generate_flops(self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual") -> float:
         """Return the FLOPs to generate one token in each of `batch` sequences, averaged over a mini-batch.
 
-        Symbols: see `forward_flops`; dW is the gradient sum. dual: the same, but P has (m+1)/2 columns on average.
+        Symbols: see `forward_flops`; dW: gradient sum. dual: the same GEMMs, but P has (m+1)/2 columns on average.
         primal: X @ W, dW += X^T G, W_t = W - s dW and Xbar @ W_t take 2 * in * out each; G @ W^T is as in dual.
         """
         check_choice("form", form, FORMS)
@@ -63,9 +63,9 @@ class Cost:
     def generate_state_bytes(
         self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual", state: str = "planes"
     ) -> int:
-        """Return the bytes of the generate state: weights, float32 biases, and cached rows or gradient sums.
+        """Return the bytes of the state: weights, float32 biases, and cached rows (dual) or gradient sums (primal).
 
-        state: precision of the weights, a key of ELEMENT_BYTES or "planes" (float32 as two 16-bit tensors).
+        state: dtype of the weights: "float32", "float16", "bfloat16" or "planes" (float32 as two 16-bit tensors).
         Raises ValueError for an unknown form or state.
         """
         stored, read, _ = _weight_bytes(form, state)
@@ -99,9 +99,9 @@ class Cost:
 
 
 def _weight_bytes(form: str, state: str) -> tuple[int, int, int]:
-    """Return three numbers of bytes per weight: stored, read at every token, and moved at a mini-batch's last token.
+    """Return three numbers of bytes per weight: stored, read per token, moved in addition at a mini-batch's last token.
 
-    The third excludes the reads that the second counts. The second is also the bytes per element of a cached row.
+    The second is also the bytes per element of a cached row. state: see `generate_state_bytes`. `form` is only checked.
     """
     check_choice("form", form, FORMS)
     check_choice("state", state, ("planes", *ELEMENT_BYTES))

@@ -33,7 +33,7 @@ def find_thunderkittens() -> Path | None:
 
 
 def thunderkittens_version(root: Path | None) -> str | None:
-    """Return THUNDERKITTENS_COMMIT if the headers are that commit's, else the headers' digest; None without `root`."""
+    """Return the pinned commit if the headers in `root` are that commit's, else their digest; None without `root`."""
     if root is None:
         return None
     digest = hashlib.sha256()
@@ -57,7 +57,7 @@ def fetch_thunderkittens() -> Path:
 
 @contextmanager
 def in_cache(what: str) -> Iterator[None]:
-    """Turn an OSError in the block into a BuildError whose message begins with `what`, such as "x cannot be built"."""
+    """Turn an OSError of a block that uses the cache into a BuildError that begins with `what`: "x cannot be built"."""
     try:
         yield
     except OSError as error:

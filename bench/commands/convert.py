@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bench.ending import guarded
+from bench.ending import guarded, run_app
 from bench.errors import UserError
 from harness.schema.files import refusing
 
@@ -35,4 +35,4 @@ def convert_checkpoint(
 
 
 if __name__ == "__main__":
-    sys.exit(guarded(partial(app, standalone_mode=False)))
+    sys.exit(guarded(partial(run_app, app)))

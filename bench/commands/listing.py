@@ -29,7 +29,7 @@ def list_systems() -> None:
 
 
 def list_suites() -> None:
-    """Print each suite and group with its question and device."""
+    """Print each suite and group, with the question that it answers and the device that it needs."""
     rows = [(suite.name, suite.device or "any", suite.question) for suite in SUITES]
     rows += [(group.name, "cuda", f"{group.question}: {', '.join(group.suites)}") for group in GROUPS.values()]
     print_rows(("suite", "device", "question"), rows)

@@ -58,7 +58,7 @@ def submit(request: RunRequest, out: Path) -> None:
 
 
 def _command(request: RunRequest, out: Path) -> list[str]:
-    """Return a Slurm task's command; Python's -P keeps files in the working folder from shadowing modules."""
+    """Return the `ttt-bench work` command of a task; -P keeps files in the working folder from shadowing modules."""
     here = [f"{name}={value}" for name, value in path_of_code(os.environ).items()]
     command = ["env", *here, sys.executable, "-P", "-m", "bench", "work", str(out), "--keys", str(out / KEYS)]
     if request.checkpoint:

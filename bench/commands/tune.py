@@ -33,10 +33,7 @@ POLICY = Policy(budget_s=0.5)
 
 
 def tune() -> None:
-    """Measure launch settings of all Triton kernels; print sections for `tuning.toml`, and a log to stderr.
-
-    Raises UserError without a GPU.
-    """
+    """Measure Triton launch settings; print the fastest for `tuning.toml`, a log to stderr. UserError if no GPU."""
     if reason := available() or no_gpu():
         raise UserError(f"the kernels cannot be tuned on this machine: {reason}")
     for learner, form in product(BASE_LR, (*FORMS, FORWARD)):
@@ -45,7 +42,10 @@ def tune() -> None:
 
 
 def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
-    """Return the fastest settings: {section of `tuning.toml`: {row: settings}}. form: one of FORMS, or FORWARD."""
+    """Return {section of `tuning.toml`: {row: fastest settings}}. learner: "linear" or "mlp".
+
+    form: "dual" or "primal" (generate; the rows are precisions of the state), or "forward" (rows: FORWARD_ROWS).
+    """
     forward, found = form == FORWARD, dict[str, dict[str, Tuning]]()
     for row in FORWARD_ROWS[f"ttt_{learner}"] if forward else PRECISIONS:
         name, launch = fastest_forward(learner, row) if forward else fastest_step(learner, form, row)
@@ -57,7 +57,10 @@ def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
 
 
 def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning | None]:
-    """Return the section name in `tuning.toml`, and the fastest correct settings for `precision` (None if all fail)."""
+    """Return generate's section name in `tuning.toml`, and its fastest correct settings (None if all fail).
+
+    learner, form: as in `_rows`. precision: of the state, one of PRECISIONS.
+    """
     config, dtype = _config(learner, SIZE), "float32" if precision == "float32" else "bfloat16"
     some = generate_set(config, BATCH, dtype, form, precision)
     name = some.state.tuned_as()
@@ -77,9 +80,9 @@ def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning |
 
 
 def fastest_forward(learner: str, row: str) -> tuple[str, Tuning | None]:
-    """Return the section name in `tuning.toml`, and the fastest correct settings for `row` (None if all fail).
+    """Return forward's section name in `tuning.toml`, and its fastest correct settings (None if all fail).
 
-    row: one of FORWARD_ROWS; it determines the model size and the batch.
+    learner: as in `_rows`. row: one of FORWARD_ROWS; it determines the model size and the batch.
     """
     config = _config(learner, FORWARD_SIZES.get(row, SIZE))
     kernel, reference = (import_module(f"tk_kernels.ttt_{learner}.{part}") for part in ("forward", "reference"))

@@ -76,7 +76,7 @@ def checkpoint_missing(case: Case) -> str:
 
 
 def config_of(case: Case) -> ModelConfig:
-    """Return the configuration of a case's model; ConfigError for unknown names."""
+    """Return the configuration of a case's model; ConfigError for an unknown system, size or backbone."""
     folder = checkpoint_folder(case)
     if folder is not None:
         return read_config(folder)

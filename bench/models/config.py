@@ -165,7 +165,7 @@ ModelConfig = TTTConfig | TransformerConfig | MambaConfig
 
 
 def model_config(model: str, size: str, *, backbone: str = "mamba", mini_batch: int = 16) -> ModelConfig:
-    """Return the configuration of a model in MODELS; size: a key of SIZES or a result of `cut`.
+    """Return the configuration of a model in MODELS. size: such as `1.3b`, or `1.3b/2` for only two layers (`cut`).
 
     backbone, mini_batch: only for TTT models. Raises ConfigError for an unknown name or a mini-batch below 1.
     """

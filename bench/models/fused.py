@@ -61,14 +61,14 @@ class FusedBlock(TTTBlock):
         return add_product_(h, hidden, self.mlp.down_proj.weight, pdl)
 
     def _opened(self, h: Tensor, pdl: bool) -> Tensor:
-        """Normalize h and return the feed-forward layer's hidden values [B, T, F], the output of SwiGLU."""
+        """Return SwiGLU of the normalized h, without the down projection: [B, T, F]. pdl: as in `product`."""
         norm = Norm(self.ffn_norm.weight, self.seq_modeling_block.config.norm_eps)
         if has_few_rows(h, self._gate_up, swiglu=True):
             return few_rows_product(h, self._gate_up, norm, swiglu=True, pdl=pdl)
         return swiglu_product(norm(h), self._gate_up, beside_others=beside_another_chunk())
 
     def _enter(self, h: Tensor, state: LayerState, pdl: bool) -> tuple[Tensor, Tensor]:
-        """Add the output of the block's convolution, if any, to h; return the sum and its RMSNorm."""
+        """Add the block's convolution, if any, to h; return the sum and its RMSNorm. pdl: as in `product`."""
         if state.block_conv is None:
             return h, self.seq_norm(h)
         conv, eps = self.conv.conv, self.seq_modeling_block.config.norm_eps
@@ -78,7 +78,7 @@ class FusedBlock(TTTBlock):
         )
 
     def _split(self, projected: Tensor, rope: Rotation, state: LayerState, pdl: bool) -> Projections:
-        """Return the inner loop's inputs from the columns of `projected`.
+        """Return the inner loop's inputs from the columns of `projected`, the output of the packed projections.
 
         Columns: [convolutions' input, v, output gate, lr logits] (Mamba backbone), [q, v, k, lr logits] (Transformer).
         """
@@ -99,7 +99,7 @@ class FusedBlock(TTTBlock):
         return projected[..., index * width : (index + 1) * width]
 
     def _rate_rows(self) -> slice:
-        """Return the slice that selects the learning rates: rows of the packed weight, and columns of `projected`."""
+        """Return the slice of the learning rates in the packed weight's rows, and equally in `projected`'s columns."""
         config = self.seq_modeling_block.config
         return slice(3 * config.width, 3 * config.width + config.heads)
 
@@ -123,7 +123,7 @@ class FusedBlock(TTTBlock):
         return self
 
     def _follow_parameters(self, rope: Rotation) -> bool:
-        """Update stale kernel copies of learning-rate weights and token scales; return whether any copy was stale."""
+        """Copy learning-rate weights and token scales for the kernels if they changed; return whether they changed."""
         layer = self.seq_modeling_block
         made_of = [weight._version for weight in (layer.learnable_ttt_lr_weight, layer.learnable_token_idx)]
         changed = made_of != self._made_of
@@ -150,12 +150,12 @@ def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
 
 
 def has_few_rows(x: Tensor, weight: Tensor, *, swiglu: bool = False) -> bool:
-    """Return whether T is 1 and `few_rows_product` supports x [B, T, F] with `weight` and `swiglu`."""
+    """Return whether T is 1 and `few_rows_product` can compute x @ weight^T. swiglu: with SwiGLU of the output."""
     return x.shape[1] == 1 and fits(x, weight, swiglu=swiglu)
 
 
 def product(x: Tensor, weight: Tensor, pdl: bool) -> Tensor:
-    """Return x [B, T, F] @ weight [N, F]^T. pdl: let `few_rows_product` start before earlier kernels end."""
+    """Return x [B, T, F] @ weight [N, F]^T. pdl: if T is 1, the kernel may start before earlier kernels end."""
     return few_rows_product(x, weight, pdl=pdl) if has_few_rows(x, weight) else F.linear(x, weight)
 
 

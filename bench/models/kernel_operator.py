@@ -31,7 +31,7 @@ from tk_kernels.reference.layer import Rotation
 class KernelOperator(TorchOperator):
     """The inner loop on the project's kernels.
 
-    form, precision: form and precision of the generate state; see `tk_kernels.ttt_linear.generate`.
+    form, precision: of the generate state: "dual" or "primal", and "planes", "float32" or a 16-bit dtype.
     backend: forward's backend, "" for the fastest. prefill_on_reference: run forward in PyTorch instead.
     """
 
@@ -69,7 +69,7 @@ class KernelOperator(TorchOperator):
     ) -> Tensor:
         """Return the output [1, N, H, D] for N packed tokens; update the states of their sequences in `state`.
 
-        state: a generate state. initial: the weights (W1, b1, ...) with which new sequences begin.
+        state: a generate state. initial: new sequences' weights (W1, ...). sequences: token ranges and rows in `state`.
         """
         mini_batch = len(learner.token_scale)
         if not projections.ready:

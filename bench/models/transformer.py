@@ -154,7 +154,7 @@ class Transformer(ChunkedModel):
     def _attend_step(self, cache: Tensor, position: Tensor, mask: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write the key and value of one token at `position` [1]; return attention [B, H, 1, D] under `mask`.
 
-        SDPA's masked kernels have no GQA, so query heads that share a KV head are passed as positions of one head.
+        SDPA's masked kernels have no GQA, so query heads that share a KV head are passed as tokens of one query head.
         """
         cache[0].index_copy_(2, position, k)
         cache[1].index_copy_(2, position, v)

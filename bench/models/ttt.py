@@ -251,7 +251,7 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def generate_state(self, state: TTTState, into: TTTState | None = None) -> TTTState:
-        """Return a state for generate_step; it shares the convolution caches of `state`."""
+        """Convert `state` for generate_step; both share convolution caches. into: an earlier result to overwrite."""
         if into is None:
             made = [replace(layer, inner=self.operator.generate_state(layer.inner)) for layer in state.layers]
             return TTTState(state.batch, made, state.length, state.caches)
@@ -262,12 +262,12 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def init_generate_state(self, batch: int, context: int = 0) -> TTTState:
-        """Return an empty state for `generate_step`, built layer by layer to hold only one forward state at a time."""
+        """Return an empty state for `generate_step`; at any time, only one layer's forward state is in memory."""
         states = (self.operator.generate_state(self._inner_state(block, batch)) for block in self.blocks)
         return self._state(batch, states)
 
     def _state(self, batch: int, states: Iterable[Any], inner: Any = None) -> TTTState:
-        """Return a state with empty convolution caches. states: operator states by layer. inner: see `TTTState`."""
+        """Return a state with empty convolution caches. states: inner state per layer. inner: stacked, or None."""
         count, width = self.config.layers, self.config.width
         if self.config.backbone == "transformer":
             return TTTState(batch, [LayerState(None, None, each) for each in states], inner=inner)

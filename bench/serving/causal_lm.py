@@ -36,7 +36,8 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
     def from_pretrained(cls, folder: str | Path, *rest: Any, config: Any = None, **options: Any) -> Self:
         """Load a checkpoint folder onto the one device of `device_map`, by default the GPU if any.
 
-        Raises ValueError if device_map is not one device, and the errors of `bench.models.checkpoint.load`.
+        dtype, torch_dtype: as in `bench.models.checkpoint.load`, "auto" for its default. Other options are ignored.
+        Raises ValueError if device_map is not one device, and the errors of `load`.
         """
         chosen = options.get("device_map")
         if not isinstance(chosen, str | int | torch.device | None):

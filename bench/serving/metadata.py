@@ -20,7 +20,7 @@ class TTTMetadata(BaseMambaAttentionMetadata):
 
 
 class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
-    """Builds `TTTMetadata`: its `step` is `Generating` if no request has prompt tokens, otherwise `Packed`."""
+    """Builds `TTTMetadata`: `step` is `Packed` if a request reads prompt tokens, `Generating` if all generate."""
 
     metadata_cls = TTTMetadata
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
@@ -56,7 +56,7 @@ class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
         return found
 
     def _packed(self, common: CommonAttentionMetadata, found: TTTMetadata) -> Packed:
-        """Return the step's packed sequences; read lengths from vLLM's host copies, without a sync."""
+        """Return the step's requests as packed sequences. vLLM has the lengths on the host: no sync."""
         count, requests = found.num_decodes, found.num_reqs
         computed, starts = self._prefill_cpu_metadata(common, requests, found.num_prefills, count)
         lengths = starts.diff().tolist()

@@ -34,7 +34,7 @@ class States(MambaBase):
 
     @property
     def kv_cache(self) -> Sequence[Tensor]:
-        """A sequence with one element, the layer's pages [slots, bytes]; an empty sequence without a cache."""
+        """A sequence of one tensor, the layer's pages [slots, bytes]; empty while vLLM has allocated no cache."""
         return self._pages
 
     @kv_cache.setter
@@ -98,7 +98,7 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
         return F.pad(self.ttt.model.norm(x), (0, 0, 0, len(input_ids) - len(x)))
 
     def _one_prompt(self, tokens: int, device: torch.device) -> tuple[Step, list[list[Tensor]]]:
-        """Return a step of one prompt, and per-layer views of a temporary page, for vLLM's calls without requests."""
+        """Return, for vLLM's dummy runs, a step of one prompt and each layer's views of one shared scratch page."""
         ends = torch.tensor([0, tokens], dtype=torch.int32, device=device)
         page = self.layout.views(torch.zeros(1, self.layout.page_bytes, dtype=torch.int8, device=device))
         return packed(ends, ends[:1], ends[:1].long(), tokens), [page] * len(self.states)

@@ -44,9 +44,10 @@ Step = Generating | Packed  # a step with prompts is packed: requests that gener
 
 
 def common_length(lengths: Sequence[int], computed: Sequence[int], mini_batch: int) -> int:
-    """Return the number of tokens that each sequence of a step has, or 0 if the sequences cannot run as one batch.
+    """Return the number of tokens per sequence if a step's sequences can run as one batch, otherwise 0.
 
-    lengths: tokens per sequence in this step. computed: earlier tokens per sequence; a batch needs whole mini-batches.
+    lengths, computed: tokens per sequence in this step, and before it. A batch has equal lengths, whole mini-batches
+    before this step, at most MOST_SEQUENCES sequences, and at least LEAST_TOKENS tokens in total.
     """
     alike = len(set(lengths)) == 1 and not any(before % mini_batch for before in computed)
     return lengths[0] if alike and len(lengths) <= MOST_SEQUENCES and sum(lengths) >= LEAST_TOKENS else 0

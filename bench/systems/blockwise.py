@@ -12,7 +12,7 @@ from bench.models.base import ChunkedModel
 
 @contextmanager
 def visiting(block: nn.Module, device: torch.device) -> Iterator[None]:
-    """Copy a block's weights and buffers to `device` inside the context; restore them after."""
+    """Move a block's weights and buffers to `device` inside the context; on exit, put the originals back."""
     held = (*block.parameters(), *block.buffers())
     away = [(weight, weight.data) for weight in held if weight.device.type != device.type]
     try:

@@ -13,9 +13,9 @@ LONGEST_CHECKED = 65536  # longest compared prompt: a million tokens would take 
 
 
 def drawn(rng: Random, batch: int, tokens: int, most: int = CHECKED_TOKENS) -> list[int]:
-    """Draw at most CHECKED_SEQUENCES random sequences of a batch; return their sorted indices.
+    """Draw random sequences of a batch, at least one and at most CHECKED_SEQUENCES; return their sorted indices.
 
-    The drawn sequences have at most `most` tokens together, unless a single one has more. tokens: tokens per sequence.
+    If several are drawn, they have at most `most` tokens together. tokens: number of tokens per sequence.
     """
     count = max(1, min(batch, CHECKED_SEQUENCES, most // max(1, tokens)))
     return sorted(rng.sample(range(batch), count))

@@ -25,7 +25,7 @@ WITHOUT_EFFECT = ("steps", "compare", "positions")  # options that leave the mod
 class LanguageModel:
     """Base class of adapters of a language model in PyTorch.
 
-    The model has the interface of `bench.models.base.CausalLM`. phases: the class of timed work for each phase.
+    The model has the interface of `bench.models.base.CausalLM`. phases: for each phase, the class that runs it.
     prompt_tokens: number of tokens read before the generate steps; None if the steps start at position `context`.
     """
 
@@ -92,11 +92,11 @@ class LanguageModel:
         return reference
 
     def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return the reference for timed outputs, which must be fast on long prompts. By default, call `reference`."""
+        """Return a reference for timed outputs; it must be fast on long prompts. By default, call `reference`."""
         return self.reference(model, dtype)
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
-        """Return a reference in the case's dtype; its rounding error sets the check's limits. None: fixed limits."""
+        """Return a reference in the case's dtype, whose rounding error sets the check's limits. None: fixed limits."""
         return None if case.dtype == "float32" else self.timed_check_reference(model, getattr(torch, case.dtype))
 
     def _model(self, case: Case) -> Any:
@@ -123,7 +123,7 @@ class LanguageModel:
 
     @torch.inference_mode()
     def _compare(self, model: Any, case: Case) -> Checks:
-        """Compare the logits after a prompt and after each later token with the logits of a reference's forward."""
+        """Compare logits after a prompt, and after each token that follows it, with those of a reference's forward."""
         reference = self.reference(model, torch.float64 if case.dtype == "float32" else torch.float32)
         prompt = self.check_prompt
         ids = random_ids(model, CHECK_BATCH, prompt + CHECK_STEPS)

@@ -59,10 +59,10 @@ def widened(case: Case) -> dict[str, str]:
 
 
 def limits_by_rounding(rounded: torch.Tensor | None, reference: torch.Tensor, case: Case) -> float:
-    """Return the factor on LOGIT_LIMITS that allows ROUNDINGS times the rounding error, at most `widening(case)`.
+    """Return the factor on LOGIT_LIMITS with which the limit is ROUNDINGS times the rounding error.
 
-    The rounding error is the distance of `rounded`, a reference's logits in the case's dtype, from `reference`.
-    If `rounded` is None, the factor is `widening(case)`.
+    The rounding error is that of `rounded`, a reference's logits in the case's dtype, against `reference`.
+    The factor is at most `widening(case)`, and equal to it if `rounded` is None.
     """
     if rounded is None:
         return widening(case)
@@ -72,10 +72,10 @@ def limits_by_rounding(rounded: torch.Tensor | None, reference: torch.Tensor, ca
 def check_response(
     got: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor], width: int
 ) -> Checks:
-    """Check that new earlier tokens change the logits as they change the reference's, unless rounding hides the change.
+    """Check that a change of early tokens changes logits as much as the reference's, unless rounding hides the change.
 
-    got, expected: the model's and the reference's logits (before, after) the change of tokens, each [rows, V].
-    width: number of the model's channels. The slope of the regression of `got`'s change on `expected`'s must be near 1.
+    got, expected: logits of the model and of the reference, each a pair (before, after the change) of [rows, V].
+    The regression slope between the two changes must be near 1. width: the model's channels, for the limit on noise.
     """
     change, truth = (after.double() - before.double() for before, after in (got, expected))
     size = float(truth.norm())

@@ -48,7 +48,7 @@ def last_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def greedy_steps(model: Any, ids: torch.Tensor, state: Any, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run greedy steps from token ids [B]; return the last logits [B, V] and each step's input ids [steps, B]."""
+    """Run greedy steps from ids [B] and update `state`; return the last logits [B, V] and all inputs [steps, B]."""
     read = []
     for _ in range(steps):
         read.append(ids)

@@ -28,8 +28,8 @@ TIMED_MINI_BATCHES = 8  # mini-batches whose steps are timed one by one
 class PhaseWork:
     """Base class of a case's timed work; each subclass implements one phase.
 
-    ids: token ids that the timed call reads; the harness refills them in place. token_axis: axis of tokens, or None.
-    units: number of units of work per call, such as steps. adapter: the `LanguageModel` that makes the references.
+    ids: token ids that the timed call reads; the harness refills them in place. adapter: makes the references.
+    token_axis: axis of `ids` that counts tokens; None for ids [B]. units: generate steps per call; 1 in other phases.
     """
 
     units = 1
@@ -56,7 +56,7 @@ class PhaseWork:
         raise NotImplementedError
 
     def capture(self) -> None:
-        """After compilation, capture the CUDA graphs of `run` and `measured`. By default, do nothing."""
+        """Capture CUDA graphs that `run` and `measured` replay, after compilation. By default, do nothing."""
 
     def restart(self) -> None:
         """Reset the state. By default, do nothing, because `run` resets the state itself."""
@@ -81,12 +81,12 @@ class PhaseWork:
         return compare
 
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
-        """Draw the tokens before the timed steps; return a function that computes logits after them.
+        """Draw a new past and let the timed model read it; return a function f for a reference's logits after it.
 
-        By default, draw nothing, because the harness refills the prompts.
-        The function (model, sequences, tokens) lets the model read the drawn tokens, or the prompts, and then `tokens`;
-        it returns the logits [rows, V] after the last token.
-        rows: indices of the compared sequences. sources: for each sequence, the index of its source (see `repeat`).
+        f(model, some, tokens) lets `model`, a reference, read the past of the sequences `some`, then `tokens`
+        [steps, len(some)]; it returns the logits [len(some), V] after the last token.
+        By default, draw nothing: the past is the prompts `ids`, which the harness refills.
+        rows: indices of the compared sequences. sources: for each sequence, the index of the one that it copies.
         """
         return lambda model, some, tokens: last_logits(model, torch.cat([self.ids[some], tokens.T], dim=1))
 
@@ -104,12 +104,12 @@ class PhaseWork:
         return self.adapter.timed_check_reference(self.model, exact)
 
     def rounded_reference(self) -> Any:
-        """Return `LanguageModel.rounded_reference` for this model and case."""
+        """Return a reference in the case's dtype, whose rounding error sets the check's limits; None: fixed limits."""
         return self.adapter.rounded_reference(self.model, self.case)
 
     @property
     def compared_tokens(self) -> int:
-        """Cost of comparing a sequence, in tokens; the higher it is, the fewer sequences are compared."""
+        """Cost of checking one sequence, as a number of tokens; if it is high, `drawn` selects fewer sequences."""
         return self.tokens // self.case.batch
 
     def drawn(self, rng: Random) -> list[int]:
@@ -126,9 +126,9 @@ class PhaseWork:
         return self._rows
 
     def repeat(self, rng: Random, rows: list[int]) -> list[int]:
-        """Copy the token ids of the sequences `rows` to all others; return the index of the source for each sequence.
+        """Copy token ids of the sequences `rows` to all others; return for each sequence the index of its source.
 
-        A source is random among `rows` at the same position in the mini-batch; its output shows if a copy's is correct.
+        A sequence of `rows` is its own source. Others copy a random one of `rows` at their position in the mini-batch.
         """
         alike = [[row for row in rows if self._ahead[row] == ahead] for ahead in self._ahead]
         sources = [row if row in rows else rng.choice(like) for row, like in enumerate(alike)]
@@ -138,10 +138,10 @@ class PhaseWork:
     def checks(
         self, logits: torch.Tensor, rows: list[int], sources: list[int], logits_after: LogitsAfter, tokens: torch.Tensor
     ) -> Checks:
-        """Compare the logits of the sequences `rows`, and of the most different copy of each, with the reference.
+        """Compare logits [B, V] of the sequences `rows`, and of each one's least similar copy, with the reference.
 
-        logits: [B, V]. sources, logits_after: results of `repeat` and `new_past`. tokens: the steps' inputs [steps, B].
-        At the indices `choices(steps)`, `tokens` must be the reference's choice.
+        Also check input tokens of the steps in `choices`, and that a new past changes logits as in the reference.
+        tokens: the steps' inputs [steps, B]. sources, logits_after: results of `repeat` and `new_past`.
         """
         off = (logits.float() - logits[sources].float()).norm(dim=-1).nan_to_num(torch.inf)
         repeated = torch.tensor(sources, device=off.device)
@@ -164,11 +164,11 @@ class PhaseWork:
         return found + self._response(logits[rows], whole)
 
     def choices(self, steps: int) -> list[int]:
-        """Return the indices of the steps whose input tokens are compared with the reference's choice."""
+        """Return the indices of the steps whose input tokens must be the reference's choice: 1 and the last, if any."""
         return sorted({1, steps - 1}) if steps > 1 else []
 
     def _response(self, got: torch.Tensor, expected: torch.Tensor) -> Checks:
-        """Check that `got` changed since the previous checked call as `expected` did; both are logits [rows, V]."""
+        """Check that logits `got` [rows, V] changed since the last checked call as the reference's, `expected`, did."""
         before, self._answered = self._answered, (got.clone(), expected)
         if before is None:
             return Checks([])
@@ -192,7 +192,7 @@ class Forward(PhaseWork):
 
 
 class Generate(PhaseWork):
-    """Timed work of the generate phase: each call runs greedy steps through whole mini-batches.
+    """Timed work of the generate phase: each call runs greedy steps, as many as fill one or more mini-batches.
 
     A recurrent model continues from the state that the previous call left.
     Option `positions`: also time single steps; if "staggered", sequences start at different positions in a mini-batch.
@@ -234,7 +234,7 @@ class Generate(PhaseWork):
 
     @torch.inference_mode()
     def restart(self) -> None:
-        """Reset the state; to stagger sequences, run sequence i on the last `_ahead[i]` tokens of `_before[:, i]`."""
+        """Reset the state. Then, if sequences are staggered, sequence i reads `_ahead[i]` tokens of `_before`."""
         self.model.reset_state(self.state)
         for ahead, rows in groupby(range(self.case.batch), key=self._ahead.__getitem__):
             if ahead:
@@ -354,5 +354,5 @@ class Request(PhaseWork):
         return token_times.metrics([[(first, steps)] for first, *steps in times])
 
     def choices(self, steps: int) -> list[int]:
-        """Return the indices of the two compared input tokens: the token after the prompt, and the last input."""
+        """Return the indices of the first and the last step, whose input tokens must be the reference's choice."""
         return sorted({0, steps - 1})

@@ -1,6 +1,6 @@
 """Measure one recurrent layer of a package: the forward of whole sequences from an empty state.
 
-The layer is only its sequence mixer, as in TTT's layers: projections, convolutions and output gating are left out.
+As for TTT, the layer is only its sequence mixer, without projections, convolutions and output gating.
 """
 
 from abc import ABC, abstractmethod

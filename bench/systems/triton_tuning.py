@@ -79,7 +79,7 @@ def _size(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
 
 @contextmanager
 def _chosen_by(cost: Callable[..., float]) -> Iterator[None]:
-    """Let autotuners choose the configuration of least `cost` inside the context; discard these choices on exit."""
+    """Inside the context, autotuners choose the configuration of least `cost`; on exit, these choices are discarded."""
     from triton.runtime.autotuner import Autotuner
 
     before: dict[Any, set[Any]] = {}

@@ -16,7 +16,7 @@ SPAN_BITS = 4  # one tuning serves work within a factor of 16 in tokens at once
 class TunedLanguageModel(LanguageModel):
     """Base class of adapters that compile and tune Triton kernels on the timed work.
 
-    Work of a similar size is not tuned again, because timing every kernel configuration takes 20 s.
+    Consecutive cases of one model and phase, with similarly many tokens per pass, share a tuning, which takes 20 s.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class TunedLanguageModel(LanguageModel):
         self._tuned: tuple[Any, str, int] | None = None
 
     def make_ready(self, work: PhaseWork) -> None:
-        """Tune the kernels for work of a new size, else only compile them; then reset the state that this overwrote."""
+        """Tune kernels on `work`, or only compile them if the last tuning fits. Then reset the overwritten state."""
         at_once = work.case.batch * (1 if work.case.phase == "generate" else work.case.context)
         phase, span = work.case.phase, (at_once.bit_length() - 1) // SPAN_BITS
         wanted = (self.loaded, phase, span)

@@ -40,8 +40,9 @@ class Checks:
 
     @property
     def reason(self) -> str:
-        """The failed checks with value and limit; "" if none failed."""
-        return "; ".join(f"{c.name} is {c.value:.3g}, limit {c.limit:.3g}" for c in self.checks if not c.passed)
+        """The failed checks with value and limit; "" if the checks passed."""
+        failed = (f"{c.name} is {c.value:.3g}, limit {c.limit:.3g}" for c in self.checks if not c.passed)
+        return "; ".join(failed) if self.checks else "nothing was checked"
 
     def to_dict(self) -> dict[str, Any]:
         checks = [asdict(c) | {"value": c.value if math.isfinite(c.value) else None} for c in self.checks]
@@ -49,9 +50,9 @@ class Checks:
 
 
 def relative_error(out: Any, ref: Any) -> float:
-    """Return ||out - ref|| / ||ref|| in the Frobenius norm, accumulated in float64.
+    """Return ||out - ref|| / ||ref|| in the Frobenius norm, accumulated in float64; 0 for 0 / 0.
 
-    out, ref: floating tensors of equal shape, else ValueError. NaN or infinity in them gives NaN or infinity.
+    out, ref: floating tensors of equal shape, else ValueError. If one has NaN or infinity, the result is not finite.
     """
     _same_shape(out, ref)
     error = size = 0.0

@@ -42,8 +42,8 @@ class CudaEventClock(Clock):
     """Times one callable on the current CUDA device with CUDA events.
 
     timing: "eager" calls the callable and includes idle time of the GPU. "graph" replays it as a CUDA graph.
-    l2: "cold" flushes the L2 cache before each launch, untimed. Each launch then has its own events, which add
-        microseconds. Time short work "warm" instead, with `input_sets` copies of the inputs in turn.
+    l2: "warm" times several launches together. "cold" flushes the L2 cache before each launch and times each alone,
+        which adds microseconds. For short work, use "warm" and take `input_sets` copies of the inputs in turn.
     """
 
     settles_s = SETTLES_S
@@ -57,7 +57,7 @@ class CudaEventClock(Clock):
         self._events: list[tuple[Any, Any]] = []
 
     def prepare(self, run: Call, took_s: float | None = None) -> None:
-        """Prepare to sample `run`; took_s: seconds of one call if `run` is compiled, None to compile and time it."""
+        """Prepare to sample `run`. took_s: seconds of a call of a compiled `run`; None to compile and time it here."""
         import torch
 
         self._events = _new_events(1)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.measure.nvml import open_gpu
+from harness.schema.reason import clipped
 
 # Recorded in addition to an adapter's packages; cuBLAS has one package per major release of CUDA.
 PACKAGES = ("torch", "triton", "numpy", "nvidia-ml-py", "nvidia-cublas", "nvidia-cublas-cu12")
@@ -49,9 +50,9 @@ def child_environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def recorded_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables that `changes_speed` accepts; a value with a path becomes "..."."""
+    """Return variables that can affect speed (`changes_speed`): a path becomes "...", a clipped value ends with "…"."""
     kept = {name: value for name, value in sorted(environment.items()) if changes_speed(name)}
-    return {name: "..." if re.search(r"[/\\]", value) else value[:_LONGEST] for name, value in kept.items()}
+    return {name: "..." if re.search(r"[/\\]", value) else clipped(value, _LONGEST) for name, value in kept.items()}
 
 
 def changes_speed(name: str) -> bool:
@@ -86,12 +87,12 @@ def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any
 
 
 def around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Merge two snapshots: return `after`; its gpu and cpu hold the readings of both, under "before" and "after"."""
+    """Return `after`, whose gpu and cpu get the readings, such as clocks, of both snapshots as "before" and "after"."""
     return after | {part: _paired(before.get(part) or {}, after.get(part)) for part in ("gpu", "cpu")}
 
 
 def device_id_of(environment: Mapping[str, Any]) -> str:
-    """Return the GPU's device_id in a snapshot or a record's environment; "" if unknown."""
+    """Return the GPU's device_id, a hash of its UUID, from a snapshot or a record's environment; "" if unknown."""
     return str((environment.get("gpu") or {}).get("device_id") or "")
 
 
@@ -99,15 +100,13 @@ def _paired(before: dict[str, Any], after: dict[str, Any] | None) -> dict[str, A
     if not after:
         return after
     constant = {name: value for name, value in after.items() if name not in _READINGS}
-    readings = {
-        when: {name: part[name] for name in _READINGS if name in part}
-        for when, part in (("before", before), ("after", after))
-    }
+    parts = {"before": before, "after": after}
+    readings = {when: {name: part[name] for name in _READINGS if name in part} for when, part in parts.items()}
     return constant | readings
 
 
 def software() -> dict[str, str]:
-    """Return versions by name: Python, the OS kernel, CUDA if torch is loaded, packages in `PACKAGES`."""
+    """Return versions by name: Python, the OS kernel, CUDA if torch is loaded, and packages such as triton."""
     cuda = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
     kernel = re.match(r"[\d.]*\d", platform.release())  # a suffix may be somebody's name
     system = {platform.system().lower(): kernel[0]} if kernel else {}
@@ -116,7 +115,7 @@ def software() -> dict[str, str]:
 
 @lru_cache(maxsize=8)
 def versions_of(packages: tuple[str, ...]) -> dict[str, str]:
-    """Return the installed versions by name; packages that are not installed are left out."""
+    """Return the packages' installed versions by name, without packages that are not installed."""
     found = {}
     for name in packages:
         try:
@@ -162,12 +161,12 @@ def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
 
 
 def refusal_of_git() -> str:
-    """Return git's error message if it cannot name the checkout's commit; "" without a checkout."""
+    """Return git's error message if it cannot name the checkout's commit; "" if it can, or without a checkout."""
     return ask_git(ROOT, "rev-parse", "HEAD")[1] if (ROOT / ".git").exists() else ""
 
 
 def uncommitted(root: Path) -> list[str] | None:
-    """Return the changed files and untracked source files of the checkout `root`; None if git fails."""
+    """Return changed files and untracked source files of a checkout, except in reports/results; None if git fails."""
     status = ("status", "--porcelain", "--untracked-files=all", "--", ".", _WITHOUT_RESULTS)
     changes, refusal = ask_git(root, *status)
     if refusal:

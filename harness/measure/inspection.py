@@ -5,8 +5,8 @@ After the last sample the outputs are set to NaN, the timed call runs once more,
 reference (`Workload.timed_check`). Numbers of tokens, units of work and tensor sizes are compared with the case.
 
 These checks find mistakes, not an adapter that cheats on purpose.
-Without `Workload.inputs` or `Workload.timed_check`, outputs are not compared, and the record notes that. An engine's
-own times are accepted if they are at least half of the roofline bound.
+Without `Workload.inputs` or `Workload.timed_check`, the check that needs it is left out, and the record notes that.
+An engine's own times are accepted if they are at least half of the roofline bound.
 """
 
 import math
@@ -39,7 +39,7 @@ _BELOW_BOUND = 0.5  # shortest allowed share of the roofline bound, as measured 
 
 
 class CallChecker:
-    """Checks that a workload's timed outputs change with its inputs; a `Clock` times `CallChecker.run`."""
+    """Checks that outputs of timed calls change with the inputs. The clock must time this `run`, not `Workload.run`."""
 
     def __init__(self, case: Case, workload: Workload) -> None:
         self._case, self._workload = case, workload
@@ -59,7 +59,7 @@ class CallChecker:
         return self._outputs
 
     def before_sample(self) -> None:
-        """Check the last outputs and refill the inputs, at most once in `RENEW_EVERY_S` seconds."""
+        """Check the last outputs and refill the inputs, unless the last refill is under `RENEW_EVERY_S` seconds old."""
         now = time.monotonic()
         if self._workload.inputs and now >= self._next_at:
             if self._ran:
@@ -73,8 +73,8 @@ class CallChecker:
         """Set the outputs to NaN, run the timed call on fresh inputs, and return all checks so far.
 
         clock: the clock that timed `run`.
-        If an input has a token axis, or if `Workload.renews_past`, check a second call, before which only early tokens
-        change. The second call's outputs must differ from the first call's.
+        A second call is checked if an input has a token axis, or if `timed_check` draws new tokens itself
+        (`Workload.renews_past`). Before it, only early tokens change; its outputs must differ from the first call's.
         """
         if self._ran:
             self._check_outputs()
@@ -155,7 +155,7 @@ class CallChecker:
 
 
 def unless_out_of_memory(do: Callable[[], T]) -> T | Checks:
-    """Return the result of `do`; if memory is exhausted, return `Checks` with only the note `NO_ROOM`."""
+    """Return the result of `do`; if memory is exhausted, return only a note that outputs were not compared."""
     try:
         return do()
     except Exception as error:
@@ -196,7 +196,7 @@ def claim_checks(case: Case, workload: Workload) -> Iterator[Check]:
 
 
 def shape_checks(case: Case, workload: Workload, outputs: Any) -> Iterator[Check]:
-    """Yield failed checks of tensor sizes.
+    """Yield a failed check for each tensor size that does not fit the case.
 
     Inputs must have size batch at `batch_axis` and context at `token_axis`. Outputs must have an axis of size batch.
     If a call has several `units`, it must return a tensor per unit, or its last tensor must be [units, batch, ...].
@@ -229,7 +229,8 @@ def lower_bound_check(workload: Workload, samples_ms: list[float]) -> list[Check
 def fill(given: Input, seed: int, early_only: bool = False) -> None:
     """Refill an input's tensor in place with random values.
 
-    early_only: keep the last `_RECENT` tokens (in a short prompt, the second half), and inputs without a token axis.
+    early_only: refill only tokens before the last `_RECENT` (in a short prompt, the first half). An input without a
+        token axis then keeps its values.
     """
     import torch
 

@@ -19,12 +19,12 @@ _LARGEST = math.log(sys.float_info.max)
 def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
     """Return (median, low, high) of one process's samples, given in order of time.
 
-    low, high: ends of the median's 95% interval, the r-th smallest and r-th largest of n independent samples.
-    The number of samples below the true median is binomial(n, 1/2), so r is the largest rank with
-    1 - 2 P(binomial <= r - 1) >= 0.95. If samples are correlated, n is `independent_samples`, and r is multiplied by
-    the ratio of all samples to n. If n < `FEWEST`, low and high are the smallest and largest sample. But if there are
-    at least 30 samples in all, low and high are the smallest and largest block median; a block has at least `TOGETHER`
-    successive samples. Raises ValueError if there are no samples.
+    low, high: ends of the median's 95% interval. For n independent samples, they are the r-th smallest and r-th
+    largest sample. The number of samples below the true median is binomial(n, 1/2), so r is the largest rank with
+    1 - 2 P(binomial <= r - 1) >= 0.95. For correlated samples, r is computed from the effective sample size
+    (`independent_samples`) and multiplied by n over that size. If that size is below `FEWEST`, low and high are the
+    smallest and largest sample. With at least 30 samples, they then are the smallest and largest median of blocks
+    of at least `TOGETHER` successive samples. Raises ValueError if there are no samples.
     """
     ordered = sorted(samples)
     count, worth = len(samples), independent_samples(samples)
@@ -40,7 +40,7 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
 
 
 def independent_samples(samples: Sequence[float]) -> int:
-    """Return the effective sample size: the smaller of `_worth_by_signs` and `_worth_by_ranks`."""
+    """Return the effective sample size: the smaller estimate, by signs of (sample - median) or by samples' ranks."""
     # Signs show slow or irregular drift; ranks also show correlation in a few dozen samples.
     return min(_worth_by_signs(samples), _worth_by_ranks(samples))
 

@@ -226,7 +226,7 @@ class CaseRun:
 
 
 def _machine_after(workload: Workload, gpu: Gpu | None) -> dict[str, Any]:
-    """Return a snapshot with the throttle reasons and highest temperature since `Gpu.forget`."""
+    """Return a snapshot with all throttle reasons of the samples and, if thermal, with their highest temperature."""
     after = snapshot(workload.device)
     if gpu and after["gpu"]:
         after["gpu"]["temperature_c"] = gpu.hottest_c or after["gpu"]["temperature_c"]

@@ -71,9 +71,9 @@ class Gpu:
         return [name for bit, name in _THROTTLE.items() if bits & bit]
 
     def throttled(self) -> bool:
-        """Whether the GPU is throttled; queries the driver at most once in `ASKED_EVERY_S` seconds.
+        """Whether the GPU is throttled or power-capped; queries the driver at most once in `ASKED_EVERY_S` seconds.
 
-        Collects the reasons in `slowed_by` and the highest temperature of thermal slowdowns in `hottest_c`.
+        Adds the reasons to `slowed_by`, and stores the highest temperature of thermal slowdowns in `hottest_c`.
         """
         now = time.monotonic()
         if now >= self._ask_at:
@@ -85,7 +85,7 @@ class Gpu:
         return self._throttled
 
     def forget(self) -> None:
-        """Clear `slowed_by` and `hottest_c` before a new measurement."""
+        """Before a new measurement, clear the reasons and the highest temperature that `throttled` collected."""
         self.slowed_by.clear()
         self.hottest_c = None
         self._ask_at = -math.inf
@@ -107,9 +107,9 @@ class Gpu:
 
 
 def open_gpu(visible: str | None = None) -> Gpu | None:
-    """Return the GPU that this process uses; None without a GPU or without NVML.
+    """Return a GPU, by default the one that this process uses; None without a GPU or without NVML.
 
-    visible: a CUDA_VISIBLE_DEVICES to use instead of the environment's; its first GPU is returned.
+    visible: names as in CUDA_VISIBLE_DEVICES, to return the first GPU that they name; None for this process's GPU.
     """
     pynvml = _initialised()
     handle = None if pynvml is None else _quietly(lambda: _handle(pynvml, visible))
@@ -226,7 +226,8 @@ class EnergyMeter:
     def per_token(self, tokens: int, seconds: float) -> dict[str, float | None]:
         """Return {"energy_j_per_token": mean power times time per token}, or {} if it would be unreliable.
 
-        tokens, seconds: totals over all samples. Samples must fill 90% of the block, and refreshes must span 0.7 s.
+        tokens, seconds: totals over all samples. The energy is unreliable if the samples fill less than 90% of the
+        block, or if the counter's first and last refresh are less than 0.7 s apart.
         """
         refreshes = [
             read

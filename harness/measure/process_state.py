@@ -18,7 +18,7 @@ _OUT_OF_MEMORY = (
 
 
 def forget_peak(device: str) -> None:
-    """Reset the peak that `peak_bytes` returns to the memory in use now; device: "cuda" or "cpu"."""
+    """Start to measure peak memory anew, from the memory in use now; device: "cuda" or "cpu"."""
     if device == "cuda":
         import gc
 
@@ -33,7 +33,7 @@ def forget_peak(device: str) -> None:
 
 
 def peak_bytes(device: str) -> int:
-    """Return the peak memory since `forget_peak` in bytes.
+    """Return the peak memory in bytes since the last `forget_peak`.
 
     "cuda": peak of torch's allocator, weights included. "cpu": peak resident set, interpreter and libraries included.
     """
@@ -61,7 +61,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def process_settings() -> dict[str, Any]:
-    """Return the working directory, the CPU affinity, and torch's global settings if imported."""
+    """Return by name the working directory, the CPU affinity and, if torch is imported, its global settings."""
     settings: dict[str, Any] = {"folder": os.readlink(_PROCESS / "cwd"), "affinity": os.sched_getaffinity(0)}
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "get_default_dtype"):

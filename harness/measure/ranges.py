@@ -11,10 +11,7 @@ LEAD = "lead"  # the runs before the timed ones, which no profile shows
 
 
 class _Recording:
-    """State of this module.
-
-    on: whether a `recorded` block is active. entered: the function given to `on_range`, if any.
-    """
+    """The module's state: whether ranges are PyTorch profiler ranges too, and a function to call with their names."""
 
     on = False
     entered: Callable[[str], object] | None = None
@@ -41,7 +38,7 @@ def range_names(phase: str) -> tuple[str, ...]:
 
 @contextmanager
 def recorded(on: bool = True) -> Iterator[None]:
-    """If `on`, make each `nvtx_range` in the block a range of PyTorch's profiler too."""
+    """Make each `nvtx_range` in the block a range of PyTorch's profiler too; with on=False, an NVTX range alone."""
     before, _Recording.on = _Recording.on, on
     try:
         yield
@@ -90,7 +87,7 @@ def _nvtx(name: str) -> Iterator[None]:
 
 @contextmanager
 def profiler_range(device: str) -> Iterator[None]:
-    """On "cuda", run the block between cudaProfilerStart and cudaProfilerStop, for Nsight tools."""
+    """On "cuda", run the block between cudaProfilerStart and cudaProfilerStop, which Nsight tools capture."""
     if device != "cuda":
         yield
         return

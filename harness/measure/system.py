@@ -19,7 +19,7 @@ class Skip(Exception):
 
 
 class NeedsFreshProcess(Exception):
-    """Raised by `SystemAdapter.build` if the case needs a fresh process, such as for another engine."""
+    """Raised by `SystemAdapter.build` if the case needs a new process, because this one holds another engine."""
 
 
 @dataclass(frozen=True)
@@ -46,20 +46,21 @@ class Workload:
     """The work of one case, ready to run.
 
     run: runs the timed work once and returns its outputs, a tensor or nested tuples, lists and dicts of tensors.
-        Later calls must not read these outputs. On a GPU, `run` must not wait for the device, and for timing "graph" it
-        must be capturable. One call does `units` units of work, such as 16 generate steps; samples are divided by
-        `units`. With several units, the last output is [units, batch, ...], or there is one tensor for each unit.
-    tokens: tokens that one unit processes, over all sequences.
+        Later calls must not read these outputs. On a GPU, `run` must not wait for the device. For timing "graph", a
+        CUDA graph must be able to capture it. If `units` is above 1, the outputs are one tensor for each unit, or
+        their last tensor is [units, batch, ...].
+    units: units of work in one call of `run`, such as 16 generate steps; each sample is divided by it.
+    tokens: tokens that one unit processes, over all sequences. device: "cpu" or "cuda".
     capture: called before `run`; captures CUDA graphs that `run` and `measured` replay. Peak memory includes them.
     inputs: tensors that the harness refills between samples and before the checked calls.
-    timed_check: called with a random generator before each checked call; chooses sequences and stores their state.
-        Returns a function f(outputs, calls), which compares outputs after `calls` calls of `run` with the reference.
-        Before a second checked call, only early tokens change; that call's outputs must differ from the first's. For an
-        engine, `timed_check` and f are called after the last batch, with outputs None. None without a reference.
-    renews_past: whether `timed_check` itself draws new early tokens, because no input has a token axis.
-    `check`: compares outputs with the reference before timing. None without a reference.
-    engine_samples: for a system that times itself; yields for each batch a list of milliseconds per unit.
-        The first batches, at least one, warm up. The last of them counts if its samples began after enough warm-up.
+    timed_check: compares outputs of a timed call with the reference; None without a reference. Called with a random
+        generator before the checked call, to choose sequences and store their state. Returns a function f(outputs,
+        calls), called after `calls` calls of `run`. For an engine, both run after the last batch, with outputs None.
+    renews_past: whether `timed_check` itself draws new early tokens, because no input has a token axis. After a second
+        call with new early tokens, the outputs must differ from the first call's.
+    `check`: compares outputs with the reference before timing; None without a reference.
+    engine_samples: for a system that times itself. Called with the stopping rule; yields for each batch a list of
+        milliseconds per unit. At least one batch warms up; the last such batch counts if its samples began late enough.
     engine_batch: for a system that times itself; runs a batch, enters the given context manager only around the part
         to profile (for generate, steps in which all sequences generate), and returns that part's units.
     measured: called after timing with the number of timed calls (for an engine, of samples); returns further metrics.
@@ -94,7 +95,7 @@ class Workload:
 class SystemAdapter(Protocol):
     """Adapter of a system to the harness; one instance serves all cases of a worker.
 
-    packages: distributions, in addition to torch, whose versions are recorded.
+    packages: names of installed packages whose versions are recorded, in addition to torch.
     """
 
     packages: tuple[str, ...]
@@ -103,7 +104,4 @@ class SystemAdapter(Protocol):
         """Return in one sentence why the system cannot run on this machine; "" if it can."""
 
     def build(self, case: Case) -> Workload:
-        """Return a case's workload.
-
-        Raises Skip if the system cannot run it, and NeedsFreshProcess if only a new process can.
-        """
+        """Return a case's workload; Skip if the system cannot run it, NeedsFreshProcess if only a new process can."""

@@ -29,8 +29,8 @@ READS = 10  # budgets that an engine may take in all, prompts included
 class Timing:
     """Raw samples in milliseconds.
 
-    throttled: for each sample, whether the device was throttled, as of a query up to 20 ms before.
-    stop: the result of `stop_reason` that ended sampling.
+    throttled: for each sample, whether the device was throttled at its end, by a query at most 20 ms old.
+    stop: why sampling ended, "interval", "count" or "budget", as `stop_reason` explains.
     """
 
     samples_ms: list[float]
@@ -73,14 +73,18 @@ def never_throttled() -> bool:
 
 
 def measure(run: Callable[[], object], clock: Clock, policy: Policy, limited: bool = True) -> Timing:
-    """Prepare `run`, warm up, sample, return the `Timing`. limited: whether to warm up as for a throttled device."""
+    """Prepare `run`, warm up, sample, return the `Timing`. limited: as for a throttled device, warm up longer."""
     clock.prepare(run)
     warm_up(clock, policy, lambda: limited)
     return take_samples(clock, policy)
 
 
 def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_throttled) -> list[float]:
-    """Take samples for at least `least_warmup_s`, until they are steady or the longest warm-up ends; return them."""
+    """Take samples until they are steady; return them, or [] if `clock.prepare` loaded the device for long enough.
+
+    The warm-up lasts at least `least_warmup_s`, and at most `WARMUP_MAX_S`, or `WARMUP_BUDGETS` budgets if less.
+    throttled: returns whether the device is throttled; then the warm-up lasts longer.
+    """
     samples: list[float] = []
     if clock.loaded_s >= least_warmup_s(clock, policy, limited=True):
         return samples
@@ -96,7 +100,7 @@ def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_
 
 
 def least_warmup_s(clock: Clock, policy: Policy, limited: bool) -> float:
-    """Return the least warm-up in seconds; limited: whether the device is throttled under load."""
+    """Return the shortest warm-up in seconds; it is longer if `limited`: the device is throttled under load."""
     return min(_most_warmup_s(policy), max(WARMUP_S, clock.settles_s if limited else clock.wakes_s))
 
 
@@ -119,10 +123,10 @@ def take_samples(
     before_sample: Callable[[], None] = lambda: None,
     least_s: float = LEAST_S,
 ) -> Timing:
-    """Return samples, taken until `stop_reason` ends sampling.
+    """Take and return samples until their median is precise, `MAX_SAMPLES` exist or the time is over (`stop_reason`).
 
     throttled: called after each sample, returns whether the device is throttled. before_sample: called before each one.
-    least_s: as in `stop_reason`.
+    least_s: seconds of sampling before a precise median can end it.
     """
     timing = Timing([], [], "")
     start = clock.now()
@@ -144,7 +148,8 @@ def warm_up_engine(
     """Run batches of a system that times itself, for at least `least_warmup_s`.
 
     batches_ms: yields each batch's samples in ms per unit of work. units: units in a sample.
-    Return [the last batch] if the warm-up was complete before that batch's samples began; otherwise [].
+    throttled: returns whether the device is throttled; then the warm-up lasts longer.
+    Return the batches that count as samples: [the last one] if enough time had passed when its samples began, or [].
     """
     start, limited = time.monotonic(), False
     for batch in batches_ms:
@@ -161,7 +166,7 @@ def take_engine_samples(
     throttled: Callable[[], bool] = never_throttled,
     units: int = 1,
 ) -> Timing:
-    """Sample a system that times itself, until `stop_reason` gives a reason or the batches end.
+    """Sample a system that times itself, until `stop_reason` gives a reason to stop or the batches end.
 
     batches_ms: yields each batch's samples in ms per unit of work. units: units in a sample.
     All samples of a batch are used, because the first steps after a prompt differ from later steps. Samples of a batch
@@ -189,10 +194,11 @@ def stop_reason(
 ) -> str:
     """Return the criterion that ends sampling, or "" if sampling continues.
 
-    "interval": both ends of the median's interval are within `policy.precision` of the median, as a share of it.
-    "count": there are `MAX_SAMPLES`. "budget": `policy.budget_s` is over. While an end of the interval is further away
-    than `DOUBTFUL` times precision, the budget is multiplied by `PATIENCE`, but grows by at most `LONGEST_WAIT_S`.
-    While samples are also fewer than 1.5 times `min_samples`, it grows by `LONGEST_WAIT_S` in any case.
+    "interval": both ends of the median's 95% interval are within the fraction `policy.precision` of the median.
+    "count": there are `MAX_SAMPLES` samples.
+    "budget": `policy.budget_s` is over, and the ends are within `DOUBTFUL` times the precision; or the extended budget
+        is over. It is `PATIENCE` budgets, but at most a budget plus `LONGEST_WAIT_S`. If samples are fewer than 1.5
+        times `min_samples`, it is always a budget plus `LONGEST_WAIT_S`.
     due: whether to compute the interval now; None to compute it after every 10% more samples, which saves time.
     least_s: seconds of sampling before a narrow interval can end it.
     """

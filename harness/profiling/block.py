@@ -12,7 +12,7 @@ from harness.schema.profile import ProfileError, Region
 
 
 class Profiled:
-    """Result of `profiled`; `region` is set when the block ends."""
+    """Result of `profiled`: `region` has the block's kernels and times, and is set when the block ends."""
 
     region: Region
 
@@ -27,8 +27,7 @@ def profiled(device: str = "", units: int = 1, keep: Path | str | None = None) -
         with profiled(units=10) as found:
             for _ in range(10):
                 model(x)
-        for sentence in sentences(found.region):
-            print(sentence)
+        print(*sentences(found.region))
 
     device: by default "cuda" on a machine with a GPU, else "cpu".
     units: units of work in the block, such as calls of a model; the result also has times per unit.

@@ -1,4 +1,4 @@
-"""Run one case under a profiler in the worker: a call with ranges, then timed runs."""
+"""Run one case under a profiler in the worker: first a call with NVTX ranges, then timed runs."""
 
 import math
 import sys
@@ -45,9 +45,9 @@ def profile(
 ) -> dict[str, Any]:
     """Run the case for a profiler and return fields of a `Profile`.
 
-    tool: "kineto" records inside the worker; "nsys" and "ncu" run the worker and capture the `profiler_range`.
+    tool: the profiler. "kineto" records in this function, and the fields include kernels and times. "nsys" or "ncu"
+        is the program that started the worker; it records blocks of `profiler_range` and writes its own report.
     keep: path for Kineto's trace, "" to discard the trace. throttled: returns whether the GPU is throttled.
-    With Kineto, the fields include kernels and times; Nsight tools report these themselves.
     Raises ProfileError if the trace is empty, or if an engine has no `Workload.engine_batch`.
     """
     work = _Work(case, workload, throttled)
@@ -83,7 +83,10 @@ class _Work:
         self.alone_us = 0.0  # time of a run without a profiler
 
     def warm(self) -> None:
-        """Run the work until it is compiled. Set `call_s` and `passes` (of `COUNTED_LAYER`); for an engine, `units`."""
+        """Run the work until it is compiled; set `call_s`, the seconds of a call.
+
+        Also set `passes`, the passes of a call through `COUNTED_LAYER`. For an engine, set only `units`.
+        """
         if self.is_engine:
             self._once(nullcontext())
             return
@@ -114,13 +117,13 @@ class _Work:
             self.alone_us = median(take_samples(self.clock, ALONE, self.throttled).samples_ms) * 1e3 * self.calls
 
     def timed(self) -> Callable[[], object]:
-        """Return a function that does one run as a measurement does; for timing "graph", it replays the CUDA graph."""
+        """Return a function that does one run as it is measured: a graph's replay, eager calls or an engine's batch."""
         if self.is_engine:
             return lambda: self._once(self._on_the_hosts_clock())
         return self.clock.launch if self.clock else self.workload.run
 
     def load(self, run: Callable[[], object]) -> None:
-        """Call `run` until clock rates settle. Set `lead` and `runs`, the numbers of unprofiled and profiled runs."""
+        """On a GPU, call `run` until clocks settle; set `lead` and `runs`, numbers of unprofiled and profiled runs."""
         start, runs, took_s, capped = time.monotonic(), 0, 0.0, False
         while self.device == "cuda" and took_s < SETTLES_S:
             capped = self.repeat(run, 1) or capped
@@ -153,7 +156,7 @@ class _Work:
         return Runs(runs, self.units, self.calls, self.host_us[-runs:], self.alone_us, self.case.timing == "graph")
 
     def ranged(self, region: AbstractContextManager[Found]) -> Found:
-        """Run a call, or an engine's batch, with NVTX ranges inside `region`; return the value that `region` yields."""
+        """Run a call, or an engine's batch, with NVTX ranges in the context `region`; return the context's value."""
         entered: list[Found] = []
 
         @contextmanager
@@ -200,9 +203,9 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
 
 
 def _counted(work: _Work) -> dict[str, Any]:
-    """Run one call; let Nsight Compute profile its last `COUNTED_STEPS` passes through `COUNTED_LAYER`.
+    """Run one call; Nsight Compute profiles its end: the last `COUNTED_STEPS` passes through `COUNTED_LAYER`.
 
-    If the call never enters that layer, profile the whole call. Return {}, because the report has the counters.
+    If the call never enters that layer, profile the whole call. Return {}: Nsight Compute's report has the counters.
     """
     first, passes = max(0, work.passes - COUNTED_STEPS), 0
     with ExitStack() as region:
@@ -222,8 +225,8 @@ def _counted(work: _Work) -> dict[str, Any]:
 def _captured(work: _Work) -> dict[str, Any]:
     """Run one call with ranges, then the timed runs, while Nsight Systems captures.
 
-    Return {"seen": fields of a `Runs`, "apart": True}. For an engine's generate steps, the call with ranges is also the
-    timed run, and "apart" is False.
+    Return {"seen": number and length of the timed runs, as fields of a `Runs`, "apart": whether these are other runs
+    than the call with ranges}. For an engine's generate steps, that call is the timed run, and "apart" is False.
     """
     if work.is_part:
         work.ranged(profiler_range(work.device))

@@ -37,7 +37,7 @@ class Profiler:
         that a kernel can write.
     say: called with sentences for the user.
     on_times: called with each profile that has times and waits for counters. on_profile: called with finished profiles.
-    resume: whether to keep profiles of earlier calls; a profile without counters keeps its times.
+    resume: whether to keep stored profiles and to add only the times or counters that they lack.
     """
 
     run: Run
@@ -67,7 +67,7 @@ class Profiler:
         return [self.stored(planned) for job in left for planned in job.cases]
 
     def pending(self, job: Job) -> tuple[Planned, ...]:
-        """Return a job's cases to profile: all, or with `resume` the cases that lack times or counters."""
+        """Return a job's cases to profile: all, or with `resume` the cases that lack times or requested counters."""
 
         def is_done(found: Profile | None) -> bool:
             return bool(found and (not self.tools.ratios or any(kernel.counters for kernel in found.kernels)))
@@ -98,13 +98,13 @@ class JobProfiler:
         self.under_profiler = UnderProfiler(profiler.run, profiler.launches[job.pair], slot, profiler.limits, stopped)
 
     def times(self) -> None:
-        """Time the job's cases for which `Profiler.kept` returns None."""
+        """Time the job's cases; with `Profiler.resume`, skip cases whose stored profile has times."""
         for planned in self.job.cases:
             if not self.profiler.kept(planned):
                 self._with_times(planned)
 
     def ratios(self) -> None:
-        """Add counters to the job's profiles; each case runs in its own worker."""
+        """Add hardware counters to the job's profiles that have times; each case runs in its own worker."""
         for profile in map(self.profiler.stored, self.job.cases):
             if profile.status != "ok":
                 continue
@@ -172,13 +172,13 @@ class JobProfiler:
         return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command))
 
     def _blame_the_case(self) -> None:
-        """Raise KeyboardInterrupt if the run should end, RunError for a lost GPU; return if the case itself failed."""
+        """After a failure, raise KeyboardInterrupt if the run should end, RunError for a lost GPU; otherwise return."""
         if self.stopped():
             raise KeyboardInterrupt
         self.slot.refuse_lost_gpu()
 
     def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> str:
-        """Report `error` to the user and return the message. Drop the profiler of `part` if it would fail again."""
+        """Report `error` to the user, return the message, and drop the profiler for `part` if it would fail again."""
         advice = "" if isinstance(error, ToolLost) else "; try again (--resume), or say --with torch"
         why = sentence(f"{error}{advice}")
         self.profiler.say(why)
@@ -193,7 +193,7 @@ def _with_duration(profile: Profile, stage: str, start: float) -> Profile:
 
 
 def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:
-    """Return the profile with `counters`, by kernel name; add a note if uncounted kernels take over 5% of the time."""
+    """Return the profile with its kernels' `counters`, by name; add a note if over 5% of the time is not counted."""
     kernels = tuple(replace(each, counters=counters.get(each.name)) for each in profile.kernels)
     total = sum(kernel.time_us for kernel in kernels)
     missed = sum(kernel.time_us for kernel in kernels if kernel.counters is None)

@@ -28,7 +28,7 @@ _FOLDERS = re.compile(r"(?:/[^/\s:=,]+)+/")
 class ToolLost(ProfileError):
     """Raised if a profiler gives no result for a case, with the reason in one sentence.
 
-    status: the case's status. lasting: whether the job's other cases would fail too. everywhere: the same for all jobs.
+    status: the case's status. lasting: whether the job's other cases would fail too. everywhere: those of all jobs.
     """
 
     def __init__(self, reason: str, lasting: bool = False, status: str = "failed", *, everywhere: bool = False) -> None:
@@ -50,7 +50,7 @@ class UnderProfiler:
     stopped: Callable[[], bool]
 
     def by_kineto(self, case: Case) -> tuple[dict[str, Any], Record]:
-        """Profile a case with Kineto in a worker; return profile fields and the record."""
+        """Profile a case with Kineto in a worker; return (fields of its `Profile`, record)."""
         launch, command = self._under()
         with WorkerProcess(launch, self.slot, self.limits.start_s, self.stopped) as worker:
             keep = str(self._raw(case, ".trace.json.gz"))
@@ -59,7 +59,7 @@ class UnderProfiler:
         return found | {"tools": {"torch.profiler": version}, "commands": [command]}, record
 
     def by_nsys(self, case: Case) -> tuple[dict[str, Any], Record]:
-        """Profile a case in a worker under Nsight Systems; return profile fields and the record."""
+        """Profile a case in a worker under Nsight Systems; return (fields of its `Profile`, record)."""
         report, database = self._raw(case, ".nsys-rep"), self._raw(case, ".sqlite")
         wrapped, command = self._under(*nsys.wrapping(report))
         values, record = self._captured(wrapped, case, report)
@@ -108,9 +108,9 @@ class UnderProfiler:
     def _run_case(
         self, worker: WorkerProcess, case: Case, *, last: bool = False, **fields: Any
     ) -> tuple[dict[str, Any], Record]:
-        """Run a case in a worker; return (profile fields, record). Raises ToolLost unless the record is "ok".
+        """Run a case in a worker; return (fields of its `Profile`, record). Raises ToolLost unless the record is "ok".
 
-        last: as in `WorkerProcess.ask`. fields: `tool` and `keep` of `in_worker.profile`.
+        last: whether the worker gets no further request. fields: the profiler (tool), and a path for its trace (keep).
         """
         policy, limit_s = self.run.file.policy, self.limits.case_s
         try:

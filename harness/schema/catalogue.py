@@ -90,7 +90,7 @@ class FigureEntry(Stored):
 
     along: if `x` is a result such as interactivity, the axis that varies along a line, such as the batch.
     source: the TTT paper's figure that this one reproduces, such as "Figure 15, left"; "" for none.
-    split: axes for whose values there are separate figures.
+    split: axes; each combination of their values has a figure of its own.
     forms: whether to add a figure of y's ratio between TTT's primal and dual form.
     `lower_bound`: whether to draw the roofline bound (the metric `lower_bound_ms`). y_log: whether y is logarithmic.
     best: whether the caption compares the highest y of each line, instead of all lines' y at each x.
@@ -125,10 +125,7 @@ class SuiteEntry(Stored):
 
 @dataclass(frozen=True)
 class Catalogue(Stored):
-    """Labels, drawing styles, suites and figures of a run.
-
-    Raises ValueError if a figure has an unknown metric or axis.
-    """
+    """Labels, drawing styles, suites and figures of a run; ValueError if a figure has an unknown metric or axis."""
 
     systems: tuple[SystemEntry, ...] = ()
     backends: tuple[BackendEntry, ...] = ()
@@ -149,7 +146,7 @@ class Catalogue(Stored):
                         raise ValueError(f"{where}: {axis!r} is no axis")
 
     def merged(self, newer: "Catalogue") -> "Catalogue":
-        """Merge `newer` into a copy. Its entries replace entries of the same name; a suite also keeps old cases."""
+        """Return both catalogues merged: `newer` replaces entries of the same name, but suites keep their old cases."""
         parts: dict[str, Any] = {}
         for kind in ("systems", "backends", "metrics", "axes", "suites"):
             entries = {each.name: each for each in getattr(self, kind)}
@@ -162,18 +159,18 @@ class Catalogue(Stored):
         return Catalogue(**parts, phases=tuple((dict(self.phases) | dict(newer.phases)).items()))
 
     def system_label(self, name: str) -> str:
-        """Return the system's label; `name` if missing."""
+        """Return the label of the system `name`; `name` itself if the catalogue lacks it."""
         return next((each.label for each in self.systems if each.name == name), name)
 
     def backend_label(self, name: str) -> str:
-        """Return the backend's label; `name` if missing."""
+        """Return the label of the backend `name`; `name` itself if the catalogue lacks it."""
         return next((each.label for each in self.backends if each.name == name), name)
 
     def metric(self, name: str) -> MetricEntry:
-        """Return the metric's entry; if missing, a new one labelled `name`."""
+        """Return how to show the metric `name`; if the catalogue lacks it, a new entry labelled `name`."""
         return next((each for each in self.metrics if each.name == name), MetricEntry(name, name))
 
     def axis(self, name: str) -> AxisEntry:
-        """Return the axis's entry; if missing, a new one labelled `name`, with hyphens for underscores."""
+        """Return how to name the axis `name`; if the catalogue lacks it, use `name` with hyphens for underscores."""
         words = name.replace("_", "-")
         return next((each for each in self.axes if each.name == name), AxisEntry(name, words, f"{words} {{}}"))

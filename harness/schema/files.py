@@ -23,7 +23,7 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def read_regular(path: Path) -> bytes:
-    """Return a regular file's content; OSError as for `open_regular`."""
+    """Return a regular file's content; OSError for a Git LFS pointer, a folder, a pipe or a device."""
     with open_regular(path) as file:
         return file.read()
 

@@ -74,12 +74,12 @@ class Kernel(Stored):
 
     @property
     def dram_bytes(self) -> float | None:
-        """Mean DRAM bytes per launch; None if not counted."""
+        """Mean DRAM bytes per launch, scaled by time if counted launches are unlike the rest; None if not counted."""
         return self._of_mean_launch(self.counters.dram_bytes if self.counters else None)
 
     @property
     def operations(self) -> float | None:
-        """Mean FLOPs per launch; None if not counted."""
+        """Mean FLOPs per launch, scaled by time if counted launches are unlike the rest; None if not counted."""
         return self._of_mean_launch(self.counters.operations if self.counters else None)
 
     @property
@@ -88,7 +88,7 @@ class Kernel(Stored):
 
     @property
     def is_counted_unlike(self) -> bool:
-        """Whether counted launches probably did other work: their mean time is far from the mean of all launches."""
+        """Whether counted launches probably did other work than the rest: their mean time is far from that of all."""
         counted_us = self.counters.time_us if self.counters else 0.0
         return bool(counted_us) and abs(counted_us - self.mean_us) > max(UNLIKE * self.mean_us, UNLIKE_US)
 
@@ -164,7 +164,7 @@ class Region(Stored):
 
     @property
     def gaps_us(self) -> float:
-        """Time of the region without a running kernel, in microseconds."""
+        """Microseconds of `region_us` in which no kernel ran."""
         return max(0.0, self.region_us - self.busy_us)
 
     @property
@@ -187,7 +187,7 @@ class Profile(Region):
     status, reason: as in a record; every status except "ok" has a reason and no kernels.
     tools: the profilers' versions. commands: their command lines without folders.
     notes: sentences about doubtful or missing parts. environment: as in a record.
-    stages_s: seconds of "times" and "ratios" (counters), including model builds, which version 0.1 stored as "build".
+    stages_s: seconds of the stages "times" and "ratios" (counters), with model builds; version 0.1 also had "build".
     """
 
     tool: Literal["ttt-bench profile"] = field(default="ttt-bench profile", kw_only=True)
@@ -211,7 +211,7 @@ class Profile(Region):
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "Profile":
-        """Return a profile from JSON values or dataclasses; ProfileError if a field is invalid."""
+        """Return a profile with these fields, as JSON values or dataclasses; ProfileError if a field is invalid."""
         return parsed(_ADAPTER, json.dumps(values, default=asdict), ProfileError)
 
     def to_json(self) -> str:

@@ -89,7 +89,8 @@ class Record:
     status: one of `STATUSES`, explained in harness/README.md. All except "ok" have a reason and no samples.
     samples_ms: raw samples in milliseconds per unit of work, such as a generate step.
     throttled: for each sample, whether the GPU was throttled.
-    calls: units of work in one sample. tokens: tokens of one unit. stop: the criterion that ended sampling.
+    calls: units of work in one sample. tokens: tokens of one unit.
+    stop: why sampling ended: "interval" (the median was precise), "budget" (of time) or "count" (of samples).
     `check`: `Checks.to_dict()` of the outputs before timing and of the timed call; None without checks.
     metrics: further results; NaN and infinity become None. settings: the system's settings, as text.
     environment: `environment.snapshot()` with readings "before" the case and "after" the last sample.

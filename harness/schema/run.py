@@ -103,7 +103,7 @@ class Run:
         return jobs_of(planned for job in (*self.jobs, *jobs) for planned in job.cases)
 
     def extend(self, jobs: Iterable[Job], catalogue: Catalogue, request: PastRequest) -> None:
-        """Add a later request, its jobs and its catalogue to run.json; keep the run's policy."""
+        """Add a later request, its jobs and its catalogue to run.json; keep the run's stopping rule (`Policy`)."""
         self.file = replace(
             self.file,
             jobs=self.joined(jobs),
@@ -174,7 +174,7 @@ class Run:
 
     @property
     def is_held(self) -> bool:
-        """Whether a process works on the run; always False on a file system without locks."""
+        """Whether a process has locked the run to work on it; always False on a file system without locks."""
         try:
             with self.held():
                 return False
@@ -198,7 +198,7 @@ class Run:
 
 
 def latest(job: Job, records: Iterable[Record]) -> list[Record]:
-    """Return the last record of each case and repeat, in the job's order; set each one's `Record.earlier`."""
+    """Return the last record of each case and repeat, in the job's order, with older records as its `earlier`."""
     last: dict[tuple[str, int], Record] = {}
     for record in records:
         before = last.get((record.case.key, record.repeat))

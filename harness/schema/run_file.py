@@ -24,7 +24,7 @@ class RunError(RecordError):
 class Planned(Stored):
     """A case of a job, and how to run it.
 
-    min_samples: fewest samples over all repeats, even if they take longer than the policy's budget.
+    min_samples: fewest samples, summed over all repeats, even if they take longer than the run's budget.
     grows: whether to skip the case after a case with a smaller batch or context exceeded memory or the time limit.
     """
 
@@ -85,7 +85,8 @@ class RunFile(Stored):
     """Contents of run.json.
 
     repeats: how often each case is measured, each time in a fresh process.
-    requests: the calls that planned or resumed the run, oldest first. mode: as in `CaseRun`.
+    requests: the calls that planned or resumed the run, oldest first.
+    mode: "measure" to time cases, "verify" only to check outputs, "profile" for a run of profiles alone.
     """
 
     tool: Literal["ttt-bench"] = field(default="ttt-bench", kw_only=True)

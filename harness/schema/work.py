@@ -17,10 +17,7 @@ PRODUCTS, TTT, SCAN, EDGES, HEAD, OTHER = "products", "ttt", "scan", "edges", "h
 
 @dataclass(frozen=True)
 class Work(Stored):
-    """FLOPs and bytes of one unit of work; a multiply-add is two FLOPs.
-
-    Raises ValueError if a number is negative or not finite.
-    """
+    """FLOPs (two for a multiply-add) and bytes of a unit of work; ValueError if one is negative or not finite."""
 
     flops: float
     bytes: float
@@ -44,7 +41,7 @@ class Work(Stored):
 def needed_ms(flops: float | None, moved: float | None, ceilings: Mapping[str, float | None]) -> tuple[float, float]:
     """Return (ms for `flops`, ms for `moved` bytes) at the measured peaks, each NaN if unknown.
 
-    `ceilings`: has `product_tflops` and `copy_gbs`.
+    `ceilings`: the measured peaks `product_tflops` (10^12 FLOPs/s) and `copy_gbs` (10^9 bytes/s).
     """
     computing_ms = known(flops) / (positive(known(ceilings.get("product_tflops"))) * 1e9)
     moving_ms = known(moved) / (positive(known(ceilings.get("copy_gbs"))) * 1e6)
@@ -52,7 +49,7 @@ def needed_ms(flops: float | None, moved: float | None, ceilings: Mapping[str, f
 
 
 def lower_bound_ms(flops: float | None, moved: float | None, ceilings: Mapping[str, float | None]) -> float | None:
-    """Return the roofline bound in ms: the longer known time of `needed_ms`; None if both are unknown."""
+    """Return the roofline bound in ms: the longer of the two times in `needed_ms`, if known; None if neither is."""
     found = [each for each in needed_ms(flops, moved, ceilings) if not math.isnan(each)]
     return max(found, default=None)
 

@@ -13,7 +13,7 @@ CpuSeconds = tuple[float, float, float]
 
 
 def load_between(start: CpuSeconds, end: CpuSeconds) -> dict[str, Any]:
-    """Return the machine's load between two results of `cpu_seconds`.
+    """Return the machine's load between two moments, given the CPU seconds (`cpu_seconds`) at both.
 
     others_share: share of CPU time that other processes used. idle_share: idle share. {} if no clock tick passed.
     """
@@ -40,7 +40,7 @@ def load_note(environment: dict[str, Any]) -> str:
 
 
 def cpu_seconds(pid: int) -> CpuSeconds:
-    """Return CPU seconds (busy, idle, own) of this thread's cores; own: used by process `pid` and its descendants."""
+    """Return CPU seconds (busy, idle, own) of the cores that this thread may use; own: by `pid` and its descendants."""
     cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     tick = os.sysconf("SC_CLK_TCK")
     busy = idle = 0.0

@@ -62,7 +62,7 @@ class GpuSlot:
     """A GPU or the CPU, on which one worker at a time runs.
 
     name: for users, such as "GPU 0"; "" for the only slot. env: environment variables that select the GPU for workers.
-    device_id: `Gpu.constants()["device_id"]`, "" if unknown. is_there: returns whether the GPU still answers.
+    device_id: hash of the GPU's UUID, "" if unknown. is_there: returns whether the GPU still answers.
     """
 
     name: str = ""
@@ -81,12 +81,12 @@ DEFAULT_SLOT = GpuSlot()
 
 
 class WorkerProcess:
-    """Runs a system's worker process and sends it requests; the process ends with the `with` block.
+    """A system's worker process: started by the first request, ended with the `with` block.
 
-    A request starts a worker if none runs, such as after a failure or an unhealthy answer. When a worker ends, two
+    A request also starts a new worker if the last one failed or reported itself unhealthy. When a worker ends, two
     nested wardens (`warden.py`) kill its descendants.
     slot: where the worker runs. start_s: time limit for the start. stopped: returns whether the run should end.
-    found: the last probe, or None.
+    found: the last `Probe`, which says whether the system can run here; None before the first.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class WorkerProcess:
         self.kill() if kind else self.stop()
 
     def ready(self) -> Probe:
-        """Start and probe a worker unless one is running; return the last probe."""
+        """Start and probe a worker if none is running, unless an earlier probe failed; return the last probe."""
         if self._process is not None and self._process.poll() is not None:
             self.kill()  # it died after its last case
         if self._process is None and (self.found is None or self.found.available):
@@ -141,7 +141,7 @@ class WorkerProcess:
     ) -> tuple[Record, dict[str, Any]]:
         """Run a case; return (record with the machine's load, fields of a `Profile`).
 
-        profiler: `tool` and `keep` of `in_worker.profile`, for mode "profile".
+        profiler: for mode "profile", the profiler's name "tool" and a path for Kineto's trace, "keep".
         last: whether no request follows; otherwise, a worker that reports itself unhealthy is killed.
         If the case needs a new process, one is started and gets the request too.
         Raises WorkerLost without a usable answer within `limit_s` seconds, and KeyboardInterrupt if the run should end.
@@ -176,7 +176,7 @@ class WorkerProcess:
 
     @contextmanager
     def _killed_if_lost(self) -> Iterator[None]:
-        """If the block raises WorkerLost, or fails on wrong fields of an answer, kill the worker; raise WorkerLost."""
+        """If the block raises WorkerLost, or an answer in it has wrong fields, kill the worker and raise WorkerLost."""
         try:
             yield
         except WorkerLost:
@@ -261,7 +261,7 @@ class WorkerProcess:
             raise self._death(process) from None
 
     def _read(self, process: subprocess.Popen[bytes], wait_s: float) -> bool:
-        """Wait up to `wait_s` seconds for output, and read it; return whether the worker can still answer."""
+        """Wait up to `wait_s` seconds for the worker's output, and read it; return whether it can still answer."""
         ended = process.poll() is not None  # a child of a dead worker may hold its pipes open
         readable, _, _ = select.select(self._open, [], [], wait_s)
         for pipe in readable:
@@ -343,7 +343,7 @@ def signal_of(status: int) -> str:
 
 
 def path_of_code(env: Mapping[str, str], root: Path | None = None) -> dict[str, str]:
-    """Return {"PYTHONPATH": path} with the checkout `root` first, by default this file's checkout.
+    """Return {"PYTHONPATH": path}: the checkout `root`, by default this file's, then the PYTHONPATH in `env`.
 
     Without `root`, return {} if this file is in site-packages: other interpreters must not import packages from there.
     """

@@ -69,7 +69,7 @@ def run_jobs(
     """Run a run's unfinished cases and append their records; return the last record of each (case, repeat).
 
     A crash, a signal, a timeout, exhausted memory and a failed check also give a record.
-    A case with a record runs again if its status is in `UNFINISHED`, or if `options.retry` returns True.
+    A case with a record runs again if it was skipped, killed or not started, or if `options.retry` returns True.
     launches: the worker command of each (system, backend). slots: GPU slots.
     shared: whether this process is a Slurm task, which shares the run; otherwise it locks the run.
     Raises RecordError for an unusable file, and RunError for a lost GPU.
@@ -96,7 +96,7 @@ def run_jobs(
 
 
 def unfinished(run: Run, job: Job, repeat: int, retry: Retry) -> list[Planned]:
-    """Return the cases of a job that are still to run in one repeat; retry: as in `Options`."""
+    """Return a job's cases to run in a repeat: without a record, skipped, killed, unstarted or accepted by `retry`."""
     last = {record.case.key: record for record in run.job_records(job) if record.repeat == repeat}
     finished = {key for key, record in last.items() if record.status not in UNFINISHED and not retry(record)}
     return [planned for planned in job.cases if planned.case.key not in finished]
@@ -160,7 +160,7 @@ class _JobRun:
 def unmeasured(
     case: Case, status: str, reason: str, launch: Launch, slot: GpuSlot, found: Probe | None = None
 ) -> Record:
-    """Return the record of a case without samples; found: the last probe of the case's worker, None without one."""
+    """Return the record of a case without samples; found: the worker's last probe, which describes its environment."""
     environment = found.environment if found else {}
     if not environment:  # the worker never answered, so versions of packages are unknown
         commit, dirty = commit_and_dirty(launch.root)
@@ -171,10 +171,7 @@ def unmeasured(
 
 @contextmanager
 def signals_raise() -> Iterator[None]:
-    """Raise KeyboardInterrupt at SIGTERM and SIGHUP in the block, except for ignored signals.
-
-    Outside the main thread, nothing changes.
-    """
+    """In the main thread, raise KeyboardInterrupt in the block at SIGTERM and SIGHUP, except for ignored signals."""
     is_main = threading.current_thread() is threading.main_thread()
     wanted = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
     earlier = {number: signal.signal(number, signal.default_int_handler) for number in wanted if is_main}

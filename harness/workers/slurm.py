@@ -98,7 +98,7 @@ def submit(script_path: str) -> str:
 
 
 def task_states(job: str) -> dict[str, str]:
-    """Return the states of a job's unfinished tasks by index, such as {"0": "RUNNING"}."""
+    """Return the states of a Slurm job's unfinished tasks by index, such as {"0": "RUNNING"}."""
     try:
         output = _ask(["squeue", "--noheader", "--array", "--job", job, "--format", "%K %T"])
     except SlurmError as error:

@@ -240,9 +240,9 @@ def _round_results(pairs: Sequence[Pair], fail_on: float) -> list[CaseResult]:
 
 
 def _result(pair: Pair, fail_on: float, outcome: str = "") -> CaseResult:
-    """Return a case's result from the medians of both runs, not from paired rounds.
+    """Return the result, from the medians of both runs, of a case without enough paired rounds.
 
-    outcome: "undecided" for an `ab` with too few rounds; "" to decide it from the medians.
+    outcome: "undecided" for a case of `ttt-bench ab`; "" to use the medians. A difference of devices replaces it.
     """
     where = "cpu" if pair.on_cpu else "gpus" if pair.on_other_gpus else "gpu"
     middle, half = pair.b.middle - pair.a.middle, math.hypot(pair.a.half, pair.b.half, BETWEEN_RUNS[where])

@@ -25,7 +25,7 @@ class CaseResult:
     """A case's outcome, such as "slower", and the ratio of B's time to A's.
 
     ratio: the geometric mean over the rounds; for two separate runs, the ratio of their medians.
-    low, high: the ratio's 95% interval. regressed: whether the slowdown significantly exceeds `decide`'s `fail_on`.
+    low, high: the ratio's 95% interval. regressed: whether the slowdown exceeds `fail_on` by more than noise.
     """
 
     outcome: str

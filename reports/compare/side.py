@@ -33,7 +33,7 @@ FEW_SEQUENCES = 4  # an engine's step with at most this many sequences is host-b
 class Side:
     """One of the two compared runs, described in words.
 
-    measured: the first and last day (UTC) of the run's records, and how many cases or records are missing.
+    measured: the days (UTC) of the first and last timed record, and how many cases, or repeats of cases, lack a record.
     """
 
     name: str
@@ -52,7 +52,7 @@ class CaseSide:
     below, above: the distances from log(ms per token) to the ends of its 95% interval; infinite if unknown.
     samples, rounds, timed: the numbers of samples in all processes, planned processes, and processes with samples.
     others: the largest share of a contended CPU that other programs used; 0 if no CPU was contended.
-    throttled: whether any sample was throttled. hot: whether the GPU was thermally throttled.
+    throttled: whether the GPU was power-capped or thermally throttled in any sample. hot: whether thermally throttled.
     changed: whether the samples of the case's only process drifted; False for several processes.
     devices: GPU and driver, or CPU, of each machine. facts: other properties, such as package versions.
     host_bound: whether an engine's batch is so small that the CPU limits the speed.
@@ -114,7 +114,7 @@ class CaseSide:
 class RunCases:
     """One run with the values that a comparison needs.
 
-    turns: the `ttt-bench ab` request that made this run and its partner, as JSON; "" for other runs.
+    turns: time and arguments of the `ttt-bench ab` that made this run and its partner, as JSON; "" for other runs.
     repeats: planned processes per case. cases: by case key. unmeasured: the keys of planned cases without a record.
     """
 
@@ -203,15 +203,20 @@ def _medians(measured: Iterable[Record]) -> dict[int, float]:
 
 
 def _interval(measured: Sequence[Record], medians: Mapping[int, float]) -> tuple[float, float]:
-    """Return `CaseSide.below` and `above`. measured: timed records of the case. medians: {repeat: ms per token}."""
+    """Return (below, above): distances from log(ms per token) to the ends of its 95% interval; infinite if unknown.
+
+    measured: timed records of the case. medians: {repeat: median in ms per token}.
+    """
     if len(medians) > 1:
         logs = [math.log(each) for each in medians.values()]
         half = float(stats.t.isf(0.025, len(logs) - 1)) * stdev(logs) / math.sqrt(len(logs))
         return half, half
     if not medians:
         return math.inf, math.inf
-    middle, low, high = median_interval(next(each.samples_ms for each in measured if each.repeat in medians))
-    return (math.log(middle / low), math.log(high / middle)) if low > 0 else (math.inf, math.inf)
+    samples = next(each.samples_ms for each in measured if each.repeat in medians)
+    middle, low, high = median_interval(samples)
+    known = low > 0 and len(samples) >= FEWEST  # fewer samples have no interval
+    return (math.log(middle / low), math.log(high / middle)) if known else (math.inf, math.inf)
 
 
 def _others_share(measured: Iterable[Record]) -> float:

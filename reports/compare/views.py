@@ -1,12 +1,12 @@
 """A comparison as text, Markdown, JSON or an HTML page."""
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import asdict
 from statistics import median
-from typing import Any
 
 from markupsafe import Markup
 
@@ -44,9 +44,12 @@ def answer(comparison: Comparison) -> str:
     if comparison.interleaved:
         return _counts(comparison)
     beyond = [row for row in rows if row.apart > comparison.near]
-    word = "Confirmed" if len(beyond) <= BEYOND * len(rows) else "Not confirmed"
-    within = f"{word}: {len(rows) - len(beyond)} of {counted(len(rows), 'point')} within {comparison.near:.0%}."
-    return " ".join(filter(None, [within, _beyond(beyond), _counts(comparison, {"slower", "faster", "lost"})]))
+    within = sum(row.apart <= comparison.near and row.result.high < math.inf for row in rows)
+    total = within + len(beyond)
+    word = "Confirmed" if within and len(beyond) <= BEYOND * total else "Not confirmed"
+    said = f"{word}: {within} of {counted(total, 'point')} within {comparison.near:.0%}."
+    left = f"Without an interval: {counted(len(rows) - total, 'more point')}." if total < len(rows) else ""
+    return " ".join(filter(None, [said, left, _beyond(beyond), _counts(comparison, {"slower", "faster", "lost"})]))
 
 
 def _counts(comparison: Comparison, only: Set[str] = frozenset(OUTCOMES)) -> str:
@@ -101,8 +104,8 @@ def markdown(comparison: Comparison) -> str:
 
 def to_json(comparison: Comparison) -> str:
     """Return the whole comparison as JSON, unrounded; ratios are B/A, infinity is null."""
-    rows = [_flat(row) for row in comparison.rows]
-    values = {
+    rows = [(values := asdict(row)) | values.pop("result") for row in comparison.rows]
+    whole = {
         "tool": "ttt-bench",
         "answer": answer(comparison),
         "a": asdict(comparison.a),
@@ -115,11 +118,11 @@ def to_json(comparison: Comparison) -> str:
         "cases": rows,
         "without_comparison": [asdict(each) for each in comparison.missing],
     }
-    return json.dumps(json_values(values), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(json_values(whole), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def page(comparison: Comparison, profiles: str = "") -> str:
-    """Return the comparison as a self-contained HTML page. profiles: HTML from `diff_of_runs`."""
+    """Return the comparison as a self-contained HTML page. profiles: HTML that compares profiles."""
     template = environment("reports.compare").get_template("compare.html.j2")
     return template.render(style=Markup(style()), comparison=comparison, body=body(comparison) + profiles)
 
@@ -193,14 +196,9 @@ def _cells(row: Row) -> list[str]:
     return [
         result.outcome,
         f"{result.ratio:.3f}",
-        f"{result.low:.3f} to {result.high:.3f}",
+        f"{result.low:.3f} to {result.high:.3f}" if result.high < math.inf else "unknown",
         format_number(row.a_ms, 4),
         format_number(row.b_ms, 4),
         row.label,
         "; ".join(row.notes),
     ]
-
-
-def _flat(row: Row) -> dict[str, Any]:
-    values = asdict(row)
-    return values | values.pop("result")

@@ -39,7 +39,7 @@ class Figure(FigureEntry):
 
 
 def figures(table: pd.DataFrame, catalogue: Catalogue) -> list[Figure]:
-    """Return the figures of a `stats.frame` table; figures with a `FigureEntry.primary` come first."""
+    """Return the figures of a `stats.frame` table; those whose catalogue entry names primary lines come first."""
     looks, table = Looks(table, catalogue), _with_machine(table)
     plans = sorted(_plans(table, catalogue), key=lambda plan: not plan[1].primary)
     return _numbered([figure for plan in plans for figure in _drawn(looks, *plan)])
@@ -60,7 +60,7 @@ def axis_title(entry: MetricEntry) -> str:
 
 
 def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table; fill in a failed case's unknown device, GPU or commit if only one value is known."""
+    """Return the table; a failed case's unknown device, GPU or commit becomes the known one, if only one is known."""
     values = {}
     for name in MACHINE_COLUMNS:
         known = [value for value in table[name].unique() if value]
@@ -113,7 +113,7 @@ def _drawn(looks: Looks, suite: str, entry: FigureEntry, rows: pd.DataFrame) -> 
 
 @dataclass(frozen=True)
 class _Panel(FigurePanel):
-    """A builder of an entry's `Figure` and, if `FigureEntry.forms` is set, of a figure of primal / dual ratios."""
+    """A builder of one figure and, if its catalogue entry sets `forms`, of another one with primal / dual ratios."""
 
     suite: str
 
@@ -219,7 +219,7 @@ def _widest_axis(rows: pd.DataFrame) -> str:
 
 
 def own_ends(y: str) -> tuple[str, str]:
-    """Return the column names (low, high) of a metric's own interval; few metrics have these columns."""
+    """Return the column names (low, high) for a metric's own interval; tables lack these columns for most metrics."""
     return f"{y}_low", f"{y}_high"
 
 

@@ -30,7 +30,7 @@ def headline(table: pd.DataFrame, catalogue: Catalogue, views: Sequence[View]) -
 
 
 def finding(view: View) -> str:
-    """Return one sentence on a figure: the best lines and their lead, or the values' range."""
+    """Return one sentence on a figure: the best lines and their lead or, without a ranking, the range of values."""
     figure = view.figure
     if figure.lines and figure.lines[0].base_rows:
         return _ratios(view)

@@ -168,7 +168,7 @@ class FigurePanel:
         )
 
     def _telling(self, columns: list[str]) -> dict[str, set[str]]:
-        """Return {column: systems whose line names show the column's value} for `columns` in which lines differ."""
+        """Return {column: systems whose line names must state its value}, for `columns` in which lines differ."""
         rows, own = self.rows, {"state_dtype", *option_columns(self.rows)}
         systems, found = set(rows["system"]), {}
         for column in columns:

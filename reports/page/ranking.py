@@ -53,7 +53,7 @@ class Point:
         return max(self.value, other.value) <= (1 + share) * min(self.value, other.value)
 
     def hides(self, other: "Point") -> bool:
-        """Return whether the measurements leave open which of the two points is better."""
+        """Return whether overlapping intervals, or a flag, leave open which of the two points is better."""
         overlap = max(self.low, other.low) <= min(self.high, other.high)
         if doubt := max(self.doubt, other.doubt):
             return overlap or self.is_level(other, doubt)
@@ -147,13 +147,13 @@ class View:
 
     @cached_property
     def tried(self) -> list[float]:
-        """The values of x at which any line of `alike` was run, in ascending order."""
+        """The values of x, ascending, at which any comparable line (`alike`) has a case that ran, even if it failed."""
         rows = self.rows(self.alike)
         return sorted(rows[self.figure.x][~rows["status"].isin(UNTRIED)].unique())
 
     @cached_property
     def held(self) -> list[str]:
-        """The compared lines' values of settings in which ranked lines differ, in words such as `batch 16`."""
+        """The settings, such as `batch 16`, that the compared lines share and other ranked lines do not have."""
         values = dict(chain.from_iterable(self._settings(line).items() for line in self.compared))
         return [format_setting(self.catalogue.axis(name), value) for name, value in values.items()]
 
@@ -199,14 +199,14 @@ class View:
                 yield Point(float(cells[x]), float(value) / scale, low, high, doubt)
 
     def reach(self, line: Line) -> float:
-        """Return the largest x at which a case of the line was started; infinite if x is a result, not a setting."""
+        """Return the largest x of the line's cases, except "unstarted" ones; infinite if x is measured, not set."""
         if self.figure.along:  # x is a result, so no line stops at one
             return math.inf
         rows = self.rows([line])
         return max(rows[self.figure.x][rows["status"] != "unstarted"])
 
     def of_system(self, system: str) -> dict[float, Point]:
-        """Return {x: point} of the compared lines of a system."""
+        """Return {x: point} of the system's compared lines; if several have a point at an x, the last one's."""
         return {point.x: point for line in self.compared if line.system == system for point in self.points(line)}
 
     def standing(self, x: float, ranks: Sequence[tuple[Point, str]]) -> Standing:
@@ -248,7 +248,7 @@ def best_standing(view: View) -> Standing | None:
 def bar(cells: Mapping[str, Any], y: str) -> tuple[float, float]:
     """Return a point's error bar (low, high) as multiples of its value; (1, 1) if unknown.
 
-    cells: a row of the table. y: the value's column. Without an interval, a rate's bar follows from the latency.
+    cells: a row of the table. y: the value's column. Latencies and rates use latency_ms's interval, others their own.
     """
     low, high = (cells.get(name, math.nan) for name in own_ends(y))
     if y not in LATENCIES and pd.notna(low) and pd.notna(high):

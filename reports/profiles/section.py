@@ -1,4 +1,4 @@
-"""The page's section on profiles: bars of parts, bottlenecks, kernels and counters."""
+"""The page's section on profiles: per case, a time bar of its parts, a roofline, a timeline and a kernel table."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ class Section:
 
 @dataclass(frozen=True)
 class BarPiece:
-    """One part in the bar that shows a profiled case's time; the longest bar of a group has the width `_BAR`.
+    """One part in the bar that shows a profiled case's time; of bars shown together, the longest is `_BAR` wide.
 
     x, width: the start and width of the part's piece of the bar. share: the part's share of the region's time.
     lower_bound: the width of the strip that shows the part's lower bound; None if unknown.
@@ -54,7 +54,7 @@ class ShownProfile:
     """A profiled case as the page shows it.
 
     agreement: words that compare the profiled time with the recorded latency.
-    slower_than: a `Diff` to each faster case in its group (`_groups`). drawn: JSON values that the page's scripts draw.
+    slower_than: comparisons with faster cases of equal phase, size, batch and context. drawn: JSON for the scripts.
     rows: one dict per row of the kernel table. "cells" is a list with a text for each of `COLUMNS`; "bound" describes
         the kernel's bottleneck, and "waits" the longest waits of its warps. Without counters, both are "".
     """
@@ -100,10 +100,7 @@ class ShownProfile:
 
 
 def section(records: Sequence[Record], profiles: Collection[Profile], catalogue: Catalogue) -> Section | None:
-    """Return the section on the profiles; None if no profile has a time.
-
-    records: the source of measured peaks and recorded latencies.
-    """
+    """Return the section on profiles; None if none has a time. records: the source of peaks and recorded latencies."""
     with_work = [profile for profile in profiles if profile.status == "ok" and profile.region_us]
     good = with_common_ceilings(with_work, records)
     if not good:

@@ -27,7 +27,7 @@ class Entry:
     """A run as the site's index shows it, with its cases for comparisons (`held`).
 
     updated: the start of the last record in UTC; "" without a date.
-    id: from `run_id`. note: from `note_of`. systems: (name, label, `Look.tone`, `Look.marker`) of each system.
+    id: unique in the site. note: from tables.toml. systems: (name, label, color number, marker) of each system.
     profiles, measured, cases: the numbers of profiles, cases with a result, and planned cases.
     page: the path of the run's page in the site; "" without records.
     """

@@ -192,8 +192,16 @@ def test_a_file_that_is_no_msgpack_and_a_folder_that_is_there_are_refused(tmp_pa
         convert_checkpoint(tmp_path / "none", tmp_path / "made", None)
 
 
-def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path):
-    command = [sys.executable, "-m", "bench.commands.convert", "none", "-o", str(tmp_path / "new")]
+@pytest.mark.parametrize(
+    ("output", "told"),
+    [
+        (["-o", "new"], "none: cannot be read"),
+        (["-o", ""], "-o '': is empty"),
+        (["-o", "new", "--output=other"], "--output is given twice"),
+    ],
+)
+def test_a_wrong_argument_is_one_sentence(output, told):
+    command = [sys.executable, "-m", "bench.commands.convert", "none", *output]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("ttt-bench: none: cannot be read")
+    assert done.stderr.startswith(f"ttt-bench: {told}")

@@ -205,7 +205,7 @@ def test_retry_flagged_measures_flagged_cases_again(copied):
     loaded = next(iter(files))
     for file, records in files.items():
         for each in records:
-            each["samples_ms"] = [1.0] * len(each["samples_ms"])
+            each |= {"samples_ms": [1.0] * 9, "throttled": [False] * 9}
             disturbed = file == loaded and each is records[0]
             each["environment"]["cpu"] |= {"others_share": 0.5 if disturbed else 0.0, "idle_share": 0.0}
         file.write_text("".join(f"{json.dumps(each)}\n" for each in records))
@@ -286,7 +286,7 @@ def test_a_phase_of_a_finished_run_is_kept(copied):
 
 def test_a_dry_run_for_several_gpus_estimates_the_time_on_one(tmp_path):
     one, two = (last_line("--device", "cuda", "--dry-run", *gpus, cwd=tmp_path) for gpus in ([], ["--gpus", "0,1"]))
-    assert re.fullmatch(r"160 cases in 7 jobs: [\d.]+ (min|h) on one device", one)
+    assert re.fullmatch(r"160 cases in 7 jobs: [\d.]+ (min|h) on one device, plus the start of the workers", one)
     assert two == one
 
 

@@ -20,7 +20,7 @@ def test_every_check_must_pass() -> None:
     assert Checks([good]).passed
     assert not Checks([good, bad]).passed
     assert Checks([good, bad]).reason == "b is 2, limit 1"
-    assert not Checks([]).passed
+    assert (Checks([]).passed, Checks([]).reason) == (False, "nothing was checked")
 
 
 def test_adding_keeps_checks_and_notes_of_both() -> None:

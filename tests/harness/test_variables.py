@@ -31,11 +31,12 @@ def test_a_record_names_the_variables_that_change_speed_and_no_folder(monkeypatc
         "ATEN_CPU_CAPABILITY": "default", "LD_PRELOAD": "/opt/lib/a.so", "OMP_NUM_THREADS": "3", "VLLM_API_KEY": "k",
         "CUDA_LAUNCH_BLOCKING": "1", "CUDA_HOME": "/usr", "CUDA_VISIBLE_DEVICES": "GPU-1", "EDITOR": "vi",
         "TTT_BENCH_ARCH": "portable", "TTT_BENCH_TUNING": "/home/own.toml",
+        "TORCH_LOGS": "a" * 200, "VLLM_X": "b" * 201,
         "NVIDIA_REQUIRE_CUDA": "cuda>=13.0", "NCCL_VERSION": "2.28", "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME": "vllm_mm_x",
     }  # fmt: skip
     assert recorded_variables(variables) == {
         "ATEN_CPU_CAPABILITY": "default", "CUDA_LAUNCH_BLOCKING": "1", "LD_PRELOAD": "...", "OMP_NUM_THREADS": "3",
-        "TTT_BENCH_ARCH": "portable", "TTT_BENCH_TUNING": "...",
+        "TTT_BENCH_ARCH": "portable", "TTT_BENCH_TUNING": "...", "TORCH_LOGS": "a" * 200, "VLLM_X": "b" * 199 + "…",
     }  # fmt: skip
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     assert snapshot("cpu")["variables"]["ONEDNN_MAX_CPU_ISA"] == "AVX2"

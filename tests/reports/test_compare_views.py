@@ -22,6 +22,23 @@ def test_a_run_is_confirmed_with_19_of_20_points_within_3_percent(tmp_path, beyo
     assert views.text(found).startswith(views.answer(found))
 
 
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [
+        ((5, 1), "Not confirmed: 0 of 0 points within 3%. Without an interval: 2 more points."),
+        ((9, 1), "Confirmed: 1 of 1 point within 3%. Without an interval: 1 more point."),
+        ((9, 6), "Confirmed: 2 of 2 points within 3%."),
+    ],
+)
+def test_a_point_without_an_interval_confirms_nothing(tmp_path, counts, told):
+    cases = [a_case(context) for context in (1, 2)]
+    of_b = [timed(case, 10, samples=count) for case, count in zip(cases, counts, strict=True)]
+    found = compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b))
+    assert views.answer(found) == told
+    assert [row.result.high == math.inf for row in found.rows] == [count < 6 for count in counts]
+    assert views.text(found).count("  unknown  ") == sum(count < 6 for count in counts)
+
+
 def test_cases_have_the_labels_of_the_page(tmp_path):
     catalogue = Catalogue(
         systems=(SystemEntry("ttt-linear", "TTT-Linear", "TTT", 0, "circle"),),

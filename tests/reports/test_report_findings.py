@@ -13,6 +13,7 @@ from reports.page import findings
 from reports.page.findings import small_models, unfinished
 from reports.page.html import render
 from reports.page.ranking import DOUBTFUL, Point, View, bar
+from reports.words import left_out
 
 CONTEXTS = (1024, 2048, 4096, 8192)
 MANY = tuple(1024 << power for power in range(10))
@@ -320,6 +321,21 @@ def test_a_baseline_without_an_environment_is_named(others, who):
     made = synthetic.of_suite("fig15-forward", *forward({2048: 4.0}), gone, *forward(others, "mamba", "vllm"))
     drawn = views(made.table, made.catalogue)
     assert f"No {who}: {why}." in findings.headline(made.table, made.catalogue, drawn)
+
+
+def test_a_baseline_with_several_reasons_is_named_with_all_of_them():
+    cases = [
+        Case(system, "vllm", "1.3b", "forward", 16, context)
+        for system in ("mamba", "transformer")
+        for context in (1, 2)
+    ]
+    why = ("no environment.", "no environment.", "no environment.", "batch 8 did not fit")
+    gone = [synthetic.lost(case, "skipped", each) for case, each in zip(cases, why, strict=True)]
+    made = synthetic.of_suite("fig15-forward", *gone)
+    named = ["no Mamba on vLLM: no environment", "no Transformer on vLLM: no environment; batch 8 did not fit"]
+    assert left_out(made.table, made.catalogue) == named
+    one = synthetic.of_suite("fig15-forward", *gone[:3], synthetic.ok(cases[3], 4.0))
+    assert left_out(one.table, one.catalogue) == named[:1]
 
 
 def test_an_unfinished_run_counts_its_missing_cases():

@@ -9,10 +9,11 @@ import synthetic_records as synthetic
 
 from bench.catalogue import CATALOGUE
 from harness.measure.interval import median_interval, repeats_interval
-from harness.quality import disturbed, pooled_interval
+from harness.quality import flagged, pooled_interval
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.record import Record
+from reports.page.findings import flags
 from reports.roofline import RATE_COLUMNS
 from reports.stats import (
     COLUMNS,
@@ -124,19 +125,22 @@ def test_a_case_that_was_measured_again_says_what_was_found_before():
     assert notes_of(record) == ""
 
 
-def test_disturbed_is_what_another_measurement_may_be_without():
+def test_the_page_counts_the_cases_that_retry_repeats():
     loaded = {"cpu": {"others_share": 0.43, "idle_share": 0.01}}
     hot = {"gpu": {"after": {"throttle_reasons": ["sw_thermal_slowdown"], "temperature_c": 79}}}
     capped = {"gpu": {"after": {"throttle_reasons": ["sw_power_cap"], "temperature_c": 79}}}
-    cases = [replace(FORWARD, batch=batch) for batch in range(1, 6)]
+    wide = {"time_to_first_token_ms": 200.0, "time_to_first_token_ms_low": 150.0, "time_to_first_token_ms_high": 221.0}
+    cases = [replace(FORWARD, batch=batch) for batch in range(1, 9)]
     records = [
-        synthetic.ok(case, 3.0, environment=each)
-        for case, each in zip(cases[:4], (capped, loaded, hot, capped), strict=True)
+        *map(lambda case, each: synthetic.ok(case, 3.0, environment=each), cases, (capped, loaded, hot)),
+        replace(synthetic.ok(cases[3], 3.0, count=9), samples_ms=[3.0, 4.0, 2.0] * 3),
+        synthetic.ok(cases[4], 3.0, metrics=wide),
+        synthetic.ok(cases[5], 3.0, count=3),
+        synthetic.ok(cases[6], 3.0, metrics={"sequences_at_once": 1}),
+        synthetic.lost(cases[7], "failed", "no"),
     ]
-    unsteady = replace(synthetic.ok(cases[4], 3.0, count=9), samples_ms=[3.0, 4.0, 2.0] * 3)
-    few = synthetic.ok(replace(FORWARD, batch=9), 3.0, count=3)
-    assert disturbed([*records, unsteady, few]) == {cases[1].key, cases[2].key, cases[4].key}
-    assert disturbed(records[:1]) == set()
+    assert [bool(flags(frame([record], Catalogue()))) for record in records] == [False, *[True] * 5, False, False]
+    assert flagged(records) == {case.key for case in cases[1:6]}
 
 
 def test_a_full_cache_is_a_mark_even_of_few_samples():

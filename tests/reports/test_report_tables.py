@@ -55,9 +55,18 @@ def test_csv_has_one_row_for_each_case_unrounded():
 
 def test_each_row_of_csv_is_a_line():
     out = io.StringIO()
-    cells = ["a\rb", "a\nb", "\t=1", 'a"b', "a,b", -1.5]
+    cells = ["a\rb", "a\nb", "\ta", 'a"b', "a,b", -1.5]
     write_frame(pd.DataFrame({"x": cells}), "csv", out)
-    assert out.getvalue() == 'x\na b\na b\n =1\n"a""b"\n"a,b"\n-1.5\n'
+    assert out.getvalue() == 'x\na b\na b\n a\n"a""b"\n"a,b"\n-1.5\n'
+
+
+def test_csv_has_no_formula_and_its_numbers_keep_their_sign():
+    out = io.StringIO()
+    cells = ["=1", "+1", "-1", "@a", "\t=1", ("=1", "b"), "a=1", -1, -1.5, pd.NA, ""]
+    write_frame(pd.DataFrame({"=x": cells}), "csv", out)
+    assert out.getvalue().split("\n") == [
+        *("'=x", "'=1", "'+1", "'-1", "'@a", "' =1", '"\'=1, b"', "a=1", "-1", "-1.5", '""', '""', ""),
+    ]
 
 
 def test_json_says_null_for_what_is_not_known():

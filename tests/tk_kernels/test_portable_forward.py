@@ -12,8 +12,9 @@ from harness.measure.correctness import relative_error
 from tests.interpreter import DEVICE, INTERPRETED
 from tests.tk_kernels.forward_prompts import OPS, exact
 from tests.tk_kernels.tolerances import OUTPUT_ERROR
+from tk_kernels.edges import swiglu_product
 from tk_kernels.forward import operator
-from tk_kernels.generate.common import dependent_launch
+from tk_kernels.generate.common import dependent_launch, runs_sm90
 from tk_kernels.ttt_linear import ops as linear_ops
 from tk_kernels.ttt_mlp import ops as mlp_ops
 
@@ -154,7 +155,14 @@ def test_launches_are_plain_before_hopper(monkeypatch, capability, dependent):
         ("sm_80", "TTT_BENCH_ARCH=sm_80 is unknown: unset it, or set it to portable"),
     ],
 )
-def test_the_hopper_kernels_can_be_hidden(monkeypatch, value, reason):
+def test_the_hopper_kernels_can_be_hidden_within_a_process(monkeypatch, value, reason):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (9, 0))
+    monkeypatch.delenv("TTT_BENCH_ARCH", raising=False)
+    before, gpu = swiglu_product.available(), torch.device("cuda")
+    assert "TTT_BENCH_ARCH" not in before
+    assert runs_sm90(gpu)
     monkeypatch.setenv("TTT_BENCH_ARCH", value)
-    assert linear_ops.available() == reason
-    assert mlp_ops.available(32) == reason
+    assert linear_ops.available() == mlp_ops.available(32) == swiglu_product.available() == reason
+    assert not runs_sm90(gpu)
+    monkeypatch.delenv("TTT_BENCH_ARCH")
+    assert (swiglu_product.available(), runs_sm90(gpu)) == (before, True)

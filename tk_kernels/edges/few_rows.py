@@ -57,12 +57,12 @@ class Norm:
 
 
 def fits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
-    """Whether the arguments pass `suits`, and x's GPU has enough shared memory for `few_rows_product`."""
+    """Whether x is on a GPU with enough shared memory for `few_rows_product`, and `suits` accepts the arguments."""
     return x.is_cuda and suits(x, weights, swiglu=swiglu) and shared_bytes(x.device) >= SHARED_BYTES
 
 
 def suits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
-    """Whether shapes, dtypes and strides allow `few_rows_product`, and it is at least as fast as cuBLAS on an H100."""
+    """Whether `few_rows_product` supports such arguments and is no slower than cuBLAS (on an H100). Ignores devices."""
     most = MOST_ROWS if len(weights) >= MANY_OUTPUTS * (1 + swiglu) else MOST_ROWS_FEW_OUTPUTS
     few = x.shape[-1] <= x.numel() <= most * x.shape[-1]
     laid_out = x.ndim > 1 and x.stride(-1) == 1 and weights.is_contiguous() and _fits_int32_offsets(x)
@@ -95,9 +95,9 @@ def few_rows_product(
     out [..., N]: add the result to this tensor in place, and return it. `out` must share no memory with the inputs.
     swiglu: W is [2 N, K], Wg's rows before Wu's, and the result is silu(y Wg^T) * (y Wu^T) with y = before(x).
     swiglu supports neither `out` nor an output gate.
-    pdl: launch with `dependent_launch`; the kernel may read W and the norm's parameters before earlier launches end.
-    Arithmetic is float32, and the result is rounded once. With more than MOST_SUMMED rows, or with two rows and an
-    output gate, a separate kernel computes the norm and rounds its result.
+    pdl: use programmatic dependent launch; the kernel may read W and the norm's parameters before earlier launches end.
+    Arithmetic is float32, and the result is rounded once. With three or more rows, or with two rows and an output
+    gate, a separate kernel computes the norm and rounds its result.
     Raises ValueError on a wrong shape, dtype, stride or device.
     """
     rows, N = _checked(x, weights, before, swiglu, out)

@@ -23,7 +23,7 @@ def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float,
     """Return LayerNorm(z) * gelu_tanh(`gate`) in z's dtype, for z and `gate` [..., C] (ttt_layer.md, step 6).
 
     weight, bias [C]: parameters of LayerNorm. `gate` can be a slice of columns of a wider tensor.
-    pdl: launch with `dependent_launch`; the kernel reads `weight` and `bias` before earlier launches end.
+    pdl: use programmatic dependent launch; the kernel reads `weight` and `bias` before earlier launches end.
     Arithmetic is float32; the result is rounded once. Raises ValueError on a wrong shape, stride or device.
     """
     C = z.shape[-1]
@@ -44,7 +44,7 @@ def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float,
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
     """Return x / rms(x) * weight over the last dimension, in x's dtype; weight is [C].
 
-    pdl: launch with `dependent_launch`; the kernel reads `weight` before earlier launches end.
+    pdl: use programmatic dependent launch; the kernel reads `weight` before earlier launches end.
     Arithmetic is float32; the result is rounded once. Raises ValueError on a wrong shape, stride or device.
     """
     C = x.shape[-1]

@@ -44,7 +44,7 @@ def residual_convolution(
     slots [B], only with T = 1: sequence b uses cache[slots[b]]. The cache may have any size and stride in dimension 0.
     sequences, only with B = 1: the layout of T packed tokens. Packed sequence s uses cache[sequences.slots[s]].
     norm, next_norm [C]: weights of the first and second RMSNorm. weight [C, 1, 4], bias [C]: parameters of conv.
-    pdl: launch with `dependent_launch`; the kernel reads cache, norms, weight and bias before earlier launches end.
+    pdl: use programmatic dependent launch; the kernel reads cache, norms, weight and bias before earlier launches end.
     Sums are float32; the convolution's inputs and the sum with h are rounded to h's dtype.
     Raises ValueError on a wrong shape, stride or device, and if T * C exceeds 2^31.
     """
@@ -94,7 +94,7 @@ def query_key(
     cache [B, 3, C]: each sequence's last three inputs, replaced in place. slots, sequences: see `residual_convolution`.
     conv_q, conv_k: weight [C, 1, 4] and bias [C] of each convolution. rope: cos and sin [m, D/2] float32.
     position [S] or [S, H]: each sequence's number of earlier tokens, or that number modulo m. S = B unless packed.
-    pdl: launch with `dependent_launch`; the kernel reads cache, position, conv_q, conv_k before earlier launches end.
+    pdl: use programmatic dependent launch; cache, position, conv_q, conv_k are read before earlier launches end.
     Sums are float32; q and k are rounded once, after RoPE. Raises ValueError on a wrong shape, dtype, stride or device.
     """
     (B, T, C), (m, pairs), H = x.shape, rope[0].shape, lr_logits.shape[-1]
@@ -157,7 +157,7 @@ def _check_cache(cache: Tensor, slots: Tensor | None, sequences: Packed | None, 
 def _layout(
     cache: Tensor, batch: int, tokens: int, slots: Tensor | None, sequences: Packed | None
 ) -> tuple[Tensor, Tensor, int, dict[str, Any]]:
-    """Return the cache to read, the cache to write, the number of chunks, and further arguments of the kernel.
+    """Return the cache to read, the cache to write, the number of chunks of tokens, and the kernel's other arguments.
 
     A sequence's first chunk reads the cache and its last chunk writes it, in different programs. The two caches are
     therefore different tensors, unless the sequences are not packed and have one token each.

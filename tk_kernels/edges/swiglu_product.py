@@ -14,11 +14,13 @@ LEAST_ROWS = 256  # with fewer rows the GEMM is memory-bound, and cuBLAS has sma
 MULTIPLE = 64  # outputs and inputs must be multiples of this
 
 
+def available(device: torch.device | int = -1) -> str:
+    """Return why the Hopper kernel cannot run on `device` (-1: the current GPU), or ""."""
+    return build.hidden() or _unavailable(device)
+
+
 @functools.cache
-def available(device: torch.device | None = None) -> str:
-    """Return why the Hopper kernel cannot run on `device` (None: the current GPU), or ""."""
-    if device is None:
-        return build.unavailable(KERNEL)
+def _unavailable(device: torch.device | int) -> str:
     with torch.cuda.device(device):
         return build.unavailable(KERNEL)
 
@@ -26,8 +28,8 @@ def available(device: torch.device | None = None) -> str:
 def swiglu_product(x: Tensor, weights: Tensor, *, beside_others: bool = False) -> Tensor:
     """Return silu(x Wg^T) * (x Wu^T), [..., F] in x's dtype, for x [..., C].
 
-    weights [2 F, C]: Wg's rows before Wu's. Arithmetic is float32; the result is rounded. cuBLAS rounds x W^T too.
-    beside_others: whether other kernels run at the same time. Thread blocks that start late then compute fewer tiles.
+    weights [2 F, C]: Wg's rows before Wu's. Arithmetic is float32; the result is rounded, and with cuBLAS also x W^T.
+    beside_others: whether other kernels run at the same time. If so, thread blocks that start late compute fewer tiles.
     """
     rows = x.flatten(0, -2)
     if not fits(rows, weights):
@@ -39,7 +41,7 @@ def swiglu_product(x: Tensor, weights: Tensor, *, beside_others: bool = False) -
 
 
 def fits(rows: Tensor, weights: Tensor) -> bool:
-    """Whether the Hopper kernel supports `rows` [M, C] and weights [2 F, C] on their GPU."""
+    """Whether the Hopper kernel takes rows [M, C], weights [2 F, C]: bfloat16, M >= 256; F, C multiples of 64."""
     outputs, inputs = len(weights) // 2, weights.shape[1]
     return (
         rows.is_cuda

@@ -28,7 +28,7 @@ def tile(q: Tensor, mini_batch: int) -> dict[str, Any]:
     """Return compile-time arguments of the forward kernels by name, for q [..., H, D] and `mini_batch`, m.
 
     M, DP: m and D, padded to powers of two of at least 16. DOT: dtype of matmul operands.
-    UP: factor for gradients and for weights in registers. It keeps small float16 gradients from being subnormal.
+    UP: scale of gradients, and of weights in registers: 1024 in float16, where small ones would be subnormal; else 1.
     """
     head_dim = q.shape[-1]
     return {
@@ -50,12 +50,12 @@ def launch(
     settings: Tuning | None = None,
     compile_only: bool = False,
 ) -> None:
-    """Launch an operator's forward kernel on T tokens from a mini-batch's start, and write to `outputs`.
+    """Launch an operator's forward kernel on T tokens that begin at a mini-batch's start; write to `outputs`.
 
-    run: the operator's launch function, called with q, k, the kernel's other arguments, m, B and `settings`.
+    run: the operator's launch function, called as run(q, k, rest, m, B, settings); rest: the kernel's other arguments.
     tokens: q, k with RoPE, v, lr. outer: token_scale, ln_weight, ln_bias. Shapes: see `ForwardOperator.forward`.
-    weights: each layer's weight and bias.
-    outputs: out, the next weights and biases (`weights` for an update in place), the last mini-batch's cached rows.
+    weights: each layer's weight and bias. To update them in place, pass them in `outputs` too.
+    outputs: the tensors for the outputs, the next weights and biases, and the last mini-batch's cached rows.
     settings: launch settings of the Triton kernel. None: run a Gluon kernel if one supports q, else use `tuning.toml`.
     compile_only: compile the kernel and compute nothing.
     """
@@ -78,7 +78,7 @@ def launch_packed(
 ) -> Tensor:
     """Return the outputs [N, H, D] of packed sequences; update the slots of `state` that these sequences use.
 
-    run: as in `launch`. kernel: any kernel that `run` can launch; only its parameters' names are read.
+    run: see `launch`. kernel: a kernel that `run` launches; its parameters from `cu_seqlens` on name `run`'s options.
     Other arguments: see `forward_packed`.
     """
     q, k, v, lr = tokens
@@ -118,13 +118,13 @@ def keys_at(k, rows, token, begin, k_token, column, D: tl.constexpr, PACKED: tl.
 
 @jit
 def add_two(a1, a2, b1, b2):
-    """Add two pairs, for a `tl.reduce` in which warps exchange both sums at once."""
+    """Return (a1 + b1, a2 + b2). With it, a `tl.reduce` sums two tensors in one exchange between warps."""
     return a1 + b1, a2 + b2
 
 
 @jit
 def add_six(a1, a2, a3, a4, a5, a6, b1, b2, b3, b4, b5, b6):
-    """Add two tuples of six, for a `tl.reduce` in which warps exchange all six sums at once."""
+    """Return (a1 + b1, ..., a6 + b6). With it, a `tl.reduce` sums six tensors in one exchange between warps."""
     return a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5, a6 + b6
 
 

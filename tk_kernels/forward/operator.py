@@ -36,7 +36,7 @@ Outer = tuple[Tensor, Tensor, Tensor]  # token_scale [m], ln_weight, ln_bias [H,
 
 @cache
 def hopper_unavailable(kernel: str, arch: str | None) -> str:
-    """Return why the Hopper kernel cannot run here, or "". arch: value of TTT_BENCH_ARCH, used only by `@cache`."""
+    """Return why `kernel`, for Hopper, cannot run here, or "". arch: TTT_BENCH_ARCH, part of the `@cache` key."""
     return build.unavailable(kernel)
 
 
@@ -72,7 +72,7 @@ class ForwardOperator:
         return build.unavailable(self.kernels[mini_batch])
 
     def choice(self, q: Tensor, mini_batch: int) -> str:
-        """Return the first of BACKENDS that can run tokens like q [B, T, H, D]."""
+        """Return the first of "thunderkittens", "triton" and "reference" that can run tokens like q [B, T, H, D]."""
         kernel = self.kernels.get(mini_batch)
         takes = kernel and q.is_cuda and q.dtype == torch.bfloat16 and q.shape[3] == HEAD_DIM
         if takes and not hopper_unavailable(str(kernel), os.environ.get("TTT_BENCH_ARCH")):
@@ -98,15 +98,15 @@ class ForwardOperator:
     ) -> tuple[Tensor, State]:
         """Return the outputs [B, T, H, D] of T tokens and the state after them.
 
-        q, k, v [B, T, H, D]: one dtype of DTYPES, D in HEAD_DIMS, stride 1 in D, other strides multiples of 8.
+        q, k, v [B, T, H, D]: bfloat16, float16 or float32. D: 64, 96 or 128, stride 1. Other strides: multiples of 8.
         lr [B, T, H]: learning rates, which a layer computes as base_lr * sigmoid(...) / D.
         token_scale [m], none below 0; its length is the mini-batch, 4 to 64. ln_weight, ln_bias [H, D].
         state: float32, all sequences at the same position, F = 4 D for TTT-MLP. If the position is inside a mini-batch,
         the tokens up to the end of that mini-batch run in the reference.
-        rope: apply RoPE to q and k (theta 10000, position in the mini-batch, interleaved pairs). False: they have it.
+        rope: apply RoPE to q and k (theta 10000, position in the mini-batch, interleaved pairs). False: both have it.
         start: the state's position, 0 to m - 1, if known. None reads it from the device, which waits for the GPU.
         inplace: write the next state to the tensors of `state`, and return `state`. False: do not change `state`.
-        backend: one of BACKENDS; "" selects by `choice`.
+        backend: "thunderkittens", "triton" or "reference"; "" takes the first of these that can run q.
         Raises ValueError for unsupported arguments.
         """
         tokens, outer = (q, k, v, lr), (token_scale, ln_weight, ln_bias)
@@ -208,13 +208,13 @@ def forward_packed(
     state: Any,
     sequences: Packed,
 ) -> Tensor:
-    """Run an operator's portable forward on packed sequences, and return the outputs [N, H, D] in q's dtype.
+    """Run an operator's portable Triton forward on packed sequences; return the outputs [N, H, D] in q's dtype.
 
     launch: `launch_packed` of ttt_linear.forward or ttt_mlp.forward. sequences: the layout of the N tokens.
     tokens: q, k, v [N, H, D] in the dtype of the state's rows, q and k with RoPE, lr [N, H].
     outer: token_scale, ln_weight and ln_bias, as in `ForwardOperator.forward`.
-    initial: the learned initial weights [H, ...] and biases [H, ...] or [H, 1, ...]; sequences with `start` 0 begin
-        from them.
+    initial: the learned initial weights [H, ...] and biases [H, ...] or [H, 1, ...]. A sequence begins from them if
+        it has no earlier tokens (`sequences.start` is 0), otherwise from its slot of `state`.
     state: a `GenerateState` in the dual form, whose slots are updated in place; its position is not read.
     Raises ValueError for unsupported arguments, and if the portable kernels cannot run here.
     """

@@ -1,7 +1,7 @@
 """Shared code of the generate kernels: precisions of states, launch arguments, Triton helpers."""
 
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -69,7 +69,7 @@ def join_planes(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
 
 
 def store(x: torch.Tensor, precision: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return float32 x as (high, low) planes, or as (x in another dtype, None). precision: a key of PRECISIONS."""
+    """Return float32 x as (high, low) planes if `precision` is "planes", else as (x in the dtype `precision`, None)."""
     if PRECISIONS[precision].planes:
         return split_planes(x)
     return x.to(PRECISIONS[precision].weights, copy=True).contiguous(), None
@@ -79,7 +79,7 @@ PIECE_BYTES = 1 << 28
 
 
 def by_sequences(function: Callable[..., tuple[torch.Tensor | None, ...]], *given: torch.Tensor) -> Any:
-    """Apply `function` to slices of the tensors `given` [B, ...], at most PIECE_BYTES at a time, to save memory.
+    """Apply `function` to slices of the tensors `given` [B, ...], of at most 256 MiB or one sequence, to save memory.
 
     Returns the tuple of `function`'s outputs, concatenated to [B, ...]. An output that is None stays None.
     """
@@ -115,7 +115,6 @@ def dot_type(rows: torch.Tensor) -> Any:
     return {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[rows.dtype]
 
 
-@cache
 def runs_sm90(device: torch.device) -> bool:
     """Whether generate kernels in Gluon run on `device`: it has compute capability 9.0, and TTT_BENCH_ARCH is unset."""
     return not hidden() and device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
@@ -133,9 +132,9 @@ def dependent_launch(pdl: bool) -> dict[str, bool]:
 
 
 def section_name(suits_sm90: bool, device: torch.device) -> str:
-    """Return the name by which `tuning` finds settings: the GPU's name, or "cpu".
+    """Return the name under which `tuning` looks up launch settings: the GPU's name, or "cpu".
 
-    The prefix SM90 precedes it if a Gluon kernel will run. suits_sm90: whether a Gluon kernel supports the state.
+    If a Gluon kernel will run, "sm_90" precedes it. suits_sm90: whether a Gluon kernel supports the state.
     """
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return f"{SM90} {gpu}" if suits_sm90 and runs_sm90(device) else gpu
@@ -202,9 +201,9 @@ def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
 
 @jit
 def load_token(x, at, rd, valid, ROPE: tl.constexpr):
-    """Load a row [D] of Q or K; with ROPE, also load it with the two elements of each pair swapped, for `rotate`.
+    """Load a row [D] of Q or K from x + at; return it twice. With ROPE, the second has each pair's elements swapped.
 
-    RoPE itself is in `rotate`, because any use of a loaded value may need a barrier, which would delay further loads.
+    `rotate` then applies RoPE. Here, any use of a loaded value might need a barrier, which would delay further loads.
     """
     row = tl.load(x + at + rd, mask=valid, other=0)
     pair = row
@@ -274,7 +273,7 @@ def ln_l2_grad(z, target, weight, bias, valid, D: tl.constexpr):
 
 @jit
 def to_float32_again(x):
-    """Convert a tile to float32 again by other instructions, so that registers need not keep the first result."""
+    """Convert x to float32; bfloat16 without `.to`, so that the compiler keeps no earlier conversion in registers."""
     if x.dtype == tl.bfloat16:
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     return x.to(tl.float32)

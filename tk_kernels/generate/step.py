@@ -33,10 +33,10 @@ FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 class StepState:
     """State of `generate_step`, updated in place; each operator has a subclass `GenerateState`.
 
-    form: one of FORMS. precision: a key of PRECISIONS. mini_batch: m.
+    form: "dual" or "primal". precision: "float32", "planes", "bfloat16" or "float16". mini_batch: m.
     position [B, H] int32: tokens so far in the current mini-batch, the same for all heads of a sequence.
-    gathered, dual form: cached rows [B, H, m, width] in the dtype PRECISIONS[precision].rows: first the inputs of each
-    layer, then lr * G of each layer. G is the loss's gradient at the layer's output.
+    gathered, dual form: cached rows [B, H, m, width], first each layer's inputs, then each layer's lr * G. G is the
+    loss's gradient at the layer's output. The rows' dtype is `precision`; with "planes", it is bfloat16.
     gathered, primal form: each layer's float32 gradient sums dW, in the weight's layout, and db.
     layers: for each layer, its weight [B, H, ...] (with "planes", the high plane), low plane or None, and bias
     [B, H, width]. All weights except the last are transposed, so that each row belongs to one hidden unit.
@@ -125,7 +125,7 @@ class StepState:
         return in_16_bits and widths == self.sm90_widths and self.mini_batch <= 16
 
     def tuned_as(self) -> str:
-        """Return the name of the section of `tuning.toml` for this state (see `section_name`)."""
+        """Return the name under which `tuning` looks up this state's launch settings (see `section_name`)."""
         return section_name(self.suits_sm90(), self.position.device)
 
     def default_launch(self) -> Tuning:
@@ -136,7 +136,8 @@ class StepState:
 def portable_constants(state: StepState, block: int) -> dict[str, Any]:
     """Return compile-time arguments of the portable kernels, by name.
 
-    DP, MP: padded D and m. DOT: dtype of matmul operands. BLOCK: rows of a weight to rewrite at once, at most `block`.
+    DP, MP: D and m, padded to powers of two, MP to at least 16. DOT: dtype of matmul operands.
+    BLOCK: rows of a weight to rewrite at once, at most `block`.
     """
     rows, D = state.biases()[0].shape[2], state.biases()[-1].shape[2]
     return {
@@ -173,9 +174,8 @@ def generate_step(
     out: the tensor to write and return, of any floating dtype; by default a new one of q's dtype.
     rope: the result of `rope_table`, to apply RoPE to q and k. None: they already have RoPE.
     base_lr: if given, lr holds the logits x · w_h + c_h, and the learning rate is base_lr * sigmoid(lr) / D.
-    launch: replaces the settings of `tuning.toml`.
-    pdl: launch with `dependent_launch`; the kernel reads gstate, token_scale, ln_weight, ln_bias and rope before
-        earlier launches end. Only kernels for Hopper use it.
+    launch: settings to use instead of those in `tuning.toml`. pdl: use programmatic dependent launch, in kernels
+    for Hopper only. They read gstate, token_scale, ln_weight, ln_bias and rope before earlier launches end.
     compile_only: compile the kernel that a launch would need, and compute nothing (see `parallel.py`).
     Raises ValueError on a wrong shape, dtype, stride or device, and for a `launch` that does not suit the state.
     """

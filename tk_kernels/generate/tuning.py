@@ -30,11 +30,11 @@ class Tuning:
 
 @cache
 def tuning(operator: str, form: str, row: str, name: str) -> Tuning:
-    """Return the settings in `row` from the file named by TTT_BENCH_TUNING, or from `tuning.toml` if it lacks the row.
+    """Return the settings in `row` of the file that TTT_BENCH_TUNING names; if the row is not there, of `tuning.toml`.
 
     In each file, search the sections whose names are prefixes of `name`, longest first, then the section "default".
-    form: "dual", "primal" or "forward". row: the state's precision, or for "forward" one of FORWARD_ROWS[operator].
-    name: a result of `generate.common.section_name`.
+    operator: "ttt_linear" or "ttt_mlp". form: "dual", "primal" or "forward". name: a result of `section_name`.
+    row: the state's precision; for "forward", a class of problem sizes such as "wide", one of FORWARD_ROWS[operator].
     Raises KeyError if no section has the row, and ValueError if the named file cannot be read.
     """
     for table in _tables():
@@ -59,7 +59,7 @@ def _tables() -> list[dict[str, Any]]:
 
 
 def candidates(operator: str, form: str, row: str, sm90: bool = False) -> Iterator[Tuning]:
-    """Yield settings to try for a row (see `tuning`). sm90: for the kernel of `generate_sm90.py`; `warps` is fixed."""
+    """Yield settings to try for a row (see `tuning`). sm90: for `generate_sm90.py`, where only `registers` varies."""
     linear, dual = operator == "ttt_linear", form == "dual"
     if form == FORWARD:
         blocks = (0,) if linear or row == "narrow" else (32, 64, 128)

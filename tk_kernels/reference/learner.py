@@ -75,8 +75,8 @@ class Layer(NamedTuple):
 def layers_of(state: Sequence[Any], rows: bool = True) -> list[Layer]:
     """Group a state's tensors, or the names of its fields, by layer of the inner model.
 
-    rows: whether the state holds cached rows, not gradient sums. The fields' order: weight and bias of each layer;
-    each layer's input rows, then each layer's gradient rows (or dW and db of each layer); the position.
+    With two layers, cached rows (rows=True) have the order W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows, position.
+    Gradient sums (rows=False) have the order W1, b1, W2, b2, dW1, db1, dW2, db2, position.
     """
     n = len(state) // 4
     weights, biases, rest = state[: 2 * n : 2], state[1 : 2 * n : 2], state[2 * n : 4 * n]
@@ -273,7 +273,7 @@ class Learner(Generic[State]):
         layout: str,
         state: State | PrimalState | None = None,
     ) -> Outer:
-        """Check the arguments; return the outer parameters in STATE_DTYPE[dtype of the tokens]. Raises ValueError."""
+        """Return the outer parameters: float64 for float64 tokens, else float32. Raises ValueError on bad arguments."""
         check_tokens(tokens, lr, layout, tuple(STATE_DTYPE))
         x = next(iter(tokens.values()))
         check_choice("lr.dtype", lr.dtype, (STATE_DTYPE[x.dtype],))
@@ -287,7 +287,7 @@ class Learner(Generic[State]):
 
 
 def _train_(k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: tuple) -> Trace:
-    """Train `state` in place on whole mini-batches, in order; return the trace of `Learner.states`."""
+    """Train `state` in place on whole mini-batches; return each one's weights, inputs, gradients (`Learner.states`)."""
     layers, mini_batch = layers_of(state), len(outer.token_scale)
     keys = with_bias_input(tiled(k, mini_batch))
     last_eta = outer.token_scale[-1] * tiled(lr, mini_batch).unsqueeze(-1)
@@ -340,7 +340,7 @@ def _read(q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tenso
 def _advance_(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: Any, form: str = "dual", rows: bool = True
 ) -> Tensor:
-    """Advance `state` in place by n tokens of a mini-batch; return outputs [B, n, H, D]. With gradient sums, n = 1."""
+    """Run n tokens of a mini-batch, update `state`; return outputs [B, n, H, D]. rows=False (gradient sums): n = 1."""
     layers, token_scale = layers_of(state, rows), outer.token_scale
     positions = state.position.long()[:, None] + torch.arange(q.shape[1], device=q.device)  # [B, n]
     x, z, new = _gradients(q, k, v, lr, outer, layers)

@@ -1,8 +1,8 @@
-"""Advance one affine layer of the inner model f by tokens at any position, from cached rows or gradient sums.
+"""Outputs and updates of one affine layer of the inner model f, at any token of a mini-batch.
 
-x_rows [B, H, m, D] and g_rows [B, H, m, F] hold a row for each token j of the mini-batch so far: its input x_j, and
-lr_j times the loss's gradient G_j at the output. Weight and bias change only at the mini-batch's end.
-Other shapes: x [B, H, n, D] for n tokens, weight [B, H, D, F], bias [B, H, F], positions [B, n] int64.
+A state holds W and b at the mini-batch's start. For its tokens so far, it holds rows, or gradient sums dW and db.
+Rows: x_rows [B, H, m, D] of inputs x_j, g_rows [B, H, m, F] of lr_j times the loss's gradient G_j at the output.
+Other shapes: x [B, H, n, D] for n tokens; W, dW [B, H, D, F]; b, db [B, H, F]; positions [B, n] int64.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The TTT-Linear forward in three backends; see `ForwardOperator.forward`."""
+"""The TTT-Linear forward on three backends: a Hopper kernel, Triton and PyTorch; see `ForwardOperator.forward`."""
 
 from torch import Tensor
 

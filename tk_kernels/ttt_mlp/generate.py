@@ -187,9 +187,9 @@ def sum_rows(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
 
 @jit
 def first_products(w1, past_g1, k, q, weight1, MATRIX: tl.constexpr, DOT: tl.constexpr):
-    """Return w1 @ k and w1 @ q + weight1 @ past_g1, both [F].
+    """Return w1 @ k for Z1, and w1 @ q + weight1 @ past_g1 for Z1bar, both [F] in float32.
 
-    w1 [F, D], k, q [D]. past_g1 [m, F]: earlier rows of lr * G1. weight1 [m]: a factor per row.
+    w1 [F, D], k, q [D]. past_g1 [m, F]: cached rows lr * G1. weight1 [m]: their factors. MATRIX, DOT: see `sum_rows`.
     """
     if MATRIX:
         both = tl.dot(w1.to(DOT), columns(k, 0, DOT) + columns(q, 2, DOT))

@@ -75,7 +75,7 @@ class FlaModel(PackageModel):
 
 
 class FlaWork(PhaseWork):
-    """Base class of work whose check runs untuned kernels: tuning them for the references would take minutes."""
+    """Base class of timed work; its check runs kernels untuned, because tuning for the references takes minutes."""
 
     def checks(self, logits: Tensor, rows: list[int], *rest: Any, **named: Any) -> Checks:
         def read_pieces() -> None:
@@ -87,7 +87,7 @@ class FlaWork(PhaseWork):
 
 
 class FlaForward(FlaWork, Forward):
-    """Timed work of the forward phase; a long prompt's reference is the same model, run on pieces of the prompt."""
+    """Timed work of the forward phase. A long prompt's reference is the timed model, run on pieces of the prompt."""
 
     @property
     def _is_long(self) -> bool:
@@ -105,9 +105,9 @@ class FlaForward(FlaWork, Forward):
 
 
 class FlaGenerate(FlaWork, Generate):
-    """Timed work of the generate phase: greedy steps. Each call starts from the state after one token.
+    """Timed work of the generate phase: every call runs greedy steps from the same state, which has read one token.
 
-    A step overwrites only the tensor `conv_state` of this state in place, so each call runs on a copy of `conv_state`.
+    A step replaces the state's other tensors but overwrites `conv_state`, so each call runs on a copy of `conv_state`.
     """
 
     renews_past = False  # a CUDA graph starts at the tensors of its capture
@@ -139,7 +139,7 @@ class FlaGenerate(FlaWork, Generate):
         return STEPS  # the reference reads these and one token before
 
     def repeat(self, rng: Random, rows: list[int]) -> list[int]:
-        """Return [0, ..., B - 1]: no sequence copies another, because their states in the CUDA graph differ."""
+        """Return [0, ..., B - 1], each sequence's own index: none copies another, because their first states differ."""
         return [*range(self.case.batch)]
 
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
@@ -207,7 +207,7 @@ class Fla(TunedLanguageModel):
         return FlaModel(inner, RECURRENT_TOKENS)
 
     def rounded_reference(self, model: FlaModel, case: Case) -> FlaModel | None:
-        """Return the same model, run on fla's recurrent kernels; None for float32."""
+        """Return `model` on fla's recurrent kernels, whose rounding sets the check's limits; None for float32."""
         return None if case.dtype == "float32" else FlaModel(model.inner, RECURRENT_TOKENS)
 
 
@@ -268,6 +268,6 @@ class RWKV7(Fla):
         )
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return the settings, with the package's warning that its RWKV-7, also the reference's, may be incorrect."""
+        """Return the settings and a warning: fla says that its RWKV-7, also used as reference, may be incorrect."""
         warning = "the package warns that its RWKV-7 may be incorrect, by the word of RWKV's author"
         return super().settings(case) | {"warning": warning}

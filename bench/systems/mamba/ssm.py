@@ -119,7 +119,7 @@ class MambaSSM(TunedLanguageModel):
         return ScannedMamba(transformers.inner, device())
 
     def rounded_reference(self, model: MambaSSMModel, case: Case) -> None:
-        """Return None, so the check's limits are fixed, because no other code rounds like the package's kernels."""
+        """Return None, which keeps the check's limits fixed: no other code rounds like the package's kernels."""
 
 
 class Mamba2SSM(MambaSSM):

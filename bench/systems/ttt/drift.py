@@ -35,7 +35,7 @@ class Exact:
 def compared(adapter: Any, workload: Workload, model: Any, case: Case) -> Workload:
     """Return the workload with a check that also measures the drift over `context` tokens and limits its mean.
 
-    adapter: the `TTTLanguageModel`, which stores the last exact run for cases with other state precisions.
+    adapter: stores the last exact run, which the next case uses if it differs only in the state's precision.
     """
     own = workload.check
     assert own is not None

@@ -103,8 +103,8 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
 class GenerateSet:
     """A batch of sequences that generate together: their state, and the inputs and outputs of a mini-batch's steps.
 
-    generate: module of the kernels. outer: token_scale, ln_weight, ln_bias. tokens: q, k, v, lr, each [steps, B, ...].
-    out: outputs [steps, B, H, D]. launch: launch settings; None for the settings in `tuning.toml`.
+    generate: the operator's module `generate`. outer: token_scale, ln_weight, ln_bias. out: outputs [steps, B, H, D].
+    tokens: q, k, v, lr, each [steps, B, ...]. launch: launch settings; None for the settings in `tuning.toml`.
     """
 
     generate: Any
@@ -133,9 +133,9 @@ class GenerateSet:
 
 
 class Steps:
-    """The timed generate steps: in each of `rounds` rounds, every set of sequences runs one step.
+    """The timed generate steps: in each of `rounds` rounds, every batch of sequences in `sets` runs one step.
 
-    q, k, v, lr and the outputs of all sets are stored in one tensor each, [sets, rounds, B, ...].
+    One tensor [sets, rounds, B, ...] stores q of all sets and rounds; likewise for k, v, lr and the outputs.
     """
 
     def __init__(self, sets: list[GenerateSet], config: TTTConfig, dtype: str) -> None:
@@ -153,7 +153,7 @@ class Steps:
         return self.rounds * len(self.sets)
 
     def inputs(self) -> dict[str, Input]:
-        """Return q, k, v and lr of all sets as inputs that the harness refills."""
+        """Return q, k, v and lr, each [sets, rounds, B, ...], as inputs that the harness refills."""
         rates = Input(self._tokens[3], "uniform", self.config.base_lr / self.config.head_dim, 2)
         return {name: Input(each, "normal", 1.0, 2) for name, each in zip("qkv", self._tokens, strict=False)} | {
             "lr": rates
@@ -190,9 +190,9 @@ class Steps:
 
 @torch.no_grad()
 def _exact_steps(some: GenerateSet, begun: Any, rows: list[int], calls: int, rounds: int) -> torch.Tensor:
-    """Run the reference in float64, and round a 16-bit state's W after each step; return the last outputs [rows, H, D].
+    """Run the float64 reference for `calls` calls of `rounds` steps; return the last step's outputs [rows, H, D].
 
-    begun: state of the sequences `rows` before the first call. calls: number of calls. rounds: steps per call.
+    If the kernels' state stores W in 16 bits, W is rounded after each step. begun: state of `rows` before the calls.
     """
     reference = import_module(some.generate.__name__.rpartition(".")[0] + ".reference")
     precision = PRECISIONS[some.state.precision]
@@ -221,7 +221,7 @@ def steps_in_turn(first: GenerateSet, config: TTTConfig, dtype: str) -> Steps:
 
 
 def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
-    """Return `first` and copies of it, at least `at_least` sets, at positions spread over a mini-batch."""
+    """Return `at_least` or more sets, `first` and copies of it, and spread their positions over a mini-batch."""
     m = len(first.tokens[0])
     count = -(-at_least // m) * m if at_least > m else next(n for n in range(at_least, m + 1) if m % n == 0)
     sets = [first, *(replace(first, state=deepcopy(first.state)) for _ in range(count - 1))]

@@ -74,7 +74,7 @@ def forward_workload(
     check: Callable[[], Checks],
     settings: dict[str, str] | None = None,
 ) -> Workload:
-    """Return a workload that times forward(**inputs) and checks the timed results against the reference in float64."""
+    """Return a workload: run `check`, time forward(**inputs), and compare its results with `reference` in float64."""
     config = ttt_config_of(case)
     rates = Input(inputs["lr"], "uniform", config.base_lr / config.head_dim, 0, 1)
     return layer_workload(
@@ -99,7 +99,7 @@ def layer_workload(
     settings: dict[str, str],
     most: int,
 ) -> Workload:
-    """Return the workload of a layer's forward. exact, most: as in `layer_timed_check`."""
+    """Return a workload that times `run`. exact: returns the reference's results. most: limit on compared tokens."""
     return Workload(
         run=run,
         tokens=case.batch * case.context,
@@ -116,10 +116,10 @@ def layer_workload(
 def layer_timed_check(
     case: Case, exact: Callable[[list[int], int], Results], most: int
 ) -> Callable[[Random], Callable[[Results, int], Checks]]:
-    """Return a `Workload.timed_check` that compares the first `most` outputs and the final states of random sequences.
+    """Return a `Workload.timed_check` that compares outputs and final states of random sequences with a reference.
 
     exact(sequences, tokens): returns the reference's results for the first `tokens` tokens of these sequences.
-    Final states are compared only if sequences have at most `most` tokens.
+    In all, at most `most` outputs are compared. If sequences are longer, only one is compared, without its final state.
     """
     tokens, whole = min(case.context, most), case.context <= most
 
@@ -214,7 +214,7 @@ def exact_forward(reference: Any, inputs: dict[str, Any], rows: list[int], token
 
 
 def _exact_outputs(reference: Any, arguments: dict[str, Any], trace: Any, rows: list[int], tokens: int) -> Results:
-    """Compute float64 outputs of the first `tokens` tokens of sequences `rows`. trace: result of `reference.states`."""
+    """Return float64 outputs for the first `tokens` tokens of `rows`. trace: W and gradients by `reference.states`."""
     batch, mini_batches = len(arguments["q"]), tokens // len(arguments["token_scale"])
     exact = {name: to_float64(x[rows, :tokens] if name in PER_TOKEN else x) for name, x in arguments.items()}
     states = tuple(x[:mini_batches].unflatten(1, (batch, -1))[:, rows].flatten(1, 2).double() for x in trace)

@@ -144,7 +144,7 @@ class Batch:
         ]
 
     def steady_ms(self, sequences: int) -> list[float]:
-        """Return the time in ms of each step in which all `sequences` sequences generated, as in the step before.
+        """Return the time in ms of each step in which, as in the step before it, all `sequences` sequences generated.
 
         Raises RuntimeError if there is no such step.
         """
@@ -279,7 +279,7 @@ class Engine:
         }
 
     def attention(self) -> tuple[str, str]:
-        """Return name and version of the model's attention kernel, or ("none", "")."""
+        """Return name and version of the model's attention kernel; ("none", "") for a model without attention."""
         (layers,) = self.llm.apply_model(lambda model: [_attention_of(layer) for layer in model.modules()])
         found = sorted({each for each in layers if each})
         if not found:

@@ -95,7 +95,7 @@ class VllmSystem:
         raise NotImplementedError
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return settings to record in addition to `Engine.described`: widened limits of the checks, if any."""
+        """Return settings to record in addition to the engine's: the checks' limits, if they are wider than usual."""
         return widened(case)
 
     def check(self, engine: Engine, case: Case) -> None:
@@ -181,7 +181,7 @@ class VllmSystem:
         )
 
     def _cache_bytes(self, case: Case, graphs: str) -> int | None:
-        """Return the cache's bytes; None if vLLM chooses. A model with k of n layers gets k/n of the full cache."""
+        """Return the cache's bytes, None if vLLM chooses. A model with k of n layers gets k/n of the full cache."""
         name, layers = uncut(case.size)
         if not layers and graphs != "prompts":
             return None
@@ -376,7 +376,7 @@ class EngineRequest(_Work):
         return token_times.metrics([batch.requests_ms() for batch in list(self._batches)[-calls:]])
 
     def wanted_tokens(self, case: Case) -> int:
-        """Return one more than the steps, because reading the prompt generates a token too."""
+        """Return how many tokens a request generates: one after its prompt, then one per step."""
         return case.new_tokens + 1
 
 

@@ -39,7 +39,7 @@ class VllmTTT(VllmSystem):
         super().register()
 
     def _sequences(self, case: Case) -> int:
-        """Limit max_num_seqs to the sequences that fit in the cache, because vLLM captures a graph of this size."""
+        """Return max_num_seqs, at most what fits in the cache, because vLLM captures a graph for so many sequences."""
         whole = replace(case, size=uncut(case.size)[0])
         room = self._cache_bytes(whole, "prompts")  # the smallest cache, as a margin
         assert room is not None
@@ -52,7 +52,7 @@ class VllmTTT(VllmSystem):
         return super().settings(case) | {"forward_kernel": ops.choice(q, config.mini_batch)}
 
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
-        """Return logits [B, last, V]; inner loops run in CUDA graphs, as in the references of other TTT adapters."""
+        """Return the reference's logits [B, last, V]; its inner loops run in CUDA graphs, as in other TTT adapters."""
         if not isinstance(reference.operator, ReplayedOperator):
             reference.operator = ReplayedOperator(reference.config.learner)
         return super().last_logits(reference, ids, last)

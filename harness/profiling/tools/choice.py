@@ -31,8 +31,9 @@ class Tools:
 def choose(way: str, device: str) -> Tools:
     """Return the profilers to use for a device, "cpu" or "cuda".
 
-    way: one of `WAYS`; "auto" takes the Nsight tools that are usable, else Kineto.
-    Raises ProfileError if `way` is unknown or names an unusable profiler.
+    way: "auto" takes each Nsight tool that is installed, "nsys" or "ncu" only that one, "torch" none. On a CPU, and
+        without Nsight Systems, Kineto gives the times.
+    Raises ProfileError for an unknown `way`, a missing program, or an Nsight tool on a CPU.
     """
     if way not in WAYS:
         raise ProfileError(f"--with {way}: must be one of {', '.join(WAYS)}")

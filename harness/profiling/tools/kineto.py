@@ -1,4 +1,4 @@
-"""Record with torch.profiler (Kineto), and read kernels, or a CPU's operators."""
+"""Record a GPU's kernel launches, or a CPU's operator calls, with torch.profiler (Kineto)."""
 
 import gzip
 import json
@@ -59,7 +59,7 @@ def events_of(text: bytes) -> list[Mapping[str, Any]]:
 
 
 def launched(events: Iterable[Mapping[str, Any]]) -> list[Launched]:
-    """Return the kernel launches of a trace's events."""
+    """Return the launches of kernels, copies and fills among a trace's events, sorted by start."""
     complete = [event for event in events if event.get("ph") == "X"]
     ranges = [
         Span(event["name"], event["tid"], event["ts"], event["ts"] + event["dur"])
@@ -87,7 +87,7 @@ def launched(events: Iterable[Mapping[str, Any]]) -> list[Launched]:
 
 
 def operators(events: Iterable[Any]) -> list[Launched]:
-    """Return the calls of operators on the CPU; events: `torch.profiler.profile.events()`."""
+    """Return the operator calls on the CPU among the events of `torch.profiler.profile.events()`."""
     every = list(events)
     calls = [event for event in every if not event.is_user_annotation]
     ranges = [Span(e.name, e.thread, e.time_range.start, e.time_range.end) for e in every if e.is_user_annotation]

@@ -39,10 +39,7 @@ def exporting(report: Path, database: Path) -> list[str]:
 
 
 def read(database: Path) -> tuple[list[Launched], list[Launched]]:
-    """Return (launches of timed runs, launches of the call with ranges) from an export.
-
-    Raises ProfileError if the database is truncated or lacks a table.
-    """
+    """Return (launches of timed runs, launches of the call with ranges); ProfileError for an unusable export."""
     try:
         with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as connection:
             connection.text_factory = lambda raw: raw.decode(errors="replace")
@@ -80,7 +77,7 @@ def _launched(connection: sqlite3.Connection) -> list[Launched]:
 
 
 def _rows(connection: sqlite3.Connection, tables: set[str]) -> Iterator[Sequence]:
-    """Yield a row per kernel or copy: name, start ns, end ns, registers, shared bytes, GPU, stream, process, launch."""
+    """Yield (name, start ns, end ns, registers, shared bytes, GPU, stream, process, launch ID) per kernel or copy."""
     if _KERNELS in tables:
         # Nsight Systems demangles differently from torch.profiler.
         rows = connection.execute(

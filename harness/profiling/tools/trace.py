@@ -90,8 +90,8 @@ class Runs:
 def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Runs) -> dict[str, Any]:
     """Return a profile's fields: the fields that `found_in` returns, "units" and "notes".
 
-    launched: launches of the runs in `seen`; only `_typical` runs are used. ranged: launches of one call with ranges.
-    Delays by the profiler are removed from "region_us" and "longest_gap_us".
+    launched: launches of the runs that `seen` describes; the slowest and fastest quarter of the runs are ignored.
+    ranged: launches of one call with ranges. "region_us" and "longest_gap_us" exclude delays by the profiler.
     """
     kept, runs, region_us, notes = _typical(launched, seen)
     found = found_in(kept, ranged, runs * seen.calls)
@@ -139,7 +139,7 @@ def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], 
 
 
 def last_runs(launched: Sequence[Launched], runs: int, recorded: int) -> tuple[Sequence[Launched], int]:
-    """Return (launches, number of runs): the last `runs` of `recorded` runs, or all if runs differ in kernels."""
+    """Return (launches, number) of the last `runs` of `recorded` runs; of all runs if they launch different kernels."""
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not _alike(in_order, recorded):
         return launched, recorded
@@ -219,7 +219,7 @@ def timeline_of(
 
 
 def _step_end(paths: Sequence[tuple[str, ...]]) -> int:
-    """Return the number of launches between two starts of the first layer, or of all launches if it starts once."""
+    """Return how many launches are between two starts of the first layer, given their paths; all if it starts once."""
     depths = [next((depth for depth, name in enumerate(path, start=1) if is_layer(name)), 0) for path in paths]
     layers = [(number, path[:depth]) for number, (path, depth) in enumerate(zip(paths, depths, strict=True)) if depth]
     for (_, before), (number, layer) in pairwise(layers):

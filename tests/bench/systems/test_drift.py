@@ -13,6 +13,8 @@ from bench.systems.ttt.kernels import TTTKernels
 from bench.systems.ttt.model import TTTTorch
 from harness.schema.case import Case
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def case(system, tokens=20):
     options = (("compare", "float64"),)

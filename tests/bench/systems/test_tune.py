@@ -8,6 +8,7 @@ import torch
 from bench.commands import tune as command
 from bench.systems.ttt import kernel_layer
 from harness.measure import timer
+from harness.measure.correctness import Checks
 from tk_kernels.generate.tuning import Tuning
 from tk_kernels.ttt_linear import forward, generate, reference
 
@@ -102,6 +103,13 @@ def test_the_fastest_forward_that_is_correct_is_chosen(kernel, monkeypatch):
 def test_where_none_passes_there_is_no_choice(kernel, monkeypatch):
     monkeypatch.setattr(command, "candidates", lambda *asked, sm90: iter((WRONG, TOO_LARGE)))
     assert fastest() == ("cpu", None)
+
+
+def test_settings_that_no_check_compares_are_no_choice(kernel, monkeypatch, capsys):
+    monkeypatch.setattr(command, "candidates", lambda *asked, sm90: iter((SLOW,)))
+    monkeypatch.setattr(command, "check_generate", lambda *asked: Checks([]))
+    assert fastest() == ("cpu", None)
+    assert "nothing was checked" in capsys.readouterr().err
 
 
 @pytest.fixture
