@@ -1,4 +1,4 @@
-"""Without a GPU, run Triton kernels in the interpreter. Restore SIGINT, which background jobs ignore."""
+"""Without a GPU, run Triton kernels in the interpreter. Handle SIGINT even if pytest was started with it ignored."""
 
 import os
 import signal

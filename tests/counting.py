@@ -1,4 +1,4 @@
-"""Count Python function calls as a measure of work that no machine load changes."""
+"""Count Python function calls, a measure of work that does not depend on the machine's load."""
 
 import sys
 from collections.abc import Callable

@@ -17,14 +17,14 @@ def hasten() -> None:
     first_call, by_element, called = InterpretedFunction.__call__, ReduceOps.generic_reduce, set()
 
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
-        """Patch Triton's modules only at a function's first call: later calls find the patches in effect."""
+        """Let Triton patch its modules only at a kernel's first call: the patches stay, and repeating them is slow."""
         if self.fn in called:
             return self.rewrite()(*arguments, **named)
         called.add(self.fn)
         return first_call(self, *arguments, **named)
 
     def by_slice(self: Any, given: tuple[Any, ...]) -> list[Any]:
-        """Reduce whole slices along `self.axis`, in the order in which Triton's interpreter reduces elements."""
+        """Combine whole slices along `self.axis` instead of single elements, in the order of Triton's interpreter."""
         if self.axis is None or self.keep_dims:
             return by_element(self, given)
         rows = ((np.moveaxis(each.handle.data, self.axis, 0), each.dtype) for each in given)

@@ -1,4 +1,4 @@
-"""Lock files explain each release below the newest, and resolve to the listed releases (skipped without a network)."""
+"""A lock file lists exactly the releases it resolves to (needs a network), and explains each below the newest."""
 
 import re
 import subprocess

@@ -4,7 +4,7 @@ from types import ModuleType
 
 
 class TwoGpus(ModuleType):
-    """Stands in for the module pynvml; tests remove entries of `there` to lose a GPU."""
+    """Stands in for the module pynvml. `there` maps indices to UUIDs; tests remove an entry to simulate a lost GPU."""
 
     NVML_CLOCK_SM = NVML_CLOCK_MEM = NVML_TEMPERATURE_GPU = 0
 

@@ -58,7 +58,7 @@ class Model:
 
 
 class Honest:
-    """An adapter without a mistake; subclasses change `run` or a field of the workload, never the check."""
+    """An adapter without a mistake. Subclasses change the timed call `run` or a workload's field, not the check."""
 
     packages = ()
     decay = 1.0
@@ -112,7 +112,7 @@ class CopyOfTheLastOutput(LastOutputAgain):
 
 
 class OneSequenceStale(Honest):
-    """Repeats the first call's output for the last of eight sequences; `timed_check` compares only two random ones."""
+    """Returns its first logits again for the last of eight sequences; the check of two random ones may miss that."""
 
     def run(self) -> Any:
         out = super().run()
@@ -122,7 +122,7 @@ class OneSequenceStale(Honest):
 
 
 class TruncatedPrompt(Honest):
-    """Reads only a prompt's last 64 tokens; with decay 0.85, earlier tokens change the logits by less than LIMIT."""
+    """Reads a prompt's last 64 tokens. Decay 0.85 forgets earlier ones, so the error stays within the limit."""
 
     decay = 0.85
 
@@ -195,7 +195,7 @@ class Nothing(Honest):
 
 
 class OfTheRepository:
-    """Base class: builds an adapter of the repository, replaces its timed call and drops the check before timing."""
+    """Base class: an adapter of this repository whose timed call is `timed`, and which has no check before timing."""
 
     packages = ()
     adapters: ClassVar[dict[str, Any]] = {
@@ -213,7 +213,7 @@ class OfTheRepository:
         return replace(workload, check=None, run=torch.inference_mode()(lambda: self.timed(work, run)))
 
     def prepare(self, work: Any) -> None:
-        """Prepare `work`, the object whose bound method is the timed call; by default, do nothing."""
+        """Let a subclass build data from `work`, which holds the case's model and tokens; by default, do nothing."""
 
     def timed(self, work: Any, run: Callable[[], Any]) -> Any:
         raise NotImplementedError
@@ -245,7 +245,7 @@ class Last64Tokens(OfTheRepository):
 
 
 class Last66Tokens(Last64Tokens):
-    """Reads the last 66 tokens: new tokens before the last 64 change the logits, but less than in the reference."""
+    """Reads a prompt's last 66 tokens: new tokens before the last 64 change its logits, but by too little."""
 
     kept = 66
 

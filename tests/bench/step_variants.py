@@ -1,6 +1,6 @@
-"""Print as JSON the kernels of the vLLM plug-in's warm-up, and the kernel variants that only later random steps launch.
+"""Print as JSON the kernels that the vLLM plug-in's warm-up launches, and the variants that only later steps launch.
 
-Launches on a fake H200 are recorded, not run. Triton selects variants by the alignments and strides of CPU tensors.
+The later steps are random. Launches are recorded as on an H200, not run. Variants differ in alignments and strides.
 """
 
 import json
@@ -36,7 +36,7 @@ Variant = tuple[str, str, str]
 
 
 def look_like_an_h200() -> set[Variant]:
-    """Make CPU tensors look as if on an H200; return a set that collects launched kernel variants and libraries."""
+    """Make CPU tensors pass for an H200's; return a set to which each launch adds its kernel variant or library."""
     torch.Tensor.is_cuda = property(lambda x: True)
     torch.cuda.is_available = lambda: True
     torch.cuda.device = lambda device: nullcontext()

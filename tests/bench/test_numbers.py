@@ -1,4 +1,4 @@
-"""`bench.numbers` writes the committed tables from the committed runs; errors name a table without cases."""
+"""`bench.numbers` writes the committed tables from the committed runs; a table that selects no case is an error."""
 
 import subprocess
 import sys

@@ -146,7 +146,7 @@ def test_a_run_with_another_budget_is_not_continued(measured):
 
 
 def test_a_side_of_ab_is_not_continued(copied):
-    """Only `ab` measures rounds: `run` would continue the first round and ignore the others."""
+    """`run --resume` refuses a run of `ab`: it would continue the first round and ignore the others."""
     values = json.loads((copied / "run.json").read_text())
     (copied / "run.json").write_text(json.dumps(values | {"repeats": 2}))
     for more in ([], ["--dry-run"]):

@@ -72,7 +72,7 @@ def test_mixed_requests_have_the_logits_of_single_ones(learner, backbone):
 @pytest.mark.usefixtures("triton_kernels")
 @pytest.mark.parametrize("learner", ["linear", "mlp"])
 def test_prompts_of_one_length_run_in_the_kernel_for_hopper(monkeypatch, learner):
-    """New requests and a request that continues its prompt form one batch. PyTorch stands in for the kernel."""
+    """Prompt parts of one length, new or continued, run as one batch. PyTorch stands in for the Hopper kernel."""
     operator = KernelOperator(learner, precision="float32", backend="reference")
     monkeypatch.setattr(operator._ops, "choice", lambda q, mini_batch: THUNDERKITTENS)
     monkeypatch.setattr(operator, "_launch", None)
@@ -81,7 +81,7 @@ def test_prompts_of_one_length_run_in_the_kernel_for_hopper(monkeypatch, learner
 
 
 def assert_served(learner, backbone, steps, operator, dtype=torch.float32):
-    """Run `steps`, lists of each request's token count, in `dtype`; compare with float32 runs of single requests."""
+    """Compare logits after `steps` with float32 runs of single requests. A step lists each request's token count."""
     config = replace(model_config(f"ttt-{learner}", "tiny", backbone=backbone), layers=2)
     model = from_seed(config, 0, DEVICE, dtype, operator=operator, block=FusedBlock)
     plain = from_seed(config, 0, DEVICE, torch.float32)

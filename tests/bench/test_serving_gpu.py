@@ -61,7 +61,7 @@ def greedy(new_tokens):
 def served(llm, prompts, new_tokens, arriving=0, aborted=(), aborted_at=None, preempting=0):
     """Return each request's tokens; request n arrives `arriving` steps after request n - 1.
 
-    aborted: requests to end at their first output. aborted_at: (request, step before which to end it), or None.
+    aborted: numbers of requests to end at their first output. aborted_at: (number, step before which to end it).
     preempting: steps between two preemptions of all requests; 0 for none.
     """
     core, waiting = llm.llm_engine, list(enumerate(prompts))
@@ -89,7 +89,7 @@ def random_prompts(lengths, vocabulary):
 
 
 def wrong_tokens(folder, prompts, tokens):
-    """Count the steps at which the project's own loop, given these tokens, would clearly choose another token."""
+    """Count `tokens` whose logit in the project's own loop is below the maximum by more than rounding explains."""
     kernels = {"operator": KernelOperator(json.loads((folder / "config.json").read_text())["ttt_layer_type"])}
     own = checkpoint.load(folder, "cuda", torch.bfloat16, block=FusedBlock, **kernels)
     by_length = sorted(zip(prompts, tokens, strict=True), key=lambda pair: len(pair[0]))
@@ -149,7 +149,7 @@ def test_one_launch_reads_prompts_of_different_lengths_and_positions(tmp_path, m
     ("learner", "backbone"), [("ttt-linear", "mamba"), ("ttt-linear", "transformer"), ("ttt-mlp", "mamba")]
 )
 def test_no_request_waits_for_a_kernel_to_compile(tmp_path, monkeypatch, learner, backbone):
-    """No other test serves a model of this size, so none has compiled its kernels in this process."""
+    """Starting vLLM compiles all kernels. No other test uses this size, so none has compiled them before."""
     from triton import knobs
 
     llm = engine(made(tmp_path, learner, "125m", backbone=backbone), max_num_batched_tokens=1000)

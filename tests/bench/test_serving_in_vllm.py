@@ -142,7 +142,7 @@ def model(vllm):
 @pytest.mark.usefixtures("triton_kernels")
 @pytest.mark.parametrize("metadata", [None, {}])
 def test_a_step_without_requests_warms_up_once_and_runs_one_prompt(model, monkeypatch, metadata):
-    """vLLM runs steps without metadata to measure memory, and steps with an empty dictionary to tune FlashInfer."""
+    """Both kinds of vLLM's dummy steps run: metadata is None to measure memory, and {} to tune FlashInfer."""
     warmed = []
     monkeypatch.setattr(import_module("bench.serving.model"), "warm_up", lambda *given: warmed.append(given))
     monkeypatch.setattr(Context, "attn_metadata", metadata)

@@ -64,7 +64,7 @@ RUNS: dict[str, Callable[[], object]] = {
 
 
 class Fake:
-    """A system that times RUNS[do]. Other `do` values skip the case, fail or omit its check, or give engine samples."""
+    """A system that times RUNS[do]. Any other `do` skips the case, changes its check or gives engine samples."""
 
     packages = ("pytest", "not-installed")
 

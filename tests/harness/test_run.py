@@ -1,4 +1,4 @@
-"""Run folders: errors are one sentence, and nothing is lost or written elsewhere."""
+"""Run folders keep what is written to them; for an unusable folder, the error is one sentence and no file changes."""
 
 import fcntl
 import json

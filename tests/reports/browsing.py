@@ -32,7 +32,7 @@ def save(made: Made, folder: Path, name: str) -> Path:
 
 @contextmanager
 def opened(browser, path: Path, part: str = "", every: bool = True, **options) -> Iterator:
-    """Yield (page, its errors). part: a fragment such as #id. every: whether to draw all figures and unfold options."""
+    """Yield (page, its errors). part: URL fragment, such as #id. every: draw all figures and open their options."""
     address = path.as_uri()
 
     def is_own(url: str) -> bool:
@@ -130,7 +130,7 @@ def downloaded(page, button):
 
 
 def violations(page, at_least: int, only: str = "") -> list[tuple[str, list[str]]]:
-    """Return axe's accessibility violations (rule, elements). at_least: fewest passed rules. only: the single rule."""
+    """Return axe's violations (rule, first elements); assert `at_least` passed rules. only: run this rule alone."""
     found = sorted((Path(__file__).parents[2] / "build").glob("axe-*.min.js"))
     if not found:
         pytest.skip("axe-core is not there: make axe")

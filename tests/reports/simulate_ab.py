@@ -30,10 +30,10 @@ Suite = np.ndarray  # [system, case, round]: log(B's median / A's)
 
 @dataclass(frozen=True)
 class Found:
-    """Shares of outcomes.
+    """Shares of outcomes in a study.
 
-    wolf: suites with a false "slower" or "faster". found: slowed cases with the outcome "slower".
-    same, undecided: slowed cases with this outcome; shares of all cases if none was slowed.
+    wolf: suites with a false alarm: "faster" for any case, or "slower" for a case that was not slowed.
+    found: slowed cases that are "slower". same, undecided: slowed cases with this outcome, or all if none was slowed.
     """
 
     wolf: float

@@ -134,7 +134,7 @@ def lost(case: Case, status: str, reason: str) -> Record:
 
 @cache
 def paper() -> Made:
-    """Return a run of all suites of the paper's figures, with some lost cases; tests share it, so do not change it."""
+    """Return a run of the paper's suites, in which some cases have no result; tests share it, so do not change it."""
     return made(chain(_fig15(), _fig20(), _fig8(), _dual_and_primal(), _requests(), _quick(), kernels(), fidelity()))
 
 

@@ -1,4 +1,4 @@
-"""Flagged points and their ratios, in a browser."""
+"""Flagged points, ratios and missing results have signs and footnotes, in a browser."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The figures of suites, and their lines."""
+"""Suites become figures with the right points, lines, names, remarks and axes."""
 
 from dataclasses import replace
 

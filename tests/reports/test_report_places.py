@@ -1,4 +1,4 @@
-"""Lines of figures whose points come from several GPUs and processes."""
+"""If a line has several GPUs, each point names its own; bars of repeated cases are intervals over processes."""
 
 import browsing
 import pytest

@@ -271,12 +271,12 @@ def ends_of_interval(half):
 
 
 def quartiles(apart, count):
-    """Return `count` samples that alternate between 3 and 3 (1 + apart) ms, as on a busy host; the last is the mean."""
+    """Return `count` samples in ms: 3 and 3 (1 + apart) in turn, as on a busy host, and at the end their mean."""
     return [*(3.0 * (1 + apart * (n % 2)) for n in range(count)), 3.0 * (1 + apart / 2)][-count:]
 
 
 def drifted(by, early):
-    """Return 32 samples; the first `early` take (1 + by) times as long. Drift compares the first and last eight."""
+    """Return 32 samples: first `early` of 3 (1 + by) ms, then 3 ms. Drift compares the first and last eight."""
     return [3.0 * (1 + by)] * early + [3.0] * (32 - early)
 
 

@@ -1,4 +1,4 @@
-"""The tables of a report page: rounded numbers, long and short tables, names of systems."""
+"""A report page's tables round medians and intervals alike, start short, and give each system and backend one name."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Links to figures of a page, and figures as pictures and PDF."""
+"""Links lead to a page's figures, which can be saved as pictures and printed as PDF."""
 
 import re
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Compile Triton kernels for GPUs that this machine lacks; print a JSON line per kernel.
 
 Given a compute capability such as 80, compile the forward kernels and print their shared and local memory in bytes.
-Given "generate", compile TTT-MLP's generate kernel in Gluon and print the result of `latencies`.
+Given "generate", compile TTT-MLP's Gluon generate kernel and print how many loads in sequence it waits for.
 """
 
 import json

@@ -42,7 +42,7 @@ combinations = pytest.mark.parametrize(
 
 
 class Errors(NamedTuple):
-    """Relative errors against float64. out: the largest of all steps. change: {weight or bias: error of its change}."""
+    """Relative errors against float64. out: largest of all steps. change: of each weight's change over all steps."""
 
     out: float
     change: dict[str, float]
@@ -121,7 +121,7 @@ def reference_form(operator: str, state: Any, form: str) -> Any:
 
 
 def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return x in float64 after a kernel's store to `dtype`, which rounds; the interpreter truncates to bfloat16."""
+    """Return the value that a kernel stores for x: rounded to `dtype`; Triton's interpreter truncates bfloat16."""
     if INTERPRETED and dtype == torch.bfloat16:
         return (x.float().view(torch.int32) & -0x10000).view(torch.float32).double()
     return x.to(dtype).double()
@@ -192,9 +192,9 @@ def compare(
     batch: int = 0,
     step: Step | None = None,
 ) -> Comparison:
-    """Return the errors of kernel and simulation in `steps` steps from state `start`.
+    """Return the errors of kernel and simulation in `steps` steps from `start`, and the kernel's final state.
 
-    batch: number of sequences (0: as in `start`). If larger than in `start`, they repeat and at most 8 are compared.
+    batch: number of sequences (0: as in `start`). If larger, those of `start` repeat, and at most 8 are compared.
     step: runs the kernel; by default `eager`.
     """
     generate, distinct = MODULES[operator][0], len(start.position)

@@ -12,7 +12,7 @@ def matmul(rows: int, inner: int, columns: int) -> int:
 
 
 def test_flops_are_the_sum_of_the_products() -> None:
-    """Add the FLOPs of each matmul of ttt_layer.md for one mini-batch."""
+    """The FLOPs of one mini-batch are those of the matmuls in ttt_layer.md."""
     m, D, F = 16, 64, 256
     inside = matmul(m, D, m) + matmul(m, m, D)
     assert linear.forward_flops(1, m, 1, D) == 2 * matmul(m, D, D) + matmul(D, m, D) + inside

@@ -1,4 +1,4 @@
-"""A forward operator rejects unsupported arguments and completes a pending mini-batch with the reference."""
+"""A forward operator rejects unsupported arguments; the reference completes a mini-batch that an earlier call began."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace

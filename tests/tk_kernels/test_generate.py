@@ -117,7 +117,7 @@ def test_planes_are_the_exact_float32() -> None:
 
 
 def test_every_nan_stays_one_in_the_plane_that_tokens_read() -> None:
-    """Rounding a GPU's NaN, 0x7FFFFFFF, would carry into the sign bit and give -0."""
+    """A NaN's upper plane is NaN, although rounding a GPU's NaN, 0x7FFFFFFF, would carry into the sign and give -0."""
     bits = torch.tensor([0x7FFFFFFF, 0x7FFF8000, 0x7FC00000, -1, 0x7F800001]).to(torch.int32)
     high, low = common.split_planes(bits.view(torch.float32))
     assert high.isnan().all()
@@ -159,7 +159,7 @@ def test_parameters_that_the_kernels_would_read_wrongly_are_named(operator: str)
 def test_a_launch_that_does_not_take_the_state_is_named(
     operator: str, form: str, precision: str, D: int, m: int
 ) -> None:
-    """generate_step rejects `sm90` settings for these states, because the kernel would write out of bounds."""
+    """generate_step rejects `sm90` settings for states that Hopper's kernel would index out of bounds."""
     module = import_module(f"tk_kernels.ttt_{operator}.generate")
     outer, token = outer_parameters(2, D, m), random_token(1, 2, D, torch.float32, 1)
     state = module.GenerateState.from_state(random_state(operator, [0], 2, D, m), form, precision)

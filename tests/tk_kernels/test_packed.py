@@ -27,7 +27,7 @@ def test_sequences_of_different_lengths(name, head_dim, mini_batch, precision):
 
 
 def test_chunks_of_sequences():
-    """`chunks` may have surplus rows; their offsets lie at or past the end of their sequence."""
+    """`chunks`: (sequence, offset in it) per 16 tokens. Surplus rows have an offset at or past their sequence's end."""
     ends = torch.tensor([0, 0, 17, 17, 18, 50, 50], dtype=torch.int32)
     sequences = packed(ends, torch.zeros(6, dtype=torch.int32), torch.arange(6), 50)
     found = [(s, first) for s, first in sequences.chunks.tolist() if first < ends[s + 1] - ends[s]]

@@ -170,7 +170,7 @@ def test_error_by_dtype(operator: str, dtype: torch.dtype, form: str) -> None:
 @each_operator
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_master_state_is_not_rounded_between_calls(operator: str, dtype: torch.dtype) -> None:
-    """Per call, the weights change by much less than half a bfloat16 ulp, so rounding them would lose the change."""
+    """Weights stay unrounded: a call changes them by much less than half a bfloat16 ulp, which rounding would lose."""
     args = case(operator, 64, batch=1, head_dim=64, dtype=dtype)
     _, exact = OPERATORS[operator].forward(*case(operator, 64, batch=1, head_dim=64))
     state = args.state
@@ -196,7 +196,7 @@ def test_nan_stays_in_its_head_and_sequence(operator: str, form: str) -> None:
 @each_operator
 @pytest.mark.parametrize("rows", [True, False])
 def test_generate_reads_no_value_on_the_host(operator: str, rows: bool) -> None:
-    """A CUDA graph requires control flow and shapes that do not depend on values."""
+    """Control flow and shapes do not depend on values in tensors, as a CUDA graph requires."""
     module, args = OPERATORS[operator], case(operator, 3)
     state = args.state if rows else module.primal_state(args.state)
     mode = FakeTensorMode()

@@ -24,7 +24,7 @@ LAYER = Case("kda", "fla", "1.3b", "forward", 2, 80, dtype="float32", options=((
 
 
 class Cache:
-    """A stand-in for fla's cache. `keeps` converts a convolution's last inputs to their stored form, here a tuple."""
+    """A stand-in for fla's cache. `keeps` gives the form in which it stores a convolution's last inputs: a tuple."""
 
     keeps = staticmethod(lambda last: (last,))
 
@@ -32,7 +32,7 @@ class Cache:
         self.layers = []
 
     def reset(self):
-        """Keep the layers, as fla did before 0.5.1."""
+        """Do nothing: before 0.5.1, fla's `reset` kept the layers."""
 
     def get(self, zero):
         if not self.layers:

@@ -214,7 +214,7 @@ def mamba3(tokens, **changed):
 
 
 def test_mamba3_adds_the_token_before_by_the_trapezoidal_rule():
-    """At trap 0, half of a token's k v enters the state at once, and half, decayed, a step later. The output is 2 S."""
+    """Trap 0 gives the weight sigmoid(0) = 1/2: half of k v enters S at once, half decayed a step later; out = 2 S."""
     trap, decay = torch.zeros(1, 1, 3), torch.tensor([0.5, 0.5, 0.25]).log().view(1, 1, 3)
     out, state = mamba3(3, V=row(8.0, 0.0, 0.0), Trap=trap, ADT=decay)
     # S = 4; then 1/2 * (4 + 4) = 4; then 1/4 * 4 = 1.
@@ -223,7 +223,7 @@ def test_mamba3_adds_the_token_before_by_the_trapezoidal_rule():
 
 
 def test_mamba3_rotates_by_the_sum_of_the_angles_and_after_the_biases():
-    """A quarter turn makes query (1, 0) orthogonal to the previous key (1, 0), but not to key (0, 0) + bias (1, 1)."""
+    """Keys get their bias, then rotate. A quarter turn makes query (1, 0) orthogonal to key (1, 0), not to (1, 1)."""
     quarter = torch.full((1, 2, 1, 1), 0.5).atanh()
     east, north_east = torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])
     shape = torch.zeros(1, 2, 1, 2)
