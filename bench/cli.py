@@ -136,7 +136,7 @@ def run(
 
 
 def _request(call: typer.Context, **more: Any) -> RunRequest:
-    """Return the request of the command `call`: its parameters, and `more`, set the fields of the same names."""
+    """Build the request of the command `call` from its name and parameters; `more` adds or replaces fields."""
     return RunRequest.stored({"command": call.info_name, **call.params, **more})
 
 

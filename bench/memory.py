@@ -1,4 +1,4 @@
-"""Decide whether a case can run: whether it fits the device's memory, and whether its options have an effect."""
+"""Reasons to skip a case: too little memory, a smaller case failed, no checkpoint, or an option that it ignores."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence

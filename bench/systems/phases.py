@@ -99,7 +99,7 @@ class PhaseWork:
         return {}
 
     def reference(self) -> Any:
-        """Return the reference for timed outputs, in float64 for float32 cases, else in float32."""
+        """Return the reference model that checks timed outputs, in float64 for float32 cases, else in float32."""
         exact = torch.float64 if self.case.dtype == "float32" else torch.float32
         return self.adapter.timed_check_reference(self.model, exact)
 
@@ -164,7 +164,7 @@ class PhaseWork:
         return found + self._response(logits[rows], whole)
 
     def choices(self, steps: int) -> list[int]:
-        """Return the indices of the steps whose input tokens must be the reference's choice: 1 and the last, if any."""
+        """Return the steps (1 and the last, if any) whose input tokens must have the reference's largest logits."""
         return sorted({1, steps - 1}) if steps > 1 else []
 
     def _response(self, got: torch.Tensor, expected: torch.Tensor) -> Checks:
@@ -354,5 +354,5 @@ class Request(PhaseWork):
         return token_times.metrics([[(first, steps)] for first, *steps in times])
 
     def choices(self, steps: int) -> list[int]:
-        """Return the indices of the first and the last step, whose input tokens must be the reference's choice."""
+        """Return the first and the last step: their input tokens must have the reference's largest logits."""
         return sorted({0, steps - 1})

@@ -207,7 +207,7 @@ class Fla(TunedLanguageModel):
         return FlaModel(inner, RECURRENT_TOKENS)
 
     def rounded_reference(self, model: FlaModel, case: Case) -> FlaModel | None:
-        """Return `model` on fla's recurrent kernels, whose rounding sets the check's limits; None for float32."""
+        """Return `model` on fla's recurrent kernels, to set limits by their rounding. None (float32): fixed limits."""
         return None if case.dtype == "float32" else FlaModel(model.inner, RECURRENT_TOKENS)
 
 

@@ -98,7 +98,7 @@ def drift(model: Any, exact: Exact) -> dict[str, float]:
 
 
 def _stepper(model: Any, ids: Tensor, tokens: int) -> Callable[[], Tensor]:
-    """Return a function that runs a step on buffer `ids` [B] and returns logits [B, V], on a GPU by a CUDA graph."""
+    """Return a function that runs one of `tokens` steps on buffer `ids` [B], by CUDA graph on a GPU: logits [B, V]."""
     state = model.init_generate_state(len(ids), tokens)
     logits: list[Tensor] = []
 

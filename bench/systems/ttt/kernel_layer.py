@@ -221,7 +221,7 @@ def steps_in_turn(first: GenerateSet, config: TTTConfig, dtype: str) -> Steps:
 
 
 def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
-    """Return `at_least` or more sets, `first` and copies of it, and spread their positions over a mini-batch."""
+    """Return `first` and copies of it, `at_least` sets or more, at positions spaced evenly over a mini-batch."""
     m = len(first.tokens[0])
     count = -(-at_least // m) * m if at_least > m else next(n for n in range(at_least, m + 1) if m % n == 0)
     sets = [first, *(replace(first, state=deepcopy(first.state)) for _ in range(count - 1))]

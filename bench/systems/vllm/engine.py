@@ -144,9 +144,9 @@ class Batch:
         ]
 
     def steady_ms(self, sequences: int) -> list[float]:
-        """Return the time in ms of each step in which, as in the step before it, all `sequences` sequences generated.
+        """Return the times in ms of steps in which all sequences generated, if they also did in the previous step.
 
-        Raises RuntimeError if there is no such step.
+        sequences: their number. Raises RuntimeError if there is no such step.
         """
         pairs = pairwise(self.steps)
         samples = [(end - began) * 1e3 for (began, before), (end, now) in pairs if before == now == sequences]

@@ -39,7 +39,7 @@ class VllmTTT(VllmSystem):
         super().register()
 
     def _sequences(self, case: Case) -> int:
-        """Return max_num_seqs, at most what fits in the cache, because vLLM captures a graph for so many sequences."""
+        """Limit max_num_seqs to the sequences that fit in the cache: vLLM captures a CUDA graph of that batch size."""
         whole = replace(case, size=uncut(case.size)[0])
         room = self._cache_bytes(whole, "prompts")  # the smallest cache, as a margin
         assert room is not None
