@@ -73,7 +73,7 @@ def never_throttled() -> bool:
 
 
 def measure(run: Callable[[], object], clock: Clock, policy: Policy, limited: bool = True) -> Timing:
-    """Prepare `run`, warm up, sample, return the `Timing`. limited: as for a throttled device, warm up longer."""
+    """Prepare, warm up and time `run`; return the `Timing`. limited: warm up as long as a throttled device needs."""
     clock.prepare(run)
     warm_up(clock, policy, lambda: limited)
     return take_samples(clock, policy)

@@ -185,7 +185,7 @@ class RecordFile:
 
 
 def _complete(content: bytes) -> bytes:
-    """Return `content` ending with a newline, without the partial record that a killed writer left."""
+    """Return `content` without a partial last record, left by a killed writer; add the last newline if missing."""
     last = content[content.rfind(b"\n") + 1 :]
     if not last:
         return content

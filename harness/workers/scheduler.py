@@ -96,7 +96,7 @@ def run_jobs(
 
 
 def unfinished(run: Run, job: Job, repeat: int, retry: Retry) -> list[Planned]:
-    """Return a job's cases to run in a repeat: without a record, skipped, killed, unstarted or accepted by `retry`."""
+    """Return the job's cases to run in `repeat`: no record, a status in UNFINISHED, or `retry` accepts the record."""
     last = {record.case.key: record for record in run.job_records(job) if record.repeat == repeat}
     finished = {key for key, record in last.items() if record.status not in UNFINISHED and not retry(record)}
     return [planned for planned in job.cases if planned.case.key not in finished]

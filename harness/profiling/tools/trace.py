@@ -49,10 +49,10 @@ def after_the_one_before(launched: Iterable[Launched]) -> list[Launched]:
 
 
 def found_in(timed: Sequence[Launched], ranged: Sequence[Launched], runs: int = 1) -> dict[str, Any]:
-    """Return the fields of a `Region` from launches: times, kernels, ranges and timeline.
+    """Return a `Region`'s times, kernels, ranges and timeline, by field name.
 
-    timed: launches of `runs` runs, which give times and kernels. ranged: launches of one call, which give the ranges.
-    Raises ProfileError if there are no launches.
+    timed: launches of `runs` runs, for times, kernels and timeline. ranged: launches of one call, for ranges.
+    Raises ProfileError if `timed` is empty.
     """
     if not timed:
         raise ProfileError("no operator of PyTorch (on a GPU: no kernel) ran in the profiled region")
@@ -193,9 +193,9 @@ def ranges_of(launched: Iterable[Launched], kernels: Sequence[Kernel]) -> list[R
 def timeline_of(
     timed: Sequence[Launched], ranged: Sequence[Launched], runs: int, kernels: Sequence[Kernel], ranges: Sequence[Range]
 ) -> Timeline:
-    """Return the timeline of the first run; if ranges show where its first step ends, only of that step.
+    """Return the timeline of the first run, or only of its first step if `ranged` shows where that step ends.
 
-    timed: launches of `runs` runs. ranged: launches of a call with ranges, ignored unless one run has as many launches.
+    timed: launches of `runs` runs. ranged: launches of a call with ranges, ignored unless as many as in a timed run.
     kernels, ranges: the lists into which the timeline's indices point.
     The timeline has at most `TIMELINE_LIMIT` launches.
     """
