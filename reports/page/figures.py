@@ -60,7 +60,7 @@ def axis_title(entry: MetricEntry) -> str:
 
 
 def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table; a failed case's unknown device, GPU or commit becomes the known one, if only one is known."""
+    """Return the table with failed cases' unknown device, GPU or commit filled in, if the table has only one."""
     values = {}
     for name in MACHINE_COLUMNS:
         known = [value for value in table[name].unique() if value]

@@ -62,7 +62,7 @@ def system_looks(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, Look]:
 
 
 class Looks:
-    """The looks, order and labels of a table's systems and backends, for all figures."""
+    """Color, marker, dash, order and label of each system and backend in a table, shared by all figures."""
 
     def __init__(self, table: pd.DataFrame, catalogue: Catalogue) -> None:
         self.catalogue = catalogue

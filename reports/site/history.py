@@ -65,7 +65,7 @@ def _by_numbers(label: str) -> list[str | int]:
 def _case(points: Sequence[Point]) -> dict[str, Any]:
     """Return a case's data for the plots, with a line for each kind of machine that measured it.
 
-    name: the label without phase and batch. unit: "ms", or "ms per token" if latencies cover unlike token counts.
+    name: the label without phase and batch. unit: "ms per token" if samples differ in tokens, otherwise "ms".
     """
     side = points[0][2]
     is_by_token = len({tokens for *_, each in points for tokens in each.tokens.values()}) > 1
