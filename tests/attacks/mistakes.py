@@ -195,7 +195,7 @@ class Nothing(Honest):
 
 
 class OfTheRepository:
-    """Base class: an adapter of this repository whose timed call is `timed`, and which has no check before timing."""
+    """Base class: the repository's adapter for a case, with `timed` as its timed call and no check before timing."""
 
     packages = ()
     adapters: ClassVar[dict[str, Any]] = {

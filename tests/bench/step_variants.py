@@ -65,7 +65,7 @@ def look_like_an_h200() -> set[Variant]:
 
 
 def random_step() -> Packed:
-    """Return a random step with prompts. Other steps need no test: they compile when vLLM captures its CUDA graphs."""
+    """Return a step of random prompts. Steps without prompts need no test: CUDA graph capture compiles them."""
     count = random.choice([1, 2, random.randint(3, 64), random.randint(65, 300)])
     longest = random.choice([1, 2, 16, 40])
     lengths = [random.randint(1, longest) for _ in range(count)]

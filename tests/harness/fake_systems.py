@@ -64,7 +64,7 @@ RUNS: dict[str, Callable[[], object]] = {
 
 
 class Fake:
-    """A system that times RUNS[do]. Any other `do` skips the case, changes its check or gives engine samples."""
+    """A system whose case option `do` selects the timed function in RUNS, a skip, a bad check or engine samples."""
 
     packages = ("pytest", "not-installed")
 

@@ -25,7 +25,7 @@ QUICK = Policy(min_samples=3, budget_s=0.0)
 
 
 class Patience(threading.local):
-    """A run's `limits` and `on_event` in one object: do="hang" times out after 0.5 s, other cases after minutes."""
+    """A run's `limits` and also its `on_event`: cases with do="hang" time out after 0.5 s, others after the default."""
 
     start_s, case_s = Limits.start_s, Limits.case_s
 

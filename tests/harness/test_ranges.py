@@ -7,7 +7,7 @@ from harness.measure.ranges import nvtx_range, on_range, profiler_range
 
 
 class FakeNvtx:
-    """Replaces torch by a module that logs ranges in `calls`. in_use: whether CUDA counts as initialized."""
+    """A fake torch in sys.modules; `calls` logs its NVTX calls. in_use: result of its `cuda.is_initialized()`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, in_use: bool = True) -> None:
         self.calls: list[str] = []

@@ -30,10 +30,10 @@ Suite = np.ndarray  # [system, case, round]: log(B's median / A's)
 
 @dataclass(frozen=True)
 class Found:
-    """Shares of outcomes in a study.
+    """Shares of a study's suites (`wolf`) or cases (the other fields).
 
-    wolf: suites with a false alarm: "faster" for any case, or "slower" for a case that was not slowed.
-    found: slowed cases that are "slower". same, undecided: slowed cases with this outcome, or all if none was slowed.
+    wolf: suites with a false alarm: any case is "faster", or a case that was not slowed is "slower".
+    found: slowed cases that are "slower"; NaN if none. same, undecided: slowed (if none, all) cases with this outcome.
     """
 
     wolf: float

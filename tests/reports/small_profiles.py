@@ -1,4 +1,4 @@
-"""Build profiles of a few kernels whose numbers a test gives, and runs that contain these profiles."""
+"""Build profiles from a test's `Kernel` objects (by default, two), and runs that contain these profiles."""
 
 from pathlib import Path
 

@@ -40,7 +40,7 @@ class WrongOperator(TorchOperator):
 @pytest.mark.parametrize("in_prefill", [True, False])
 @pytest.mark.parametrize("wrong", ["zeros", "queries", "more", "learns"])
 def test_the_check_notices_a_wrong_operator_in_a_model_whose_logits_hardly_show_it(wrong, in_prefill, monkeypatch):
-    """The inner-loop check fails, although two bfloat16 layers pass the logits check even if operators return zeros."""
+    """The inner-loop check fails. The logits check alone passes two bfloat16 layers even if operators return zeros."""
     adapter, small = TTTTorch(), replace(case("ttt-linear"), dtype="bfloat16")
     model = model_of(small, operator=WrongOperator("linear", wrong, in_prefill))
     monkeypatch.setattr(adapter, "load", lambda case: model)
