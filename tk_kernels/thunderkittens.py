@@ -57,7 +57,7 @@ def fetch_thunderkittens() -> Path:
 
 @contextmanager
 def in_cache(what: str) -> Iterator[None]:
-    """Turn an OSError of a block that uses the cache into a BuildError that begins with `what`: "x cannot be built"."""
+    """Convert an OSError in the block to a BuildError. what: start of its message, such as "x cannot be built"."""
     try:
         yield
     except OSError as error:

@@ -78,7 +78,7 @@ def launch_packed(
 ) -> Tensor:
     """Return the outputs [N, H, D] of packed sequences; update the slots of `state` that these sequences use.
 
-    run: see `launch`. kernel: a kernel that `run` launches; its parameters from `cu_seqlens` on name `run`'s options.
+    run: see `launch`. kernel: the kernel to launch; `run` gets its parameters from `cu_seqlens` on by keyword.
     Other arguments: see `forward_packed`.
     """
     q, k, v, lr = tokens

@@ -196,7 +196,7 @@ def load_rows(
     rows, pos, layout: gl.constexpr, G: gl.constexpr, STEP: gl.constexpr, N: gl.constexpr, ROW: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    """Load the first `pos` rows of `rows` [m, ROW], then zeros, as [G, 16, N]. Warp w's columns begin at w * STEP."""
+    """Load `rows` [m, ROW] as [G, 16, N]: for warp w of G, N columns from w * STEP on. Rows from `pos` on are 0."""
     warp = gl.arange(0, G, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout))).expand_dims(1).expand_dims(2)
     row = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout))).expand_dims(0).expand_dims(2)
     column = gl.arange(0, N, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout))).expand_dims(0).expand_dims(1)
