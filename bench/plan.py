@@ -143,7 +143,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
 
 
 def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ...]:
-    """Replace `thunderkittens` by `triton` in labels SYSTEM/BACKEND if the Hopper kernels cannot run."""
+    """Replace `thunderkittens` by `triton` in labels SYSTEM/BACKEND if the Hopper kernels cannot run on `machine`."""
     capability = (machine["gpu"] or {}).get("compute_capability")
     if not hidden() and capability in (None, "9.0"):
         return tuple(labels)
@@ -167,6 +167,6 @@ def _suites(
 
 
 def suite_entry(suite: Suite, planned: Sequence[Planned], machine: Mapping[str, Any]) -> SuiteEntry:
-    """Return a suite's entry of run.json: its planned cases, and its figures with backends that `machine` can run."""
+    """Return a suite's entry for run.json: its planned cases, and its figures with backends that `machine` can run."""
     figures = tuple(replace(figure, primary=runnable(figure.primary, machine)) for figure in suite.figures)
     return SuiteEntry(suite.name, suite.question, figures, tuple(each.case.key for each in planned))

@@ -31,7 +31,7 @@ def resumed(request: RunRequest, out: Path) -> Run | None:
 
 
 def open_run(work: Plan, out: Path, before: Run | None) -> Run:
-    """Create and return a run in `out`, or return the run `before` with the plan added.
+    """Create a run in `out`, or add the plan to the run `before` (None for a new run); return the run.
 
     Raises UserError if the plan does not fit `before`, and RunError if another process works on it.
     """

@@ -234,7 +234,7 @@ class Generate(PhaseWork):
 
     @torch.inference_mode()
     def restart(self) -> None:
-        """Reset the state. Then, if sequences are staggered, sequence i reads `_ahead[i]` tokens of `_before`."""
+        """Reset the state. If staggered, sequence i then reads the last `_ahead[i]` of its tokens in `_before`."""
         self.model.reset_state(self.state)
         for ahead, rows in groupby(range(self.case.batch), key=self._ahead.__getitem__):
             if ahead:

@@ -47,7 +47,7 @@ class Given(NamedTuple):
     rows: int = 1
 
     def first(self, sequences: list[int], tokens: int) -> Tensor:
-        """Return the input for the first `tokens` tokens of the sequences."""
+        """Return the input for the first `tokens` tokens of the sequences with the indices `sequences`."""
         if self.axis is None:
             return self.value
         some = self.value.narrow(self.axis, 0, tokens * self.rows) if self.axis else self.value
@@ -59,7 +59,7 @@ class Layer(ABC):
     """Base class of a recurrent layer: its kernel, its sizes, its random inputs, and a naive implementation for checks.
 
     kernel: MODULE:FUNCTION, or MODULE:FUNCTION|FUNCTION for alternatives; for each case, the fastest one is timed.
-    check_tokens: tokens compared before timing. checked_tokens: most tokens compared in a timed call, in all sequences.
+    check_tokens, checked_tokens: most tokens compared before timing (one sequence) and in a timed call (all together).
     part: the part of the model, such as SCAN, to which a profile assigns the layer's work.
     """
 
