@@ -156,7 +156,7 @@ class _Work:
         return Runs(runs, self.units, self.calls, self.host_us[-runs:], self.alone_us, self.case.timing == "graph")
 
     def ranged(self, region: AbstractContextManager[Found]) -> Found:
-        """Run a call, or an engine's batch, with NVTX ranges in the context `region`; return the context's value."""
+        """Run a call, or an engine's batch, with NVTX ranges inside `region`; return the value that it yields."""
         entered: list[Found] = []
 
         @contextmanager

@@ -193,7 +193,7 @@ def _with_duration(profile: Profile, stage: str, start: float) -> Profile:
 
 
 def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:
-    """Return the profile with its kernels' `counters`, by name; add a note if over 5% of the time is not counted."""
+    """Return the profile with `counters`, by kernel name, and with a note if over 5% of the time is not counted."""
     kernels = tuple(replace(each, counters=counters.get(each.name)) for each in profile.kernels)
     total = sum(kernel.time_us for kernel in kernels)
     missed = sum(kernel.time_us for kernel in kernels if kernel.counters is None)

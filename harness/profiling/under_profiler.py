@@ -28,7 +28,7 @@ _FOLDERS = re.compile(r"(?:/[^/\s:=,]+)+/")
 class ToolLost(ProfileError):
     """Raised if a profiler gives no result for a case, with the reason in one sentence.
 
-    status: the case's status. lasting: whether the job's other cases would fail too. everywhere: those of all jobs.
+    status: the case's status. lasting, everywhere: whether the job's other cases, or all jobs' cases, would fail too.
     """
 
     def __init__(self, reason: str, lasting: bool = False, status: str = "failed", *, everywhere: bool = False) -> None:
@@ -142,7 +142,7 @@ def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
 
 
 def _ending(status: int, error_line: str) -> str:
-    """Return in words how a profiler ended; status: negative or above 128 for a signal."""
+    """Describe how a profiler ended, from its exit `status` (negative or above 128: a signal) and `error_line`."""
     name = signal_of(status)
     how = f"it was killed by {name}" if name else f"it ended with status {status}" if status else "it left no report"
     return f"{how}: {error_line}" if error_line else how
