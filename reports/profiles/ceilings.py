@@ -39,7 +39,7 @@ def reached(region: Region) -> dict[str, float | None]:
     """Return the region's measured peaks, each raised to the rate of its fastest kernel if that is higher.
 
     On a power-capped GPU, a GEMM of the case can be 15% faster than the GEMM that measures the peak. Ignored are short
-    kernels (`_LONG`), kernels whose counted launches took other times (`_LIKE`), and implausible rates (`_PLAUSIBLE`).
+    kernels (`_LONG`), kernels with counted launches of unusual time (`_LIKE`), and implausible rates (`_PLAUSIBLE`).
     """
     total = sum(kernel.time_us for kernel in region.kernels)
     long = [kernel for kernel in region.kernels if kernel.time_us > _LONG * total and _counted_alike(kernel)]

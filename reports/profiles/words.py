@@ -186,7 +186,7 @@ def _counted_times(kernel: Kernel) -> str:
 
 
 def roofs(kernel: Kernel, region: Region) -> tuple[float | None, float | None]:
-    """Return a kernel's shares of (peak bandwidth, peak FLOP rate), each None if unknown."""
+    """Return a kernel's (bandwidth, FLOP rate) as shares of the region's measured peaks, each None if unknown."""
     ceilings = ceilings_of(kernel, region)
     copied, multiplied = ceilings.get("copy_gbs"), ceilings.get("product_tflops")
     by_copy = _share(kernel.dram_bytes, kernel.mean_us * 1e3, copied)
