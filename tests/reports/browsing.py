@@ -130,7 +130,7 @@ def downloaded(page, button):
 
 
 def violations(page, at_least: int, only: str = "") -> list[tuple[str, list[str]]]:
-    """Return axe's violations (rule, first elements); assert `at_least` passed rules. only: run this rule alone."""
+    """Return axe's violations (rule, first elements); assert `at_least` rules passed. only: run this rule alone."""
     found = sorted((Path(__file__).parents[2] / "build").glob("axe-*.min.js"))
     if not found:
         pytest.skip("axe-core is not there: make axe")

@@ -33,7 +33,7 @@ def paper_page(request, tmp_path_factory):
 
 @pytest.fixture
 def page(shared):
-    """The page that a module's tests share; each test restores what it changes."""
+    """The page that a module's tests share; each test undoes its changes."""
     import browsing
 
     with browsing.in_front(*shared) as page:

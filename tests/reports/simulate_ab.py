@@ -105,7 +105,7 @@ def study(
 
 
 def two_runs(suites: int) -> Suite:
-    """Simulate two runs of the same packages per suite; return the log ratios [suite, case] of their times."""
+    """Simulate, `suites` times, two runs of the same packages; return the log ratios [suite, case] of their times."""
     random = np.random.default_rng(8)
     return np.array([RECORDED.differences(random, 1, SYSTEMS, CASES).ravel() for _ in range(suites)])
 

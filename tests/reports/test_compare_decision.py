@@ -42,7 +42,7 @@ def test_the_variance_of_a_case_is_drawn_to_that_of_all():
 
 @pytest.mark.parametrize(("times", "own"), [(6.94, False), (6.95, True)])
 def test_a_variance_keeps_its_own_beyond_what_the_others_allow(times, own):
-    """times: the last case's variance / the median one. own: above 6.944, the 5% limit of F(2, 4), it is not shrunk."""
+    """times: the last variance / the median one. own: whether it is not shrunk: beyond 6.944, 5% limit of F(2, 4)."""
     deviations = [0.01] * 4 + [0.01 * math.sqrt(times)]
     found = decide([[-each, 0.0, each] for each in deviations])[-1]
     variance, shared = 1e-4 * times, (4 * 1e-4 + 2 * 1e-4 * times) / 6
