@@ -3,7 +3,7 @@
 Two separate runs of the same packages differ by 0.7% in the median case, and by over 2% in 5% of the cases. So a case
 of two separate runs is slower or faster only if its times differ by more than `STORED_BAR`. `ttt-bench ab` alternates
 the processes of its two runs, so smaller differences count (`reports.compare.decision`). For a case that ran on
-different devices or drivers, the outcome names this difference, such as "another GPU", instead of slower or faster.
+different devices, the outcome names this difference, such as "another GPU", instead of slower or faster.
 """
 
 import math
@@ -21,7 +21,7 @@ STORED_BAR = 0.05  # the same case has differed by up to 2.6% between two stored
 # In 95% of cases, two runs of the same packages differ by less: on one GPU, two GPUs of a model at like clocks, a CPU.
 BETWEEN_RUNS = {"gpu": 0.02, "gpus": 0.03, "cpu": 0.3}
 NOISE = "same within noise"
-ELSEWHERE = ("another GPU", "another driver", "another CPU")
+ELSEWHERE = ("another GPU", "another CPU")
 OUTCOMES = ("slower", "lost", "faster", "gained", "same", NOISE, "undecided", "unreliable", *ELSEWHERE)
 NAMED = 3  # a setting with more distinct pairs (A's value, B's value) depends on the case; no value is listed
 
@@ -208,7 +208,7 @@ class Pair:
 
     @property
     def elsewhere(self) -> str:
-        """The difference between the two devices, such as "another GPU" or "another driver"; "" for none."""
+        """The difference between the two devices, "another GPU" or "another CPU"; "" for none."""
         a, b = _device_facts(self.a), _device_facts(self.b)
         what = next((what for what in (*a, *b) if a.get(what) != b.get(what)), "")
         return f"another {what.removesuffix(' cores')}" if what else ""

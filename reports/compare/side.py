@@ -54,7 +54,7 @@ class CaseSide:
     others: the largest share of a contended CPU that other programs used; 0 if no CPU was contended.
     throttled: whether the GPU was power-capped or thermally throttled in any sample. hot: whether thermally throttled.
     changed: whether the samples of the case's only process drifted; False for several processes.
-    devices: GPU and driver, or CPU, of each machine. facts: other properties, such as package versions.
+    devices: GPU or CPU of each machine. facts: other properties, such as package versions.
     host_bound: whether an engine's batch is so small that the CPU limits the speed.
     started_at: when the first timed record started; "" if unknown.
     """
@@ -233,7 +233,7 @@ def _device(record: Record) -> dict[str, str]:
     gpu, cpu = (record.environment.get(part) or {} for part in ("gpu", "cpu"))
     if record.environment.get("device_kind") == "cpu":
         return {"GPU": NO_GPU, "CPU": _said(cpu.get("model")), "CPU cores": _said(cpu.get("cores"))}
-    return {"GPU": _said(gpu.get("name")), "driver": _said(gpu.get("driver"))}
+    return {"GPU": _said(gpu.get("name"))}
 
 
 def _facts(measured: Iterable[Record]) -> dict[str, str]:
@@ -250,6 +250,7 @@ def _facts_of(record: Record) -> dict[str, str]:
         record.environment.get(part) or {} for part in ("gpu", "cpu", "software", "variables")
     )
     facts = {"commit": _commit(record.environment), GPU_UNIT: _said(gpu.get("device_id"))}
+    facts |= {"driver": _said(gpu.get("driver"))}
     facts |= {"CPU": _said(cpu.get("model")), "CPU cores": _said(cpu.get("cores"))}
     facts |= {"CPU threads": _said(cpu["threads"])} if "threads" in cpu else {}
     facts |= {name: _said(version) for name, version in software.items()}

@@ -192,9 +192,9 @@ def test_revisions_need_a_git_checkout(tmp_path, monkeypatch, capsys):
     assert "ttt-bench is in no git checkout" in capsys.readouterr().err
 
 
-def a_run(folder, ms, context=64, driver="580"):
+def a_run(folder, ms, context=64, **gpu):
     case = small_runs.a_case(context)
-    measured = small_runs.timed(case, ms, small_runs.on_gpu(driver=driver))
+    measured = small_runs.timed(case, ms, small_runs.on_gpu(**gpu))
     small_runs.a_run(folder, measured if ms else small_runs.without(case))
 
 
@@ -220,17 +220,26 @@ def test_compare_reports_and_fails_only_where_it_is_asked_to(tmp_path, monkeypat
     assert (tmp_path / "notes.html").read_text() == "mine"
 
 
-def test_another_driver_has_ratios_and_nothing_to_fail_on(tmp_path, monkeypatch, capsys):
+def test_another_gpu_has_ratios_and_nothing_to_fail_on(tmp_path, monkeypatch, capsys):
     a_run(tmp_path / "a", 10)
-    a_run(tmp_path / "b", 12, driver="570")
+    a_run(tmp_path / "b", 12, name="H200")
     assert ttt_bench(monkeypatch, "compare", tmp_path / "a", tmp_path / "b") == 0
     said = capsys.readouterr()
     assert said.err == ""
-    assert said.out.startswith("Another driver: b takes 1.20 times as long as a.\n")
-    assert "differs: driver 580 → 570" in said.out
+    assert said.out.startswith("Another GPU: b takes 1.20 times as long as a.\n")
+    assert "differs: GPU H100 → H200" in said.out
     failing = ttt_bench(monkeypatch, "compare", tmp_path / "a", tmp_path / "b", "--fail-on", "5%")
     assert failing == commands.NOT_COMPARABLE
     assert "another device" in capsys.readouterr().err
+
+
+def test_another_driver_is_named_and_points_still_count(tmp_path, monkeypatch, capsys):
+    a_run(tmp_path / "a", 10)
+    a_run(tmp_path / "b", 10, driver="570")
+    assert ttt_bench(monkeypatch, "compare", tmp_path / "a", tmp_path / "b", "--fail-on", "5%") == 0
+    said = capsys.readouterr().out
+    assert said.startswith("Confirmed: 1 of 1 point within ")
+    assert "differs: driver 580 → 570" in said
 
 
 def test_no_case_in_common_is_exit_status_3(tmp_path, monkeypatch, capsys):

@@ -182,7 +182,6 @@ def test_a_case_of_one_round_is_undecided_and_says_so(tmp_path):
     ("a", "b", "outcome"),
     [
         (on_gpu("H100"), on_gpu("A100"), "another GPU"),
-        (on_gpu(driver="580"), on_gpu(driver="570"), "another driver"),
         (on_gpu(), on_cpu(), "another GPU"),
         (on_cpu(), on_cpu("EPYC"), "another CPU"),
         (on_cpu(), on_cpu(cores=2), "another CPU"),
