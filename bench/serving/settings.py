@@ -20,6 +20,9 @@ class TTTSettings(MambaModelConfig):
         super().verify_and_update_config(vllm_config)
         if why := refused(vllm_config, read_config(vllm_config.model_config.model).mini_batch):
             raise ValueError(why)
+        scheduler = vllm_config.scheduler_config
+        if scheduler.scheduler_cls is None and scheduler.async_scheduling is not False:
+            scheduler.scheduler_cls = "bench.serving.scheduler.TTTScheduler"
 
 
 def register_model() -> None:

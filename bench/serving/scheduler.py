@@ -1,0 +1,83 @@
+"""A scheduler for TTT models: vLLM's, with a fast path for requests that generate, because they need no new blocks."""
+
+from dataclasses import replace
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+
+
+class TTTScheduler(AsyncScheduler):
+    """Returns the same as vLLM's asynchronous scheduler, except for the order of requests in a step's output."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        special = self.connector or self.aux_output_connector or self.perf_metrics or self.return_sampling_mask
+        one_block = self.block_size >= self.max_model_len and not self.cache_config.enable_prefix_caching
+        fits = self.max_num_running_reqs <= self.max_num_scheduled_tokens and self.num_sampled_tokens_per_step == 1
+        self._plain = one_block and fits and self.local_prefill_interval <= 1 and not special
+
+    def schedule(self, throttle_prefills: bool = False) -> Any:
+        """Schedule one token for each running request if all of them generate and no other request can start."""
+        starts = (self.waiting or self.kv_holding_waiting) and len(self.running) < self.max_num_active_reqs
+        usual = self._plain and not (starts or throttle_prefills or self._pause_state)
+        if not usual or not (requests := self._generating()):
+            return super().schedule(throttle_prefills)
+        held = {name: getattr(self, name) for name in ("running", "max_num_active_reqs")}
+        self.__dict__.update(running=[], max_num_active_reqs=0)
+        step = super().schedule()  # an empty step, which reports finished requests
+        self.__dict__.update(held)
+        ids, cached = [request.request_id for request in requests], step.scheduled_cached_reqs
+        step.num_scheduled_tokens, step.total_num_scheduled_tokens = dict.fromkeys(ids, 1), len(ids)
+        cached.req_ids, cached.new_block_ids = ids, [None] * len(ids)
+        cached.num_computed_tokens = [request.num_computed_tokens for request in requests]
+        cached.num_output_tokens = [len(each._output_token_ids) + each.num_output_placeholders for each in requests]
+        for request in requests:
+            request.num_computed_tokens += 1
+            request.num_in_flight_tokens += 1
+            request.num_output_placeholders += 1
+        return step
+
+    def _generating(self) -> list[Any]:
+        """Return the running requests that generate in this step; [] if vLLM must schedule one of them."""
+        found = []
+        for request in self.running:
+            ahead, computed = request.num_output_placeholders, request.num_computed_tokens
+            if ahead and computed + 2 - ahead >= request.num_prompt_tokens + request.max_tokens:
+                continue  # its last token is in flight
+            generates = len(request._all_token_ids) + ahead - computed == 1 and not request.is_prefill_chunk
+            if not generates or computed + 2 > self.max_model_len or request.structured_output_request:
+                return []
+            found.append(request)
+        return found
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
+        """Append the tokens of requests that continue; vLLM's method handles the other requests."""
+        ran, rest, outputs = model_runner_output, dict[str, int](), dict[int, list[Any]]()
+        usual = self._plain and not (ran.logprobs or ran.prompt_logprobs_dict or ran.num_nans_in_logits)
+        index, sampled = ran.req_id_to_index, ran.sampled_token_ids
+        for request_id, count in scheduler_output.num_scheduled_tokens.items():
+            request = self.requests.get(request_id) if usual else None
+            if request is None or not self._continues(request, tokens := sampled[index[request_id]]):
+                rest[request_id] = count
+                continue
+            request.num_in_flight_tokens -= count
+            request.num_output_placeholders -= 1
+            request.append_output_token_ids(tokens)
+            made = EngineCoreOutput(request_id, tokens, trace_headers=request.trace_headers)
+            outputs.setdefault(request.client_index, []).append(made)
+        found = super().update_from_output(replace(scheduler_output, num_scheduled_tokens=rest), ran)
+        for client, some in outputs.items():
+            found.setdefault(client, EngineCoreOutputs()).outputs.extend(some)
+        return found
+
+    def _continues(self, request: Any, tokens: list[int]) -> bool:
+        """Return whether a generating request got one token, which does not end it."""
+        if len(tokens) != 1 or request.prefill_stats or request.num_stale_output_tokens or request.events:
+            return False  # a prompt's token, or a token from before a preemption
+        params = request.sampling_params
+        full = len(request._all_token_ids) + 1 >= self.max_model_len
+        ends = full or len(request._output_token_ids) + 1 >= request.max_tokens
+        stops = tokens[0] == params.eos_token_id or tokens[0] in (params.stop_token_ids or ())
+        other = params.repetition_detection or request.structured_output_request or request.stop_reason
+        return not (ends or stops or other)
