@@ -43,7 +43,6 @@ FailOn = Annotated[str | None, typer.Option(help="Exit with status 1 if a case i
 Gpus = Annotated[str | None, typer.Option(help="One job per GPU: `all`, or numbers of nvidia-smi such as 0,1.")]
 TimeLimit = Annotated[float, typer.Option("--time-limit", help="Seconds per case, with its model and checks.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
-Page = Annotated[Path | None, typer.Option(help="Also write the comparison as an HTML page.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON with unrounded numbers.")]
 
@@ -268,7 +267,6 @@ def compare(
     fail_on: FailOn = None,
     markdown: Markdown = False,
     json: Json = False,
-    html: Page = None,
 ) -> None:
     """Compare two runs; only differences beyond 5% count.
 
@@ -276,7 +274,7 @@ def compare(
     """
     from bench.commands import compare as commands
 
-    commands.compare(a, b, fail_on, _format(markdown=markdown, json=json), html)
+    commands.compare(a, b, fail_on, _format(markdown=markdown, json=json))
 
 
 @app.command()
@@ -294,7 +292,6 @@ def ab(
     fail_on: FailOn = None,
     markdown: Markdown = False,
     json: Json = False,
-    html: Page = None,
     time_limit_s: TimeLimit = 600,
     budget_s: Budget = None,
     device: Device = "auto",
@@ -305,7 +302,7 @@ def ab(
     """
     from bench.commands import compare as commands
 
-    commands.ab(_request(call, sides=(old, new)), out, fail_on, _format(markdown=markdown, json=json), html)
+    commands.ab(_request(call, sides=(old, new)), out, fail_on, _format(markdown=markdown, json=json))
 
 
 def _format(**wanted: bool) -> str:

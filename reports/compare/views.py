@@ -1,4 +1,4 @@
-"""A comparison as text, Markdown, JSON or an HTML page."""
+"""A comparison as text, Markdown, JSON or HTML."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from harness.schema.record import json_values
 from reports import grid
 from reports.compare.comparison import BETWEEN_RUNS, ELSEWHERE, OUTCOMES, STORED_BAR, Comparison, Missing, Row
 from reports.compare.decision import BAR, SAME
-from reports.resources import environment, source
+from reports.resources import environment
 
 COLUMNS = ("outcome", "B/A", "95% interval", "A ms", "B ms", "case", "notes")
 STORED_MEANING = (
@@ -121,20 +121,8 @@ def to_json(comparison: Comparison) -> str:
     return json.dumps(json_values(whole), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def page(comparison: Comparison, profiles: str = "") -> str:
-    """Return the comparison as a self-contained HTML page. profiles: HTML that compares profiles."""
-    template = environment("reports.compare").get_template("compare.html.j2")
-    return template.render(style=Markup(style()), comparison=comparison, body=body(comparison) + profiles)
-
-
-def style() -> str:
-    """Return the CSS of comparison pages: the CSS of a run's page, of the comparison table and of profiles."""
-    styles = (("reports.page", "style.css"), ("reports.compare", "table.css"), ("reports.profiles", "section.css"))
-    return "".join(source(*each) for each in styles)
-
-
-def body(comparison: Comparison, links: Sequence[str] = ("", "")) -> Markup:
-    """Return the comparison's HTML, to go into <body>. links: URLs of A's and B's pages, or ""."""
+def body(comparison: Comparison, links: Sequence[str]) -> Markup:
+    """Return the comparison's HTML, to go into <body>. links: URLs of A's and B's pages."""
     template = environment("reports.compare").get_template("body.html.j2")
     return Markup(
         template.render(

@@ -11,6 +11,7 @@ from reports.site.entry import PLOTLY, Entry
 from reports.site.history import History
 
 PACKAGE = "reports.site"
+_STYLES = {PAGE: "style.css", "reports.compare": "table.css", "reports.profiles": "section.css", PACKAGE: "site.css"}
 
 
 def shared_files(
@@ -19,7 +20,7 @@ def shared_files(
     """Return {path in the site: text} for files that belong to no single run. entries: the runs, the newest first."""
     return {
         "assets/over-time.js": source(PAGE, "table.js") + source(PACKAGE, "history.js"),
-        "assets/site.css": views.style() + source(PACKAGE, "site.css"),
+        "assets/site.css": "".join(source(*each) for each in _STYLES.items()),
         "index.html": _drawn(
             "index.html.j2",
             entries=entries,
