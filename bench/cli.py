@@ -44,7 +44,6 @@ Gpus = Annotated[str | None, typer.Option(help="One job per GPU: `all`, or numbe
 TimeLimit = Annotated[float, typer.Option("--time-limit", help="Seconds per case, with its model and checks.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON with unrounded numbers.")]
 
 
 def _version(wanted: bool) -> None:
@@ -191,7 +190,7 @@ def verify(
 def table(
     run: RunFolder,
     csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
-    json: Json = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON with unrounded numbers.")] = False,
     markdown: Markdown = False,
     columns: Annotated[str | None, typer.Option(help="Comma-separated columns; `all` for every one.")] = None,
     systems: Systems = None,
@@ -199,7 +198,11 @@ def table(
     """Print a run as a table."""
     from reports.publish import write_table
 
-    fmt = _format(csv=csv, json=json, markdown=markdown)
+    formats = {"csv": csv, "json": json, "markdown": markdown}
+    given = [name for name, flag in formats.items() if flag]
+    if len(given) > 1:
+        raise UserError(f"--{' --'.join(given)}: one format at a time")
+    fmt = given[0] if given else "text"
     write_table(run, fmt, systems=words("--systems", systems), columns=words("--columns", columns))
 
 
@@ -266,7 +269,6 @@ def compare(
     b: Annotated[Path, typer.Argument(metavar="B", help="The run folder to compare with A.")],
     fail_on: FailOn = None,
     markdown: Markdown = False,
-    json: Json = False,
 ) -> None:
     """Compare two runs; only differences beyond 5% count.
 
@@ -274,7 +276,7 @@ def compare(
     """
     from bench.commands import compare as commands
 
-    commands.compare(a, b, fail_on, _format(markdown=markdown, json=json))
+    commands.compare(a, b, fail_on, markdown)
 
 
 @app.command()
@@ -291,7 +293,6 @@ def ab(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the runs OUT/old and OUT/new.")] = Path("out/ab"),
     fail_on: FailOn = None,
     markdown: Markdown = False,
-    json: Json = False,
     time_limit_s: TimeLimit = 600,
     budget_s: Budget = None,
     device: Device = "auto",
@@ -302,14 +303,7 @@ def ab(
     """
     from bench.commands import compare as commands
 
-    commands.ab(_request(call, sides=(old, new)), out, fail_on, _format(markdown=markdown, json=json))
-
-
-def _format(**wanted: bool) -> str:
-    given = [name for name, flag in wanted.items() if flag]
-    if len(given) > 1:
-        raise UserError(f"--{' --'.join(given)}: one format at a time")
-    return given[0] if given else "text"
+    commands.ab(_request(call, sides=(old, new)), out, fail_on, markdown)
 
 
 @app.command()

@@ -27,22 +27,22 @@ from reports.compare.decision import BAR, LEAST_ROUNDS, MOST_ROUNDS
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def compare(a: Path, b: Path, fail_on: str | None, fmt: str) -> None:
+def compare(a: Path, b: Path, fail_on: str | None, markdown: bool) -> None:
     """Compare run `b` with run `a`; exit status 1 for a regression, 3 if nothing can be compared.
 
     fail_on: the slowdown that counts as a regression, such as "5%"; None never gives status 1.
-    fmt: "text", "markdown" or "json", on stdout.
+    markdown: print Markdown instead of text.
     """
     bar = None if fail_on is None else percentage(fail_on)
-    found = _show(a, b, bar, fmt)
+    found = _show(a, b, bar, markdown)
     if bar is not None and found.regressions:
         sys.exit(REGRESSION)
 
 
-def ab(request: RunRequest, out: Path, fail_on: str | None, fmt: str) -> None:
+def ab(request: RunRequest, out: Path, fail_on: str | None, markdown: bool) -> None:
     """Measure two commits in turns into OUT/old and OUT/new, and compare them.
 
-    fail_on, fmt: as in `compare`, but `fail_on` None stands for the default slowdown.
+    fail_on, markdown: as in `compare`, but `fail_on` None stands for the default slowdown.
     Exit status 1 for a regression, 3 if nothing can be compared.
     """
     bar = None if fail_on is None else percentage(fail_on)
@@ -66,7 +66,7 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, fmt: str) -> None:
         file = file_of(work, "measure")  # for both sides: reports recognize `ab` by the equal times of two runs
         runs = [_Side.create(*each, work, file) for each in zip(folders, (old, new), strict=True)]
         _measure_in_turns(runs, work)
-    found = _show(*folders, bar, fmt)
+    found = _show(*folders, bar, markdown)
     if found.regressions:
         sys.exit(REGRESSION)
 
@@ -82,20 +82,19 @@ def percentage(text: str) -> float:
     return value
 
 
-def _show(a: Path, b: Path, fail_on: float | None, fmt: str) -> comparing.Comparison:
+def _show(a: Path, b: Path, fail_on: float | None, markdown: bool) -> comparing.Comparison:
     """Print and return the comparison; exit status 3 if nothing can be compared."""
     try:
         found = comparing.compare(Run.open(a), Run.open(b), *([] if fail_on is None else [fail_on]))
     except comparing.NotComparable as error:
         note(str(error))
         sys.exit(NOT_COMPARABLE)
-    view = {"text": views.text, "markdown": views.markdown, "json": views.to_json}[fmt]
     if fail_on is not None and fail_on < found.fail_on:
         raise UserError(
             f"--fail-on {100 * fail_on:g}%: differences up to {found.fail_on:.0%} between two stored runs are noise; "
             "to find a smaller slowdown, measure both commits in turns with `ttt-bench ab`"
         )
-    print(view(found), end="", flush=True)
+    print(views.markdown(found) if markdown else views.text(found), end="", flush=True)
     empty = not found.counts.keys() - {"gained"}
     if empty or (found.elsewhere and fail_on is not None):
         why = "no case has a result on both sides" if empty else "every case is from another device"

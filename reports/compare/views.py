@@ -1,17 +1,14 @@
-"""A comparison as text, Markdown, JSON or HTML."""
+"""A comparison as text, Markdown or HTML."""
 
-import json
 import math
 import re
 from collections import Counter
 from collections.abc import Sequence, Set
-from dataclasses import asdict
 from statistics import median
 
 from markupsafe import Markup
 
 from harness.schema.reason import counted, format_number, printable, span
-from harness.schema.record import json_values
 from reports import grid
 from reports.compare.comparison import BETWEEN_RUNS, ELSEWHERE, OUTCOMES, STORED_BAR, Comparison, Missing, Row
 from reports.compare.decision import BAR, SAME
@@ -100,25 +97,6 @@ def markdown(comparison: Comparison) -> str:
     folded = (f"<details><summary>{title}</summary>", table, "\n".join(differing), "</details>")
     parts = [f"**{grid.escaped(answer(comparison))}**", f"{a}\n{b}", "\n".join(closing), *folded]
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def to_json(comparison: Comparison) -> str:
-    """Return the whole comparison as JSON, unrounded; ratios are B/A, infinity is null."""
-    rows = [(values := asdict(row)) | values.pop("result") for row in comparison.rows]
-    whole = {
-        "tool": "ttt-bench",
-        "answer": answer(comparison),
-        "a": asdict(comparison.a),
-        "b": asdict(comparison.b),
-        "interleaved": comparison.interleaved,
-        "fail_on": comparison.fail_on,
-        "regressions": comparison.regressions,
-        "outcomes": comparison.counts,
-        "differences": [asdict(each) for each in comparison.differences],
-        "cases": rows,
-        "without_comparison": [asdict(each) for each in comparison.missing],
-    }
-    return json.dumps(json_values(whole), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def body(comparison: Comparison, links: Sequence[str]) -> Markup:

@@ -12,6 +12,7 @@ from bench import cli
 from bench.commands import compare as commands
 from harness.measure.environment import commit_and_dirty
 from harness.schema.run import Run
+from reports.compare.comparison import compare
 from tests.harness.harness_helpers import git
 from tests.reports import small_runs
 
@@ -79,16 +80,17 @@ def ttt_bench(monkeypatch, *arguments):
 
 def test_ab_finds_what_one_commit_made_slower(checkout, tmp_path, monkeypatch, capsys):
     old, new = commit(checkout, "old"), commit(checkout, "new", forward=1.05)
-    status = ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE, "--rounds", 3, "--json")
+    status = ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE, "--rounds", 3)
     said = capsys.readouterr()
-    found = json.loads(said.out)
     assert status == commands.REGRESSION
-    forward, generate = found["cases"]
-    assert (forward["outcome"], forward["regressed"], forward["rounds"]) == ("slower", True, 3)
-    assert forward["ratio"] == pytest.approx(1.05, abs=0.01)
-    assert (generate["outcome"], generate["regressed"]) == ("same", False)
-    assert (found["a"]["commit"], found["b"]["commit"]) == (old[:10], new[:10])
+    assert said.out.startswith("1 slower, 1 same.\n")
     runs = [Run.open(tmp_path / "out" / "ab" / side) for side in ("old", "new")]
+    found = compare(*runs)
+    forward, generate = (row.result for row in found.rows)
+    assert (forward.outcome, forward.regressed) == ("slower", True)
+    assert forward.ratio == pytest.approx(1.05, abs=0.01)
+    assert (generate.outcome, generate.regressed) == ("same", False)
+    assert (found.a.commit, found.b.commit) == (old[:10], new[:10])
     assert [run.file.requests[0].commit for run in runs] == [old, new]
     for run, ran in zip(runs, (old, new), strict=True):
         assert {record.environment["commit"] for record in run.records()} == {ran}
@@ -143,7 +145,6 @@ def test_a_mistake_in_ab_is_one_sentence(checkout, tmp_path, monkeypatch, capsys
         (("HEAD", "HEAD", "--fail-on", "3"), "--fail-on 3: must be a percentage from 1% to 1000%, such as 5%"),
         (("HEAD", "HEAD", "--fail-on", "nan%"), "--fail-on nan%: must be a percentage"),
         (("HEAD", "HEAD", "--fail-on", "0.5%"), "--fail-on 0.5%: must be a percentage from 1%"),
-        (("HEAD", "HEAD", "--json", "--markdown"), "--markdown --json: one format at a time"),
     ):
         assert ttt_bench(monkeypatch, "ab", *arguments, *ONE) == 2
         error = capsys.readouterr().err

@@ -1,6 +1,5 @@
-"""A comparison's answer, and its views as text, Markdown, JSON and HTML."""
+"""A comparison's answer, and its views as text, Markdown and HTML."""
 
-import json
 import math
 
 import pytest
@@ -117,18 +116,9 @@ def test_what_cannot_be_compared_is_named_with_its_reason(tmp_path):
 @pytest.mark.parametrize("ms", [(0.0, 1.0), (1e-9, 1e12), (1e12, 1e-9)])
 def test_extreme_medians_are_no_traceback(tmp_path, ms):
     found = compare(*two(tmp_path, [timed(a_case(), ms[0], samples=1)], [timed(a_case(), ms[1], samples=1)]))
-    assert all(view(found) for view in (views.text, views.markdown, views.to_json))
+    assert all(view(found) for view in (views.text, views.markdown))
     assert views.body(found, LINKS)
     assert bool(found.missing) == (ms[0] == 0)
-
-
-def test_json_holds_everything_unrounded(tmp_path):
-    found = compare(*two(tmp_path, [timed(a_case(), 10)], [timed(a_case(), 12)]), fail_on=0.1)
-    values = json.loads(views.to_json(found))
-    (case,) = values["cases"]
-    assert (case["key"], case["outcome"], case["regressed"]) == (a_case().key, "slower", True)
-    assert math.isclose(case["ratio"], 1.2)
-    assert (values["regressions"], values["outcomes"], values["interleaved"]) == (1, {"slower": 1}, False)
 
 
 def test_text_has_a_line_a_case_and_its_columns_stand_below_each_other(tmp_path):
