@@ -213,7 +213,7 @@ def report(
     png: Annotated[Path | None, typer.Option(help="Draw figures into this PNG file instead; needs Chromium.")] = None,
     pdf: Annotated[Path | None, typer.Option(help="Draw figures into this PDF file instead; needs Chromium.")] = None,
     inches: Annotated[float | None, typer.Option(help="Width of each figure, for a paper.", min=2, max=20)] = None,
-    figures: Annotated[str, typer.Option(help="For --png: figures such as fig15, or `all`; default: the first.")] = "",
+    figures: Annotated[str, typer.Option(help="Figures such as fig15; default: the first.")] = "",
 ) -> None:
     """Write a run's page, or its figures as PNG or PDF."""
     targets = {"--output": output, "--png": png, "--pdf": pdf}
