@@ -1,4 +1,4 @@
-"""A comparison as text, Markdown or HTML."""
+"""A comparison as text or Markdown."""
 
 import math
 import re
@@ -6,13 +6,10 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from statistics import median
 
-from markupsafe import Markup
-
 from harness.schema.reason import counted, format_number, printable, span
 from reports import grid
 from reports.compare.comparison import BETWEEN_RUNS, ELSEWHERE, OUTCOMES, STORED_BAR, Comparison, Missing, Row
 from reports.compare.decision import BAR, SAME
-from reports.resources import environment
 
 COLUMNS = ("outcome", "B/A", "95% interval", "A ms", "B ms", "case", "notes")
 STORED_MEANING = (
@@ -79,41 +76,24 @@ def _cause(row: Row) -> str:
 
 def text(comparison: Comparison) -> str:
     """Return the comparison as text for a terminal, one line per case."""
-    rows = [_cells(row) for row in comparison.rows]
+    rows = [cells(row) for row in comparison.rows]
     table = grid.text(COLUMNS, rows, NUMERIC).rstrip("\n") if rows else ""
-    parts = [[answer(comparison)], _opening(comparison), [table], _without(comparison), _closing(comparison)]
+    parts = [[answer(comparison)], _opening(comparison), [table], without(comparison), closing(comparison)]
     said = ["\n".join(part if part == [table] else map(printable, part)) for part in parts]
     return "\n\n".join(filter(None, said)) + "\n"
 
 
 def markdown(comparison: Comparison) -> str:
     """Return a Markdown comment for a pull request: the answer and a collapsed table."""
-    rows = [[grid.escaped(cell) for cell in _cells(row)] for row in comparison.rows[:MARKDOWN_ROWS]]
+    rows = [[grid.escaped(cell) for cell in cells(row)] for row in comparison.rows[:MARKDOWN_ROWS]]
     left = len(comparison.rows) - len(rows)
     title = f"{counted(len(rows), 'case')}, the largest difference first{f'; {left} more differ less' if left else ''}"
     table = grid.markdown(COLUMNS, rows, NUMERIC).rstrip("\n") if rows else ""
-    a, b, *differing = [f"- {grid.escaped(line)}" for line in (*_opening(comparison), *_without(comparison))]
-    closing = [grid.escaped(line) for line in _closing(comparison)]
+    a, b, *differing = [f"- {grid.escaped(line)}" for line in (*_opening(comparison), *without(comparison))]
+    last = "\n".join(map(grid.escaped, closing(comparison)))
     folded = (f"<details><summary>{title}</summary>", table, "\n".join(differing), "</details>")
-    parts = [f"**{grid.escaped(answer(comparison))}**", f"{a}\n{b}", "\n".join(closing), *folded]
+    parts = [f"**{grid.escaped(answer(comparison))}**", f"{a}\n{b}", last, *folded]
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def body(comparison: Comparison, links: Sequence[str]) -> Markup:
-    """Return the comparison's HTML, to go into <body>. links: URLs of A's and B's pages."""
-    template = environment("reports.compare").get_template("body.html.j2")
-    return Markup(
-        template.render(
-            comparison=comparison,
-            answer=answer(comparison),
-            columns=COLUMNS,
-            numeric=NUMERIC,
-            rows=[_cells(row) for row in comparison.rows],
-            closing=_closing(comparison),
-            without=_without(comparison),
-            sides=list(zip("AB", (comparison.a, comparison.b), links, strict=True)),
-        )
-    )
 
 
 def _opening(comparison: Comparison) -> list[str]:
@@ -125,7 +105,8 @@ def _opening(comparison: Comparison) -> list[str]:
     return [*sides, *(differing or ["differs: nothing that was recorded"])]
 
 
-def _without(comparison: Comparison) -> list[str]:
+def without(comparison: Comparison) -> list[str]:
+    """Return a line for each reason why cases have no comparison."""
     reasons: dict[str, list[Missing]] = {}
     for each in comparison.missing:
         reasons.setdefault(each.reason, []).append(each)
@@ -139,7 +120,8 @@ def _named(cases: list[Missing]) -> str:
     return f"{len(cases)} cases ({', '.join(f'{count} {system}' for system, count in systems.items())})"
 
 
-def _closing(comparison: Comparison) -> list[str]:
+def closing(comparison: Comparison) -> list[str]:
+    """Return lines: the counts of outcomes, how to read them, and the number of regressions."""
     lines = [] if comparison.elsewhere else [_counts(comparison) or "No case has a result in both."]
     if comparison.interleaved:
         lines.append(
@@ -157,7 +139,8 @@ def _closing(comparison: Comparison) -> list[str]:
     return lines
 
 
-def _cells(row: Row) -> list[str]:
+def cells(row: Row) -> list[str]:
+    """Return a case's texts for `COLUMNS`."""
     result = row.result
     return [
         result.outcome,
