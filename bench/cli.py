@@ -43,9 +43,7 @@ FailOn = Annotated[str | None, typer.Option(help="Exit with status 1 if a case i
 Gpus = Annotated[str | None, typer.Option(help="One job per GPU: `all`, or numbers of nvidia-smi such as 0,1.")]
 TimeLimit = Annotated[float, typer.Option("--time-limit", help="Seconds per case, with its model and checks.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
-Page = Annotated[Path | None, typer.Option(help="Also write the comparison as an HTML page.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON with unrounded numbers.")]
 
 
 def _version(wanted: bool) -> None:
@@ -192,7 +190,7 @@ def verify(
 def table(
     run: RunFolder,
     csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
-    json: Json = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON with unrounded numbers.")] = False,
     markdown: Markdown = False,
     columns: Annotated[str | None, typer.Option(help="Comma-separated columns; `all` for every one.")] = None,
     systems: Systems = None,
@@ -200,7 +198,11 @@ def table(
     """Print a run as a table."""
     from reports.publish import write_table
 
-    fmt = _format(csv=csv, json=json, markdown=markdown)
+    formats = {"csv": csv, "json": json, "markdown": markdown}
+    given = [name for name, flag in formats.items() if flag]
+    if len(given) > 1:
+        raise UserError(f"--{' --'.join(given)}: one format at a time")
+    fmt = given[0] if given else "text"
     write_table(run, fmt, systems=words("--systems", systems), columns=words("--columns", columns))
 
 
@@ -211,7 +213,7 @@ def report(
     png: Annotated[Path | None, typer.Option(help="Draw figures into this PNG file instead; needs Chromium.")] = None,
     pdf: Annotated[Path | None, typer.Option(help="Draw figures into this PDF file instead; needs Chromium.")] = None,
     inches: Annotated[float | None, typer.Option(help="Width of each figure, for a paper.", min=2, max=20)] = None,
-    figures: Annotated[str, typer.Option(help="For --png: figures such as fig15, or `all`; default: the first.")] = "",
+    figures: Annotated[str, typer.Option(help="Figures such as fig15; default: the first.")] = "",
 ) -> None:
     """Write a run's page, or its figures as PNG or PDF."""
     targets = {"--output": output, "--png": png, "--pdf": pdf}
@@ -267,8 +269,6 @@ def compare(
     b: Annotated[Path, typer.Argument(metavar="B", help="The run folder to compare with A.")],
     fail_on: FailOn = None,
     markdown: Markdown = False,
-    json: Json = False,
-    html: Page = None,
 ) -> None:
     """Compare two runs; only differences beyond 5% count.
 
@@ -276,7 +276,7 @@ def compare(
     """
     from bench.commands import compare as commands
 
-    commands.compare(a, b, fail_on, _format(markdown=markdown, json=json), html)
+    commands.compare(a, b, fail_on, markdown)
 
 
 @app.command()
@@ -293,8 +293,6 @@ def ab(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the runs OUT/old and OUT/new.")] = Path("out/ab"),
     fail_on: FailOn = None,
     markdown: Markdown = False,
-    json: Json = False,
-    html: Page = None,
     time_limit_s: TimeLimit = 600,
     budget_s: Budget = None,
     device: Device = "auto",
@@ -305,14 +303,7 @@ def ab(
     """
     from bench.commands import compare as commands
 
-    commands.ab(_request(call, sides=(old, new)), out, fail_on, _format(markdown=markdown, json=json), html)
-
-
-def _format(**wanted: bool) -> str:
-    given = [name for name, flag in wanted.items() if flag]
-    if len(given) > 1:
-        raise UserError(f"--{' --'.join(given)}: one format at a time")
-    return given[0] if given else "text"
+    commands.ab(_request(call, sides=(old, new)), out, fail_on, markdown)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Pictures (PNG, PDF) of a run's figures and page, by Chromium and playwright."""
+"""Pictures (PNG, PDF) of a run's figures, by Chromium and playwright."""
 
 import shutil
 import struct
@@ -16,7 +16,6 @@ CHROMIUM_ARGS = ("--no-sandbox", "--disable-gpu")
 # CSS that hides the page's controls and adds a margin.
 PICTURE_STYLE = ".more, details, .top { display: none !important } .suite { padding: 0 24px } figure { border: 0 }"
 RESIZE_MS = 500  # time for figures to follow a change of their width
-WHOLE_PAGE = "all"
 _STARTS = {".png": (b"\x89png\r\n",), ".pdf": (b"%pdf",)}  # first bytes of a file, in lower case
 _HEADER_END = 33  # bytes of a PNG's signature and its first chunk
 _WIDTH = 1240  # CSS pixels of the page
@@ -24,9 +23,9 @@ _INCH, _DOTS = 96, 300  # CSS pixels and printed dots per inch
 
 
 def write_picture(run_folder: Path, out: Path, figures: str = "", inches: float | None = None) -> None:
-    """Write a picture of a run's page, or of one suite's figures on it, to `out`, a PNG or PDF file.
+    """Write a picture of one suite's figures, as a run's page draws them, to `out`, a PNG or PDF file.
 
-    figures: the suite's name, "all" for the whole page, or "" for the page's first suite with figures.
+    figures: the suite's name, or "" for the page's first suite with figures.
     inches: draw each figure for a paper, this wide, on white, without title and caption; necessary for a PDF.
     A PDF has one sheet for each figure.
     Raises RecordError if the run is unreadable, Chromium is missing, `figures` is unknown, or `out` is no PNG or PDF.
@@ -77,14 +76,11 @@ def chromium(*arguments: str) -> Iterator[Any]:
 
 
 def take(browser: Any, report: Path, figures: str = "") -> bytes:
-    """Return a PNG of one suite's figures on the page `report`, or of the whole page.
+    """Return a PNG of one suite's figures on the page `report`, with their titles and captions in a Description chunk.
 
-    figures: as in `write_picture`. A PNG of figures contains their titles and captions in its Description chunk.
+    figures: as in `write_picture`.
     """
     page = _opened(browser, report, _WIDTH, 2)
-    if figures == WHOLE_PAGE:
-        page.evaluate("drawAll(figures)")
-        return page.screenshot(full_page=True)
     section = _suite(page, figures)
     page.add_style_tag(content=PICTURE_STYLE)
     section.scroll_into_view_if_needed()

@@ -22,7 +22,7 @@ def write_report(run_folder: Path, out: Path) -> list[str]:
     from reports.words import left_out
 
     run = Run.open(run_folder)
-    refuse_what_is_no_page(out)
+    refuse_overwriting(out, "HTML page", (b"<!doctype html", b"<html"))
     records, profiles = _records(run), run.profiles().values()
     table = frame(records, run.catalogue, common_ceilings(records, profiles))
     profiled = section(records, profiles, run.catalogue)
@@ -85,7 +85,3 @@ def refuse_overwriting(out: Path, kind: str, starts: tuple[bytes, ...]) -> None:
             start = file.read(512).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
         if not start.startswith(starts):
             raise RecordError(f"{out}: is there and is no {kind}; it is left as it is, name another file")
-
-
-def refuse_what_is_no_page(out: Path) -> None:
-    refuse_overwriting(out, "HTML page", (b"<!doctype html", b"<html"))

@@ -15,7 +15,6 @@ from bench.request import RunRequest
 from bench.run_folder import file_of
 from bench.terminal import note
 from harness.measure.environment import ask_git, commit_and_dirty, uncommitted
-from harness.schema.files import refusing, write_atomically
 from harness.schema.run import Run
 from harness.schema.run_file import Job, RunFile
 from harness.workers.process import Launch
@@ -24,28 +23,26 @@ from harness.workers.scheduler import Event, Options, run_jobs
 from reports.compare import comparison as comparing
 from reports.compare import views
 from reports.compare.decision import BAR, LEAST_ROUNDS, MOST_ROUNDS
-from reports.profiles.diff import diff_of_runs
-from reports.publish import refuse_what_is_no_page
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def compare(a: Path, b: Path, fail_on: str | None, fmt: str, html: Path | None) -> None:
+def compare(a: Path, b: Path, fail_on: str | None, markdown: bool) -> None:
     """Compare run `b` with run `a`; exit status 1 for a regression, 3 if nothing can be compared.
 
     fail_on: the slowdown that counts as a regression, such as "5%"; None never gives status 1.
-    fmt: "text", "markdown" or "json", on stdout. html: also write a page to this file.
+    markdown: print Markdown instead of text.
     """
     bar = None if fail_on is None else percentage(fail_on)
-    found = _show(a, b, bar, fmt, html)
+    found = _show(a, b, bar, markdown)
     if bar is not None and found.regressions:
         sys.exit(REGRESSION)
 
 
-def ab(request: RunRequest, out: Path, fail_on: str | None, fmt: str, html: Path | None) -> None:
+def ab(request: RunRequest, out: Path, fail_on: str | None, markdown: bool) -> None:
     """Measure two commits in turns into OUT/old and OUT/new, and compare them.
 
-    fail_on, fmt, html: as in `compare`, but `fail_on` None stands for the default slowdown.
+    fail_on, markdown: as in `compare`, but `fail_on` None stands for the default slowdown.
     Exit status 1 for a regression, 3 if nothing can be compared.
     """
     bar = None if fail_on is None else percentage(fail_on)
@@ -69,7 +66,7 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, fmt: str, html: Path
         file = file_of(work, "measure")  # for both sides: reports recognize `ab` by the equal times of two runs
         runs = [_Side.create(*each, work, file) for each in zip(folders, (old, new), strict=True)]
         _measure_in_turns(runs, work)
-    found = _show(*folders, bar, fmt, html)
+    found = _show(*folders, bar, markdown)
     if found.regressions:
         sys.exit(REGRESSION)
 
@@ -85,28 +82,19 @@ def percentage(text: str) -> float:
     return value
 
 
-def _show(a: Path, b: Path, fail_on: float | None, fmt: str, html: Path | None) -> comparing.Comparison:
-    """Print and return the comparison, and write its page to `html`; exit status 3 if nothing can be compared."""
-    if html:
-        refuse_what_is_no_page(html)
+def _show(a: Path, b: Path, fail_on: float | None, markdown: bool) -> comparing.Comparison:
+    """Print and return the comparison; exit status 3 if nothing can be compared."""
     try:
-        runs = Run.open(a), Run.open(b)
-        found = comparing.compare(*runs, *([] if fail_on is None else [fail_on]))
+        found = comparing.compare(Run.open(a), Run.open(b), *([] if fail_on is None else [fail_on]))
     except comparing.NotComparable as error:
         note(str(error))
         sys.exit(NOT_COMPARABLE)
-    view = {"text": views.text, "markdown": views.markdown, "json": views.to_json}[fmt]
     if fail_on is not None and fail_on < found.fail_on:
         raise UserError(
             f"--fail-on {100 * fail_on:g}%: differences up to {found.fail_on:.0%} between two stored runs are noise; "
             "to find a smaller slowdown, measure both commits in turns with `ttt-bench ab`"
         )
-    print(view(found), end="", flush=True)
-    if html:
-        with refusing(html, "written", UserError):
-            html.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(html, views.page(found, diff_of_runs(*runs, (found.a.name, found.b.name))))
-        print(f"wrote {html}", file=sys.stderr)
+    print(views.markdown(found) if markdown else views.text(found), end="", flush=True)
     empty = not found.counts.keys() - {"gained"}
     if empty or (found.elsewhere and fail_on is not None):
         why = "no case has a result on both sides" if empty else "every case is from another device"

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from harness.measure.cuda_clock import wait_for
 from harness.measure.ranges import is_recorded
@@ -18,7 +17,7 @@ class Profiled:
 
 
 @contextmanager
-def profiled(device: str = "", units: int = 1, keep: Path | str | None = None) -> Iterator[Profiled]:
+def profiled(device: str = "", units: int = 1) -> Iterator[Profiled]:
     """Profile the block; each `nvtx_range` in the block becomes a range of the result.
 
         from harness.profiling.block import profiled
@@ -31,7 +30,6 @@ def profiled(device: str = "", units: int = 1, keep: Path | str | None = None) -
 
     device: by default "cuda" on a machine with a GPU, else "cpu".
     units: units of work in the block, such as calls of a model; the result also has times per unit.
-    keep: path for torch.profiler's trace, ending in .json.gz; None to discard the trace.
     Raises ValueError for wrong arguments, and ProfileError inside another profiled block or if nothing ran.
     """
     import torch
@@ -41,12 +39,10 @@ def profiled(device: str = "", units: int = 1, keep: Path | str | None = None) -
         raise ValueError(f"device {device!r}: must be cpu, or cuda on a machine with a GPU")
     if units < 1:
         raise ValueError(f"units is {units}, must be at least 1")
-    if keep is not None and (not str(keep).endswith(".json.gz") or not Path(keep).parent.is_dir()):
-        raise ValueError(f"keep {str(keep)!r}: must end in .json.gz, in an existing folder")
     if is_recorded():
         raise ProfileError("`profiled` inside another `profiled` block: torch.profiler records one at a time")
     wait_for(device)
     found = Profiled()
-    with kineto.recording(device, with_ranges=True, keep=Path(keep) if keep else None) as launched:
+    with kineto.recording(device, with_ranges=True) as launched:
         yield found
     found.region = Region(units=units, **found_in(launched, launched))

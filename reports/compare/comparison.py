@@ -55,11 +55,10 @@ class Difference:
 class Row:
     """A case with a result in both runs, as one row of the comparison's table.
 
-    key: the case key. label: the case in words. name: the labels of its system and backend.
+    label: the case in words. name: the labels of its system and backend.
     a_ms, b_ms: latency in run A and in run B. notes: remarks on the measurement, such as "thermally throttled in A".
     """
 
-    key: str
     label: str
     name: str
     phase: str
@@ -181,7 +180,7 @@ class Pair:
 
     def row(self, result: CaseResult) -> Row:
         a, b = self.a, self.b
-        return Row(a.case.key, a.label, a.name, a.case.phase, a.ms, b.ms, result, tuple(self._notes()))
+        return Row(a.label, a.name, a.case.phase, a.ms, b.ms, result, tuple(self._notes()))
 
     def _notes(self) -> Iterator[str]:
         sides = {"A": self.a, "B": self.b}
@@ -246,11 +245,10 @@ def _result(pair: Pair, fail_on: float, outcome: str = "") -> CaseResult:
     """
     where = "cpu" if pair.on_cpu else "gpus" if pair.on_other_gpus else "gpu"
     middle, half = pair.b.middle - pair.a.middle, math.hypot(pair.a.half, pair.b.half, BETWEEN_RUNS[where])
-    rounds = len(pair.log_ratios) if outcome else min(pair.a.rounds, pair.b.rounds)
     outcome = pair.elsewhere or outcome or _stored_outcome(pair, middle, half)
     regressed = outcome == "slower" and middle > math.log1p(fail_on)
     ratio, low, high = (math.exp(each) for each in (middle, middle - half, middle + half))
-    return CaseResult(outcome, ratio, low, high, rounds, regressed)
+    return CaseResult(outcome, ratio, low, high, regressed)
 
 
 def _stored_outcome(pair: Pair, middle: float, half: float) -> str:

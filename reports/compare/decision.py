@@ -32,7 +32,6 @@ class CaseResult:
     ratio: float
     low: float
     high: float
-    rounds: int
     regressed: bool = False
 
 
@@ -52,7 +51,7 @@ def decide(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[CaseR
     same = np.all([found.p_values(np.log1p(SAME) - sign * found.mean) < ALPHA for sign in (1, -1)], axis=0)
     outcomes = np.select([slower, faster, same], ["slower", "faster", "same"], "undecided")
     ratios = (np.exp(each).tolist() for each in (found.mean, *found.interval()))
-    columns = zip(outcomes.tolist(), *ratios, map(len, cases), regressed.tolist(), strict=True)
+    columns = zip(outcomes.tolist(), *ratios, regressed.tolist(), strict=True)
     return [CaseResult(*values) for values in columns]
 
 

@@ -1,21 +1,15 @@
-"""A comparison as text, Markdown, JSON or an HTML page."""
+"""A comparison as text or Markdown."""
 
-import json
 import math
 import re
 from collections import Counter
 from collections.abc import Sequence, Set
-from dataclasses import asdict
 from statistics import median
 
-from markupsafe import Markup
-
 from harness.schema.reason import counted, format_number, printable, span
-from harness.schema.record import json_values
 from reports import grid
 from reports.compare.comparison import BETWEEN_RUNS, ELSEWHERE, OUTCOMES, STORED_BAR, Comparison, Missing, Row
 from reports.compare.decision import BAR, SAME
-from reports.resources import environment, source
 
 COLUMNS = ("outcome", "B/A", "95% interval", "A ms", "B ms", "case", "notes")
 STORED_MEANING = (
@@ -82,72 +76,24 @@ def _cause(row: Row) -> str:
 
 def text(comparison: Comparison) -> str:
     """Return the comparison as text for a terminal, one line per case."""
-    rows = [_cells(row) for row in comparison.rows]
+    rows = [cells(row) for row in comparison.rows]
     table = grid.text(COLUMNS, rows, NUMERIC).rstrip("\n") if rows else ""
-    parts = [[answer(comparison)], _opening(comparison), [table], _without(comparison), _closing(comparison)]
+    parts = [[answer(comparison)], _opening(comparison), [table], without(comparison), closing(comparison)]
     said = ["\n".join(part if part == [table] else map(printable, part)) for part in parts]
     return "\n\n".join(filter(None, said)) + "\n"
 
 
 def markdown(comparison: Comparison) -> str:
     """Return a Markdown comment for a pull request: the answer and a collapsed table."""
-    rows = [[grid.escaped(cell) for cell in _cells(row)] for row in comparison.rows[:MARKDOWN_ROWS]]
+    rows = [[grid.escaped(cell) for cell in cells(row)] for row in comparison.rows[:MARKDOWN_ROWS]]
     left = len(comparison.rows) - len(rows)
     title = f"{counted(len(rows), 'case')}, the largest difference first{f'; {left} more differ less' if left else ''}"
     table = grid.markdown(COLUMNS, rows, NUMERIC).rstrip("\n") if rows else ""
-    a, b, *differing = [f"- {grid.escaped(line)}" for line in (*_opening(comparison), *_without(comparison))]
-    closing = [grid.escaped(line) for line in _closing(comparison)]
+    a, b, *differing = [f"- {grid.escaped(line)}" for line in (*_opening(comparison), *without(comparison))]
+    last = "\n".join(map(grid.escaped, closing(comparison)))
     folded = (f"<details><summary>{title}</summary>", table, "\n".join(differing), "</details>")
-    parts = [f"**{grid.escaped(answer(comparison))}**", f"{a}\n{b}", "\n".join(closing), *folded]
+    parts = [f"**{grid.escaped(answer(comparison))}**", f"{a}\n{b}", last, *folded]
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def to_json(comparison: Comparison) -> str:
-    """Return the whole comparison as JSON, unrounded; ratios are B/A, infinity is null."""
-    rows = [(values := asdict(row)) | values.pop("result") for row in comparison.rows]
-    whole = {
-        "tool": "ttt-bench",
-        "answer": answer(comparison),
-        "a": asdict(comparison.a),
-        "b": asdict(comparison.b),
-        "interleaved": comparison.interleaved,
-        "fail_on": comparison.fail_on,
-        "regressions": comparison.regressions,
-        "outcomes": comparison.counts,
-        "differences": [asdict(each) for each in comparison.differences],
-        "cases": rows,
-        "without_comparison": [asdict(each) for each in comparison.missing],
-    }
-    return json.dumps(json_values(whole), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def page(comparison: Comparison, profiles: str = "") -> str:
-    """Return the comparison as a self-contained HTML page. profiles: HTML that compares profiles."""
-    template = environment("reports.compare").get_template("compare.html.j2")
-    return template.render(style=Markup(style()), comparison=comparison, body=body(comparison) + profiles)
-
-
-def style() -> str:
-    """Return the CSS of comparison pages: the CSS of a run's page, of the comparison table and of profiles."""
-    styles = (("reports.page", "style.css"), ("reports.compare", "table.css"), ("reports.profiles", "section.css"))
-    return "".join(source(*each) for each in styles)
-
-
-def body(comparison: Comparison, links: Sequence[str] = ("", "")) -> Markup:
-    """Return the comparison's HTML, to go into <body>. links: URLs of A's and B's pages, or ""."""
-    template = environment("reports.compare").get_template("body.html.j2")
-    return Markup(
-        template.render(
-            comparison=comparison,
-            answer=answer(comparison),
-            columns=COLUMNS,
-            numeric=NUMERIC,
-            rows=[_cells(row) for row in comparison.rows],
-            closing=_closing(comparison),
-            without=_without(comparison),
-            sides=list(zip("AB", (comparison.a, comparison.b), links, strict=True)),
-        )
-    )
 
 
 def _opening(comparison: Comparison) -> list[str]:
@@ -159,7 +105,8 @@ def _opening(comparison: Comparison) -> list[str]:
     return [*sides, *(differing or ["differs: nothing that was recorded"])]
 
 
-def _without(comparison: Comparison) -> list[str]:
+def without(comparison: Comparison) -> list[str]:
+    """Return a line for each reason why cases have no comparison."""
     reasons: dict[str, list[Missing]] = {}
     for each in comparison.missing:
         reasons.setdefault(each.reason, []).append(each)
@@ -173,7 +120,8 @@ def _named(cases: list[Missing]) -> str:
     return f"{len(cases)} cases ({', '.join(f'{count} {system}' for system, count in systems.items())})"
 
 
-def _closing(comparison: Comparison) -> list[str]:
+def closing(comparison: Comparison) -> list[str]:
+    """Return lines: the counts of outcomes, how to read them, and the number of regressions."""
     lines = [] if comparison.elsewhere else [_counts(comparison) or "No case has a result in both."]
     if comparison.interleaved:
         lines.append(
@@ -191,7 +139,8 @@ def _closing(comparison: Comparison) -> list[str]:
     return lines
 
 
-def _cells(row: Row) -> list[str]:
+def cells(row: Row) -> list[str]:
+    """Return a case's texts for `COLUMNS`."""
     result = row.result
     return [
         result.outcome,

@@ -83,7 +83,7 @@ def _case(points: Sequence[Point]) -> dict[str, Any]:
 
 
 def _machine(side: CaseSide) -> str:
-    devices = [" · ".join(_said(device)) for device in side.devices]
+    devices = [" · ".join(_said({**device, "driver": side.facts["driver"]})) for device in side.devices]
     return " and ".join(devices) or "device not recorded"
 
 

@@ -11,6 +11,7 @@ from reports.site.entry import PLOTLY, Entry
 from reports.site.history import History
 
 PACKAGE = "reports.site"
+_STYLES = {PAGE: "style.css", "reports.profiles": "section.css", PACKAGE: "site.css"}
 
 
 def shared_files(
@@ -19,14 +20,14 @@ def shared_files(
     """Return {path in the site: text} for files that belong to no single run. entries: the runs, the newest first."""
     return {
         "assets/over-time.js": source(PAGE, "table.js") + source(PACKAGE, "history.js"),
-        "assets/site.css": views.style() + source(PACKAGE, "site.css"),
+        "assets/site.css": "".join(source(*each) for each in _STYLES.items()),
         "index.html": _drawn(
             "index.html.j2",
             entries=entries,
             histories=histories,
             comparisons={entry.id: [each for each in comparisons if each.b is entry] for entry in entries},
         ),
-        **{each.page: _compared(each) for each in comparisons},
+        **{each.page: _drawn("compared.html.j2", up="../", each=each, views=views) for each in comparisons},
         **{history.page: _over_time(history, entries) for history in histories},
     }
 
@@ -34,12 +35,6 @@ def shared_files(
 def _drawn(template: str, up: str = "", **values: Any) -> str:
     """Return the HTML of a template; `up` is the path from the page to the site's root."""
     return environment(PACKAGE).get_template(template).render(up=up, plotly=PLOTLY, **values)
-
-
-def _compared(each: Compared) -> str:
-    links = [f"../{entry.page}" for entry in (each.a, each.b)]
-    title = f"{each.a.name} and {each.b.name} compared"
-    return _drawn("compared.html.j2", up="../", title=title, body=views.body(each.comparison, links) + each.profiles)
 
 
 def _over_time(history: History, entries: Sequence[Entry]) -> str:

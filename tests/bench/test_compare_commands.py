@@ -12,6 +12,7 @@ from bench import cli
 from bench.commands import compare as commands
 from harness.measure.environment import commit_and_dirty
 from harness.schema.run import Run
+from reports.compare.comparison import compare
 from tests.harness.harness_helpers import git
 from tests.reports import small_runs
 
@@ -79,17 +80,17 @@ def ttt_bench(monkeypatch, *arguments):
 
 def test_ab_finds_what_one_commit_made_slower(checkout, tmp_path, monkeypatch, capsys):
     old, new = commit(checkout, "old"), commit(checkout, "new", forward=1.05)
-    status = ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE, "--rounds", 3, "--json", "--html", "ab.html")
+    status = ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE, "--rounds", 3)
     said = capsys.readouterr()
-    found = json.loads(said.out)
     assert status == commands.REGRESSION
-    forward, generate = found["cases"]
-    assert (forward["outcome"], forward["regressed"], forward["rounds"]) == ("slower", True, 3)
-    assert forward["ratio"] == pytest.approx(1.05, abs=0.01)
-    assert (generate["outcome"], generate["regressed"]) == ("same", False)
-    assert (found["a"]["commit"], found["b"]["commit"]) == (old[:10], new[:10])
-    assert "ab.html" in [path.name for path in tmp_path.iterdir()]
+    assert said.out.startswith("1 slower, 1 same.\n")
     runs = [Run.open(tmp_path / "out" / "ab" / side) for side in ("old", "new")]
+    found = compare(*runs)
+    forward, generate = (row.result for row in found.rows)
+    assert (forward.outcome, forward.regressed) == ("slower", True)
+    assert forward.ratio == pytest.approx(1.05, abs=0.01)
+    assert (generate.outcome, generate.regressed) == ("same", False)
+    assert (found.a.commit, found.b.commit) == (old[:10], new[:10])
     assert [run.file.requests[0].commit for run in runs] == [old, new]
     for run, ran in zip(runs, (old, new), strict=True):
         assert {record.environment["commit"] for record in run.records()} == {ran}
@@ -144,7 +145,6 @@ def test_a_mistake_in_ab_is_one_sentence(checkout, tmp_path, monkeypatch, capsys
         (("HEAD", "HEAD", "--fail-on", "3"), "--fail-on 3: must be a percentage from 1% to 1000%, such as 5%"),
         (("HEAD", "HEAD", "--fail-on", "nan%"), "--fail-on nan%: must be a percentage"),
         (("HEAD", "HEAD", "--fail-on", "0.5%"), "--fail-on 0.5%: must be a percentage from 1%"),
-        (("HEAD", "HEAD", "--json", "--markdown"), "--markdown --json: one format at a time"),
     ):
         assert ttt_bench(monkeypatch, "ab", *arguments, *ONE) == 2
         error = capsys.readouterr().err
@@ -202,9 +202,8 @@ def test_compare_reports_and_fails_only_where_it_is_asked_to(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     a_run(tmp_path / "a", 10)
     a_run(tmp_path / "b", 12)
-    assert ttt_bench(monkeypatch, "compare", "a", "b", "--html", "page.html") == 0
+    assert ttt_bench(monkeypatch, "compare", "a", "b") == 0
     assert "slower   1.200" in capsys.readouterr().out
-    assert "1.200" in (tmp_path / "page.html").read_text()
     assert ttt_bench(monkeypatch, "compare", "a", "b", "--fail-on", "5%") == commands.REGRESSION
     assert (
         "1 case lost, or slower by more than 5% and by more than two runs of the same packages differ"
@@ -215,9 +214,6 @@ def test_compare_reports_and_fails_only_where_it_is_asked_to(tmp_path, monkeypat
     said = capsys.readouterr()
     assert said.err.startswith("ttt-bench: --fail-on 3%: ")
     assert "`ttt-bench ab`" in said.err
-    (tmp_path / "notes.html").write_text("mine")
-    assert ttt_bench(monkeypatch, "compare", "a", "b", "--html", "notes.html") == 2
-    assert (tmp_path / "notes.html").read_text() == "mine"
 
 
 def test_another_gpu_has_ratios_and_nothing_to_fail_on(tmp_path, monkeypatch, capsys):

@@ -35,7 +35,7 @@ def test_cases_are_paired_by_key_and_sorted_from_the_largest_difference(tmp_path
             [timed(c, ms) for c, ms in zip(cases, (10, 8, 12), strict=True)],
         )
     )
-    assert [row.key for row in found.rows] == [cases[1].key, cases[2].key, cases[0].key]
+    assert [row.label.split()[6] for row in found.rows] == ["T=128", "T=256", "T=64"]
     assert [row.result.ratio for row in found.rows] == pytest.approx([0.8, 1.2, 1.0])
     assert [row.result.outcome for row in found.rows] == ["faster", "slower", "same within noise"]
     assert all(row.result.low < row.result.ratio < row.result.high for row in found.rows)
@@ -123,7 +123,6 @@ def test_the_sides_of_ab_are_decided_by_their_rounds(tmp_path):
     assert found.interleaved
     assert [row.result.outcome for row in found.rows] == ["slower", *["same"] * 4]
     assert found.regressions == 1
-    assert found.rows[0].result.rounds == 5
 
 
 def test_rounds_are_paired_by_their_number(tmp_path):

@@ -1,6 +1,5 @@
-"""A comparison's answer, and its views as text, Markdown, JSON and a page."""
+"""A comparison's answer, and its views as text, Markdown and a page of the site."""
 
-import json
 import math
 
 import pytest
@@ -9,6 +8,7 @@ from small_runs import a_case, a_run, on_gpu, timed, two, without
 from harness.schema.catalogue import BackendEntry, Catalogue, SystemEntry
 from reports.compare import views
 from reports.compare.comparison import compare
+from reports.site.build import write_site
 
 HOT = on_gpu(throttled=("sw_thermal_slowdown",))
 
@@ -110,25 +110,13 @@ def test_what_cannot_be_compared_is_named_with_its_reason(tmp_path):
     ]
     assert (found.regressions, found.counts["lost"]) == (1, 1)
     assert "only in A: ttt-linear · torch tiny forward B=2 T=4" in views.text(found)
-    page = views.page(found)
-    assert ("only in A: ttt-linear · torch" in page, "http" in page.replace("http-equiv", "")) == (True, False)
 
 
 @pytest.mark.parametrize("ms", [(0.0, 1.0), (1e-9, 1e12), (1e12, 1e-9)])
 def test_extreme_medians_are_no_traceback(tmp_path, ms):
     found = compare(*two(tmp_path, [timed(a_case(), ms[0], samples=1)], [timed(a_case(), ms[1], samples=1)]))
-    every = (views.text, views.markdown, views.to_json, views.page)
-    assert all(view(found) for view in every)
+    assert all(view(found) for view in (views.text, views.markdown))
     assert bool(found.missing) == (ms[0] == 0)
-
-
-def test_json_holds_everything_unrounded(tmp_path):
-    found = compare(*two(tmp_path, [timed(a_case(), 10)], [timed(a_case(), 12)]), fail_on=0.1)
-    values = json.loads(views.to_json(found))
-    (case,) = values["cases"]
-    assert (case["key"], case["outcome"], case["regressed"]) == (a_case().key, "slower", True)
-    assert math.isclose(case["ratio"], 1.2)
-    assert (values["regressions"], values["outcomes"], values["interleaved"]) == (1, {"slower": 1}, False)
 
 
 def test_text_has_a_line_a_case_and_its_columns_stand_below_each_other(tmp_path):
@@ -146,10 +134,12 @@ def test_no_view_lets_a_strangers_markup_through(tmp_path):
     evil = "<script>alert(1)</script>|x`"
     case = a_case(options=(("name", evil),))
     environment = on_gpu(commit="<b>", software={"<i>": "1"})
-    found = compare(*two(tmp_path, [timed(case, 10)], [timed(case, 10, environment), without(a_case(1), reason=evil)]))
-    assert "<script>" not in views.page(found)
-    assert "&lt;script&gt;" in views.page(found)
-    shown = views.markdown(found)
+    runs = two(tmp_path, [timed(case, 10)], [timed(case, 10, environment), without(a_case(1), reason=evil)])
+    write_site([run.folder for run in runs], tmp_path / "site")
+    (page,) = (path.read_text() for path in (tmp_path / "site" / "compared").iterdir())
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+    shown = views.markdown(compare(*runs))
     assert not [line for line in shown.splitlines() if "<script>" in line.replace("\\<", "").replace("\\>", "")]
     rows = [line for line in shown.splitlines() if line.startswith("| ")]
     assert {line.replace("\\|", "").count("|") for line in rows} == {len(views.COLUMNS) + 1}
