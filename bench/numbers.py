@@ -207,7 +207,7 @@ def _run_pairs(definition: Definition, source_of: SourceOf) -> list[list[str]]:
         rows = compare(source_of(each["a"]).run, source_of(each["b"]).run).rows
         change, farthest = median(row.result.ratio - 1 for row in rows), max(rows, key=lambda row: row.apart)
         within = [str(sum(row.apart <= bar for row in rows)) for bar in NEAR]
-        far = f"{farthest.result.ratio - 1:+.1%}: {farthest.label}"
+        far = f"{farthest.result.ratio - 1:+.1%}: {farthest.name} {farthest.phase}"
         lines.append([each["label"], str(len(rows)), f"{change:+.1%}", *within, far])
     return lines
 

@@ -16,12 +16,12 @@ from bench.models.layers import operator_range, round_up
 from bench.models.operator import Learner, Projections
 from bench.models.overlap import beside_another_chunk
 from bench.models.ttt import LayerState, Learn, TTTBlock
-from tk_kernels.edges.few_rows import Norm, few_rows_product, fits
+from tk_kernels.edges.few_rows import MOST_ROWS_FEW_OUTPUTS, Norm, few_rows_product, fits
 from tk_kernels.edges.short_convolution import query_key, residual_convolution
 from tk_kernels.edges.swiglu_product import swiglu_product
 from tk_kernels.reference.layer import Rotation
 
-MOST_DEPENDENT = 4  # most sequences of a step with dependent launches; more gain nothing on an H100
+MOST_DEPENDENT = {"linear": 8, "mlp": 2}  # most sequences, by learner, for `is_dependent`
 ALIGNED = 8  # columns of 2 bytes per 16-byte load
 
 
@@ -43,7 +43,7 @@ class FusedBlock(TTTBlock):
         layer = self.seq_modeling_block
         is_served = state.slots is not None or state.sequences is not None
         is_own_step = h.shape[1] == 1 and not is_served and not beside_another_chunk()
-        pdl = is_own_step and len(h) <= MOST_DEPENDENT and fits(h, self._projections)
+        pdl = is_own_step and is_dependent(layer.config.learner, len(h)) and fits(h, self._projections)
         # `dependent_launch` needs a plain launch between two writes of a state, and after new parameters. In vLLM, the
         # kernel before the block writes its state.
         h, x = self._enter(h, state, pdl and not changed)
@@ -147,6 +147,14 @@ def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
         weight.data = rows
     packed[len(packed) - spare_rows :].zero_()
     return packed
+
+
+def is_dependent(learner: str, batch: int) -> bool:
+    """Return whether dependent launches shorten a step of `batch` sequences, as measured on an H200.
+
+    In large batches, waiting programs occupy SMs, unless the plain launches of cuBLAS come between them.
+    """
+    return batch <= MOST_DEPENDENT[learner] or batch > MOST_ROWS_FEW_OUTPUTS
 
 
 def has_few_rows(x: Tensor, weight: Tensor, *, swiglu: bool = False) -> bool:

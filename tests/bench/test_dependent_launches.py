@@ -85,11 +85,11 @@ def test_steps_on_a_gpu(
 ) -> None:
     model = model_of(learner, backbone)
     first = torch.randint(model.config.vocabulary, (batch,), device="cuda")
-    monkeypatch.setattr(fused, "MOST_DEPENDENT", batch)
+    monkeypatch.setattr(fused, "is_dependent", lambda *_: True)
     with torch.inference_mode():
         found = stepped(model, first)
         assert dependent == [False] * 3 + [True] * (len(dependent) - 3), "only the first step has new parameters"
-        monkeypatch.setattr(fused, "MOST_DEPENDENT", batch - 1)
+        monkeypatch.setattr(fused, "is_dependent", lambda *_: False)
         plain = stepped(model, first)
     assert not dependent[-1]
     assert all(map(torch.equal, found, plain))
@@ -118,5 +118,5 @@ def test_parameters_that_change_between_steps_on_a_gpu(
         found = steps()
         made_anew = names == "learnable_t"  # a block derives weights from these in the step
         assert dependent == [False] * 3 + [not made_anew] * (len(dependent) - 3)
-        monkeypatch.setattr(fused, "MOST_DEPENDENT", 0)
+        monkeypatch.setattr(fused, "is_dependent", lambda *_: False)
         assert all(map(torch.equal, found, steps()))
