@@ -7,6 +7,7 @@ from bench.plan import Plan
 from bench.request import RunRequest
 from bench.terminal import note
 from harness.measure.environment import refusal_of_git
+from harness.measure.interval import FEWEST
 from harness.quality import flagged
 from harness.schema.case import Mode
 from harness.schema.record import utc_now
@@ -72,8 +73,10 @@ def retry_of(run: Run, retry: str) -> Retry:
     """Return a function that decides from the record of a finished case whether to measure the case again.
 
     retry: "failed" repeats cases that are not ok, "flagged" those with a flag of `Quality`, "lost" none of them.
+    Few samples alone do not count if the plan allows so few, because a repetition takes as few again.
     """
-    doubtful = flagged(run.records()) if retry == "flagged" else set()
+    few = {each.case.key for job in run.jobs for each in job.cases if each.min_samples < FEWEST}
+    doubtful = flagged(run.records(), few) if retry == "flagged" else set()
     return lambda record: record.case.key in doubtful or (retry == "failed" and record.status != "ok")
 
 

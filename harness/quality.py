@@ -1,7 +1,7 @@
 """Flags for doubtful times of a case: contended, thermally throttled, unsteady, few samples."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median, quantiles
@@ -93,10 +93,14 @@ def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) ->
     )
 
 
-def flagged(records: Iterable[Record]) -> set[str]:
-    """Return the keys of cases with any flag of `Quality` on at least one machine or commit."""
+def flagged(records: Iterable[Record], few: Container[str] = ()) -> set[str]:
+    """Return the keys of cases with any flag of `Quality` on at least one machine or commit.
+
+    few: keys of cases whose flag `few_samples` does not count.
+    """
     groups = {key: by_machine(own) for key, own in by_case(records).items()}
-    return {key for key, machines in groups.items() if any(quality_of(group) != Quality() for group in machines)}
+    found = {key: map(quality_of, machines) for key, machines in groups.items()}
+    return {key for key, flags in found.items() if {*flags} - {Quality(), Quality(few_samples=key in few)}}
 
 
 def timing_of(measured: Iterable[Record]) -> ProcessSamples:

@@ -141,6 +141,7 @@ def test_the_page_counts_the_cases_that_retry_repeats():
     ]
     assert [bool(flags(frame([record], Catalogue()))) for record in records] == [False, *[True] * 5, False, False]
     assert flagged(records) == {case.key for case in cases[1:6]}
+    assert flagged(records, {case.key for case in cases}) == {case.key for case in cases[1:5]}
 
 
 def test_a_full_cache_is_a_mark_even_of_few_samples():
