@@ -24,9 +24,11 @@ class TTTScheduler(AsyncScheduler):
         if not usual or not (requests := self._generating()):
             return super().schedule(throttle_prefills)
         held = {name: getattr(self, name) for name in ("running", "max_num_active_reqs")}
-        self.__dict__.update(running=[], max_num_active_reqs=0)
-        step = super().schedule()  # an empty step, which reports finished requests
-        self.__dict__.update(held)
+        try:
+            self.__dict__.update(running=[], max_num_active_reqs=0)
+            step = super().schedule()  # an empty step, which reports finished requests
+        finally:
+            self.__dict__.update(held)
         ids, cached = [request.request_id for request in requests], step.scheduled_cached_reqs
         step.num_scheduled_tokens, step.total_num_scheduled_tokens = dict.fromkeys(ids, 1), len(ids)
         cached.req_ids, cached.new_block_ids = ids, [None] * len(ids)

@@ -102,6 +102,16 @@ def test_scheduler_returns_the_same_as_that_of_vllm(schedulers):
     assert any(fast) == (ours.kv_cache_config.num_blocks > SLOTS)
 
 
+def test_scheduler_keeps_its_requests_after_an_exception(schedulers, monkeypatch):
+    ours = schedulers[1]
+    ours.running = [SimpleNamespace(request_id="0")]
+    monkeypatch.setattr(ours, "_generating", lambda: ours.running)
+    monkeypatch.setattr(ours.kv_cache_manager, "new_step_starts", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        ours.schedule()
+    assert (len(ours.running), ours.max_num_active_reqs) == (1, SLOTS)
+
+
 def random_request(rng, number):
     """Return a function that makes a request with random lengths and ends."""
     from vllm.sampling_params import SamplingParams
