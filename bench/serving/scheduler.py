@@ -24,9 +24,11 @@ class TTTScheduler(AsyncScheduler):
         if not usual or not (requests := self._generating()):
             return super().schedule(throttle_prefills)
         held = {name: getattr(self, name) for name in ("running", "max_num_active_reqs")}
-        self.__dict__.update(running=[], max_num_active_reqs=0)
-        step = super().schedule()  # an empty step, which reports finished requests
-        self.__dict__.update(held)
+        try:
+            self.__dict__.update(running=[], max_num_active_reqs=0)
+            step = super().schedule()  # an empty step, which reports finished requests
+        finally:
+            self.__dict__.update(held)
         ids, cached = [request.request_id for request in requests], step.scheduled_cached_reqs
         step.num_scheduled_tokens, step.total_num_scheduled_tokens = dict.fromkeys(ids, 1), len(ids)
         cached.req_ids, cached.new_block_ids = ids, [None] * len(ids)
@@ -54,12 +56,17 @@ class TTTScheduler(AsyncScheduler):
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
         """Append the tokens of requests that continue; vLLM's method handles the other requests."""
         ran, rest, outputs = model_runner_output, dict[str, int](), dict[int, list[Any]]()
-        usual = self._plain and not (ran.logprobs or ran.prompt_logprobs_dict or ran.num_nans_in_logits)
+        prompts = ran.prompt_logprobs_dict or ran.prompt_token_id_logprobs_dict
+        usual = self._plain and ran.sampled_token_ids and not (ran.logprobs or prompts or ran.num_nans_in_logits)
+        reports = self.log_stats  # the first output's client gets the statistics, so vLLM's method must see it
         index, sampled = ran.req_id_to_index, ran.sampled_token_ids
         for request_id, count in scheduler_output.num_scheduled_tokens.items():
             request = self.requests.get(request_id) if usual else None
             if request is None or not self._continues(request, tokens := sampled[index[request_id]]):
                 rest[request_id] = count
+                continue
+            if reports:
+                reports, rest[request_id] = False, count
                 continue
             request.num_in_flight_tokens -= count
             request.num_output_placeholders -= 1
@@ -80,4 +87,4 @@ class TTTScheduler(AsyncScheduler):
         ends = full or len(request._output_token_ids) + 1 >= request.max_tokens
         stops = tokens[0] == params.eos_token_id or tokens[0] in (params.stop_token_ids or ())
         other = params.repetition_detection or request.structured_output_request or request.stop_reason
-        return not (ends or stops or other)
+        return not (ends or stops or other or request.num_nans_in_logits)

@@ -3,6 +3,7 @@
 import json
 from collections import deque
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,7 +24,7 @@ MODEL = {
 }
 
 
-@pytest.fixture(params=[SLOTS, SLOTS + 3])
+@pytest.fixture(params=[(SLOTS, False), (SLOTS + 3, True)])
 def schedulers(monkeypatch, tmp_path, request):
     """Return vLLM's scheduler and the plug-in's, with equal settings."""
     pytest.importorskip("vllm")
@@ -52,15 +53,18 @@ def schedulers(monkeypatch, tmp_path, request):
         device_config=DeviceConfig("cpu"),
         parallel_config=ParallelConfig(distributed_executor_backend="uni"),
     )
-    config.cache_config.num_gpu_blocks = request.param
+    for module in ("vllm.v1.engine", "vllm.v1.core.sched.scheduler"):  # equal times of events
+        monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: 1.0))
+    blocks, stats = request.param
+    config.cache_config.num_gpu_blocks = blocks
     spec = MambaSpec(block_size=MODEL_LENGTH, shapes=((64,),), dtypes=(torch.int8,))
     # vLLM keeps one block for itself: with SLOTS blocks, requests wait for a block, otherwise for a slot.
-    cache = KVCacheConfig(
-        num_blocks=request.param, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
-    )
+    cache = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
+    options = {"include_finished_set": stats, "log_stats": stats}
 
     return [
-        made(config, cache, StructuredOutputManager(config), MODEL_LENGTH) for made in (AsyncScheduler, TTTScheduler)
+        made(config, cache, StructuredOutputManager(config), MODEL_LENGTH, **options)
+        for made in (AsyncScheduler, TTTScheduler)
     ]
 
 
@@ -98,6 +102,16 @@ def test_scheduler_returns_the_same_as_that_of_vllm(schedulers):
     assert any(fast) == (ours.kv_cache_config.num_blocks > SLOTS)
 
 
+def test_scheduler_keeps_its_requests_after_an_exception(schedulers, monkeypatch):
+    ours = schedulers[1]
+    ours.running = [SimpleNamespace(request_id="0")]
+    monkeypatch.setattr(ours, "_generating", lambda: ours.running)
+    monkeypatch.setattr(ours.kv_cache_manager, "new_step_starts", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        ours.schedule()
+    assert (len(ours.running), ours.max_num_active_reqs) == (1, SLOTS)
+
+
 def random_request(rng, number):
     """Return a function that makes a request with random lengths and ends."""
     from vllm.sampling_params import SamplingParams
@@ -124,12 +138,17 @@ def sampled(rng, schedulers, steps):
     for scheduler in schedulers:
         reads = [scheduler.requests[each].is_prefill_chunk for each in ids]
         made = [[] if chunk else [token] for chunk, token in zip(reads, tokens, strict=True)]
-        yield ModelRunnerOutput(ids, {each: index for index, each in enumerate(ids)}, made)
+        scores = {each: 0.5 for each, token in zip(ids, made, strict=True) if token == [7]}
+        indices = {each: index for index, each in enumerate(ids)}
+        yield ModelRunnerOutput(ids, indices, made, prompt_token_id_logprobs_dict=scores)
 
 
 def by_request(outputs):
-    """Return outputs by client and request, because their order within a step may differ."""
-    return {client: {each.request_id: each for each in some.outputs} for client, some in outputs.items()}
+    """Return each client's outputs by request, because their order within a step may differ, and its statistics."""
+    return {
+        client: ({each.request_id: each for each in some.outputs}, some.scheduler_stats, some.finished_requests)
+        for client, some in outputs.items()
+    }
 
 
 def state(scheduler):
