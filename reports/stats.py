@@ -45,9 +45,9 @@ NOTES, MARKS = "notes", "marks"
 COMPUTED_COLUMNS = ("model_size", "tokens_per_s_each", "flops_per_token", "flops_share", "tokens_per_j")
 _TIMING, _QUALITY, _RECORDS = "_timing", "_quality", "records"  # keys of a row that are no columns
 # The flags of a point, the gravest first.
-CACHE_FULL, FEW_SAMPLES, LOADED, HOT = "cache full", "few samples", "loaded machine", "thermal slowdown"
+CACHE_FULL, FEW_SAMPLES, LOADED, HOT = "cache full", "few samples", "contended", "thermally throttled"
 UNSTEADY = "unsteady"
-TIMES_OF_A_REQUEST = {"time_to_first_token_ms": "first token", "time_between_tokens_ms": "time between tokens"}
+TIMES_OF_A_REQUEST = {"time_to_first_token_ms": "TTFT", "time_between_tokens_ms": "ITL"}
 UNSTEADY_TIMES = {name: f"unsteady {said}" for name, said in TIMES_OF_A_REQUEST.items()}
 AMOUNTS = ("state_bytes", "peak_memory_gb")  # columns that do not depend on time
 # (flag, sign in a figure, meaning)

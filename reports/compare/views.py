@@ -134,9 +134,12 @@ def closing(comparison: Comparison) -> list[str]:
         lines += [ELSEWHERE_MEANING] if outcomes & {*ELSEWHERE} else []
         lines += [STORED_MEANING] if outcomes - {*ELSEWHERE} else []
     if comparison.regressions:
-        cases = counted(comparison.regressions, "case")
+        lost = comparison.counts.get("lost", 0)
+        lines += [f"{counted(lost, 'case')} lost: a result in A, none in B."] if lost else []
+        slower = comparison.regressions - lost
         beyond = "" if comparison.interleaved else " and by more than two runs of the same packages differ"
-        lines.append(f"{cases} lost, or slower by more than {comparison.fail_on * 100:.3g}%{beyond}.")
+        bar = f"{comparison.fail_on * 100:.3g}%{beyond}"
+        lines += [f"{counted(slower, 'case')} slower by more than {bar}."] if slower else []
     return lines
 
 

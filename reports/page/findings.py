@@ -182,7 +182,7 @@ def _checked(view: View, claim: PaperClaim) -> str:
     common = [x for x in due if x in own and x in other]
     open_ = [x for x in common if own[x].hides(other[x])]
     clear = [x for x in common if x not in open_]
-    paper = f"The paper's “{claim.text}”"
+    paper = f"In {view.figure.phase}, the paper's “{claim.text}”"
     if not clear:
         return f"{paper} is not decided at {_among(common, due)}." if common else ""
     better, worse = (other, own) if view.lower_is_better else (own, other)

@@ -87,19 +87,19 @@ def test_what_a_reader_must_know_to_compare_a_latency_is_a_note(case, metrics, s
         (
             {"environment": {"cpu": {"others_share": 0.43, "idle_share": 0.01}}},
             "contended: other programs used 43% of the CPU",
-            "loaded machine",
+            "contended",
         ),
         ({"environment": {"cpu": {"others_share": 0.43, "idle_share": 0.4}}}, "", ""),
         (
             {"environment": {"gpu": {"after": {"throttle_reasons": ["sw_thermal_slowdown"], "temperature_c": 79}}}},
             "thermally throttled, at 79 °C",
-            "thermal slowdown",
+            "thermally throttled",
         ),
         ({"environment": {"gpu": {"after": {"throttle_reasons": ["sw_power_cap"], "temperature_c": 79}}}}, "", ""),
         (
             {"environment": {"gpu": {"after": {"throttle_reasons": ["sw_power_cap", "hw_thermal_slowdown"]}}}},
             "thermally throttled",
-            "thermal slowdown",
+            "thermally throttled",
         ),
         (
             {"environment": {"gpu": {"before": {"throttle_reasons": ["sw_thermal_slowdown"]}, "after": None}}},
@@ -304,7 +304,7 @@ def test_samples_are_unsteady_by_their_interval_their_quartiles_or_their_drift(s
 @pytest.mark.parametrize(
     ("high", "count", "marks", "notes"),
     [
-        (221.0, 7, "unsteady first token", "first token between 180 and 221 ms (95%): disturbed"),
+        (221.0, 7, "unsteady TTFT", "TTFT between 180 and 221 ms (95%): disturbed"),
         (219.0, 7, "", ""),
         (221.0, 5, "few samples", "only 5 samples: the bar is their range, no interval"),
     ],
@@ -317,9 +317,9 @@ def test_a_request_is_unsteady_where_one_of_its_times_is(high, count, marks, not
 
 
 def test_what_is_unsteady_is_said_of_its_own_column():
-    cell = "few samples, unsteady first token"
-    assert marks_in(cell) == ("few samples", "unsteady first token")
-    assert marks_in(cell, "time_to_first_token_ms") == ("few samples", "unsteady first token")
+    cell = "few samples, unsteady TTFT"
+    assert marks_in(cell) == ("few samples", "unsteady TTFT")
+    assert marks_in(cell, "time_to_first_token_ms") == ("few samples", "unsteady TTFT")
     assert marks_in(cell, "time_between_tokens_ms") == marks_in(cell, "latency_ms") == ("few samples",)
     assert marks_in("cache full, unsteady", "state_bytes") == ("cache full",)
     assert marks_in("cache full, unsteady", "tokens_per_s") == ("cache full", "unsteady")
@@ -328,8 +328,8 @@ def test_what_is_unsteady_is_said_of_its_own_column():
 @pytest.mark.parametrize(
     ("environment", "marks"),
     [
-        ({"cpu": {"others_share": 0.43, "idle_share": 0.01}}, "loaded machine"),
-        ({"gpu": {"after": {"throttle_reasons": ["sw_thermal_slowdown"], "temperature_c": 88}}}, "thermal slowdown"),
+        ({"cpu": {"others_share": 0.43, "idle_share": 0.01}}, "contended"),
+        ({"gpu": {"after": {"throttle_reasons": ["sw_thermal_slowdown"], "temperature_c": 88}}}, "thermally throttled"),
     ],
 )
 def test_one_disturbed_process_marks_the_case(environment, marks):
