@@ -127,12 +127,13 @@ class FigurePanel:
         telling, own_looks = self._telling(columns), self._own_looks()
         pairs = {(key[0], key[1]) for key in groups}
         listed = {pair for pair in pairs if "/".join(pair) in self.entry.primary}
+        replaced = {name.partition("/")[0] for name in self.entry.primary} - {system for system, _ in listed}
         lines: list[Line] = []
         for key in sorted(groups, key=self._rank):
             values, pair = dict(zip(columns, key, strict=True)), (key[0], key[1])
             look = own_looks.get(values[self._look_column]) or self.looks.of(*pair)
             line = self._line(values, telling, groups[key], look, self.looks.catalogue.backend_label(pair[1]))
-            lines.append(_set_apart(replace(line, primary=pair in (listed or pairs)), lines))
+            lines.append(_set_apart(replace(line, primary=pair in (listed or pairs) or pair[0] in replaced), lines))
         return lines
 
     @cached_property

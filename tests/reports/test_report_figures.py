@@ -132,6 +132,21 @@ def test_remarks_describe_the_lines_shown_first():
     assert "throttled" not in details(figure)
 
 
+def test_a_system_without_its_headline_backend_is_shown_first_by_another():
+    own = synthetic.ok(case(system="transformer", backend="vllm"), 1.0)
+    served = synthetic.ok(case(system="ttt-linear", backend="vllm"), 2.0)
+    other = synthetic.ok(case(system="mamba2", backend="mamba-ssm"), 3.0)
+    _, [figure] = drawn(own, served, other, suite="fig15-forward")
+    assert {line.system: line.primary for line in figure.lines} == {
+        "transformer": True,
+        "ttt-linear": True,
+        "mamba2": False,
+    }
+    headline = synthetic.ok(case(system="ttt-linear", backend="thunderkittens"), 1.5)
+    _, [figure] = drawn(own, served, headline, suite="fig15-forward")
+    assert [line.primary for line in figure.lines if line.system == "ttt-linear"] == [True, False]
+
+
 @pytest.mark.parametrize(("throttled", "said"), [(1, "1 of the 2 points"), (2, "all 2 points")])
 def test_remarks_count_throttled_points(throttled, said):
     records = [synthetic.ok(case(context=1024 << at), 1.0, throttled=[at < throttled] * 30) for at in range(2)]

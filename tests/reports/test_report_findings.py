@@ -253,8 +253,9 @@ def test_an_unlisted_system_is_ranked_by_its_results():
     other = [synthetic.ok(case, 10.0, spread=0.0), synthetic.lost(replace(case, batch=128), "oom", "no memory")]
     assert "1.25 times RWKV-7" in throughput(*ours, *theirs, *other)
     assert "RWKV-7" not in throughput(*ours, *theirs, other[1])
-    slow = replace(case, system="transformer", backend="torch")  # of a system that the figure has on another backend
-    assert "Transformer" not in throughput(*ours, *theirs, synthetic.ok(slow, 10.0, spread=0.0))
+    slow, headline = (replace(case, system="transformer", backend=backend) for backend in ("torch", "vllm"))
+    missing = synthetic.lost(headline, "skipped", "not installed")
+    assert "Transformer" not in throughput(*ours, *theirs, missing, synthetic.ok(slow, 10.0, spread=0.0))
 
 
 @pytest.mark.parametrize(("theirs", "expected"), [((128,), "at batch 128"), ((128, 256), "at batch 128"), ((), "")])
