@@ -19,7 +19,7 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
     """Return why the scheduler skips a case, or "" to run it.
 
     earlier: the job's records so far. memory_bytes: the device's memory; None if unknown.
-    If batch or context grow until memory ends (`Panel.grows`), a whole model's first case that cannot fit still runs.
+    If `planned.grows`, the memory estimate skips a whole model only after a smaller case was skipped.
     """
     if why := checkpoint_missing(planned.case) or unstaggered(planned.case):
         return why
@@ -30,7 +30,7 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
 
 
 def unstaggered(case: Case) -> str:
-    """Return why the case would ignore positions=staggered, or ""."""
+    """Return why a case ignores positions=staggered (sequences start at different mini-batch positions), or ""."""
     steps = case.phase == "generate" and case.timing != "engine" and case.option("scope", "model") == "model"
     if case.option("positions") != "staggered" or (steps and case.system in ("ttt-linear", "ttt-mlp")):
         return ""

@@ -27,7 +27,7 @@ class Facts:
     head_rows: float | None = None
 
     def metrics(self) -> dict[str, float | None]:
-        """Return the facts for `Record.metrics`."""
+        """Return the parameter count and the vocabulary size, for `Record.metrics`."""
         return {"parameters": self.parameters, "vocabulary": self.vocabulary}
 
     def settings(self) -> dict[str, str]:

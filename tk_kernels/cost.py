@@ -51,8 +51,8 @@ class Cost:
     def generate_flops(self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual") -> float:
         """Return the FLOPs to generate one token in each of `batch` sequences, averaged over a mini-batch.
 
-        dual: GEMMs and symbols of `forward_flops`; P has (m+1)/2 columns on average. dW: gradient sum. s: token scale.
-        primal: X @ W, dW += X^T G, W_t = W - s dW and Xbar @ W_t take 2 * in * out each; G @ W^T as in dual.
+        dual: as `forward_flops`, which defines the symbols, with (m+1)/2 rows on average instead of m. s: token scale.
+        primal: X @ W, dW += X^T @ G, W_t = W - s dW, Xbar @ W_t and (except in layer 1) G @ W^T take 2 * in * out each.
         """
         check_choice("form", form, FORMS)
         times = 3 if form == "dual" else 4

@@ -41,7 +41,7 @@ class TTTScheduler(AsyncScheduler):
         return step
 
     def _generating(self) -> list[Any]:
-        """Return the running requests that generate in this step; [] if vLLM must schedule one of them."""
+        """Return running requests that generate in this step; [] if any needs vLLM's `schedule`, as for a prompt."""
         found = []
         for request in self.running:
             ahead, computed = request.num_output_placeholders, request.num_computed_tokens

@@ -223,10 +223,10 @@ def _counted(work: _Work) -> dict[str, Any]:
 
 
 def _captured(work: _Work) -> dict[str, Any]:
-    """Run one call with ranges, then the timed runs, while Nsight Systems captures.
+    """Run one call with NVTX ranges, then the timed runs, while Nsight Systems captures.
 
-    Return {"seen": number and length of the timed runs, as fields of a `Runs`, "apart": whether these are other runs
-    than the call with ranges}. For an engine's generate steps, that call is the timed run, and "apart" is False.
+    Return {"seen": the fields of `Runs` for the timed runs, "apart": whether the call with ranges is not one of them}.
+    For an engine's generate steps, only that call runs: it is the timed run, and "apart" is False.
     """
     if work.is_part:
         work.ranged(profiler_range(work.device))

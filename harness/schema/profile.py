@@ -74,12 +74,12 @@ class Kernel(Stored):
 
     @property
     def dram_bytes(self) -> float | None:
-        """Mean DRAM bytes per launch, scaled by mean times if `is_counted_unlike`; None if not counted."""
+        """Counted DRAM bytes per launch, times mean_us / counters.time_us if `is_counted_unlike`; None if unknown."""
         return self._of_mean_launch(self.counters.dram_bytes if self.counters else None)
 
     @property
     def operations(self) -> float | None:
-        """Mean FLOPs per launch, scaled by mean times if `is_counted_unlike`; None if not counted."""
+        """Counted FLOPs per launch, times mean_us / counters.time_us if `is_counted_unlike`; None if unknown."""
         return self._of_mean_launch(self.counters.operations if self.counters else None)
 
     @property

@@ -1,1 +1,1 @@
-"""The HTML page of a run: figures, lines, findings, and the scripts that draw them."""
+"""The HTML page of a run: figures, their lines, sentences about results, and the scripts that draw the figures."""

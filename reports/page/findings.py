@@ -176,7 +176,7 @@ def flags(rows: pd.DataFrame) -> list[str]:
 
 
 def _checked(view: View, claim: PaperClaim) -> str:
-    """Return a sentence on whether a paper's claim holds; "" if no x of the claim has results of both systems."""
+    """Return a sentence on whether a paper's claim holds; "" if its systems share no result at x >= `at_least`."""
     own, other = view.of_system(claim.system), view.of_system(claim.other)
     due = [x for x in view.tried if x >= claim.at_least]
     common = [x for x in due if x in own and x in other]

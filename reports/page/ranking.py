@@ -133,7 +133,7 @@ class View:
 
     @cached_property
     def _apart(self) -> list[str]:
-        """The columns in which lines must agree to be compared."""
+        """The columns of `table`, such as batch, in which two lines must not have different values to be compared."""
         rows = self.rows(self.ranked)
         found = [name for name in _CASE_SETTINGS if rows[name].nunique() > 1]
         if rows["system"].nunique() > 1:

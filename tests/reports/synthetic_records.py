@@ -108,7 +108,7 @@ class Made:
 
 
 def made(told: Iterable[tuple[str, Record]]) -> Made:
-    """Make a run from (suite, record) pairs; a case that several suites share has one record per repeat."""
+    """Make a run from (suite, record) pairs; for each case and repeat, only the first record is kept."""
     members: dict[str, dict[str, None]] = {}
     records: dict[tuple[str, int], Record] = {}
     for suite, record in told:

@@ -272,7 +272,7 @@ def ends_of_interval(half):
 
 
 def quartiles(apart, count):
-    """Return `count` samples in ms: 3 and 3 (1 + apart) in turn, as on a busy host, and at the end their mean."""
+    """Return `count` samples: alternately 3 (1 + apart) and 3 ms, as on a busy host; the last is the mean of both."""
     return [*(3.0 * (1 + apart * (n % 2)) for n in range(count)), 3.0 * (1 + apart / 2)][-count:]
 
 

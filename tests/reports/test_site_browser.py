@@ -1,4 +1,4 @@
-"""The site of many runs in a browser: from a disk, by keyboard, on a phone."""
+"""The site of several runs in a browser: opened from disk, without scripts, on a phone, with axe, with hostile text."""
 
 import browsing
 import pytest

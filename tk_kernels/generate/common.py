@@ -273,7 +273,7 @@ def ln_l2_grad(z, target, weight, bias, valid, D: tl.constexpr):
 
 @jit
 def to_float32_again(x):
-    """Convert x to float32; bfloat16 without `.to`, so that the compiler keeps no earlier conversion in registers."""
+    """Convert x to float32, bfloat16 by a shift: the compiler would keep an earlier `.to` in registers until here."""
     if x.dtype == tl.bfloat16:
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     return x.to(tl.float32)

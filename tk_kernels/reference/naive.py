@@ -43,7 +43,7 @@ def fresh_state(*weights: Tensor) -> State:
 
 
 def linear(x: Tensor, weights: Weights) -> Tensor:
-    """Return f(x) of TTT-Linear, [..., D] for x [..., D] and weights W [D, D], b [D]."""
+    """Return f(x) = x @ W + b of TTT-Linear, [..., D] for x [..., D]; weights: W [D, D], b [D]."""
     W, b = weights
     return x @ W + b
 

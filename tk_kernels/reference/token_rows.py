@@ -44,7 +44,7 @@ def stepped_affine(x: Tensor, weight: Tensor, bias: Tensor, x_rows: Tensor, g_ro
 def apply_rows_(weight: Tensor, bias: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> None:
     """Update W -= scale * x_rows^T @ g_rows and b -= scale * sum(g_rows) in place.
 
-    scale [B, 1, 1, 1]: s_{m-1} for sequences at a mini-batch's end, otherwise 0.
+    scale [B, 1, 1, 1]: token_scale[m - 1] for sequences at a mini-batch's last token, 0 (no update) for others.
     """
     steps = (scale * x_rows).flatten(0, 1).mT
     weight.view(-1, *weight.shape[2:]).baddbmm_(steps, g_rows.flatten(0, 1), alpha=-1)

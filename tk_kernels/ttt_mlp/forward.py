@@ -79,11 +79,11 @@ def _forward(
     w_stride=0, b1_stride=0, b2_stride=0, d_stride=0, f_stride=0,
     PACKED: tl.constexpr = False, PLANES: tl.constexpr = False,
 ):  # fmt: skip
-    """Run one head of one sequence; the grid is B * H programs. M, DP, UP: see `tile`. N: warps. S: pipeline stages.
+    """Run one head of one sequence; the grid is B * H programs. M, DP, DOT, UP: see `tile`. N: warps. S: stages.
 
-    q, k, v [B, T, H, D] have stride 1 in D; the other strides, in elements, are arguments. Contiguous tensors are out,
-    lr [B, T, H], W1 [B, H, D, F], W2 [B, H, F, D], biases and rows. PACKED: q, k, v, out are [tokens, H, D]; weights,
-    biases and rows are a generate state's tensors, indexed by `slots`, with W1 transposed.
+    q, k, v [B, T, H, D]: stride 1 in D. Contiguous: lr [B, T, H], W1 [B, H, D, F], W2 [B, H, F, D], out, biases, rows.
+    PACKED: q, k, v, out are [tokens, H, D]; `slots` selects the state's W1 (transposed), W2, biases and rows.
+    low1, low2: low planes of W1, W2 if PLANES. W1_first to b2_first: the weights and biases of a new sequence.
     """
     # k, k_again and k_third are one tensor, loaded once for each layout in shared memory that a matmul needs.
     pid = tl.program_id(0).to(tl.int64)

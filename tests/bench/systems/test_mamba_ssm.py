@@ -1,4 +1,4 @@
-"""The mamba-ssm adapter handles the package's states; a small package stands in for it."""
+"""The mamba-ssm adapter against a fake package: states, copied weights, kernel tuning, and checks of timed calls."""
 
 import sys
 from dataclasses import dataclass, field, replace
