@@ -120,10 +120,10 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
             if job.pair not in known:
                 raise UserError(
                     f"{of_run.folder}: this version lacks {'/'.join(job.pair)}, so the run cannot continue as a whole; "
-                    "name the systems to continue by --systems"
+                    "name the systems to continue with --systems"
                 )
         return Plan(request, device, machine, of_run.jobs, of_run.catalogue)
-    adapters_of(request.systems, device, checkpoint)  # called here to refuse a wrong name before a missing GPU
+    adapters_of(request.systems, device, checkpoint)  # reports a wrong name before a missing GPU
     cases: list[tuple[Suite, list[Planned]]] = []
     for name, systems in _suites(request, device, checkpoint, machine).items():
         suite = find_suite(name)

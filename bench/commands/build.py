@@ -9,7 +9,7 @@ from tk_kernels.thunderkittens import fetch_thunderkittens, find_thunderkittens
 
 
 def build_kernels() -> None:
-    """Compile CUDA kernels that are not cached; print their registers and spills."""
+    """Compile CUDA kernels that are not cached; print the registers and spills of all kernels."""
     try:
         if build.find_nvcc() and find_thunderkittens() is None:
             fetch_thunderkittens()
@@ -21,6 +21,6 @@ def build_kernels() -> None:
         source = "nvcc" if module.compiled else "cache"
         for kernel in module.resources:
             name = kernel.name.removeprefix("void ").replace("(anonymous namespace)::", "").partition("(")[0]
-            name = re.sub(r"\w+::", "", name).replace("> >", ">>").strip()  # without namespaces
+            name = re.sub(r"\w+::", "", name).replace("> >", ">>").strip()
             rows.append((module.name, name, str(kernel.registers), str(kernel.spilled_bytes), source))
     print_rows(("module", "kernel", "registers", "spilled bytes", "from"), rows)

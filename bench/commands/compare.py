@@ -1,4 +1,4 @@
-"""Compare two runs (`compare`), or measure two commits in turns on one machine (`ab`)."""
+"""Compare two runs (`compare`), or measure two commits alternately on one machine (`ab`)."""
 
 import os
 import sys
@@ -40,7 +40,7 @@ def compare(a: Path, b: Path, fail_on: str | None, markdown: bool) -> None:
 
 
 def ab(request: RunRequest, out: Path, fail_on: str | None, markdown: bool) -> None:
-    """Measure two commits in turns into OUT/old and OUT/new, and compare them.
+    """Measure two commits alternately into OUT/old and OUT/new, and compare them.
 
     fail_on, markdown: as in `compare`, but `fail_on` None stands for the default slowdown.
     Exit status 1 for a regression, 3 if nothing can be compared.
@@ -53,7 +53,7 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, markdown: bool) -> N
         if Run.exists(folder):
             raise UserError(f"{out}: holds a comparison already; name another folder")
     if not (ROOT / ".git").exists():
-        raise UserError("ab: compares revisions, and ttt-bench is in no git checkout")
+        raise UserError("ab: ttt-bench must be in a git checkout")
     if changed := uncommitted(ROOT):
         raise UserError(f"{changed[0]}: differs from the commit; commit it or `git stash -u`, then compare")
     work = plan(request)
@@ -63,7 +63,7 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, markdown: bool) -> N
         seconds = 2 * request.rounds * sum(estimate.job_seconds(job.cases, past) for job in work.jobs)
         note(f"{request.rounds} rounds on two commits take at least {estimate.in_words(seconds)} on an idle machine")
     with _checkout(request.sides[0]) as old, _checkout(request.sides[1]) as new:
-        file = file_of(work, "measure")  # for both sides: reports recognize `ab` by the equal times of two runs
+        file = file_of(work, "measure")  # one for both sides: reports recognize `ab` by equal times
         runs = [_Side.create(*each, work, file) for each in zip(folders, (old, new), strict=True)]
         _measure_in_turns(runs, work)
     found = _show(*folders, bar, markdown)
@@ -92,7 +92,7 @@ def _show(a: Path, b: Path, fail_on: float | None, markdown: bool) -> comparing.
     if fail_on is not None and fail_on < found.fail_on:
         raise UserError(
             f"--fail-on {100 * fail_on:g}%: differences up to {found.fail_on:.0%} between two stored runs are noise; "
-            "to find a smaller slowdown, measure both commits in turns with `ttt-bench ab`"
+            "to find a smaller slowdown, measure both commits alternately with `ttt-bench ab`"
         )
     print(views.markdown(found) if markdown else views.text(found), end="", flush=True)
     empty = not found.counts.keys() - {"gained"}
@@ -108,14 +108,14 @@ def _checkout(revision: str) -> Iterator[Path]:
     """Check out a revision into a temporary git worktree, and yield the root of that worktree."""
     commit, refusal = ask_git(ROOT, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
     if refusal:
-        raise UserError(f"{revision}: is no revision of this checkout: {refusal}")
+        raise UserError(f"{revision}: is not a revision of this checkout: {refusal}")
     with tempfile.TemporaryDirectory(prefix="ttt-bench-ab-") as folder:
         root = Path(folder) / commit[:10]
         no_hooks = ("-c", f"core.hooksPath={os.devnull}")  # a user's hooks may fail in a worktree
         try:
             _, refusal = ask_git(ROOT, *no_hooks, "worktree", "add", "--detach", str(root), commit, timeout_s=None)
             if refusal:
-                raise UserError(f"{revision}: git could not make a worktree of it in {folder}: {refusal}")
+                raise UserError(f"{revision}: git cannot create a worktree in {folder}: {refusal}")
             yield root
         finally:
             ask_git(ROOT, "worktree", "remove", "--force", str(root))
@@ -155,7 +155,7 @@ class _Side:
             if (ran := record.environment.get("commit") or "") != self.commit:  # as in a container without PYTHONPATH
                 raise UserError(
                     f"{record.case.system_backend}: its worker ran the code of {ran[:10] or 'an unknown commit'}, "
-                    f"not of {self.commit[:10]}; a command of a systems.toml must pass PYTHONPATH on"
+                    f"not of {self.commit[:10]}; the command in systems.toml must pass PYTHONPATH"
                 )
         return {record.case.key for record in ok}
 

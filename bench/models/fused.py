@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bench.models.config import TTTConfig
 from bench.models.layers import operator_range, round_up
 from bench.models.operator import Learner, Projections
-from bench.models.overlap import beside_another_chunk
+from bench.models.overlap import is_overlapped
 from bench.models.ttt import LayerState, Learn, TTTBlock
 from tk_kernels.edges.few_rows import MOST_ROWS_FEW_OUTPUTS, Norm, few_rows_product, fits
 from tk_kernels.edges.short_convolution import query_key, residual_convolution
@@ -42,7 +42,7 @@ class FusedBlock(TTTBlock):
         changed = self._follow_parameters(rope)
         layer = self.seq_modeling_block
         is_served = state.slots is not None or state.sequences is not None
-        is_own_step = h.shape[1] == 1 and not is_served and not beside_another_chunk()
+        is_own_step = h.shape[1] == 1 and not is_served and not is_overlapped()
         pdl = is_own_step and is_dependent(layer.config.learner, len(h)) and fits(h, self._projections)
         # `dependent_launch` needs a plain launch between two writes of a state, and after new parameters. In vLLM, the
         # kernel before the block writes its state.
@@ -65,7 +65,7 @@ class FusedBlock(TTTBlock):
         norm = Norm(self.ffn_norm.weight, self.seq_modeling_block.config.norm_eps)
         if has_few_rows(h, self._gate_up, swiglu=True):
             return few_rows_product(h, self._gate_up, norm, swiglu=True, pdl=pdl)
-        return swiglu_product(norm(h), self._gate_up, beside_others=beside_another_chunk())
+        return swiglu_product(norm(h), self._gate_up, concurrent=is_overlapped())
 
     def _enter(self, h: Tensor, state: LayerState, pdl: bool) -> tuple[Tensor, Tensor]:
         """Add the block's convolution, if any, to h; return the sum and its RMSNorm. pdl: as in `product`."""

@@ -14,7 +14,7 @@ import torch
 _within: ContextVar[bool] = ContextVar("within", default=False)
 
 
-def beside_another_chunk() -> bool:
+def is_overlapped() -> bool:
     """Return whether the caller is inside `Overlap.chunk`, where another chunk shares the GPU."""
     return _within.get()
 

@@ -128,7 +128,6 @@ class TTTLayer(nn.Module):
         else:
             window = slide(state.qk_conv, self.q_proj(x))
             q, k = self.conv_q(window), self.conv_k(window)
-        # The sum has the bias's dtype.
         lr_logits = F.linear(x, self.learnable_ttt_lr_weight[:, 0].to(x.dtype)) + self.learnable_ttt_lr_bias[:, 0]
         return Projections(self.heads(q), self.heads(k), self.heads(self.v_proj(x)), lr_logits)
 
@@ -207,9 +206,9 @@ class TTTModel(ChunkedModel):
     operator: the inner loop, by default the dual form in PyTorch. block: `TTTBlock` or `fused.FusedBlock`.
     """
 
-    least_group = 16  # fewer sequences, with one thread block per head and sequence, leave SMs of an H100 idle
-    overlapped_tokens = 8192  # per overlapped chunk: enough rows for a GEMM, few enough that the second starts early
-    many_chunks = 16  # a prompt of at least this many chunks takes chunks of twice the length
+    least_group = 16  # with fewer sequences, SMs are idle
+    overlapped_tokens = 8192  # per overlapped chunk: GEMMs stay efficient, and the second chunk starts early
+    many_chunks = 16  # a prompt of at least this many chunks has chunks of twice the length
 
     def __init__(
         self,

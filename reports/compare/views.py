@@ -16,7 +16,7 @@ STORED_MEANING = (
     f"Two runs of the same packages agree within {BETWEEN_RUNS['gpu']:.0%} in 95% of the cases on one GPU, within "
     f"{BETWEEN_RUNS['gpus']:.0%} on two GPUs of one model, unless the power cap holds these at different clocks, and "
     f"within {BETWEEN_RUNS['cpu']:.0%} on a CPU. "
-    f"Differences up to {STORED_BAR:.0%} count as noise. `ttt-bench ab` measures two commits in turns and finds "
+    f"Differences up to {STORED_BAR:.0%} count as noise. `ttt-bench ab` measures two commits alternately and finds "
     f"differences from {BAR:.0%} on."
 )
 ELSEWHERE_MEANING = "Cases on two devices have a ratio, but do not count as slower or faster."
@@ -126,8 +126,8 @@ def closing(comparison: Comparison) -> list[str]:
     lines = [] if comparison.elsewhere else [_counts(comparison) or "No case has a result in both."]
     if comparison.interleaved:
         lines.append(
-            f"A and B were measured in turns, with a fresh process per round and run; B/A is the geometric mean of the "
-            f"rounds. Slower and faster cases differ by more than {BAR:.0%}, same cases by less than {SAME:.0%}."
+            f"A and B were measured alternately, with a fresh process per round and run; B/A is the geometric mean of "
+            f"the rounds. Slower and faster cases differ by more than {BAR:.0%}, same cases by less than {SAME:.0%}."
         )
     else:
         outcomes = {row.result.outcome for row in comparison.rows}

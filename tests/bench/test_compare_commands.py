@@ -139,7 +139,7 @@ def test_an_interpreter_that_runs_other_code_is_refused(checkout, tmp_path, monk
 def test_a_mistake_in_ab_is_one_sentence(checkout, tmp_path, monkeypatch, capsys):
     commit(checkout, "old")
     for arguments, said in (
-        (("HEAD", "nowhere"), "nowhere: is no revision of this checkout: fatal: Needed a single revision"),
+        (("HEAD", "nowhere"), "nowhere: is not a revision of this checkout: fatal: Needed a single revision"),
         (("HEAD", "--output=x"), "No such option"),
         (("HEAD", "HEAD", "--rounds", "1"), "--rounds 1: must be from 2 to 99"),
         (("HEAD", "HEAD", "--fail-on", "3"), "--fail-on 3: must be a percentage from 1% to 1000%, such as 5%"),
@@ -181,7 +181,7 @@ def test_a_worktree_that_git_cannot_make_says_why_and_is_not_left(checkout, tmp_
     git(checkout, "config", "filter.broken.required", "true")
     assert ttt_bench(monkeypatch, "ab", "HEAD", "HEAD", *ONE) == 2
     (said,) = capsys.readouterr().err.splitlines()
-    assert "HEAD: git could not make a worktree of it in " in said
+    assert "HEAD: git cannot create a worktree in " in said
     assert "no network" in said
     assert git(checkout, "worktree", "list").count("\n") == 0
 
@@ -189,7 +189,7 @@ def test_a_worktree_that_git_cannot_make_says_why_and_is_not_left(checkout, tmp_
 def test_revisions_need_a_git_checkout(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(commands, "ROOT", tmp_path)
     assert ttt_bench(monkeypatch, "ab", "HEAD", "HEAD", *ONE) == 2
-    assert "ttt-bench is in no git checkout" in capsys.readouterr().err
+    assert "ttt-bench must be in a git checkout" in capsys.readouterr().err
 
 
 def a_run(folder, ms, context=64, **gpu):

@@ -126,12 +126,12 @@ def test_on_a_gpu_two_chunks_at_once_are_bitwise_one_after_the_other(learner: st
         assert all(map(torch.equal, found, expected))
 
 
-def test_a_product_knows_that_it_runs_beside_another_chunk(log) -> None:
+def test_a_product_knows_that_it_runs_is_overlapped(log) -> None:
     overlap = overlap_module.Overlap(torch.device("cpu"))
-    assert not overlap_module.beside_another_chunk()
+    assert not overlap_module.is_overlapped()
     with overlap.chunk():
-        assert overlap_module.beside_another_chunk()
-    assert not overlap_module.beside_another_chunk()
+        assert overlap_module.is_overlapped()
+    assert not overlap_module.is_overlapped()
 
 
 @pytest.mark.parametrize(("tokens", "chunks"), [(CHUNK, 0), (15 * CHUNK, 15), (16 * CHUNK, 8), (20 * CHUNK, 10)])

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from small_profiles import case, profile, run_with, section_of
 
-from bench.commands.compare import compare
 from harness.schema.profile import Counters, Kernel, Profile
 from reports.profiles.diff import Diff, TimeDiff, diff_of_runs
 from reports.site.build import write_site
@@ -84,8 +83,6 @@ def test_two_runs_are_compared_by_the_cases_that_both_profiled(tmp_path: Path) -
     assert html.count("<summary>") == 1
     assert "0.210 ms (21.0%) slower than a: TTT kernel" in html
     assert diff_of_runs(a, run_with(tmp_path / "none"), ("a", "b")) == ""
-    compare(a.folder, b.folder, None, "text", tmp_path / "page.html")
-    assert "<summary>0.210 ms (21.0%) slower than " in (tmp_path / "page.html").read_text()
 
 
 def test_a_site_compares_the_profiles_of_the_runs_that_it_compares(tmp_path: Path) -> None:

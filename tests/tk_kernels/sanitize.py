@@ -100,8 +100,8 @@ def swiglu_products() -> Iterator[str]:
     swiglu_product.LEAST_ROWS = 1
     for rows, inputs in product((1, 128, 200), (64, 384)):
         x, weights = on_gpu(normal(rows, inputs, dtype=DTYPE), normal(512, inputs, dtype=DTYPE))
-        for beside_others in (False, True):
-            swiglu_product.swiglu_product(x, weights, beside_others=beside_others)
+        for concurrent in (False, True):
+            swiglu_product.swiglu_product(x, weights, concurrent=concurrent)
         yield f"M={rows} K={inputs}"
 
 

@@ -109,12 +109,12 @@ def test_the_product_of_swiglu_where_its_kernel_does_not_fit(dtype: torch.dtype,
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("beside_others", [False, True])
+@pytest.mark.parametrize("concurrent", [False, True])
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs"), [(1, 64, 128), (40000, 64, 192), (130, 128, 384), (2048, 2048, 5504)]
 )
 def test_the_product_of_swiglu_in_its_kernel(
-    rows: int, inputs: int, outputs: int, beside_others: bool, monkeypatch
+    rows: int, inputs: int, outputs: int, concurrent: bool, monkeypatch
 ) -> None:
     if swiglu_product.available():
         pytest.skip(swiglu_product.available())
@@ -123,7 +123,7 @@ def test_the_product_of_swiglu_in_its_kernel(
     weights *= 3 / inputs**0.5
     assert swiglu_product.fits(x, weights)
     gate, up = (x.double() @ weights.double().T).chunk(2, -1)
-    found = swiglu_product.swiglu_product(x, weights, beside_others=beside_others)
+    found = swiglu_product.swiglu_product(x, weights, concurrent=concurrent)
     assert_close(found, F.silu(gate) * up, 4e-3)
 
 

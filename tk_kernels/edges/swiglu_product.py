@@ -25,17 +25,17 @@ def _unavailable(device: torch.device | int) -> str:
         return build.unavailable(KERNEL)
 
 
-def swiglu_product(x: Tensor, weights: Tensor, *, beside_others: bool = False) -> Tensor:
+def swiglu_product(x: Tensor, weights: Tensor, *, concurrent: bool = False) -> Tensor:
     """Return silu(x Wg^T) * (x Wu^T), [..., F] in x's dtype, for x [..., C].
 
     weights [2 F, C]: Wg's rows before Wu's. Arithmetic is float32; the result is rounded, and with cuBLAS also x W^T.
-    beside_others: whether other kernels run at the same time. If so, thread blocks that start late compute fewer tiles.
+    concurrent: whether other kernels run at the same time. If so, thread blocks that start late compute fewer tiles.
     """
     rows = x.flatten(0, -2)
     if not fits(rows, weights):
         return swiglu(F.linear(x, weights))
     hidden = torch.empty(len(rows), len(weights) // 2, dtype=x.dtype, device=x.device)
-    taken = torch.zeros(1 if beside_others else 0, dtype=torch.int32, device=x.device)
+    taken = torch.zeros(1 if concurrent else 0, dtype=torch.int32, device=x.device)
     _swiglu_product(rows, weights, hidden, taken)
     return hidden.unflatten(0, x.shape[:-1])
 

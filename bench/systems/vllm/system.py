@@ -45,8 +45,8 @@ STEADY_STEPS = 32  # fewest steps of a generate batch in which every sequence ge
 GENERATE_PROMPT = 128
 STEPS_SEEN = 16  # generate steps that a profiler records
 MANY_SEQUENCES = 4096  # the figures' largest batch; one engine serves every batch above SEQUENCES
-BESIDE_CACHE = 2_500_000_000  # bytes of a 1.3b engine besides weights and cache, on an H100 and an H200
-BESIDE_PROMPTS = 2_000_000_000  # further bytes for graphs of prompts
+OUTSIDE_CACHE = 2_500_000_000  # bytes of a 1.3b engine besides weights and cache, on an H100 and an H200
+FOR_PROMPT_GRAPHS = 2_000_000_000  # further bytes for graphs of prompts
 MODEL_LENGTH = 33_024  # the figures' longest prompt and its steps; one engine serves them all
 ARRIVALS_SEED = 0
 MODEL_OPTIONS = ("backbone", "checkpoint", "mini_batch")  # options of a case that choose another model
@@ -186,7 +186,7 @@ class VllmSystem:
         if not layers and graphs != "prompts":
             return None
         config, part = config_of(replace(case, size=name)), config_of(case)
-        beside = BESIDE_CACHE + (BESIDE_PROMPTS if graphs == "prompts" else 0)
+        beside = OUTSIDE_CACHE + (FOR_PROMPT_GRAPHS if graphs == "prompts" else 0)
         cache = int(MEMORY_SHARE * gpu_memory()) - 2 * parameter_count(config) - beside
         return cache * part.layers // config.layers
 

@@ -62,7 +62,7 @@ def test_an_engine_has_no_more_sequences_than_states(llm, monkeypatch):
     monkeypatch.setattr(vllm_system, "gpu_memory", lambda: 5_025_000_000)
     workload = VllmTTT().build(replace(CASE, system="ttt-mlp"))
     each, most = workload.metrics["state_bytes"] / CASE.batch, llm.started[0].arguments["max_num_seqs"]
-    left = 0.9 * 5_025_000_000 - vllm_system.BESIDE_CACHE - vllm_system.BESIDE_PROMPTS
+    left = 0.9 * 5_025_000_000 - vllm_system.OUTSIDE_CACHE - vllm_system.FOR_PROMPT_GRAPHS
     assert 0.8 * left < most * each < left
 
 
