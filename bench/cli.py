@@ -297,7 +297,7 @@ def ab(
     budget_s: Budget = None,
     device: Device = "auto",
 ) -> None:
-    """Measure two commits alternately on this machine and compare them.
+    """Measure two commits alternately, and compare them.
 
     Each case is faster, slower, same or undecided. Exit status 1 if a case is slower.
     """
