@@ -146,3 +146,8 @@ def test_rows_of_the_shared_product_start_where_kernels_can_read_16_bytes(heads:
     projected = torch.nn.functional.linear(torch.ones(1, config.width, dtype=torch.bfloat16), block._projections)
     assert projected.stride(0) % 8 == 0
     assert projected[..., block._rate_rows()].shape == (1, heads)
+
+
+@pytest.mark.parametrize(("learner", "expected"), [("linear", [1, 2, 4, 8, 33, 64]), ("mlp", [1, 2, 33, 64])])
+def test_the_batches_with_dependent_launches(learner: str, expected: list[int]) -> None:
+    assert [batch for batch in (1, 2, 4, 8, 9, 32, 33, 64) if fused.is_dependent(learner, batch)] == expected
