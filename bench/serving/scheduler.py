@@ -57,11 +57,12 @@ class TTTScheduler(AsyncScheduler):
         """Append the tokens of requests that continue; vLLM's method handles the other requests."""
         ran, rest, outputs = model_runner_output, dict[str, int](), dict[int, list[Any]]()
         prompts = ran.prompt_logprobs_dict or ran.prompt_token_id_logprobs_dict
-        usual = self._plain and ran.sampled_token_ids and not (ran.logprobs or prompts or ran.num_nans_in_logits)
+        if not self._plain or not ran.sampled_token_ids or ran.logprobs or prompts or ran.num_nans_in_logits:
+            return super().update_from_output(scheduler_output, ran)
         reports = self.log_stats  # the first output's client gets the statistics, so vLLM's method must see it
         index, sampled = ran.req_id_to_index, ran.sampled_token_ids
         for request_id, count in scheduler_output.num_scheduled_tokens.items():
-            request = self.requests.get(request_id) if usual else None
+            request = self.requests.get(request_id)
             if request is None or not self._continues(request, tokens := sampled[index[request_id]]):
                 rest[request_id] = count
                 continue
