@@ -250,8 +250,7 @@ def _facts_of(record: Record) -> dict[str, str]:
         record.environment.get(part) or {} for part in ("gpu", "cpu", "software", "variables")
     )
     facts = {"commit": _commit(record.environment), GPU_UNIT: _said(gpu.get("device_id"))}
-    facts |= {"driver": _said(gpu.get("driver"))}
-    facts |= {"CPU": _said(cpu.get("model")), "CPU cores": _said(cpu.get("cores"))}
+    facts |= {"driver": _said(gpu.get("driver")), "CPU": _said(cpu.get("model")), "CPU cores": _said(cpu.get("cores"))}
     facts |= {"CPU threads": _said(cpu["threads"])} if "threads" in cpu else {}
     facts |= {name: _said(version) for name, version in software.items()}
     facts |= {VARIABLES: "recorded"} if "variables" in record.environment else {}
