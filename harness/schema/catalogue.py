@@ -112,6 +112,10 @@ class FigureEntry(Stored):
     primary: tuple[str, ...] = ()
     claims: tuple[PaperClaim, ...] = ()
 
+    @property
+    def primary_systems(self) -> set[str]:
+        return {label.partition("/")[0] for label in self.primary}
+
 
 @dataclass(frozen=True)
 class SuiteEntry(Stored):

@@ -127,7 +127,7 @@ class FigurePanel:
         telling, own_looks = self._telling(columns), self._own_looks()
         pairs = {(key[0], key[1]) for key in groups}
         listed = {pair for pair in pairs if "/".join(pair) in self.entry.primary}
-        replaced = {name.partition("/")[0] for name in self.entry.primary} - {system for system, _ in listed}
+        replaced = self.entry.primary_systems - {system for system, _ in listed}
         lines: list[Line] = []
         for key in sorted(groups, key=self._rank):
             values, pair = dict(zip(columns, key, strict=True)), (key[0], key[1])

@@ -103,7 +103,7 @@ class View:
     def ranked(self) -> list[Line]:
         """The lines to rank: primary lines, and measured lines of systems that `FigureEntry.primary` does not name."""
         drawn = [line for line in self.figure.lines if not line.y and not line.base_rows]
-        named = {pair.partition("/")[0] for pair in self.figure.primary}
+        named = self.figure.primary_systems
         return [line for line in drawn if line.primary or (line.system not in named and self.points(line))]
 
     @cached_property
