@@ -1,4 +1,4 @@
-"""Every Triton kernel has launch settings on any GPU, among those that tuning tries; `section` writes them as TOML."""
+"""Every Triton kernel has launch settings on any GPU, tuning tries them too, and `section` writes them as TOML."""
 
 import tomllib
 

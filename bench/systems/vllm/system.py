@@ -186,8 +186,8 @@ class VllmSystem:
         if not layers and graphs != "prompts":
             return None
         config, part = config_of(replace(case, size=name)), config_of(case)
-        beside = OUTSIDE_CACHE + (FOR_PROMPT_GRAPHS if graphs == "prompts" else 0)
-        cache = int(MEMORY_SHARE * gpu_memory()) - 2 * parameter_count(config) - beside
+        outside = OUTSIDE_CACHE + (FOR_PROMPT_GRAPHS if graphs == "prompts" else 0)
+        cache = int(MEMORY_SHARE * gpu_memory()) - 2 * parameter_count(config) - outside
         return cache * part.layers // config.layers
 
     def _sequences(self, case: Case) -> int:
