@@ -19,6 +19,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 before = os.environ.get("TRITON_INTERPRET")
 KERNELS = (
     *(f"ttt_{learner}.{part}" for learner in ("linear", "mlp") for part in ("forward", "generate")),
+    "generate.slots",
     "edges.norms_and_gates",
     "edges.short_convolution",
 )

@@ -4,7 +4,6 @@ Some kernels, such as generate in the dual form on Hopper, use Gluon, Triton's d
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -19,11 +18,11 @@ from bench.models.operator import (
     outer_parameters,
     ready_at,
     ready_for_prefill,
-    rows_of,
 )
 from tk_kernels import ROPE_THETA
 from tk_kernels.forward.operator import THUNDERKITTENS, forward_packed
 from tk_kernels.generate.common import rope_table
+from tk_kernels.generate.slots import read_slots, write_slots
 from tk_kernels.packed import Packed
 from tk_kernels.reference.layer import Rotation
 
@@ -83,21 +82,15 @@ class KernelOperator(TorchOperator):
     def _forward_equal(
         self, projections: Projections, learner: Learner, state: Any, initial: Sequence[Tensor], sequences: Packed
     ) -> Tensor:
-        """Run `forward_packed` for equally long sequences in the Hopper kernel; copy states from `state` and back."""
-        batch, heads = len(sequences.slots), projections.q.shape[2]
-        position = sequences.start.new_zeros(batch, heads)
-        copies = rows_of(replace(state, position=None), sequences.slots)
-        whole = replace(copies, position=position).to_state()
-        is_new = sequences.start == 0
-        for x, weight in zip(whole, initial, strict=False):
-            x.copy_(torch.where(is_new.view(-1, *[1] * (x.ndim - 1)), weight.view(x.shape[1:]), x))
+        """Run `forward_packed` for equally long sequences in the Hopper kernel, on copies of their states."""
+        batch, slots = len(sequences.slots), sequences.slots
+        weights = read_slots(state, slots, sequences.start, initial)
+        rows = [x.new_empty((batch, *x.shape[1:]), dtype=torch.float32) for x in state.gathered]
+        whole = state.learner.state(*weights, *rows, torch.zeros_like(sequences.start))
         q, k, v, lr = (x[0].unflatten(0, (batch, sequences.length)) for x in projections[:4])
-        given = (q, k, v, lr, *outer_parameters(learner), whole)
-        out = self._ops.forward(*given, start=0, inplace=True, backend=self._backend)[0]
-        after = self.generate_state(whole)
-        for slots, x in zip(state.tensors(), after.tensors(), strict=True):
-            if slots is not state.position:
-                slots.index_copy_(0, sequences.slots, x)
+        outer = outer_parameters(learner)
+        out, after = self._ops.forward(q, k, v, lr, *outer, whole, start=0, inplace=True, backend=self._backend)
+        write_slots(state, slots, after[:-1])
         return out.flatten(0, 1)[None]
 
     def generate_state(self, state: Any) -> Any:

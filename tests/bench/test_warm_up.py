@@ -10,17 +10,17 @@ import pytest
 
 pytest.importorskip("triton.experimental.gluon")
 SCRIPT = Path(__file__).with_name("step_variants.py")
-GEMMS = {"_few_rows_summed", "_rms_norm", "_swiglu"}
-MAMBA = GEMMS | {"_norm_gate", "_query_key", "_residual_convolution"}
+ALWAYS = {"_copy_slots", "_few_rows_summed", "_rms_norm", "_swiglu"}
+MAMBA = ALWAYS | {"_norm_gate", "_query_key", "_residual_convolution"}
 
 
 @pytest.mark.parametrize(
     ("learner", "backbone", "launched"),
     [
         ("linear", "mamba", MAMBA | {"_forward", "ttt_linear/forward_sm90"}),
-        ("linear", "transformer", GEMMS | {"_forward", "ttt_linear/forward_sm90"}),
+        ("linear", "transformer", ALWAYS | {"_forward", "ttt_linear/forward_sm90"}),
         ("mlp", "mamba", MAMBA | {"forward", "ttt_mlp/forward_sm90"}),
-        ("mlp", "transformer", GEMMS | {"forward", "ttt_mlp/forward_sm90"}),
+        ("mlp", "transformer", ALWAYS | {"forward", "ttt_mlp/forward_sm90"}),
     ],
 )
 def test_steps_of_all_sizes_launch_variants_of_the_warm_up(learner, backbone, launched):

@@ -18,10 +18,11 @@ from generate_cases import (
 )
 
 from harness.measure.correctness import relative_error
-from tests.interpreter import INTERPRETED
+from tests.interpreter import DEVICE, INTERPRETED
 from tests.tk_kernels.reference_cases import valid
 from tk_kernels import FORMS
 from tk_kernels.generate import common
+from tk_kernels.generate.slots import read_slots, write_slots
 from tk_kernels.generate.tuning import Tuning
 from tk_kernels.ttt_linear import generate as linear_generate
 
@@ -45,6 +46,24 @@ def test_mixed_positions(operator: str, form: str, precision: str) -> None:
 @pytest.mark.parametrize("operator", MODULES)
 def test_slots(operator: str, head_dim: int) -> None:
     check_slots(operator, [1, 3], 2, head_dim, m=4, precision="planes")
+
+
+@pytest.mark.parametrize("precision", ["planes", "float32", "bfloat16"])
+@pytest.mark.parametrize("operator", MODULES)
+def test_copies_of_slots_equal_a_conversion_of_the_state(operator: str, precision: str) -> None:
+    convert, D = MODULES[operator][0].GenerateState.from_state, 72
+    state, other = (random_state(operator, [3] * 4, 2, D, 4, seed=seed) for seed in (0, 1))
+    kept, expected = (convert(state, "dual", precision) for _ in range(2))
+    slots, start = (torch.tensor(values, device=DEVICE) for values in ([3, 0, 1], [16, 0, 5]))
+    initial = [x[0] for x in weights_of(other).values()]
+    for found, whole, first in zip(read_slots(kept, slots, start, initial), kept.to_state(), initial, strict=False):
+        assert torch.equal(found, torch.stack([whole[3], first.float(), whole[1]]))
+
+    given = convert(other, "dual", precision)
+    write_slots(kept, slots, [x[slots] for x in given.to_state()[:-1]])
+    for found, before, after in zip(kept.tensors(), expected.tensors(), given.tensors(), strict=True):
+        assert torch.equal(found[2], before[2])
+        assert torch.equal(found[slots], after[slots])
 
 
 @pytest.mark.parametrize("operator", MODULES)
