@@ -1,4 +1,4 @@
-"""A scheduler for TTT models: vLLM's, with a fast path for requests that generate, because they need no new blocks."""
+"""A scheduler for TTT models: vLLM's, with a fast path for requests that generate, and with several prompts per step."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,9 +6,16 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 
+from bench.models.hugging_face import read_config
+
+HEADS_AT_ONCE = 128  # heads of prompts that a step reads, if it can; a GPU has about as many SMs
 
 class TTTScheduler(AsyncScheduler):
-    """Returns the same as vLLM's asynchronous scheduler, except for the order of requests in a step's output."""
+    """vLLM's asynchronous scheduler with two changes; in addition, a step's output has another order of requests.
+
+    Steps in which all requests generate are scheduled faster, because states need no new cache blocks. Unless the user
+    sets `long_prefill_token_threshold`, a step divides its tokens among prompts, because one prompt leaves SMs idle.
+    """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -16,12 +23,17 @@ class TTTScheduler(AsyncScheduler):
         one_block = self.block_size >= self.max_model_len and not self.cache_config.enable_prefix_caching
         fits = self.max_num_running_reqs <= self.max_num_scheduled_tokens and self.num_sampled_tokens_per_step == 1
         self._plain = one_block and fits and self.local_prefill_interval <= 1 and not special
+        config = read_config(self.vllm_config.model_config.model)
+        self._mini_batch, self._prompts_at_once = config.mini_batch, -(-HEADS_AT_ONCE // config.heads)
+        self._divides = not self.scheduler_config.long_prefill_token_threshold
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         """Schedule one token for each running request if all of them generate and no other request can start."""
         starts = (self.waiting or self.kv_holding_waiting) and len(self.running) < self.max_num_active_reqs
         usual = self._plain and not (starts or throttle_prefills or self._pause_state)
         if not usual or not (requests := self._generating()):
+            if self._divides:
+                self.scheduler_config.long_prefill_token_threshold = self._tokens_per_prompt()
             return super().schedule(throttle_prefills)
         held = {name: getattr(self, name) for name in ("running", "max_num_active_reqs")}
         try:
@@ -39,6 +51,12 @@ class TTTScheduler(AsyncScheduler):
             request.num_in_flight_tokens += 1
             request.num_output_placeholders += 1
         return step
+
+    def _tokens_per_prompt(self) -> int:
+        """Return how many tokens of a prompt the next step reads at most, in whole mini-batches; 0 for no limit."""
+        prompts = len(self.waiting) + sum(request.is_prefill_chunk for request in self.running)
+        tokens = self.max_num_scheduled_tokens // max(1, min(prompts, self._prompts_at_once))
+        return tokens // self._mini_batch * self._mini_batch
 
     def _generating(self) -> list[Any]:
         """Return running requests that generate in this step; [] if any needs vLLM's `schedule`, as for a prompt."""

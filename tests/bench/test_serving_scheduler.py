@@ -53,6 +53,8 @@ def schedulers(monkeypatch, tmp_path, request):
         device_config=DeviceConfig("cpu"),
         parallel_config=ParallelConfig(distributed_executor_backend="uni"),
     )
+    ttt = SimpleNamespace(mini_batch=16, heads=128)  # one prompt at a time suffices
+    monkeypatch.setattr("bench.serving.scheduler.read_config", lambda folder: ttt)
     for module in ("vllm.v1.engine", "vllm.v1.core.sched.scheduler"):  # equal times of events
         monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: 1.0))
     blocks, stats = request.param
@@ -102,6 +104,18 @@ def test_scheduler_returns_the_same_as_that_of_vllm(schedulers):
     assert any(fast) == (ours.kv_cache_config.num_blocks > SLOTS)
 
 
+@pytest.mark.parametrize(
+    ("lengths", "at_once", "first"),
+    [([60, 60, 60], 4, [16] * 3), ([60, 60, 60], 2, [32, 32]), ([60], 4, [60]), ([20, 60], 4, [20, 32])],
+)
+def test_prompts_share_a_step(schedulers, lengths, at_once, first):
+    ours = schedulers[1]
+    ours._prompts_at_once = at_once
+    for number, length in enumerate(lengths):
+        ours.add_request(random_request(Random(0), number, length)())
+    assert list(ours.schedule().num_scheduled_tokens.values()) == first
+
+
 def test_scheduler_keeps_its_requests_after_an_exception(schedulers, monkeypatch):
     ours = schedulers[1]
     ours.running = [SimpleNamespace(request_id="0")]
@@ -112,12 +126,12 @@ def test_scheduler_keeps_its_requests_after_an_exception(schedulers, monkeypatch
     assert (len(ours.running), ours.max_num_active_reqs) == (1, SLOTS)
 
 
-def random_request(rng, number):
-    """Return a function that makes a request with random lengths and ends."""
+def random_request(rng, number, length=0):
+    """Return a function that makes a request with random ends and `length` prompt tokens, by default 1 to 60."""
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request
 
-    prompt, ends = [2] * rng.randint(1, 60), rng.random() < 0.3
+    prompt, ends = [2] * (length or rng.randint(1, 60)), rng.random() < 0.3
     params = SamplingParams(max_tokens=rng.randint(1, 60), stop_token_ids=[STOP] if ends else [], detokenize=False)
     params._eos_token_id = EOS if ends else None
     client = rng.randint(0, 1)
