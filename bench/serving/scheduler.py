@@ -1,4 +1,4 @@
-"""A scheduler for TTT models: vLLM's, with a fast path for requests that generate, and with several prompts per step."""
+"""A scheduler for TTT models: vLLM's, but fast while all requests generate, and with several prompts in a step."""
 
 from dataclasses import replace
 from typing import Any
