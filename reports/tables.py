@@ -39,7 +39,7 @@ def write_frame(
 
 def plain(value: Any) -> Any:
     """Return a cell as a JSON value: Python numbers, lists, and None for NaN and infinity."""
-    return None if value is pd.NA else json_values(value.item() if hasattr(value, "item") else value)
+    return None if value is pd.NA else json_values(value)
 
 
 def cell_text(value: Any) -> str:
