@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from reports.compare.comparison import Comparison, compared
-from reports.compare.views import answer
 from reports.profiles.diff import diff_of_runs
 from reports.site.entry import Entry
 
@@ -32,10 +31,6 @@ class Compared:
     @property
     def page(self) -> str:
         return f"compared/{self.a.id}--{self.b.id}.html"
-
-    @property
-    def answer(self) -> str:
-        return answer(self.comparison)
 
 
 def comparisons(entries: Sequence[Entry]) -> list[Compared]:
