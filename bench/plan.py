@@ -96,10 +96,6 @@ class Plan:
                 raise UserError(f"--gpus {option}: GPU {name!r} was not found; this machine has {', '.join(there)}")
         return wanted
 
-    @property
-    def total(self) -> int:
-        return sum(len(job.cases) for job in self.jobs)
-
 
 def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
     """Turn a request into jobs, and make its checkpoint known to workers. Raises UserError for a wrong request.
