@@ -49,10 +49,6 @@ class Points {
     });
   }
 
-  hasResult(line) {
-    return this.of(line).some((point) => point.y);
-  }
-
   signs(point) {
     return signsOf(point.measured, this.data.y).map(([, sign]) => sign).join("");
   }
