@@ -65,15 +65,11 @@ def test_hostile_records_add_no_kind_of_element_or_attribute(paper, hostile):
     assert len(hostile.scripts) == len(paper.scripts) == 6
 
 
-def unpacked(text):
-    return gzip.decompress(base64.b64decode(text)).decode()
-
-
 def test_the_policy_allows_exactly_three_scripts(hostile):
     policy = next(attributes["content"] for tag, attributes in hostile.found if "http-equiv" in attributes)
     kinds = [attributes.get("type") for tag, attributes in hostile.found if tag == "script"]
     running = [text for kind, text in zip(kinds, hostile.scripts, strict=True) if kind is None]
-    running += [unpacked(text) for text in hostile.scripts[3:5]]
+    running += [gzip.decompress(base64.b64decode(text)).decode() for text in hostile.scripts[3:5]]
     assert "plotly.js" in running[1][:200]
     assert "class Figure" in running[2]
     digests = {"sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in running}

@@ -116,10 +116,6 @@ def weights_of(state: Any) -> dict[str, Tensor]:
     return {name: x.double() for name, x in state._asdict().items() if name[0] in "Wb"}
 
 
-def reference_form(operator: str, state: Any, form: str) -> Any:
-    return MODULES[operator][1].primal_state(state) if form == "primal" else state
-
-
 def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the value that a kernel stores for x: rounded to `dtype`; Triton's interpreter truncates bfloat16."""
     if INTERPRETED and dtype == torch.bfloat16:
@@ -129,7 +125,8 @@ def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 class Exact:
     def __init__(self, operator: str, start: Any, form: str) -> None:
-        self.reference, self.state = MODULES[operator][1], reference_form(operator, start, form)
+        self.reference = MODULES[operator][1]
+        self.state = self.reference.primal_state(start) if form == "primal" else start
 
     def step(self, token: tuple[Tensor, ...], outer: tuple[Tensor, ...]) -> Tensor:
         out, self.state = self.reference.generate_step(*token, *outer, self.state)
