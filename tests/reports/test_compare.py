@@ -22,8 +22,8 @@ LOADED = on_gpu(cpu={"others_share": 0.5, "idle_share": 0.01})
 ANOTHER = on_gpu(unit="another")
 
 
-def rounds(case, middles, environment=None):
-    return [timed(case, ms, environment, repeat) for repeat, ms in enumerate(middles)]
+def rounds(case, middles):
+    return [timed(case, ms, repeat=repeat) for repeat, ms in enumerate(middles)]
 
 
 def test_cases_are_paired_by_key_and_sorted_from_the_largest_difference(tmp_path):

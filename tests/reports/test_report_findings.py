@@ -142,8 +142,8 @@ def test_the_ranking_omits_other_backends_and_lost_systems():
     assert "TTT-Linear is fastest" in finding(*forward({2048: 4.0}), *forward({2048: 5.0}, *SLOW), *beside, *gone)
 
 
-def layered(context, ms, system="ttt-linear", backend="torch", batch=8, **case):
-    return synthetic.ok(Case(system, backend, "125m", "generate", batch, context, **case), ms, spread=0.0)
+def layered(context, ms, system="ttt-linear", backend="torch", **case):
+    return synthetic.ok(Case(system, backend, "125m", "generate", 8, context, **case), ms, spread=0.0)
 
 
 def test_only_cases_that_are_alike_are_compared():
