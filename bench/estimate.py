@@ -37,7 +37,7 @@ def _tried(folder: Path) -> list[Record]:
     """Return records of cases that ran; [] if the folder has no readable run or its run only verifies or profiles."""
     try:
         run = Run.open(folder)
-        records = run.records() if run.mode == "measure" else []
+        records = run.records() if run.file.mode == "measure" else []
     except RecordError:
         return []
     return [each for each in records if each.wall_s and each.status in ("ok", "incorrect", "oom", "timeout")]

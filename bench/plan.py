@@ -12,7 +12,7 @@ from bench.environments import launches, no_interpreter, notes_on_file
 from bench.errors import UserError
 from bench.memory import skip_reason, total_memory_bytes
 from bench.models.case_model import Checkpoint, offer
-from bench.request import RunRequest, words
+from bench.request import LISTS, RunRequest, words
 from harness.measure.environment import snapshot
 from harness.measure.nvml import visible_gpus
 from harness.schema.case import Device
@@ -96,10 +96,6 @@ class Plan:
                 raise UserError(f"--gpus {option}: GPU {name!r} was not found; this machine has {', '.join(there)}")
         return wanted
 
-    @property
-    def total(self) -> int:
-        return sum(len(job.cases) for job in self.jobs)
-
 
 def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
     """Turn a request into jobs, and make its checkpoint known to workers. Raises UserError for a wrong request.
@@ -114,7 +110,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
     if device == "cpu" and machine["device_kind"] != device:
         machine = snapshot(device)
     checkpoint = offer(request.checkpoint) if request.checkpoint else None
-    if of_run and request.names_no_cases:
+    if of_run and not any(getattr(request, name) for name in LISTS):
         known = launches()
         for job in of_run.jobs:
             if job.pair not in known:

@@ -77,10 +77,6 @@ class RunRequest(BaseModel):
     def limits(self) -> Limits:
         return Limits(self.time_limit_s, max(LEAST_START_S, self.time_limit_s))
 
-    @property
-    def names_no_cases(self) -> bool:
-        return not any(getattr(self, name) for name in LISTS)
-
     def words(self) -> list[str]:
         """Return the request as a command line: command, arguments and non-default options."""
         found = [self.command, *self.sides, *self.suites]

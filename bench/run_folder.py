@@ -82,8 +82,8 @@ def retry_of(run: Run, retry: str) -> Retry:
 
 def refuse_another_kind(current: Run, work: Plan) -> None:
     """Raise UserError if the run was not made by `ttt-bench run`, or has another device or budget than the plan."""
-    if current.mode != "measure":
-        raise UserError(f"{current.folder}: is a run of mode {current.mode!r}, not 'measure'; name another folder")
+    if current.file.mode != "measure":
+        raise UserError(f"{current.folder}: is a run of mode {current.file.mode!r}, not 'measure'; name another folder")
     if current.file.repeats > 1:
         raise UserError(f"{current.folder}: has rounds of `ttt-bench ab`, which cannot be resumed; name another folder")
     refuse_another_device(current, work)

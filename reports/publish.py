@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
 
 from harness.schema.files import refusing, write_atomically
 from harness.schema.record import Record, RecordError
@@ -33,10 +32,8 @@ def write_report(run_folder: Path, out: Path) -> list[str]:
     return left_out(table, run.catalogue)
 
 
-def write_table(
-    run_folder: Path, fmt: str, out: TextIO | None = None, systems: Sequence[str] = (), columns: Sequence[str] = ()
-) -> None:
-    """Write a table with one row per case and machine to `out`, by default to standard output.
+def write_table(run_folder: Path, fmt: str, systems: Sequence[str] = (), columns: Sequence[str] = ()) -> None:
+    """Write a table with one row per case and machine to standard output.
 
     fmt: "csv", "json", "markdown" or "text". systems: write only these, each NAME or NAME/BACKEND.
     columns: write only these; ("all",) writes all columns; () writes all as CSV or JSON, else a selection.
@@ -50,7 +47,7 @@ def write_table(
     records = _records(run)
     ceilings = common_ceilings(records, run.profiles().values())
     table = frame(of_systems(records, systems), run.catalogue, ceilings)
-    write_frame(table, fmt, out or sys.stdout, run.catalogue, columns)
+    write_frame(table, fmt, sys.stdout, run.catalogue, columns)
 
 
 def _records(run: Run) -> list[Record]:

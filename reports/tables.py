@@ -18,9 +18,7 @@ MOST_COLUMNS = 8  # in a text table without --columns, unless more are needed to
 _CASE = ("system", "backend", "phase", "batch", "context")
 
 
-def write_frame(
-    table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Catalogue | None = None, columns: Sequence[str] = ()
-) -> None:
+def write_frame(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Catalogue, columns: Sequence[str]) -> None:
     """Write a table of `stats.frame` to `out`.
 
     fmt: "csv", "json", "markdown" or "text"; Markdown and text show numbers in the catalogue's units.
@@ -34,12 +32,12 @@ def write_frame(
     if fmt in ("csv", "json"):
         out.write({"csv": csv_text, "json": _json_text}[fmt](table[chosen or list(table.columns)]))
     else:
-        _write_for_people(table, fmt, out, catalogue or Catalogue(), chosen)
+        _write_for_people(table, fmt, out, catalogue, chosen)
 
 
 def plain(value: Any) -> Any:
     """Return a cell as a JSON value: Python numbers, lists, and None for NaN and infinity."""
-    return None if value is pd.NA else json_values(value.item() if hasattr(value, "item") else value)
+    return None if value is pd.NA else json_values(value)
 
 
 def cell_text(value: Any) -> str:

@@ -14,7 +14,7 @@ from bench.plan import Plan, plan
 from bench.request import RunRequest
 from bench.run_folder import file_of
 from bench.terminal import note
-from harness.measure.environment import ask_git, commit_and_dirty, uncommitted
+from harness.measure.environment import ROOT, ask_git, commit_and_dirty, uncommitted
 from harness.schema.run import Run
 from harness.schema.run_file import Job, RunFile
 from harness.workers.process import Launch
@@ -23,8 +23,6 @@ from harness.workers.scheduler import Event, Options, run_jobs
 from reports.compare import comparison as comparing
 from reports.compare import views
 from reports.compare.decision import BAR, LEAST_ROUNDS, MOST_ROUNDS
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def compare(a: Path, b: Path, fail_on: str | None, markdown: bool) -> None:
@@ -164,7 +162,7 @@ def _measure_in_turns(sides: Sequence[_Side], work: Plan) -> None:
     """Run each job on both sides, in alternating order to balance drift; drop cases that fail on one side."""
     jobs, rounds = list(work.jobs), work.request.rounds
     with Progress("ab") as progress:
-        progress(Event("plan", total=2 * rounds * work.total))
+        progress(Event("plan", total=2 * rounds * len(work.keys)))
         for number in range(rounds):
             for at, job in enumerate(jobs):
                 order = sides if number % 2 == 0 else list(reversed(sides))

@@ -34,7 +34,7 @@ def profile(request: RunRequest, out: Path) -> None:
     """Profile the request's cases into `out`; exit status 1 if every profile failed."""
     refuse_submitted(out)
     before = Run.open(out) if Run.exists(out) else None
-    work = plan(request, before if before and before.mode == "profile" else None)
+    work = plan(request, before if before and before.file.mode == "profile" else None)
     work.refuse_elsewhere()
     slots = slots_of(work.gpus(), work.device)
     tools = choose(request.way, work.device)
@@ -78,7 +78,7 @@ def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
     if before is None:
         return Run.create(out, file_of(work, "profile"))
     refuse_another_device(before, work)
-    if before.mode != "profile":
+    if before.file.mode != "profile":
         return before
     if not work.request.resume:
         raise UserError(f"{out}: holds profiles already; resume it (--resume) or name another folder")

@@ -50,7 +50,7 @@ def submit(request: RunRequest, out: Path) -> None:
     note(*work.notes)
     jobs = counted(len(work.jobs), "job")
     print(
-        f"Slurm job {array}: {counted(tasks, 'task')} for {jobs} of {counted(work.total, 'case')}\n"
+        f"Slurm job {array}: {counted(tasks, 'task')} for {jobs} of {counted(len(work.keys), 'case')}\n"
         f"  to follow it:  ttt-bench status {out}\n"
         f"  to cancel it:  scancel {array}\n"
         f"  its script:    {out / SCRIPT}"

@@ -157,15 +157,6 @@ class TTTLayer(nn.Module):
 Learn = Callable[[Projections, Learner, Any], Tensor]
 
 
-def one_token(operator: TorchOperator) -> Learn:
-    """Wrap `operator.generate_step` so that it takes and returns tensors with a token axis of length 1."""
-
-    def learn(projections: Projections, learner: Learner, state: Any) -> Tensor:
-        return operator.generate_step(mapped(projections, lambda x: x[:, 0]), learner, state)[:, None]
-
-    return learn
-
-
 class TTTBlock(nn.Module):
     """Convolution (Mamba backbone), TTT layer and SwiGLU, with pre-norms and residuals."""
 
@@ -321,7 +312,11 @@ class TTTModel(ChunkedModel):
 
     def _hidden_step(self, ids: Tensor, state: TTTState) -> Tensor:
         state.length = None
-        return self._layers(ids, state, one_token(self.operator))
+        return self._layers(ids, state, self._one_token)
+
+    def _one_token(self, projections: Projections, learner: Learner, state: Any) -> Tensor:
+        """Run a generate step of the operator on tensors with a token axis of length 1."""
+        return self.operator.generate_step(mapped(projections, lambda x: x[:, 0]), learner, state)[:, None]
 
     def _layers(self, ids: Tensor, state: TTTState, learn: Learn, around_layer: Around = nullcontext) -> Tensor:
         h = self.model.embed_tokens(ids)

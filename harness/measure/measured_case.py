@@ -166,7 +166,8 @@ class CaseRun:
         return None
 
     def _measure(self, workload: Workload, gpu: Gpu | None) -> None:
-        clock, checker = clock_for(self.case, workload), CallChecker(self.case, workload)
+        clock = CudaEventClock(self.case.timing, self.case.l2) if workload.device == "cuda" else Clock()
+        checker = CallChecker(self.case, workload)
         timing, energy = self._timed(workload, gpu, clock, checker)
         self._after = _machine_after(workload, gpu)  # before the GPU is idle or checks the outputs
         calls = clock.launches * workload.units
@@ -237,8 +238,3 @@ def _machine_after(workload: Workload, gpu: Gpu | None) -> dict[str, Any]:
 def _check_engine(workload: Workload) -> Checks:
     assert workload.timed_check is not None
     return workload.timed_check(Random(secrets.randbits(128)))(None, 1)
-
-
-def clock_for(case: Case, workload: Workload) -> Clock:
-    """Return the clock for the case's timing and L2 state on the workload's device."""
-    return CudaEventClock(case.timing, case.l2) if workload.device == "cuda" else Clock()

@@ -136,7 +136,7 @@ class JobProfiler:
         profile = _with_duration(profile, TIMES, start)
         run = self.profiler.run
         write_profile(run.folder, profile)
-        if run.mode == "profile":  # a run that measures keeps its own records
+        if run.file.mode == "profile":  # a run that measures keeps its own records
             launch = self.profiler.launches[self.job.pair]
             lost = unmeasured(planned.case, profile.status, profile.reason, launch, self.slot)
             run.record_file(self.job).append(record or replace(lost, started_at=started_at))

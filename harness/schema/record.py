@@ -50,6 +50,7 @@ def parsed(adapter: TypeAdapter[T], text: bytes | str, refusal: type[RecordError
 
 def json_values(value: Any) -> Any:
     """Return a copy of a nested value for JSON, with printable text, and with None for NaN and infinity."""
+    value = value.item() if hasattr(value, "item") else value  # a NumPy number or a tensor has `item`
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
@@ -57,10 +58,6 @@ def json_values(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [json_values(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _metric(value: Any) -> Any:
-    return json_values(value.item() if hasattr(value, "item") else value)  # a NumPy number or a tensor has `item`
 
 
 JsonObject = Annotated[dict[str, Any], BeforeValidator(json_values)]
@@ -111,7 +108,7 @@ class Record:
     stop: Annotated[str, one_of("", "interval", "budget", "count")] = ""
     peak_memory_bytes: _Count | None = None
     check: Annotated[JsonObject | None, Field(validation_alias=AliasChoices("check", "gate"))] = None
-    metrics: dict[Text, Annotated[int | float | None, BeforeValidator(_metric)]] = field(default_factory=dict)
+    metrics: dict[Text, Annotated[int | float | None, BeforeValidator(json_values)]] = field(default_factory=dict)
     settings: _Settings = field(default_factory=dict)
     environment: JsonObject = field(default_factory=dict)
     started_at: Text = ""

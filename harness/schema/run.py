@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.schema.case import Case, Mode
+from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.files import listed, read_regular, refusing, write_atomically
 from harness.schema.profile import Profile, profile_path, read_profile
@@ -86,10 +86,6 @@ class Run:
     @property
     def catalogue(self) -> Catalogue:
         return self.file.catalogue
-
-    @property
-    def mode(self) -> Mode:
-        return self.file.mode
 
     def save(self) -> None:
         """Write run.json whole or not at all, or raise RunError."""

@@ -147,7 +147,7 @@ class _JobRun:
         asked = self.run.file.requests[-1].machine if self.run.file.requests else {}
         of_gpu = bool(self.slot.device_id) or asked.get("device_kind") == "cuda"
         try:
-            record, _ = worker.ask(planned.case, policy, self.run.mode, self.options.limits.case_s)
+            record, _ = worker.ask(planned.case, policy, self.run.file.mode, self.options.limits.case_s)
             if record.status == "ok" and of_gpu and record.environment.get("device_kind") != "cuda":
                 why = "it was measured on the CPU: the worker's packages see no GPU, but this run is for a GPU"
                 raise WorkerLost("failed", why)

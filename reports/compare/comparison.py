@@ -135,8 +135,8 @@ def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
     """
     sides = (RunCases.of(a, a.records()), RunCases.of(b, b.records()))
     for run, side in zip((a, b), sides, strict=True):
-        if run.mode != "measure":
-            raise RecordError(f"{run.folder}: is a run of mode {run.mode!r}, whose cases have no timing")
+        if run.file.mode != "measure":
+            raise RecordError(f"{run.folder}: is a run of mode {run.file.mode!r}, whose cases have no timing")
         if not side.cases:
             raise RecordError(f"{run.folder}: has no records to compare")
     if not sides[0].cases.keys() & sides[1].cases.keys():

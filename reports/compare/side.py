@@ -185,7 +185,9 @@ def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) ->
         samples=sum(len(record.samples_ms) for record in measured),
         timed=len(measured),
         rounds=repeats,
-        others=_others_share(measured),
+        others=max(
+            (each.environment["cpu"]["others_share"] for each in measured if is_loaded(each.environment)), default=0.0
+        ),
         throttled=any(any(record.throttled) for record in records),
         hot=any(is_hot(record.environment) for record in measured),
         changed=len(measured) == 1 and ends_apart(measured[0].samples_ms) > DRIFT,
@@ -217,11 +219,6 @@ def _interval(measured: Sequence[Record], medians: Mapping[int, float]) -> tuple
     middle, low, high = median_interval(samples)
     known = low > 0 and len(samples) >= FEWEST  # fewer samples have no interval
     return (math.log(middle / low), math.log(high / middle)) if known else (math.inf, math.inf)
-
-
-def _others_share(measured: Iterable[Record]) -> float:
-    environments = [record.environment for record in measured]
-    return max((each["cpu"]["others_share"] for each in environments if is_loaded(each)), default=0.0)
 
 
 def _devices(measured: Iterable[Record]) -> tuple[dict[str, str], ...]:

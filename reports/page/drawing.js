@@ -66,10 +66,6 @@ class Drawing {
     this.inner = this.height - MARGIN.top - MARGIN.bottom;
   }
 
-  get isRatio() {
-    return this.data.lines.some((line) => line.base_rows.length);
-  }
-
   traces() {
     return [
       ...this.lines.map(([line, all]) => this.lineTrace(line, all)),
@@ -152,14 +148,9 @@ class Drawing {
     return [...drawn, ...lost].sort((a, b) => order.get(a[0]) - order.get(b[0]) || a[1].x - b[1].x);
   }
 
-  /* The values of x of all lines, also hidden ones, in order. */
-  xValues() {
-    const rows = this.data.lines.flatMap((line) => line.rows);
-    return [...new Set(rows.map((row) => cell(row, this.data.x)))].sort((a, b) => a - b);
-  }
-
   xAxis(shared) {
-    const values = this.xValues();
+    const rows = this.data.lines.flatMap((line) => line.rows); // of all lines, also hidden ones
+    const values = [...new Set(rows.map((row) => cell(row, this.data.x)))].sort((a, b) => a - b);
     const log = this.view.xLog && values[0] > 0;
     // A computed x, such as interactivity, has values that lines do not share.
     const isOwn = this.data.along && values.length > largest(this.data.lines.map((line) => line.rows.length));
@@ -304,7 +295,7 @@ class Drawing {
       hovermode: "closest",
       dragmode: matchMedia("(pointer: fine)").matches ? "zoom" : false,
       showlegend: false,
-      shapes: this.isRatio ? [one] : [],
+      shapes: this.data.lines.some((line) => line.base_rows.length) ? [one] : [],
       annotations: [...(this.lines.length ? labels.names : [none]), ...(rows.length ? [{ ...note, text: rows.map(neutral).join("<br>") }] : [])],
       xaxis,
       yaxis: this.yAxis(shared, strip, range, title),

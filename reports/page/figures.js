@@ -23,7 +23,7 @@ class Figure {
     this.readout = host.querySelector(".readout");
     [this.xLog, this.yLog, this.inches, this.link] = ["x-log", "y-log", "inches", "link"].map((role) => host.querySelector(`[data-role=${role}]`));
     this.more = host.querySelector(".more");
-    this.measured = data.lines.filter((line) => this.points.hasResult(line));
+    this.measured = data.lines.filter((line) => this.points.of(line).some((point) => point.y));
     this.others = this.measured.filter((line) => !line.primary);
     this.shown = new Set(this.measured.filter((line) => line.primary));
     this.hasMore = !this.shown.size;

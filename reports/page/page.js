@@ -70,11 +70,6 @@ async function drawAll(figures) {
   for (const figure of figures) await figure.draw();
 }
 
-function redraw(figures) {
-  for (const figure of figures) figure.stale = true;
-  return drawInView(figures);
-}
-
 function startDrawing(figures) {
   const observer = new IntersectionObserver(() => drawInView(figures), { rootMargin: `${NEAR}px` });
   for (const { host } of figures) observer.observe(host);
@@ -106,7 +101,10 @@ async function start() {
   for (const host of document.querySelectorAll("[data-figure]")) {
     figures.push(new Figure(host, page.figures[Number(host.dataset.figure)]));
   }
-  darkTheme.onchange = () => redraw(figures);
+  darkTheme.onchange = () => {
+    for (const figure of figures) figure.stale = true;
+    drawInView(figures);
+  };
   await startDrawing(figures);
   startResults();
   startDownloads();

@@ -49,10 +49,6 @@ class Points {
     });
   }
 
-  hasResult(line) {
-    return this.of(line).some((point) => point.y);
-  }
-
   signs(point) {
     return signsOf(point.measured, this.data.y).map(([, sign]) => sign).join("");
   }
@@ -60,11 +56,6 @@ class Points {
   /* Words about a row of a point, with the prefix `baseline` for the divisor. */
   about(row, point, words) {
     return row === point.row ? words : `baseline: ${words}`;
-  }
-
-  notes(point) {
-    const noted = point.measured.filter((row) => cell(row, "notes"));
-    return noted.map((row) => this.about(row, point, cell(row, "notes")));
   }
 
   /* Why a point has no value: its status, or a metric that was not measured. */
@@ -118,7 +109,7 @@ class Points {
       const why = [this.whyNot(point), this.reason(point)].filter(Boolean).join(": ");
       return [...parts, why.slice(0, 300), ...unit];
     }
-    const notes = this.notes(point);
+    const notes = point.measured.filter((each) => cell(each, "notes")).map((each) => this.about(each, point, cell(each, "notes")));
     if (line.y) return [...parts, `${shown(point.y.value)}, set by ${cell(row, "bound")}`, ...notes];
     const samples = point.measured.map((each) => this.about(each, point, this.sampleWords(each)));
     return [...parts, value, ...samples, ...unit, ...this.work(row), ...notes];

@@ -47,10 +47,6 @@ class Diff:
         return _rows(*map(_part_ms, (self.a, self.b)))
 
     @property
-    def kernels(self) -> list[TimeDiff]:
-        return _rows(*map(_kernel_ms, (self.a, self.b)))
-
-    @property
     def digits(self) -> int:
         """Number of decimals that show `b`'s ms per unit with four significant digits."""
         return max(0, 3 - math.floor(math.log10(self.b.unit_ms)))
@@ -58,7 +54,8 @@ class Diff:
     @property
     def tables(self) -> list[tuple[str, list[TimeDiff], str]]:
         """Tuples (heading, rows, sentence on omitted rows) for a table of parts and a table of kernels."""
-        kernels, labelled = self.kernels, [TimeDiff(LABELS[row.name], row.a_ms, row.b_ms) for row in self.parts]
+        kernels = _rows(*map(_kernel_ms, (self.a, self.b)))
+        labelled = [TimeDiff(LABELS[row.name], row.a_ms, row.b_ms) for row in self.parts]
         rest = kernels[_MOST:]
         left_out = f"{len(rest)} more kernels: {_signed(sum(row.ms for row in rest))} together" if rest else ""
         return [("Part", labelled, ""), ("Kernel", kernels[:_MOST], left_out)]

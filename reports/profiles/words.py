@@ -37,7 +37,7 @@ WAITS = {
     "tex_throttle": "for the texture queue",
     "wait": "for the fixed latency of instructions",
 }
-WORKING = {"selected": "issuing", "not_selected": "ready, another warp issues"}
+WORKING = ("selected", "not_selected")  # a warp that issues, or is ready while another one issues
 
 
 class Recorded(NamedTuple):
@@ -155,7 +155,9 @@ def bound_of(kernel: Kernel, region: Region) -> str:
     counters = kernel.counters
     if counters is None:
         return "bottleneck not counted"
-    moved, computed = roofs(kernel, region)
+    peaks = ceilings_of(kernel, region)
+    moved = _share(kernel.dram_bytes, kernel.mean_us * 1e3, peaks.get("copy_gbs"))
+    computed = _share(kernel.operations, kernel.mean_us * 1e6, peaks.get("product_tflops"))
     if moved is not None and moved >= HIGH and moved >= (computed or 0):
         return f"{moved:.0%} of peak bandwidth{_counted_times(kernel)}: memory-bound"
     if computed is not None and computed >= HIGH and is_fp32(kernel):
@@ -183,14 +185,6 @@ def _counted_times(kernel: Kernel) -> str:
         return ""
     counted, mean = map(format_number, (kernel.counters.time_us, kernel.mean_us))
     return f" in the counted launches ({counted} µs; mean {mean} µs)"
-
-
-def roofs(kernel: Kernel, region: Region) -> tuple[float | None, float | None]:
-    """Return a kernel's (bandwidth, FLOP rate) as shares of the region's measured peaks, each None if unknown."""
-    ceilings = ceilings_of(kernel, region)
-    copied, multiplied = ceilings.get("copy_gbs"), ceilings.get("product_tflops")
-    by_copy = _share(kernel.dram_bytes, kernel.mean_us * 1e3, copied)
-    return by_copy, _share(kernel.operations, kernel.mean_us * 1e6, multiplied)
 
 
 def short(name: str) -> str:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from reports.compare.comparison import Comparison, compared
-from reports.compare.views import answer
 from reports.profiles.diff import diff_of_runs
 from reports.site.entry import Entry
 
@@ -33,14 +32,10 @@ class Compared:
     def page(self) -> str:
         return f"compared/{self.a.id}--{self.b.id}.html"
 
-    @property
-    def answer(self) -> str:
-        return answer(self.comparison)
-
 
 def comparisons(entries: Sequence[Entry]) -> list[Compared]:
     """Return the comparisons of a site's runs by the module's rules. entries: the runs, the newest first."""
-    timed = [entry for entry in entries if entry.run.mode == "measure" and entry.held.measured]
+    timed = [entry for entry in entries if entry.run.file.mode == "measure" and entry.held.measured]
     pairs = {(a.id, b.id): (a, b) for a, b in _pairs(timed)}
     return [Compared(a, b, compared(a.held, b.held), _profiles(a, b)) for a, b in pairs.values()]
 

@@ -81,15 +81,11 @@ function offerCases() {
   select.replaceChildren(...groups.map((label) => element("optgroup", { label }, ...page.cases.filter(({ group }) => group === label).map(option))));
 }
 
-/* The case to open with: the one with the most runs. */
-function opening() {
-  return page.cases.reduce((best, each) => (runsOf(each) > runsOf(best) ? each : best)).key;
-}
-
-/* Draw the case in the address, or else the one to open with. */
+/* Draw the case in the address, or else the one with the most runs. */
 function follow() {
   const wanted = location.hash.slice(1);
-  chosen = cases.has(wanted) ? wanted : opening();
+  const most = page.cases.reduce((best, each) => (runsOf(each) > runsOf(best) ? each : best));
+  chosen = cases.has(wanted) ? wanted : most.key;
   offerCases();
   draw();
 }

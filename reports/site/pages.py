@@ -27,14 +27,14 @@ def shared_files(
             histories=histories,
             comparisons={entry.id: [each for each in comparisons if each.b is entry] for entry in entries},
         ),
-        **{each.page: _drawn("compared.html.j2", up="../", each=each, views=views) for each in comparisons},
+        **{each.page: _drawn("compared.html.j2", up="../", each=each) for each in comparisons},
         **{history.page: _over_time(history, entries) for history in histories},
     }
 
 
 def _drawn(template: str, up: str = "", **values: Any) -> str:
     """Return the HTML of a template; `up` is the path from the page to the site's root."""
-    return environment(PACKAGE).get_template(template).render(up=up, plotly=PLOTLY, **values)
+    return environment(PACKAGE).get_template(template).render(up=up, plotly=PLOTLY, views=views, **values)
 
 
 def _over_time(history: History, entries: Sequence[Entry]) -> str:

@@ -35,8 +35,8 @@ def models():
     return {name: from_seed(config_of(name), 0, "cpu", dtype_of(name)) for name in VARIANTS}
 
 
-def random_ids(batch, tokens, seed=0, vocabulary=512):
-    return torch.randint(vocabulary, (batch, tokens), generator=torch.Generator().manual_seed(seed))
+def random_ids(batch, tokens):
+    return torch.randint(512, (batch, tokens), generator=torch.Generator().manual_seed(0))
 
 
 def tensors_of(state):

@@ -6,18 +6,12 @@ from command_line import ROOT, called, one_sentence, ttt_bench
 COMMITTED = ROOT / "reports" / "results" / "h100"
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("site")
-    done = ttt_bench("site", COMMITTED, "-o", "site", cwd=folder)
+def test_the_committed_run_has_a_site(tmp_path):
+    done = ttt_bench("site", COMMITTED, "-o", "site", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "wrote site/index.html: 1 run\n"
     assert done.stderr == "[1/1] h100\n"
-    return folder / "site"
-
-
-def test_the_committed_run_has_a_site(site):
-    assert "NVIDIA H100 80GB HBM3" in (site / "index.html").read_text()
+    assert "NVIDIA H100 80GB HBM3" in (tmp_path / "site" / "index.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,9 @@ from harness.measure.correctness import Check, Checks
 from harness.measure.system import NeedsFreshProcess, Skip, Workload
 from harness.schema.case import Case
 
-SPIN_MS = 2.0
 
-
-def spin(milliseconds: float = SPIN_MS) -> None:
-    end = time.perf_counter_ns() + milliseconds * 1e6
+def spin() -> None:
+    end = time.perf_counter_ns() + 2e6  # 2 ms
     while time.perf_counter_ns() < end:
         pass
 

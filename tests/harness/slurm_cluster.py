@@ -104,7 +104,7 @@ class Cluster:
             if time.monotonic() > since + 2:
                 self.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
 
-    def finish(self, job: str, seconds: float = 60) -> None:
+    def finish(self, job: str) -> None:
         def is_over() -> bool:
             self.hurry()
             time.sleep(0.2)
@@ -114,7 +114,7 @@ class Cluster:
             states = set(done.stdout.split())
             return not done.returncode and bool(states) and states <= {"COMPLETED", "FAILED", "CANCELLED"}
 
-        assert wait_for(is_over, seconds), self.ask("squeue") + self.logs()
+        assert wait_for(is_over, 60), self.ask("squeue") + self.logs()
 
     def logs(self) -> str:
         return "\n".join(path.read_text(errors="replace")[-2000:] for path in self.folder.glob("*.log"))

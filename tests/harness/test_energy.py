@@ -9,13 +9,13 @@ import pytest
 from harness.measure.nvml import EnergyMeter
 
 
-def metered(begin: float, seconds: float, watts: float = 500.0) -> EnergyMeter:
-    """Return a meter after `seconds` of readings from time `begin`, every 10 ms; the counter refreshes every 100 ms."""
+def metered(begin: float, seconds: float) -> EnergyMeter:
+    """Return a meter read every 10 ms for `seconds` from time `begin`, at 500 W; the counter refreshes every 100 ms."""
     meter = EnergyMeter(None)
     with meter:
         for look in range(round(100 * seconds)):
             now = begin + look / 100
-            meter.look(now, watts * (int(10 * now + 1e-9) / 10))
+            meter.look(now, 500 * (int(10 * now + 1e-9) / 10))
     return meter
 
 

@@ -8,7 +8,6 @@ import pytest
 from fake_systems import Fake, OutOfMemoryError
 from harness_helpers import QUICK, case
 
-from harness.measure import measured_case
 from harness.measure.correctness import Check, Checks
 from harness.measure.inspection import NO_ROOM
 from harness.measure.measured_case import CaseRun
@@ -189,13 +188,6 @@ def test_outputs_need_not_change_for_equal_inputs(tokens: int, status: str) -> N
     record = CaseRun(case(), QUICK).record(Counting(check=None, run=torch.ones(2, 8).clone, inputs=inputs))
     assert record.status == status, record.reason
     assert ("outputs_unchanged_by_new_inputs" in record.reason) == (status == "incorrect")
-
-
-@pytest.mark.parametrize(("timing", "l2"), [("eager", "cold"), ("graph", "warm"), ("graph", "cold")])
-def test_the_clock_of_a_gpu_times_as_the_case_asks(monkeypatch: pytest.MonkeyPatch, timing: str, l2: str) -> None:
-    monkeypatch.setattr(measured_case, "CudaEventClock", lambda *asked: asked)
-    workload = Workload(run=print, device="cuda")
-    assert measured_case.clock_for(case(timing=timing, l2=l2), workload) == (timing, l2)
 
 
 def test_an_engine_without_a_check_is_noted() -> None:

@@ -32,6 +32,10 @@ class FakeDevice:
         self.slowed_by: set[str] = set()
         self.hottest_c: float | None = None
 
+    def clock(self, *asked: str) -> "FakeDevice":
+        self.asked = asked
+        return self
+
     def forget(self) -> None:
         self.slowed_by.clear()
 
@@ -57,6 +61,13 @@ class FakeDevice:
 
     def peak_bytes(self) -> int | None:
         return 5000 if self.peak_started else 9000
+
+
+@pytest.mark.parametrize(("timing", "l2"), [("eager", "cold"), ("graph", "warm"), ("graph", "cold")])
+def test_the_clock_of_a_gpu_times_as_the_case_asks(monkeypatch: pytest.MonkeyPatch, timing: str, l2: str) -> None:
+    device = FakeDevice()
+    on_fake_device(monkeypatch, device, case(timing=timing, l2=l2))
+    assert device.asked == (timing, l2)
 
 
 @pytest.mark.parametrize("mode", ["measure", "verify", "profile"])
@@ -111,7 +122,7 @@ def on_fake_device(monkeypatch: pytest.MonkeyPatch, device: FakeDevice, of: Any,
 
     fakes: dict[str, Any] = {
         "open_gpu": lambda: device,
-        "clock_for": lambda case, workload: device,
+        "CudaEventClock": device.clock,
         "forget_peak": lambda kind: device.start(),
         "peak_bytes": lambda kind: device.peak_bytes(),
         "EnergyMeter": FakeMeter,

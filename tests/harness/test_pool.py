@@ -16,7 +16,7 @@ from harness_helpers import HERE, ROOT, SOON, alive, case, lines_of, new_run, st
 from pool_helpers import GPUS, SYSTEMS, cases_of, launches, pooled, slot, start_parent
 
 from harness.measure import nvml
-from harness.schema.record import Record, RecordError
+from harness.schema.record import RecordError
 from harness.schema.run_file import PastRequest, RunError
 from harness.workers import pool, process
 from harness.workers.pool import on_free_slots, shares, slots_of
@@ -25,19 +25,15 @@ from harness.workers.scheduler import Event, run_jobs
 from tests.two_gpus import TwoGpus
 
 
-def gpu_of(record: Record) -> str:
-    return record.settings["gpu"]
-
-
 def test_every_job_runs_on_one_gpu_and_all_gpus_run(tmp_path: Path) -> None:
     events: list[Event] = []
     run = new_run(tmp_path / "out", cases_of(SYSTEMS))
     records = pooled(run, launches(*SYSTEMS), on_event=events.append)
     assert statuses(records) == ["ok"] * 18
     assert records == run.records()
-    used = {system: {gpu_of(record) for record in records if record.case.system == system} for system in SYSTEMS}
-    assert all(len(gpus) == 1 for gpus in used.values())
-    assert set.union(*used.values()) == set(GPUS)
+    used = {(record.case.system, record.settings["gpu"]) for record in records}
+    assert sorted(system for system, _ in used) == sorted(SYSTEMS)
+    assert {gpu for _, gpu in used} == set(GPUS)
     assert {event.slot for event in events if event.record} == {f"GPU {gpu}" for gpu in GPUS}
     assert [event.total for event in events if event.kind == "plan"] == [18]
     assert {len(lines_of(run.folder, f"{system}-cpu")) for system in SYSTEMS} == {3}

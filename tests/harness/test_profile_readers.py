@@ -226,10 +226,6 @@ def test_adjacent_ranges_include_their_ends() -> None:
     ]
 
 
-def launches_of(*paths: str) -> list[Launched]:
-    return [Launched(path[-7:], place, place + 0.5, 0.5, tuple(path.split("/"))) for place, path in enumerate(paths)]
-
-
 @pytest.mark.parametrize(
     ("paths", "shown"),
     [
@@ -241,7 +237,7 @@ def launches_of(*paths: str) -> list[Launched]:
     ],
 )
 def test_the_timeline_is_one_step(paths: list[str], shown: int) -> None:
-    run = launches_of(*paths)
+    run = [Launched(path[-7:], at, at + 0.5, 0.5, tuple(path.split("/"))) for at, path in enumerate(paths)]
     found = timeline_of(run, run, 1, kernels_of(run), ranges_of(run, kernels_of(run)))
     assert (len(found.kernel), found.left_out) == (shown, len(paths) - shown)
 

@@ -64,10 +64,6 @@ def change(folder: Path, meddle: Callable[[dict[str, Any]], object]) -> None:
     path.write_text(json.dumps(replaced if isinstance(replaced, list | str) else values))
 
 
-def first_case(values: dict[str, Any]) -> dict[str, Any]:
-    return values["jobs"][0]["cases"][0]["case"]
-
-
 STYLE = {"name": "fake", "label": "Fake", "family": "", "tone": 0, "marker": "circle"}
 WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda v: v.update(schema=7), "schema: Input should be 1, not 7; update ttt-bench"),
@@ -78,7 +74,7 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda v: v.update(colour="red"), "colour: "),
     (lambda v: v.update({"a\nb\x1b[2J": 1}), "a b [2J: "),
     (lambda v: v.update(mode="guess"), "mode: Input should be 'measure', 'verify' or 'profile'"),
-    (lambda v: first_case(v).update(batch=0), "jobs.0.cases.0.case.batch: "),
+    (lambda v: v["jobs"][0]["cases"][0]["case"].update(batch=0), "jobs.0.cases.0.case.batch: "),
     (lambda v: v["catalogue"]["suites"][0]["figures"][0].update(y="beauty"), "y is 'beauty', which is no metric"),
     (lambda v: v["catalogue"]["suites"][0]["figures"][0].update(x="beauty"), "'beauty' is no axis"),
     (

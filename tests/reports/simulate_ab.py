@@ -84,13 +84,12 @@ def study(
     rounds: int = ROUNDS,
     slowdown: float = 0.0,
     slowed: Callable[[Suite], np.ndarray] = all_of_a_system,
-    shape: tuple[int, int] = (SYSTEMS, CASES),
     noise: Noise = RECORDED,
 ) -> Found:
     random = np.random.default_rng(seed)
     counts = np.zeros(4)
     for _ in range(suites):
-        suite = noise.differences(random, rounds, *shape)
+        suite = noise.differences(random, rounds, SYSTEMS, CASES)
         mask = slowed(suite) if slowdown else np.zeros(suite.shape[:2], bool)
         suite[mask] += np.log1p(slowdown)
         outcomes = np.array([each.outcome for each in decide(suite.reshape(-1, rounds).tolist())]).reshape(mask.shape)

@@ -12,8 +12,8 @@ from tests.reports.simulate_ab import RECORDED_QUANTILES, Noise, a_single_case, 
 QUIET = [[0.001, -0.002, 0.0, 0.001, -0.001]] * 9
 
 
-def shifted(by, rounds=5):
-    return [math.log1p(by) + 0.002 * (-1) ** at for at in range(rounds)]
+def shifted(by):
+    return [math.log1p(by) + 0.002 * (-1) ** at for at in range(5)]
 
 
 def test_verdicts_in_the_order_of_the_cases():

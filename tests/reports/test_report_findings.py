@@ -142,8 +142,8 @@ def test_the_ranking_omits_other_backends_and_lost_systems():
     assert "TTT-Linear is fastest" in finding(*forward({2048: 4.0}), *forward({2048: 5.0}, *SLOW), *beside, *gone)
 
 
-def layered(context, ms, system="ttt-linear", backend="torch", batch=8, **case):
-    return synthetic.ok(Case(system, backend, "125m", "generate", batch, context, **case), ms, spread=0.0)
+def layered(context, ms, system="ttt-linear", backend="torch", **case):
+    return synthetic.ok(Case(system, backend, "125m", "generate", 8, context, **case), ms, spread=0.0)
 
 
 def test_only_cases_that_are_alike_are_compared():
@@ -288,7 +288,9 @@ def test_a_rate_is_higher_for_the_faster():
     assert "from 8k tokens on” holds at 8k: TTT-Linear is 2.50 times as fast as Transformer." in claims
 
 
-def test_the_bar_of_a_rate_inverts_that_of_its_latency():
+def test_a_value_has_the_bar_of_its_own_interval_or_the_inverse_of_its_latencys():
+    cells = {"energy_j_per_token": 4.0, "energy_j_per_token_low": 3.0, "energy_j_per_token_high": 6.0}
+    assert bar(cells, "energy_j_per_token") == (0.75, 1.5)
     cells = {"tokens_per_s": 100.0, "latency_ms": 4.0, "latency_ms_low": 3.2, "latency_ms_high": 8.0}
     assert bar(cells, "tokens_per_s") == pytest.approx((0.5, 1.25))
 
@@ -301,11 +303,6 @@ def test_overlap_hides_points_that_are_not_level():
     unsteady = Point(1, 4.0, 3.8, 4.2, DOUBTFUL)
     assert unsteady.hides(Point(1, 5.9, 5.8, 6.0, 0.0))
     assert not unsteady.hides(Point(1, 6.2, 6.1, 6.3, 0.0))
-
-
-def test_a_value_with_an_interval_of_its_own_has_its_bar():
-    cells = {"energy_j_per_token": 4.0, "energy_j_per_token_low": 3.0, "energy_j_per_token_high": 6.0}
-    assert bar(cells, "energy_j_per_token") == (0.75, 1.5)
 
 
 def test_the_page_counts_flagged_cases():

@@ -31,8 +31,8 @@ FORWARD = Case("ttt-linear", "torch", "1.3b", "forward", 16, 2048, options=(("mi
 OTHER = Case("x", "y", "z", "generate", 1, 0)
 
 
-def table_of(*records, suite="fig15-forward"):
-    return synthetic.of_suite(suite, *records).table
+def table_of(*records):
+    return synthetic.of_suite("fig15-forward", *records).table
 
 
 def notes_of(*records):

@@ -78,10 +78,10 @@ def test_the_links_of_a_figure_lead_to_it(browser, tmp_path):
         browsing.eventually(page, lambda: figure.evaluate(IS_AT_TOP), True)
 
 
-def file_of(page, kind, title="Forward latency per token", name="fig15-forward"):
+def file_of(page, kind):
     with page.expect_download() as download:
-        page.get_by_role("button", name=f"Save {kind} of {title}").click()
-    assert download.value.suggested_filename == f"{name}.{kind.lower()}"
+        page.get_by_role("button", name=f"Save {kind} of Forward latency per token").click()
+    assert download.value.suggested_filename == f"fig15-forward.{kind.lower()}"
     return Path(download.value.path()).read_bytes()
 
 

@@ -1,6 +1,5 @@
 """The site of many runs, tested without a browser: its files, histories and comparisons, and refused folders."""
 
-import io
 import json
 import re
 import shutil
@@ -134,13 +133,12 @@ def test_every_address_leads_to_a_file_of_the_site(two_runs, tmp_path):
             assert address.startswith(("#", "data:")) or (path.parent / target).is_file(), (path, address)
 
 
-def test_the_downloads_hold_what_the_run_does(tmp_path):
+def test_the_downloads_hold_what_the_run_does(tmp_path, capsys):
     folder = synthetic.paper().run(tmp_path / "paper")
     write_site([folder], tmp_path / "site")
     downloads = {path.suffix: path for path in (tmp_path / "site" / "downloads").iterdir()}
-    table = io.StringIO()
-    write_table(folder, "csv", table)
-    assert downloads[".csv"].read_text() == table.getvalue()
+    write_table(folder, "csv")
+    assert downloads[".csv"].read_text() == capsys.readouterr().out
     assert downloads[".jsonl"].read_text().splitlines() == [each.to_json() for each in Run.open(folder).records()]
     page = only(tmp_path / "site", "runs/*.html").read_text()
     assert all(f'href="../downloads/{path.name}"' in page for path in downloads.values())

@@ -31,11 +31,6 @@ def site(tmp_path_factory):
     return folder / "site"
 
 
-def id_of(site, name):
-    (path,) = site.glob(f"runs/{name}-????????.html")
-    return path.stem
-
-
 def pages_of(site):
     built = [f"{path.parent.name}/{path.name}" for name in ("compared", "over-time") for path in site.glob(f"{name}/*")]
     return ["index.html", *built]
@@ -60,7 +55,8 @@ def test_no_page_is_wider_than_a_phone(browser, site):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_violation(browser, site, scheme):
-    for path in [*pages_of(site), f"runs/{id_of(site, 'monday')}.html"]:
+    (monday,) = site.glob("runs/monday-????????.html")
+    for path in [*pages_of(site), f"runs/{monday.name}"]:
         with opened(browser, site, path, color_scheme=scheme) as page:
             browsing.open_all(page, "details")
             assert not browsing.violations(page, *CHECKED[scheme]), path

@@ -164,14 +164,6 @@ def _of(x: Any) -> Tensor:
     return x.of if isinstance(x, Value) else torch.tensor(x)
 
 
-def _load(pointer: Pointer, mask: Value | None = None, other: float | None = None, **_: str) -> Value:
-    return Value(pointer.read(mask, other))
-
-
-def _store(pointer: Pointer, value: Any, mask: Value | None = None) -> None:
-    pointer.write(value, mask)
-
-
 def _shared(dtype: torch.dtype, shape: list[int], layout: object) -> Shared:
     empty = float("nan") if dtype.is_floating_point else torch.iinfo(dtype).min
     return Shared(torch.full(shape, empty, dtype=dtype))
@@ -192,8 +184,8 @@ def _language(program: int) -> SimpleNamespace:
         program_id=lambda axis: Value(torch.tensor(program)),
         arange=lambda start, end, layout=None: Value(torch.arange(start, end, dtype=torch.int32)),
         static_range=range,
-        load=_load,
-        store=_store,
+        load=lambda pointer, mask=None, other=None, **_: Value(pointer.read(mask, other)),
+        store=lambda pointer, value, mask=None: pointer.write(value, mask),
         sum=lambda x, axis: Value(x.of.sum(axis)),
         where=lambda condition, x, y: Value(torch.where(condition.of, _of(x), _of(y))),
         full=lambda shape, value, dtype, layout: Value(torch.full(shape, value, dtype=dtype)),

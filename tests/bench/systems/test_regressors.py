@@ -30,13 +30,10 @@ ARGUMENTS["mesanet/fla"] |= {"max_CG_iteration": 30, "use_qk_l2norm_in_kernel": 
 ARGUMENTS["mamba3/mamba-ssm"] = {"return_final_states": True}
 
 
-def layers_of(label):
-    adapter = ADAPTERS[label]
-    return FlaRegressor.layers if adapter is GatedDeltaNet else adapter.layers
-
-
 def layer_of(label):
-    return layers_of(label)[label.partition("/")[0]]
+    adapter = ADAPTERS[label]
+    layers = FlaRegressor.layers if adapter is GatedDeltaNet else adapter.layers
+    return layers[label.partition("/")[0]]
 
 
 def case_of(label):
