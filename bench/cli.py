@@ -134,7 +134,7 @@ def run(
 
 
 def _request(call: typer.Context, **more: Any) -> RunRequest:
-    """Build the request of the command `call` from its name and parameters; `more` adds or replaces fields."""
+    """Build the request from the name and parameters of `call`; `more` adds or replaces fields."""
     return RunRequest.stored({"command": call.info_name, **call.params, **more})
 
 

@@ -31,5 +31,5 @@ def generate_precision(case: Case) -> str:
 
 
 def window_bytes(config: Any, element_bytes: int) -> int:
-    """Return the bytes of a sequence's stored convolution inputs in all layers. element_bytes: bytes of one input."""
+    """Return bytes of a sequence's stored conv inputs, all layers, `element_bytes` per input."""
     return config.layers * convolved_channels(config) * (CONV_KERNEL - 1) * element_bytes

@@ -1,4 +1,4 @@
-"""Check that language models are comparable: size, vocabulary, dtype, rows of logits, and reuse between samples."""
+"""Check model comparability: size, vocabulary, dtype, logits rows, reuse between samples."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ def checks(facts: Facts, case: Case) -> list[Check]:
 
 
 def count_head_rows(call: Callable[[], Any], head: Any) -> tuple[Any, int]:
-    """Run `call`; return its result, and the number of tokens that `F.linear` multiplied by the weight `head`."""
+    """Run `call`; return its result, and how many tokens `F.linear` multiplied by `head`."""
     import torch.nn.functional as F
     from torch.overrides import TorchFunctionMode
 

@@ -65,7 +65,7 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences for the user: systems that systems.toml starts, and systems whose interpreter is missing."""
+        """Messages: systems that systems.toml starts, and systems without their interpreter."""
         planned = {"/".join(job.pair): self.launches[job.pair] for job in self.jobs}
         found = ((label, no_interpreter(launch), launch.command[0]) for label, launch in planned.items())
         return [*notes_on_file(planned), *(f"no {label}: {why} ({program})" for label, why, program in found if why)]
@@ -102,7 +102,7 @@ class Plan:
 
 
 def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
-    """Turn a request into jobs, and make its checkpoint known to workers. Raises UserError for a wrong request.
+    """Turn a request into jobs; register its checkpoint. UserError for a wrong request.
 
     of_run: the run that the request continues. A request that names no cases plans all cases of that run.
     """
@@ -143,7 +143,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
 
 
 def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ...]:
-    """Replace `thunderkittens` by `triton` in labels SYSTEM/BACKEND if the Hopper kernels cannot run on `machine`."""
+    """Replace backend `thunderkittens` by `triton` in labels if `machine` cannot run it."""
     capability = (machine["gpu"] or {}).get("compute_capability")
     if not hidden() and capability in (None, "9.0"):
         return tuple(labels)
@@ -153,7 +153,7 @@ def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ..
 def _suites(
     request: RunRequest, device: str, checkpoint: Checkpoint | None, machine: Mapping[str, Any]
 ) -> dict[str, tuple[str, ...]]:
-    """Return {suite name: systems} of the requested suites; a system is SYSTEM or SYSTEM/BACKEND, and () means all."""
+    """Return {requested suite: systems}, each SYSTEM or SYSTEM/BACKEND; () means all."""
     found: dict[str, tuple[str, ...]] = {}
     for word in request.suites or (DEFAULT_SUITES[device],):
         group, systems = GROUPS.get(word), request.systems
@@ -167,6 +167,6 @@ def _suites(
 
 
 def suite_entry(suite: Suite, planned: Sequence[Planned], machine: Mapping[str, Any]) -> SuiteEntry:
-    """Return a suite's entry for run.json: its planned cases, and its figures with backends that `machine` can run."""
+    """Return a suite's run.json entry: planned cases, and figures with backends for `machine`."""
     figures = tuple(replace(figure, primary=runnable(figure.primary, machine)) for figure in suite.figures)
     return SuiteEntry(suite.name, suite.question, figures, tuple(each.case.key for each in planned))

@@ -91,7 +91,7 @@ class RunRequest(BaseModel):
         return found
 
     def published(self) -> "RunRequest":
-        """Return the request for run.json, without absolute paths and without names of persons and hosts in --slurm."""
+        """Return the request for run.json, without absolute paths or persons and hosts in --slurm."""
         return self.model_copy(
             update={
                 "checkpoint": self.checkpoint and Path(self.checkpoint.resolve().name),
@@ -126,7 +126,7 @@ def _public_path(path: Path) -> Path:
 
 
 def words(option: str, text: str | None) -> tuple[str, ...]:
-    """Split comma-separated text into words without duplicates; () for None. UserError if there are no words."""
+    """Split comma-separated text into distinct words; () for None, UserError for no words."""
     if text is None:
         return ()
     found = [word.strip() for word in text.split(",") if word.strip()]

@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _claim_pipes() -> tuple[TextIO, BinaryIO]:
-    """Return copies of stdin and stdout; make libraries read an empty stdin, and print to stderr."""
+    """Return copies of stdin and stdout; libraries get an empty stdin and print to stderr."""
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "wb")
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)

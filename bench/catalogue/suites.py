@@ -1,4 +1,4 @@
-"""The suites: the cases of each figure, as `suites.toml` defines them. To add a suite, add a section to that file."""
+"""The suites (cases of each figure), read from `suites.toml`; to add one, add a section."""
 
 import json
 import tomllib

@@ -123,7 +123,7 @@ def _checkout(revision: str) -> Iterator[Path]:
 
 @dataclass
 class _Side:
-    """One commit of `ttt-bench ab`: its run, its hash, and its worker launch for each (system, backend)."""
+    """One commit of `ttt-bench ab`: its run, hash, and worker launch per (system, backend)."""
 
     run: Run
     launches: Mapping[tuple[str, str], Launch]
@@ -161,7 +161,7 @@ class _Side:
 
 
 def _measure_in_turns(sides: Sequence[_Side], work: Plan) -> None:
-    """Run each job on both sides, in alternating order to balance drift; drop cases that fail on one side."""
+    """Alternate the sides' order by round to balance drift; drop cases that fail on one side."""
     jobs, rounds = list(work.jobs), work.request.rounds
     with Progress("ab") as progress:
         progress(Event("plan", total=2 * rounds * work.total))

@@ -10,7 +10,7 @@ from harness.workers.process import probe
 
 
 def list_systems() -> None:
-    """Print for each system whether it can run here, with package versions or the reason why it cannot."""
+    """Print whether each system can run here, with package versions or the reason why not."""
     note("importing each system's packages takes a few seconds")
     note(*notes_on_file({adapter.label for adapter in ADAPTERS}))
     starts = launches()
@@ -29,7 +29,7 @@ def list_systems() -> None:
 
 
 def list_suites() -> None:
-    """Print each suite and group, with the question that it answers and the device that it needs."""
+    """Print each suite and group, with the question it answers and the device it needs."""
     rows = [(suite.name, suite.device or "any", suite.question) for suite in SUITES]
     rows += [(group.name, "cuda", f"{group.question}: {', '.join(group.suites)}") for group in GROUPS.values()]
     print_rows(("suite", "device", "question"), rows)

@@ -1,4 +1,4 @@
-"""`ttt-bench run --slurm` and `ttt-bench work`: share a run's jobs among the tasks of a Slurm array."""
+"""`ttt-bench run --slurm` and `ttt-bench work`: share a run's jobs in a Slurm array."""
 
 import os
 import sys
@@ -58,7 +58,7 @@ def submit(request: RunRequest, out: Path) -> None:
 
 
 def _command(request: RunRequest, out: Path) -> list[str]:
-    """Return the `ttt-bench work` command of a task; -P keeps files in the working folder from shadowing modules."""
+    """Return a task's `ttt-bench work` command; -P ignores modules in the working folder."""
     here = [f"{name}={value}" for name, value in path_of_code(os.environ).items()]
     command = ["env", *here, sys.executable, "-P", "-m", "bench", "work", str(out), "--keys", str(out / KEYS)]
     if request.checkpoint:

@@ -122,7 +122,7 @@ class TTTLayer(nn.Module):
         return [self.get_parameter(name) for name in self.config.weight_shapes]
 
     def project(self, x: Tensor, state: LayerState) -> Projections:
-        """Return the inner loop's inputs for x [B, T, C]; store the convolutions' last inputs in `state`."""
+        """Return inner-loop inputs for x [B, T, C]; store the last convolution inputs in `state`."""
         if state.qk_conv is None:
             q, k = self.q_proj(x), self.k_proj(x)
         else:
@@ -158,7 +158,7 @@ Learn = Callable[[Projections, Learner, Any], Tensor]
 
 
 def one_token(operator: TorchOperator) -> Learn:
-    """Wrap `operator.generate_step` so that it takes and returns tensors with a token axis of length 1."""
+    """Wrap `operator.generate_step` to take and return tensors with a token axis of length 1."""
 
     def learn(projections: Projections, learner: Learner, state: Any) -> Tensor:
         return operator.generate_step(mapped(projections, lambda x: x[:, 0]), learner, state)[:, None]
@@ -179,7 +179,7 @@ class TTTBlock(nn.Module):
         self.mlp = SwiGLU(config.width, config.ffn_width, device, dtype)
 
     def forward(self, h: Tensor, rope: Rotation, state: LayerState, learn: Learn) -> Tensor:
-        """Run the block on h [B, T, C] with inner loop `learn`; advance `state` and return the new residual stream."""
+        """Run the block on h [B, T, C]; advance `state` and return the new residual stream."""
         if state.block_conv is not None:
             h = h + self.conv(h, state.block_conv)
         layer, x = self.seq_modeling_block, self.seq_norm(h)
@@ -261,7 +261,7 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def init_generate_state(self, batch: int, context: int = 0) -> TTTState:
-        """Return an empty state for `generate_step`; at any time, only one layer's forward state is in memory."""
+        """Return an empty `generate_step` state; allocates one layer's forward state at a time."""
         states = (self.operator.generate_state(self._inner_state(block, batch)) for block in self.blocks)
         return self._state(batch, states)
 
@@ -294,7 +294,7 @@ class TTTModel(ChunkedModel):
         return cast(list[TTTBlock], list(self.model.layers))
 
     def _through_prompt(self, ids: Tensor, state: TTTState) -> Tensor:
-        """Run the prompts in chunks; run two chunks at a time, on two CUDA streams, if the operator leaves SMs idle."""
+        """Run prompts in chunks: two at once, on two CUDA streams, if the operator leaves SMs idle."""
         length = self._chunk_length(len(ids))
         if ids.shape[1] <= length or not self._leaves_idle(len(ids)):
             return super()._through_prompt(ids, state)
@@ -335,6 +335,6 @@ class TTTModel(ChunkedModel):
         return self.get_buffer("rope_cos"), self.get_buffer("rope_sin")
 
     def _chunk_length(self, batch: int) -> int:
-        """Return a chunk's tokens per sequence: a multiple of the mini-batch, at least one mini-batch."""
+        """Return a chunk's tokens per sequence: one or more whole mini-batches."""
         tokens = self.overlapped_tokens // batch if self._leaves_idle(batch) else super()._chunk_length(batch)
         return max(self.config.mini_batch, tokens // self.config.mini_batch * self.config.mini_batch)

@@ -64,7 +64,7 @@ def timeline(profile: Profile) -> dict[str, Any]:
 
 
 def rates(kernel: Kernel) -> tuple[float | None, float | None, float | None]:
-    """Return a kernel's (GB/s, TFLOP/s, FLOPs per byte) from its counters; a value that was not counted is None."""
+    """Return a kernel's (GB/s, TFLOP/s, FLOPs per byte) from counters; None if not counted."""
     if not kernel.mean_us:
         return None, None, None
     moved, computed = kernel.dram_bytes, kernel.operations

@@ -41,7 +41,7 @@ WORKING = {"selected": "issuing", "not_selected": "ready, another warp issues"}
 
 
 class Recorded(NamedTuple):
-    """A case's recorded latency in ms. at_once: how many sequences ran at once; 0 for the whole batch."""
+    """A case's recorded latency in ms. at_once: concurrent sequences; 0 for the whole batch."""
 
     ms: float
     at_once: int = 0
@@ -116,7 +116,7 @@ def longest(region: Region) -> str:
 
 
 def _share_of_time(kernel: Kernel, region: Region) -> float:
-    """Return a kernel's share of the region's time; kernels divide the busy time in proportion to their times."""
+    """Return a kernel's share of the region's time; busy time is split by kernel times."""
     return _share_of_kernels(kernel, region) * region.busy_us / region.region_us
 
 
@@ -186,7 +186,7 @@ def _counted_times(kernel: Kernel) -> str:
 
 
 def roofs(kernel: Kernel, region: Region) -> tuple[float | None, float | None]:
-    """Return a kernel's (bandwidth, FLOP rate) as shares of the region's measured peaks, each None if unknown."""
+    """Return a kernel's (bandwidth, FLOP rate) as shares of the region's peaks, None if unknown."""
     ceilings = ceilings_of(kernel, region)
     copied, multiplied = ceilings.get("copy_gbs"), ceilings.get("product_tflops")
     by_copy = _share(kernel.dram_bytes, kernel.mean_us * 1e3, copied)

@@ -20,7 +20,7 @@ MARKER = "ttt-bench-site.json"  # identifies a folder as a site; has the paths o
 
 
 def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] = lambda text: None) -> int:
-    """Write a site of the runs in the folders `runs` to `out`; remove files of other runs from `out`.
+    """Write a site of the run folders `runs` to `out`; remove other runs' files from `out`.
 
     on_run: called with a line of progress for each run. Returns the number of removed files.
     Raises RecordError if a folder is no run, a run is repeated, or `out` is neither new, empty nor a site.

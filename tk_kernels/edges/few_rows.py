@@ -1,4 +1,4 @@
-"""GEMMs y = x W^T with few rows of x, fused with the norm before them or with the SwiGLU after them.
+"""GEMMs y = x W^T with few rows of x, fused with a norm before or a SwiGLU after.
 
 Such a GEMM takes as long as reading W, so the fused operations cost nothing and save a launch.
 With one or two rows of x, a program loads whole rows of W and sums on CUDA cores. The program applies the norm's mean
@@ -38,7 +38,7 @@ SHARED_BYTES = 196_608  # shared memory that the largest tiles need
 
 @dataclass(frozen=True)
 class Norm:
-    """Norm of the rows of x [..., K] before a GEMM, for the argument `before` of `few_rows_product`.
+    """Norm of the rows of x [..., K] before a GEMM; argument `before` of `few_rows_product`.
 
     weight [K] alone: RMSNorm. With bias [K] and the output gate [..., K]: LayerNorm times gelu_tanh(`gate`).
     For one row of x, the GEMM's kernel computes LayerNorm from sums of x and x^2, so its float32 rounding errors grow
@@ -75,7 +75,7 @@ def _fits_int32_offsets(x: Tensor) -> bool:
 
 @cache
 def shared_bytes(device: torch.device) -> int:
-    """Return the bytes of shared memory that a thread block may use on `device`, a GPU such as cuda:0."""
+    """Return the shared memory, in bytes, available to a thread block on the GPU `device`."""
     return triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"]
 
 

@@ -1,4 +1,4 @@
-"""Outputs and updates of one affine layer of the inner model f, at any token of a mini-batch.
+"""Outputs and updates of an affine layer of inner model f, at any token of a mini-batch.
 
 A state holds W and b at the mini-batch's start. For its tokens so far, it holds rows, or gradient sums dW and db.
 Rows: x_rows [B, H, m, D] of inputs x_j, g_rows [B, H, m, F] of lr_j times the loss's gradient G_j at the output.

@@ -14,7 +14,7 @@ from tk_kernels.ttt_linear.reference import forward as linear_forward
 
 
 def fresh_state(q: Tensor, *, mini_batch: int = 16, seed: int = 0) -> LinearState:
-    """Return an initial state for q [B, T, H, D]: a random W per head, standard deviation 0.02, and b = 0."""
+    """Return an initial state for q [B, T, H, D]: per head, random W (std 0.02) and b = 0."""
     batch, _, heads, head_dim = q.shape
     W = 0.02 * torch.randn(heads, head_dim, head_dim, generator=torch.Generator().manual_seed(seed))
     b = torch.zeros(heads, 1, head_dim)
