@@ -38,7 +38,7 @@ def unstaggered(case: Case) -> str:
 
 
 def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
-    """Return the reason if batch or context grow (`grows`) and a smaller case ran out of memory or time; else ""."""
+    """Return the reason to skip if `planned.grows` and a smaller case ran out of memory or time; else ""."""
     if not planned.grows:
         return ""
     for record in earlier:

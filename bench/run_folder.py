@@ -72,7 +72,7 @@ def extended(work: Plan, out: Path) -> Run:
 def retry_of(run: Run, retry: str) -> Retry:
     """Return a function: given a finished case's record, whether to measure the case again.
 
-    retry: "failed" repeats cases that are not ok, "flagged" those with a flag of `Quality`, "lost" none of them.
+    retry: "failed" repeats cases that are not ok, "flagged" cases with a flag of `Quality`, "lost" neither.
     Few samples alone do not count if the plan allows so few, because a repetition takes as few again.
     """
     few = {each.case.key for job in run.jobs for each in job.cases if each.min_samples < FEWEST}

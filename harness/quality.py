@@ -96,7 +96,7 @@ def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) ->
 def flagged(records: Iterable[Record], few: Container[str] = ()) -> set[str]:
     """Return the keys of cases with any flag of `Quality` on at least one machine or commit.
 
-    few: keys of cases whose flag `few_samples` does not count.
+    few: keys of cases whose flag `few_samples` is ignored.
     """
     groups = {key: by_machine(own) for key, own in by_case(records).items()}
     found = {key: map(quality_of, machines) for key, machines in groups.items()}

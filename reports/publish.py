@@ -39,7 +39,7 @@ def write_table(
     """Write a table with one row per case and machine to `out`, by default to standard output.
 
     fmt: "csv", "json", "markdown" or "text". systems: write only these, each NAME or NAME/BACKEND.
-    columns: write only these; ("all",) writes all columns; () writes all as CSV or JSON, else a selection.
+    columns: write only these. ("all",): all columns. (): all columns for "csv" and "json", else a selection.
     Raises RecordError if the run is unreadable, a column is unknown, or a system has no records.
     """
     from reports.profiles.ceilings import common_ceilings

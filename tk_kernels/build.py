@@ -76,7 +76,7 @@ class Built:
 
     @property
     def ingredients(self) -> dict[str, str | None]:
-        """Digests, flags and versions of its compilation, perhaps on another machine (function `ingredients`)."""
+        """Result of `ingredients(name)` when the kernel was compiled, perhaps on another machine; read from JSON."""
         return json.loads((self.folder / NOTE).read_text())
 
     @property

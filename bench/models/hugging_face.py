@@ -58,7 +58,7 @@ _Dtype = Literal["float64", "float32", "float16", "bfloat16"] | None
 
 
 class _Settings(BaseModel):
-    """The keys of config.json that decide what the model computes, with the authors' defaults."""
+    """The config.json keys that determine the model's computation, with the authors' defaults."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 

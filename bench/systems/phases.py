@@ -81,12 +81,11 @@ class PhaseWork:
         return compare
 
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
-        """Let the timed model read a new random past (prefix); return f for a reference's logits.
+        """Feed a new random prefix (past) to the timed model; return f for a reference's logits.
 
-        f(model, some, tokens) lets `model`, a reference, read the past of the sequences `some`, then `tokens`
-        [steps, len(some)]; it returns the logits [len(some), V] after the last token.
-        By default, draw nothing: the past is the prompts `ids`, which the harness refills.
-        rows: indices of the compared sequences. sources: for each sequence, the index of the one that it copies.
+        f(model, some, tokens) returns logits [len(some), V] of `model`, a reference, for the sequences `some`, after
+        their prefix and `tokens` [steps, len(some)]. By default, the prefix is `ids`, which the harness refills.
+        rows: indices of the compared sequences. sources [B]: each sequence copies the tokens of sequence sources[i].
         """
         return lambda model, some, tokens: last_logits(model, torch.cat([self.ids[some], tokens.T], dim=1))
 
@@ -140,8 +139,9 @@ class PhaseWork:
     ) -> Checks:
         """Compare logits [B, V] with the reference: of `rows`, and of each row's worst copy.
 
-        Also check input tokens of the steps in `choices`, and that a new past changes logits as in the reference.
-        tokens: the steps' inputs [steps, B]. sources, logits_after: results of `repeat` and `new_past`.
+        Also check input tokens of the steps `choices`, and that a new prefix changes logits as in the reference.
+        tokens: the steps' inputs [steps, B]. sources: result of `repeat`. logits_after: result of `new_past`.
+        Worst copy: the sequence with the same tokens whose logits differ most from the row's.
         """
         off = (logits.float() - logits[sources].float()).norm(dim=-1).nan_to_num(torch.inf)
         repeated = torch.tensor(sources, device=off.device)

@@ -42,7 +42,7 @@ class Clock:
     """Times a callable on a CPU by the host's clock; `CudaEventClock` times one on a GPU.
 
     own_bytes: device memory that the clock itself allocates. launches: calls per sample.
-    wakes_s: seconds of load until an idle device has a steady speed. settles_s: the same for a throttled device.
+    wakes_s: seconds of load until an idle device has a steady speed. settles_s: as `wakes_s`, for a throttled device.
     loaded_s: seconds for which `prepare` already kept the device busy, not counting the first call.
     replays: whether each call replays a CUDA graph and so overwrites the same outputs.
     """

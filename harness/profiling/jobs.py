@@ -54,8 +54,8 @@ class Profiler:
     def jobs(self, jobs: Sequence[Job], slots: Sequence[GpuSlot] = (DEFAULT_SLOT,)) -> list[Profile]:
         """Profile the jobs' cases; return the profiles.
 
-        For times, each job runs on the next free GPU slot; for counters, all run on the first.
-        All cases are timed first, because Nsight Compute delays launches on the machine's other GPUs.
+        All jobs are timed first, each on the next free GPU slot. Nsight Compute then counts on the first slot.
+        Counting delays launches on the machine's other GPUs, so no job is timed meanwhile.
         Raises RunError for a lost GPU.
         """
         with signals_raise(), self.run.held():

@@ -28,7 +28,7 @@ _FOLDERS = re.compile(r"(?:/[^/\s:=,]+)+/")
 class ToolLost(ProfileError):
     """Raised if a profiler gives no result for a case, with the reason in one sentence.
 
-    status: the case's status. lasting, everywhere: whether the job's other cases, or all jobs' cases, would fail too.
+    status: the case's status. lasting: the job's other cases would fail too. everywhere: all jobs' cases would.
     """
 
     def __init__(self, reason: str, lasting: bool = False, status: str = "failed", *, everywhere: bool = False) -> None:

@@ -110,8 +110,8 @@ class View:
     def alike(self) -> list[Line]:
         """The largest set of ranked lines that agree in all settings except system and backend.
 
-        Each line with points defines a set: the lines that agree with it. A set's size is its number of lines with
-        points. Ties go to the set with more settings at their defaults, then to the set that the later line defines.
+        For each line with points, the candidate set is all lines that agree with it. The candidate with the most lines
+        with points wins. Ties go to more settings at their defaults, then to the candidate of the later line.
         """
         own = {line.name: self._settings(line) for line in self.ranked}
         best: tuple[tuple[int, int], list[Line]] = (0, 0), []

@@ -287,7 +287,7 @@ class Learner(Generic[State]):
 
 
 def _train_(k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: tuple) -> Trace:
-    """Train `state` in place on whole mini-batches; return each one's weights, inputs, gradients (`Learner.states`)."""
+    """Train `state` in place on whole mini-batches; return per-mini-batch weights, inputs, gradients."""
     layers, mini_batch = layers_of(state), len(outer.token_scale)
     keys = with_bias_input(tiled(k, mini_batch))
     last_eta = outer.token_scale[-1] * tiled(lr, mini_batch).unsqueeze(-1)

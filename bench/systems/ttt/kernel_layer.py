@@ -135,7 +135,7 @@ class GenerateSet:
 class Steps:
     """Timed generate: in each of `rounds` rounds, every batch of `sets` runs one step.
 
-    One tensor [sets, rounds, B, ...] stores q of all sets and rounds; likewise for k, v, lr and the outputs.
+    One tensor [sets, rounds, B, ...] stores q of all sets and rounds; k, v, lr and outputs have one each.
     """
 
     def __init__(self, sets: list[GenerateSet], config: TTTConfig, dtype: str) -> None:
