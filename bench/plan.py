@@ -11,7 +11,7 @@ from bench.catalogue.suites import BUDGETS_S, DEFAULT_SUITES, GROUPS, SUITES, Su
 from bench.environments import launches, no_interpreter, notes_on_file
 from bench.errors import UserError
 from bench.memory import skip_reason, total_memory_bytes
-from bench.models.case_model import Checkpoint, offer
+from bench.models.case_model import Checkpoint, register_checkpoint
 from bench.request import RunRequest, words
 from harness.measure.environment import snapshot
 from harness.measure.nvml import visible_gpus
@@ -113,7 +113,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
     device: Device = default if request.device == "auto" else request.device
     if device == "cpu" and machine["device_kind"] != device:
         machine = snapshot(device)
-    checkpoint = offer(request.checkpoint) if request.checkpoint else None
+    checkpoint = register_checkpoint(request.checkpoint) if request.checkpoint else None
     if of_run and request.names_no_cases:
         known = launches()
         for job in of_run.jobs:

@@ -65,7 +65,7 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, markdown: bool) -> N
     with _checkout(request.sides[0]) as old, _checkout(request.sides[1]) as new:
         file = file_of(work, "measure")  # one for both sides: reports recognize `ab` by equal times
         runs = [_Side.create(*each, work, file) for each in zip(folders, (old, new), strict=True)]
-        _measure_in_turns(runs, work)
+        _measure_interleaved(runs, work)
     found = _show(*folders, bar, markdown)
     if found.regressions:
         sys.exit(REGRESSION)
@@ -144,7 +144,7 @@ class _Side:
         turn = f"round {number + 1}, {self.run.folder.name} {self.commit[:10]}"
 
         def show(event: Event) -> None:
-            if event.kind != "plan":  # `_measure_in_turns` shows one plan for all rounds
+            if event.kind != "plan":  # `_measure_interleaved` shows one plan for all rounds
                 progress(replace(event, slot=turn) if event.kind == "record" else event)
 
         options = Options(jobs=[job], repeat=number, limits=work.request.limits, on_event=show, skip=work.skip)
@@ -160,8 +160,8 @@ class _Side:
         return {record.case.key for record in ok}
 
 
-def _measure_in_turns(sides: Sequence[_Side], work: Plan) -> None:
-    """Alternate the sides' order by round to balance drift; drop cases that fail on one side."""
+def _measure_interleaved(sides: Sequence[_Side], work: Plan) -> None:
+    """Interleave both sides job by job against drift; drop cases that fail on one side."""
     jobs, rounds = list(work.jobs), work.request.rounds
     with Progress("ab") as progress:
         progress(Event("plan", total=2 * rounds * work.total))

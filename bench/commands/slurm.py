@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.cases import with_keys
 from bench.errors import UserError
-from bench.models.case_model import offer
+from bench.models.case_model import register_checkpoint
 from bench.plan import Plan, plan
 from bench.request import RunRequest
 from bench.run_folder import open_run, resumed, retry_of
@@ -80,7 +80,7 @@ def work(out: Path, keys: Path, checkpoint: Path | None) -> None:
     with refusing(keys, "read", UserError):
         jobs = with_keys(run.jobs, set(read_regular(keys).decode().split()))
     if checkpoint:
-        offer(checkpoint)
+        register_checkpoint(checkpoint)
     device = run.file.device
     machine = snapshot("cpu" if device == "cpu" else "")  # a node of a run on the CPU may have a GPU
     node = Plan(request, device, machine, tuple(jobs), run.catalogue)

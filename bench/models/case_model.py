@@ -54,10 +54,10 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(f"{name}@{digest.hexdigest()[:DIGITS]}", folder.resolve(), config)
 
 
-def offer(folder: Path) -> Checkpoint:
+def register_checkpoint(folder: Path) -> Checkpoint:
     """Register a folder's checkpoint in VARIABLE, which workers inherit; return the checkpoint."""
     checkpoint = read_checkpoint(folder)
-    os.environ[VARIABLE] = json.dumps(_offered() | {checkpoint.name: str(checkpoint.folder)})
+    os.environ[VARIABLE] = json.dumps(_registered() | {checkpoint.name: str(checkpoint.folder)})
     return checkpoint
 
 
@@ -66,13 +66,13 @@ def checkpoint_folder(case: Case) -> Path | None:
     if missing := checkpoint_missing(case):
         raise CheckpointError(missing)
     name = str(case.option("checkpoint", ""))
-    return Path(_offered()[name]) if name else None
+    return Path(_registered()[name]) if name else None
 
 
 def checkpoint_missing(case: Case) -> str:
     """Return an error message if the case's checkpoint is not registered; otherwise ""."""
     name = str(case.option("checkpoint", ""))
-    return f"checkpoint {name}: name its folder by --checkpoint DIR" if name and name not in _offered() else ""
+    return f"checkpoint {name}: name its folder by --checkpoint DIR" if name and name not in _registered() else ""
 
 
 def config_of(case: Case) -> ModelConfig:
@@ -91,5 +91,5 @@ def ttt_config_of(case: Case) -> TTTConfig:
     return config
 
 
-def _offered() -> dict[str, str]:
+def _registered() -> dict[str, str]:
     return json.loads(os.environ.get(VARIABLE, "{}"))

@@ -15,7 +15,7 @@ from bench.models.config import TTTConfig
 from bench.models.layers import operator_range, round_up
 from bench.models.operator import Learner, Projections
 from bench.models.overlap import is_overlapped
-from bench.models.ttt import LayerState, Learn, TTTBlock
+from bench.models.ttt import InnerLoop, LayerState, TTTBlock
 from tk_kernels.edges.few_rows import MOST_ROWS_FEW_OUTPUTS, Norm, few_rows_product, fits
 from tk_kernels.edges.short_convolution import query_key, residual_convolution
 from tk_kernels.edges.swiglu_product import swiglu_product
@@ -38,7 +38,7 @@ class FusedBlock(TTTBlock):
         self._pack()
         self._learner: Learner
 
-    def forward(self, h: Tensor, rope: Rotation, state: LayerState, learn: Learn) -> Tensor:
+    def forward(self, h: Tensor, rope: Rotation, state: LayerState, inner_loop: InnerLoop) -> Tensor:
         changed = self._follow_parameters(rope)
         layer = self.seq_modeling_block
         is_served = state.slots is not None or state.sequences is not None
@@ -50,7 +50,7 @@ class FusedBlock(TTTBlock):
         projected = product(x, self._projections, pdl)
         projections = self._split(projected, rope, state, pdl)
         with operator_range():
-            out = learn(projections, self._learner, state.inner)
+            out = inner_loop(projections, self._learner, state.inner)
         norm, out = layer.post_norm, out.flatten(-2)
         if layer.config.backbone == "mamba":
             before = Norm(norm.weight, norm.eps, norm.bias, self._columns(projected, 2))

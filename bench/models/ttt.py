@@ -154,16 +154,16 @@ class TTTLayer(nn.Module):
 
 
 # Runs the inner loop on projections of T tokens and advances a layer's state; returns out [B, T, H, D].
-Learn = Callable[[Projections, Learner, Any], Tensor]
+InnerLoop = Callable[[Projections, Learner, Any], Tensor]
 
 
-def one_token(operator: TorchOperator) -> Learn:
+def one_token(operator: TorchOperator) -> InnerLoop:
     """Wrap `operator.generate_step` to take and return tensors with a token axis of length 1."""
 
-    def learn(projections: Projections, learner: Learner, state: Any) -> Tensor:
+    def inner_loop(projections: Projections, learner: Learner, state: Any) -> Tensor:
         return operator.generate_step(mapped(projections, lambda x: x[:, 0]), learner, state)[:, None]
 
-    return learn
+    return inner_loop
 
 
 class TTTBlock(nn.Module):
@@ -178,14 +178,14 @@ class TTTBlock(nn.Module):
         self.ffn_norm = nn.RMSNorm(config.width, config.norm_eps, device=device, dtype=dtype)
         self.mlp = SwiGLU(config.width, config.ffn_width, device, dtype)
 
-    def forward(self, h: Tensor, rope: Rotation, state: LayerState, learn: Learn) -> Tensor:
+    def forward(self, h: Tensor, rope: Rotation, state: LayerState, inner_loop: InnerLoop) -> Tensor:
         """Run the block on h [B, T, C]; advance `state` and return the new residual stream."""
         if state.block_conv is not None:
             h = h + self.conv(h, state.block_conv)
         layer, x = self.seq_modeling_block, self.seq_norm(h)
         projections, learner = layer.project(x, state), layer.learner(rope)
         with operator_range():
-            out = learn(projections, learner, state.inner)
+            out = inner_loop(projections, learner, state.inner)
         h = h + layer.output(x, out)
         return h + self.mlp(self.ffn_norm(h))
 
@@ -313,9 +313,9 @@ class TTTModel(ChunkedModel):
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         return 2 * batch * self.config.heads <= processors
 
-    def _hidden(self, ids: Tensor, state: TTTState, around_layer: Around = nullcontext) -> Tensor:
+    def _hidden(self, ids: Tensor, state: TTTState, around: Around = nullcontext) -> Tensor:
         start = None if state.length is None else state.length % self.config.mini_batch
-        h = self._layers(ids, state, partial(self.operator.forward, start=start), around_layer)
+        h = self._layers(ids, state, partial(self.operator.forward, start=start), around)
         state.length = None if state.length is None else state.length + ids.shape[1]
         return h
 
@@ -323,11 +323,11 @@ class TTTModel(ChunkedModel):
         state.length = None
         return self._layers(ids, state, one_token(self.operator))
 
-    def _layers(self, ids: Tensor, state: TTTState, learn: Learn, around_layer: Around = nullcontext) -> Tensor:
+    def _layers(self, ids: Tensor, state: TTTState, inner_loop: InnerLoop, around: Around = nullcontext) -> Tensor:
         h = self.model.embed_tokens(ids)
         for index, (block, layer) in enumerate(zip(self.blocks, state.layers, strict=True)):
-            with around_layer(index), layer_range(index):
-                h = block(h, self._rope, layer, learn)
+            with around(index), layer_range(index):
+                h = block(h, self._rope, layer, inner_loop)
         return h
 
     @property
