@@ -48,7 +48,7 @@ def notes_on_file(labels: Container[str]) -> list[str]:
     return [f"{SYSTEMS_FILE} of this folder starts {', '.join(own)}"] if own else []
 
 
-def launches(device: str = "") -> dict[tuple[str, str], Launch]:
+def worker_launches(device: str = "") -> dict[tuple[str, str], Launch]:
     """Return each (system, backend)'s launch: from systems.toml, else with this interpreter.
 
     device: "cpu" hides the GPU from the workers. Raises UserError if systems.toml cannot be read or has a mistake.

@@ -8,7 +8,7 @@ from typing import Any
 from bench.cases import adapters_of, ordered_jobs, suite_cases
 from bench.catalogue import CATALOGUE
 from bench.catalogue.suites import BUDGETS_S, DEFAULT_SUITES, GROUPS, SUITES, Suite, find_suite
-from bench.environments import launches, no_interpreter, notes_on_file
+from bench.environments import no_interpreter, notes_on_file, worker_launches
 from bench.errors import UserError
 from bench.memory import skip_reason, total_memory_bytes
 from bench.models.case_model import Checkpoint, register_checkpoint
@@ -52,8 +52,8 @@ class Plan:
             )
 
     @cached_property
-    def launches(self) -> dict[tuple[str, str], Launch]:
-        return launches(device=self.device)
+    def worker_launches(self) -> dict[tuple[str, str], Launch]:
+        return worker_launches(device=self.device)
 
     @cached_property
     def policy(self) -> Policy:
@@ -66,13 +66,13 @@ class Plan:
     @property
     def notes(self) -> list[str]:
         """Messages: systems that systems.toml starts, and systems without their interpreter."""
-        planned = {"/".join(job.pair): self.launches[job.pair] for job in self.jobs}
+        planned = {"/".join(job.pair): self.worker_launches[job.pair] for job in self.jobs}
         found = ((label, no_interpreter(launch), launch.command[0]) for label, launch in planned.items())
         return [*notes_on_file(planned), *(f"no {label}: {why} ({program})" for label, why, program in found if why)]
 
     def skip(self, planned: Planned, earlier: Sequence[Record]) -> str:
         """Return why the scheduler skips a case, or "" to run it. earlier: its job's records so far."""
-        launch = self.launches[planned.case.system, planned.case.backend]
+        launch = self.worker_launches[planned.case.system, planned.case.backend]
         memory_bytes = total_memory_bytes(self.machine) if self.here else None
         return no_interpreter(launch) or skip_reason(planned, earlier, memory_bytes)
 
@@ -115,7 +115,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
         machine = snapshot(device)
     checkpoint = register_checkpoint(request.checkpoint) if request.checkpoint else None
     if of_run and request.names_no_cases:
-        known = launches()
+        known = worker_launches()
         for job in of_run.jobs:
             if job.pair not in known:
                 raise UserError(

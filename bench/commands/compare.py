@@ -133,7 +133,7 @@ class _Side:
     def create(cls, folder: Path, root: Path, work: Plan, file: RunFile) -> "_Side":
         commit, dirty = commit_and_dirty(root)
         file = replace(file, requests=tuple(replace(each, commit=commit, dirty=dirty) for each in file.requests))
-        launches = {pair: replace(launch, root=root) for pair, launch in work.launches.items()}
+        launches = {pair: replace(launch, root=root) for pair, launch in work.worker_launches.items()}
         return cls(Run.create(folder, file), launches, commit)
 
     def measure(self, job: Job, number: int, work: Plan, progress: Progress) -> set[str]:

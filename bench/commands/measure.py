@@ -37,7 +37,7 @@ def run(request: RunRequest, out: Path) -> None:
         with Progress(str(out)) as progress:
             retry = retry_of(current, request.retry)
             options = Options(jobs=jobs, limits=request.limits, retry=retry, skip=work.skip, on_event=progress)
-            records = run_jobs(current, work.launches, options, slots)
+            records = run_jobs(current, work.worker_launches, options, slots)
     except KeyboardInterrupt:
         note(f"interrupted; to continue: {request.to_continue(out)}")
         sys.exit(INTERRUPTED)

@@ -48,7 +48,7 @@ def profile(request: RunRequest, out: Path) -> None:
     note(*filter(None, (*work.notes, tools.summary, new)))
     profiler = Profiler(
         run,
-        work.launches,
+        work.worker_launches,
         tools,
         request.limits,
         skip=lambda planned: work.skip(planned, []),

@@ -91,7 +91,7 @@ def work(out: Path, keys: Path, checkpoint: Path | None) -> None:
         with Progress(f"task {task.number}") as progress:
             retry = retry_of(run, request.retry)
             options = Options(jobs=jobs, limits=request.limits, retry=retry, skip=node.skip, on_event=progress)
-            done = slurm.run_task(run, node.launches, task, options, slot)
+            done = slurm.run_task(run, node.worker_launches, task, options, slot)
     except KeyboardInterrupt:
         # Status 1 instead of 130, because the script restarts a task whose status is above 128.
         sys.exit("ttt-bench: interrupted; finished cases are kept")
