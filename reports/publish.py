@@ -11,7 +11,7 @@ from harness.schema.run import Run
 
 
 def write_report(run_folder: Path, out: Path) -> list[str]:
-    """Write a run's page to `out`; return words on each skipped backend (`words.left_out`).
+    """Write a run's page to `out`; return a phrase per skipped backend (`words.left_out`).
 
     On failure, an existing page is kept. Raises RecordError if the run is unreadable, or `out` is a file but no page.
     """

@@ -24,7 +24,7 @@ def write_frame(
     """Write a table of `stats.frame` to `out`.
 
     fmt: "csv", "json", "markdown" or "text"; Markdown and text show numbers in the catalogue's units.
-    columns: the columns to write. ("all",) writes all; () writes all as CSV or JSON, else a selection (`_chosen`).
+    columns: write only these. ("all",): all columns. (): all for "csv" and "json", else a selection (`_chosen`).
     Raises RecordError for an unknown column.
     """
     for name in columns:

@@ -139,7 +139,7 @@ class PhaseWork:
     ) -> Checks:
         """Compare logits [B, V] with the reference: of `rows`, and of each row's worst copy.
 
-        Also check input tokens of the steps `choices`, and that a new prefix changes logits as in the reference.
+        Also check the input tokens of the steps `choices`, and that a new prefix changes logits as in the reference.
         tokens: the steps' inputs [steps, B]. sources: result of `repeat`. logits_after: result of `new_past`.
         Worst copy: the sequence with the same tokens whose logits differ most from the row's.
         """

@@ -53,7 +53,7 @@ def render(
 ) -> str:
     """Return the page of `records` as HTML.
 
-    title: the heading; None for `TITLE`. profiled: the section on the run's profiles, or None for none.
+    title: the heading; None for `TITLE`. profiled: the section on the run's profiles; None without profiles.
     table: `stats.frame` of the records; computed if None. missing: planned cases without a record.
     in_site: the run's id in a site; the page then links to the site's Plotly and downloads. With "", it embeds both.
     """

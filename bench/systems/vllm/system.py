@@ -254,7 +254,7 @@ class _Work:
         return self.engine.prompts(self.batch, self.context)
 
     def answers(self) -> list[int]:
-        """Return for each prompt how many tokens the engine generates after it."""
+        """Return how many tokens the engine generates after each prompt."""
         return [self.new_tokens] * self.batch
 
     def ran(self, prompts: list[list[int]], **how: Any) -> Batch:
