@@ -43,7 +43,7 @@ class _Entry(BaseModel):
 
 
 def notes_on_file(labels: Container[str]) -> list[str]:
-    """Return at most one sentence, which names the `labels` (SYSTEM/BACKEND) that ./systems.toml configures."""
+    """Return [], or one sentence on which `labels` (SYSTEM/BACKEND) ./systems.toml configures."""
     own = [label for label in _read() if label in labels]
     return [f"{SYSTEMS_FILE} of this folder starts {', '.join(own)}"] if own else []
 

@@ -101,7 +101,7 @@ class RunRequest(BaseModel):
         )
 
     def to_continue(self, out: Path, retry: str = "lost") -> str:
-        """Return the shell command that continues the run in `out`. retry: "lost" for --resume, else for --retry."""
+        """Return the command that continues the run in `out`. retry: "lost" stands for --resume."""
         again: dict[str, Any] = {"out": out, "resume": retry == "lost", "retry": retry}
         if self.command == "run":  # run.json has the cases, device and budget
             again |= dict.fromkeys(LISTS, ()) | {"device": "auto", "budget_s": None}

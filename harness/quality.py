@@ -42,7 +42,7 @@ class ProcessSamples:
 
     @cached_property
     def over_processes(self) -> tuple[float, float] | None:
-        """95% interval (low, high) in ms of the median over processes (`repeats_interval`); None for one process."""
+        """95% interval (low, high) of the median in ms, over processes; None for one process."""
         return None if math.isnan(self.spread) else repeats_interval(self.processes)[1:]
 
     @property

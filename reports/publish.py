@@ -61,7 +61,7 @@ def _records(run: Run) -> list[Record]:
 
 
 def of_systems(records: Sequence[Record], systems: Sequence[str]) -> list[Record]:
-    """Return the records of `systems` (NAME or NAME/BACKEND; empty: all systems); RecordError if a system has none."""
+    """Return the records of `systems` (NAME or NAME/BACKEND; empty: all), or raise RecordError."""
     names = [{record.case.system, record.case.system_backend} for record in records]
     for system in systems:
         if not any(system in own for own in names):

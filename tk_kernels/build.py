@@ -76,7 +76,7 @@ class Built:
 
     @property
     def ingredients(self) -> dict[str, str | None]:
-        """Result of `ingredients(name)` when the kernel was compiled, perhaps on another machine; read from JSON."""
+        """The result of `ingredients(name)` at compilation, perhaps on another machine, from JSON."""
         return json.loads((self.folder / NOTE).read_text())
 
     @property
@@ -115,7 +115,7 @@ def build(name: str) -> Built:
 
 
 def unavailable(name: str) -> str:
-    """Return why this machine cannot run kernel `name`; "" if it is cached or can be compiled. Compiles nothing."""
+    """Return why this machine cannot run kernel `name`, or "". Compiles nothing."""
     tvm_ffi = "" if importlib.util.find_spec("tvm_ffi") else NO_TVM_FFI
     if reason := hidden() or tvm_ffi or other_gpu(lambda found: found == (9, 0), "a Hopper GPU (9.0)"):
         return reason
@@ -230,7 +230,7 @@ def _compiler_version(nvcc: Path | None) -> str | None:
 
 
 def _folder(name: str, wanted: dict[str, str | None]) -> Path:
-    """Return the kernel's cache folder, named by a hash of `wanted` without the versions of nvcc and ThunderKittens."""
+    """Return the kernel's cache folder, named by a hash of `wanted` without tool versions."""
     known = [wanted[each] for each in ("sources", "flags", "host", "tvm_ffi", "architecture")]
     key = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
     return cache_directory() / "kernels" / f"{name.replace('/', '.')}-{key}"

@@ -93,7 +93,7 @@ class Cost:
     def generate_bytes(
         self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual", state: str = "planes"
     ) -> float:
-        """Return the least bytes per step: `generate_state_traffic` plus 2 bytes per element of q, k, v and output."""
+        """Return minimum bytes per step: `generate_state_traffic` + 2 per element of q, k, v, out."""
         traffic = self.generate_state_traffic(batch, heads, head_dim, mini_batch, form, state)
         return traffic + batch * heads * 8 * head_dim
 

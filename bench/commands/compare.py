@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def compare(a: Path, b: Path, fail_on: str | None, markdown: bool) -> None:
-    """Compare run `b` with run `a`; exit status 1 for a regression, 3 if nothing can be compared.
+    """Compare run `b` with `a`; exit status 1 for a regression, 3 if nothing can be compared.
 
     fail_on: the slowdown that counts as a regression, such as "5%"; None never gives status 1.
     markdown: print Markdown instead of text.

@@ -17,7 +17,7 @@ MEMORY = 96  # standard deviation of x_proj's rows for B and C, times the width;
 
 @dataclass
 class MambaState:
-    """State of `batch` sequences; cache: per layer, last convolution inputs [B, E, 4] and SSM state [B, E, N]."""
+    """State of `batch` sequences; per layer, conv inputs [B, E, 4] and SSM state [B, E, N]."""
 
     batch: int
     cache: DynamicCache

@@ -250,7 +250,7 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def generate_state(self, state: TTTState, into: TTTState | None = None) -> TTTState:
-        """Convert `state` for generate_step; both share convolution caches. into: an earlier result to overwrite."""
+        """Convert `state` for generate_step; share conv caches. into: an old result to overwrite."""
         if into is None:
             made = [replace(layer, inner=self.operator.generate_state(layer.inner)) for layer in state.layers]
             return TTTState(state.batch, made, state.length, state.caches)
@@ -307,7 +307,7 @@ class TTTModel(ChunkedModel):
         return hidden[:, -1]
 
     def _leaves_idle(self, batch: int) -> bool:
-        """Return whether the forward kernel, one thread block per head and sequence, uses at most half of the SMs."""
+        """Return whether forward, one thread block per head and sequence, uses <= half of the SMs."""
         if self.device.type != "cuda" or not self.operator.block_a_head:
             return False
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count

@@ -47,7 +47,7 @@ class Given(NamedTuple):
     rows: int = 1
 
     def first(self, sequences: list[int], tokens: int) -> Tensor:
-        """Return `value` of the sequence indices `sequences`, truncated to `tokens` tokens."""
+        """Return `value` for the sequences with indices `sequences`, truncated to `tokens` tokens."""
         if self.axis is None:
             return self.value
         some = self.value.narrow(self.axis, 0, tokens * self.rows) if self.axis else self.value

@@ -122,7 +122,7 @@ def side_stream() -> Any:
 
 
 def repeatable(run: Call) -> Call:
-    """Call `run` until its kernels are compiled; return a CUDA graph replay of one call."""
+    """Compile by calling `run`; return a function that replays one call as a CUDA graph."""
     _first_runs(run)
     return _captured([run])
 

@@ -123,7 +123,7 @@ def take_samples(
     before_sample: Callable[[], None] = lambda: None,
     least_s: float = LEAST_S,
 ) -> Timing:
-    """Sample until the median is precise, at `MAX_SAMPLES`, or out of time (`stop_reason`).
+    """Sample until the median is precise, or to `MAX_SAMPLES` or the time limit (`stop_reason`).
 
     throttled: called after each sample, returns whether the device is throttled. before_sample: called before each one.
     least_s: seconds of sampling before a precise median can end it.

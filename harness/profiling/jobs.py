@@ -67,7 +67,7 @@ class Profiler:
         return [self.stored(planned) for job in left for planned in job.cases]
 
     def pending(self, job: Job) -> tuple[Planned, ...]:
-        """Return a job's cases to profile: all, or with `resume` the cases that lack times or requested counters."""
+        """Return a job's cases to profile; with `resume`, only cases that lack times or counters."""
 
         def is_done(found: Profile | None) -> bool:
             return bool(found and (not self.tools.ratios or any(kernel.counters for kernel in found.kernels)))

@@ -74,12 +74,12 @@ class Kernel(Stored):
 
     @property
     def dram_bytes(self) -> float | None:
-        """Counted DRAM bytes per launch, times mean_us / counters.time_us if `is_counted_unlike`; None if unknown."""
+        """DRAM bytes per launch, times mean_us / counters.time_us if `is_counted_unlike`; or None."""
         return self._of_mean_launch(self.counters.dram_bytes if self.counters else None)
 
     @property
     def operations(self) -> float | None:
-        """Counted FLOPs per launch, times mean_us / counters.time_us if `is_counted_unlike`; None if unknown."""
+        """FLOPs per launch, times mean_us / counters.time_us if `is_counted_unlike`; or None."""
         return self._of_mean_launch(self.counters.operations if self.counters else None)
 
     @property

@@ -222,7 +222,7 @@ class Pair:
 
     @property
     def on_other_hosts(self) -> bool:
-        """Whether the case is host-bound and A and B used different GPUs, whose hosts may differ in CPU overhead."""
+        """Whether the case is host-bound and A and B used different GPUs, maybe on different hosts."""
         return self.a.host_bound and self.on_other_gpus
 
     @property

@@ -96,7 +96,7 @@ def unfinished(table: pd.DataFrame, missing: int) -> str:
 
 
 def _parts(view: View) -> str:
-    """Return words on the x at which a computation's parts take the least total time; "" if no x has all parts."""
+    """Return words on the x with the least total time of all parts; "" if no x has all parts."""
     parts = [{point.x: point.value for point in view.points(line)} for line in view.compared]
     totals = {x: sum(part[x] for part in parts) for x in set.intersection(*map(set, parts))} if parts else {}
     if not totals:
@@ -176,7 +176,7 @@ def flags(rows: pd.DataFrame) -> list[str]:
 
 
 def _checked(view: View, claim: PaperClaim) -> str:
-    """Return a sentence on whether a paper's claim holds; "" if its systems share no result at x >= `at_least`."""
+    """Return whether a claim holds, as a sentence; "" without shared results at x >= `at_least`."""
     own, other = view.of_system(claim.system), view.of_system(claim.other)
     due = [x for x in view.tried if x >= claim.at_least]
     common = [x for x in due if x in own and x in other]

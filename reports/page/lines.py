@@ -138,7 +138,7 @@ class FigurePanel:
 
     @cached_property
     def _look_column(self) -> str:
-        """The column that color and marker show: "system", or, for a single system, a column in which lines differ."""
+        """The column that color and marker show: "system" or, for one system, a varying column."""
         differing = (name for name in ("state_dtype", "backend") if self.rows[name].nunique() > 1)
         return next(differing, "system") if "system" in self.entry.split else "system"
 
@@ -169,7 +169,7 @@ class FigurePanel:
         )
 
     def _telling(self, columns: list[str]) -> dict[str, set[str]]:
-        """Return {column: systems whose line names must state its value}, for `columns` in which lines differ."""
+        """Return {column: systems whose line names must state it}, for varying `columns`."""
         rows, own = self.rows, {"state_dtype", *option_columns(self.rows)}
         systems, found = set(rows["system"]), {}
         for column in columns:

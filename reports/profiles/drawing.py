@@ -89,7 +89,7 @@ def unplaced(region: Region) -> float:
 
 
 def _placed(region: Region) -> Iterator[tuple[int, Kernel, float, float]]:
-    """Yield (row, kernel, FLOPs per byte, TFLOP/s) for kernels in the page's table, if both numbers are positive."""
+    """Yield (row, kernel, FLOPs per byte, TFLOP/s) of table kernels with both numbers positive."""
     for place, kernel in enumerate(region.kernels[:NAMED]):
         _, tflops, intensity = rates(kernel)
         if tflops and intensity:

@@ -149,7 +149,7 @@ def kernel_lower_bound_us(kernel: Kernel, region: Region) -> float | None:
 
 
 def is_fp32(kernel: Kernel) -> bool:
-    """Return whether the FP32 peak applies to the kernel: its counters include this peak, and tensor cores are idle."""
+    """Return whether the FP32 peak applies: counters include it, and tensor cores are idle."""
     counters = kernel.counters
     return counters is not None and bool(counters.fp32_peak_tflops) and counters.use.get("tensor", _USED) < _USED
 

@@ -163,7 +163,7 @@ def _per_unit_ms(time_us: float | None, profile: Profile) -> float | None:
 
 
 def _groups(profiles: Iterable[Profile], latencies: Mapping[str, Recorded]) -> dict[str, list[Profile]]:
-    """Return {title: profiles} by phase, size, batch, context and (from `latencies`) concurrency."""
+    """Return {title: profiles} by phase, size, batch, context, concurrency (from `latencies`)."""
     groups: dict[str, list[Profile]] = {}
     for profile in profiles:
         case = profile.case

@@ -50,7 +50,7 @@ def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] 
 
 
 def _files_of_site(out: Path) -> set[str]:
-    """Return paths of the site's files in `out`, none for a new or empty folder; RecordError if `out` is no site."""
+    """Return paths of the site's files in `out`, if any; RecordError if `out` is no site."""
     if not out.is_dir() or not listed(out):
         return set()
     try:

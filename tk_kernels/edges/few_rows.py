@@ -57,7 +57,7 @@ class Norm:
 
 
 def fits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
-    """Whether x is on a GPU with enough shared memory for `few_rows_product`, and `suits` accepts the arguments."""
+    """Whether `suits` accepts the arguments and x's GPU has enough shared memory for the kernel."""
     return x.is_cuda and suits(x, weights, swiglu=swiglu) and shared_bytes(x.device) >= SHARED_BYTES
 
 
@@ -125,7 +125,7 @@ def few_rows_product(
 
 
 def _checked(x: Tensor, weights: Tensor, before: Norm | None, swiglu: bool, out: Tensor | None) -> tuple[Tensor, int]:
-    """Return x as rows [R, K], and N, the number of output columns. Raises ValueError for unsupported arguments."""
+    """Return x as rows [R, K], and N output columns. Raises ValueError for bad arguments."""
     *many, K = x.shape
     N, odd = divmod(len(weights), 2) if swiglu else (len(weights), 0)
     if not (many and 1 <= math.prod(many) <= MOST_ROWS) or odd or weights.dtype != x.dtype:

@@ -273,7 +273,7 @@ class Learner(Generic[State]):
         layout: str,
         state: State | PrimalState | None = None,
     ) -> Outer:
-        """Return the outer parameters: float64 for float64 tokens, else float32. Raises ValueError on bad arguments."""
+        """Return outer parameters in float64 (for float64 tokens) or float32; ValueError if wrong."""
         check_tokens(tokens, lr, layout, tuple(STATE_DTYPE))
         x = next(iter(tokens.values()))
         check_choice("lr.dtype", lr.dtype, (STATE_DTYPE[x.dtype],))
@@ -287,7 +287,7 @@ class Learner(Generic[State]):
 
 
 def _train_(k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: tuple) -> Trace:
-    """Train `state` in place on whole mini-batches; return per-mini-batch weights, inputs, gradients."""
+    """Train `state` in place on whole mini-batches; return their weights, inputs and gradients."""
     layers, mini_batch = layers_of(state), len(outer.token_scale)
     keys = with_bias_input(tiled(k, mini_batch))
     last_eta = outer.token_scale[-1] * tiled(lr, mini_batch).unsqueeze(-1)

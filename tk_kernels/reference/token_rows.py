@@ -72,7 +72,7 @@ def rows_before(rows: Tensor, position: Tensor) -> Tensor:
 
 
 def summed_rows(x_rows: Tensor, g_rows: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradient sums dW [B, H, D, F] and db [B, H, F] over the rows before `position` [B]."""
+    """Return gradient sums dW [B, H, D, F] and db [B, H, F] over rows before `position` [B]."""
     g = rows_before(g_rows, position)
     return rows_before(x_rows, position).mT @ g, g.sum(2)
 

@@ -23,7 +23,7 @@ def fresh_state(q: Tensor, *, mini_batch: int = 16, seed: int = 0) -> LinearStat
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, state: LinearState | None = None) -> tuple[Tensor, LinearState]:
-    """Return TTT-Linear's outputs [B, T, H, D] and the next state. Without `state`, start from `fresh_state(q)`."""
+    """Return TTT-Linear's outputs [B, T, H, D] and next state. Default state: `fresh_state(q)`."""
     state = fresh_state(q) if state is None else state
     dtype, (heads, head_dim) = STATE_DTYPE[q.dtype], q.shape[2:]
     mini_batch = state.k_rows.shape[2]

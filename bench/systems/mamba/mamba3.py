@@ -100,7 +100,7 @@ class Mamba3(Layer):
 
 
 def rotated(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotate neighboring pairs of the first 2 S channels of x [..., K] by `angles` [..., S], in radians."""
+    """Rotate neighboring pairs in the first 2 S of x's K channels by `angles` [..., S] radians."""
     pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
     turns = torch.polar(torch.ones_like(angles), angles)
     turns = F.pad(turns, (0, pairs.shape[-1] - turns.shape[-1]), value=1)

@@ -99,7 +99,7 @@ class MambaSSM(TunedLanguageModel):
         return super().settings(case) | own | prefill
 
     def load(self, case: Case) -> MambaSSMModel:
-        """Return a model with random weights; for Mamba, not Mamba-2, scale them so that logits depend on the state."""
+        """Return a randomly initialized model, Mamba's scaled so that logits depend on the state."""
         config = model_config("mamba", case.size)
         assert isinstance(config, MambaConfig)
         from bench.models.mamba import remember

@@ -98,7 +98,7 @@ def drift(model: Any, exact: Exact) -> dict[str, float]:
 
 
 def _stepper(model: Any, ids: Tensor, tokens: int) -> Callable[[], Tensor]:
-    """Return a step function for `tokens` steps (CUDA graph): buffer `ids` [B] to logits [B, V]."""
+    """Return a function that runs one of `tokens` steps, from buffer `ids` [B] to logits [B, V]."""
     state = model.init_generate_state(len(ids), tokens)
     logits: list[Tensor] = []
 
