@@ -15,7 +15,7 @@ from harness.schema.run_file import Job, Planned, jobs_of
 
 
 def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Checkpoint | None = None) -> list[Planned]:
-    """Return the suite's cases that the request selects; within a panel, contexts and batches ascend.
+    """Return the suite's requested cases; within a panel, contexts and batches ascend.
 
     device: "cpu" or "cuda". checkpoint: sets system and size, and excludes panels of single layers.
     """
@@ -32,7 +32,7 @@ def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Chec
 
 
 def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None = None) -> tuple[Adapter, ...]:
-    """Return the adapters for `names` (SYSTEM or SYSTEM/BACKEND); if empty, all adapters for `device`.
+    """Return the adapters for `names` (SYSTEM or SYSTEM/BACKEND); if empty, all for `device`.
 
     With a checkpoint, empty names select its system. Raises UserError for another system or an unknown name.
     """
@@ -101,7 +101,7 @@ def _combinations(axes: Mapping[str, Sequence[Scalar]]) -> list[tuple[tuple[str,
 
 
 def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: str) -> str:
-    """Return a case's timing: "engine" (the engine times itself), "graph" (CUDA graph) or "eager".
+    """Return a case's timing: "engine" (it times itself), "graph" (CUDA graph) or "eager".
 
     The first rule that applies decides. A serving engine gets "engine". On a CPU, every other system gets "eager".
     A panel's own `timing` applies unless it is "". Generate steps get "graph". A whole model's forward with at most
@@ -118,14 +118,14 @@ def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: 
 
 
 def ordered_jobs(cases: Iterable[Planned]) -> tuple[Job, ...]:
-    """Return one job per system and backend, in the catalogue's order; in a job, cases of one model are adjacent."""
+    """Return one job per system and backend, in catalogue order, with cases grouped by model."""
     order = {(adapter.system, adapter.backend): rank for rank, adapter in enumerate(ADAPTERS)}
     found = sorted(jobs_of(cases), key=lambda job: order[job.pair])
     return tuple(replace(job, cases=tuple(_by_model(job.cases))) for job in found)
 
 
 def _by_model(cases: Sequence[Planned]) -> list[Planned]:
-    """Group cases by model; for an engine also by phase, because a change of model or phase restarts the engine."""
+    """Group cases by model and, for an engine, by phase: a change of either restarts it."""
     engine = any(each.case.timing == "engine" for each in cases)
     groups: dict[tuple, list[Planned]] = {}
     for each in cases:

@@ -134,7 +134,7 @@ def run(
 
 
 def _request(call: typer.Context, **more: Any) -> RunRequest:
-    """Build the request of the command `call` from its name and parameters; `more` adds or replaces fields."""
+    """Build the request from the name and parameters of `call`; `more` adds or replaces fields."""
     return RunRequest.stored({"command": call.info_name, **call.params, **more})
 
 
@@ -333,7 +333,7 @@ def profile(
 
 
 def main() -> None:
-    """Run the command line and exit; a user error prints one sentence on stderr and gives exit status 2."""
+    """Run the command line and exit. A user error prints one sentence; its exit status is 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without µ shows a question mark

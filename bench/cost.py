@@ -27,7 +27,7 @@ LEARNER_BYTES = 4  # per element of TTT's initial weights, which are float32 in 
 
 
 def model_work(config: Any, parameters: int, case: Case, form: str = "dual") -> dict[str, Work]:
-    """Return a case's FLOPs and bytes (of a forward, generate step or request) by profile part, such as `SCAN`.
+    """Return FLOPs and bytes of a forward, generate step or request, by part such as `SCAN`.
 
     config: the model's; attention, scan and inner loop are counted only for the classes of `bench.models.config`.
     parameters: the model's parameter count. form: "dual" or "primal", for TTT's generate step.

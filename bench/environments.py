@@ -43,13 +43,13 @@ class _Entry(BaseModel):
 
 
 def notes_on_file(labels: Container[str]) -> list[str]:
-    """Return at most one sentence, which names the `labels` (SYSTEM/BACKEND) that ./systems.toml configures."""
+    """Return [], or one sentence on which `labels` (SYSTEM/BACKEND) ./systems.toml configures."""
     own = [label for label in _read() if label in labels]
     return [f"{SYSTEMS_FILE} of this folder starts {', '.join(own)}"] if own else []
 
 
-def launches(device: str = "") -> dict[tuple[str, str], Launch]:
-    """Return how to start each (system, backend): as systems.toml defines, otherwise by this interpreter.
+def worker_launches(device: str = "") -> dict[tuple[str, str], Launch]:
+    """Return each (system, backend)'s launch: from systems.toml, else with this interpreter.
 
     device: "cpu" hides the GPU from the workers. Raises UserError if systems.toml cannot be read or has a mistake.
     """
@@ -66,7 +66,7 @@ def launches(device: str = "") -> dict[tuple[str, str], Launch]:
 
 @cache
 def _locked(*names: str) -> dict[str, str]:
-    """Return {package: version} from the lock files `names` (without .txt) of bench/requirements."""
+    """Return {package: version} from lock files `names` (without .txt) of bench/requirements."""
     files = [Path(__file__).parent / "requirements" / f"{name}.txt" for name in names]
     return dict(re.findall(r"^([\w.-]+)(?:\[.+\])?==([^\s;]+)", "".join(map(Path.read_text, files)), re.MULTILINE))
 

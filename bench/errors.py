@@ -12,7 +12,7 @@ class UserError(ValueError):
 
 
 def unknown(what: str, word: str, known: Iterable[str], short: str = "") -> UserError:
-    """Return the error for an unknown name; its message suggests the nearest known name, or lists all.
+    """Return the error for an unknown name; it suggests the nearest known name, or lists all.
 
     what: the start of the message, such as "--systems x". word: the unknown name. short: shown instead of the list.
     """

@@ -34,7 +34,7 @@ def _runs_in(folder: Path) -> set[Path]:
 
 
 def _tried(folder: Path) -> list[Record]:
-    """Return records of cases that ran; [] if the folder has no readable run or its run only verifies or profiles."""
+    """Return records of cases that ran; [] unless the folder has a readable measuring run."""
     try:
         run = Run.open(folder)
         records = run.records() if run.file.mode == "measure" else []
@@ -52,13 +52,13 @@ def _medians(runs: Iterable[list[Record]], kind: str) -> dict[str, float]:
 
 
 def job_seconds(cases: Iterable[Planned], past: Durations) -> float:
-    """Return the estimated seconds of a job's cases; a case not in `past` takes the median of `past` (0 if empty)."""
+    """Estimate a job's seconds; a case not in `past` takes the median of `past` (0 if empty)."""
     typical = median(past.values()) if past else 0.0
     return sum(past.get(planned.case.key, typical) for planned in cases)
 
 
 def longest_first(jobs: Sequence[Job], past: Durations) -> list[Job]:
-    """Return the jobs, longest first: by estimated time or, if `past` is empty, by number of cases."""
+    """Sort jobs, longest first, by estimated time or, if `past` is empty, number of cases."""
     return sorted(jobs, key=lambda job: (job_seconds(job.cases, past), len(job.cases)), reverse=True)
 
 

@@ -8,12 +8,12 @@ from tk_kernels.cost import COSTS, ELEMENT_BYTES
 
 
 def kept_bytes(config: Any, case: Case, form: str = "dual") -> int:
-    """Return the bytes of one sequence's state and convolution inputs at `case.context`. form: as in `state_bytes`."""
+    """Return the bytes of one sequence's state and convolution inputs at `case.context`. form: see `state_bytes`."""
     return state_bytes(config, case, form) + window_bytes(config, ELEMENT_BYTES[case.dtype])
 
 
 def state_bytes(config: Any, case: Case, form: str = "dual") -> int:
-    """Return the bytes of a sequence's KV cache or state in all layers. form: of TTT's generate, "dual" or "primal"."""
+    """Return bytes of a sequence's KV cache or state in all layers. form: "dual" or "primal"."""
     size = ELEMENT_BYTES[(case.state_dtype or case.dtype).removesuffix("-planes")]  # two planes of 16 bits are 4 bytes
     if isinstance(config, TransformerConfig):  # a key and a value per token and layer
         return 2 * config.layers * config.kv_width * case.context * size
@@ -31,5 +31,5 @@ def generate_precision(case: Case) -> str:
 
 
 def window_bytes(config: Any, element_bytes: int) -> int:
-    """Return the bytes of a sequence's stored convolution inputs in all layers. element_bytes: bytes of one input."""
+    """Return bytes of a sequence's stored conv inputs, all layers, `element_bytes` per input."""
     return config.layers * convolved_channels(config) * (CONV_KERNEL - 1) * element_bytes

@@ -1,4 +1,4 @@
-"""Reasons to skip a case: too little memory, a smaller case failed, no checkpoint, or an option that it ignores."""
+"""Reasons to skip a case: memory, a failed smaller case, no checkpoint, an ignored option."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
 
 
 def unstaggered(case: Case) -> str:
-    """Return why a case ignores positions=staggered (sequences start at different mini-batch positions), or ""."""
+    """Return why positions=staggered (several mini-batch positions) has no effect, or ""."""
     steps = case.phase == "generate" and case.timing != "engine" and case.option("scope", "model") == "model"
     if case.option("positions") != "staggered" or (steps and case.system in ("ttt-linear", "ttt-mlp")):
         return ""
@@ -38,7 +38,7 @@ def unstaggered(case: Case) -> str:
 
 
 def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
-    """Return the reason if batch or context grow (`grows`) and a smaller case ran out of memory or time; else ""."""
+    """Return the reason to skip if `planned.grows` and a smaller case ran out of memory or time; else ""."""
     if not planned.grows:
         return ""
     for record in earlier:
@@ -79,6 +79,6 @@ def beyond_memory_of(case: Case, total: int) -> str:
 
 
 def total_memory_bytes(machine: Mapping[str, Any]) -> int | None:
-    """Return the memory of the GPU in a machine snapshot (None if unknown) or, without a GPU, this machine's RAM."""
+    """Return a snapshot's GPU memory in bytes (None if unknown) or, without a GPU, local RAM."""
     gpu = machine.get("gpu")
     return gpu["memory_bytes"] if gpu else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

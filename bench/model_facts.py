@@ -1,4 +1,4 @@
-"""Check that language models are comparable: size, vocabulary, dtype, rows of logits, and reuse between samples."""
+"""Check model comparability: size, vocabulary, dtype, logits rows, reuse between samples."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Facts:
 
 
 def facts_of(weights: Mapping[str, Any], vocabulary: int, **rest: Any) -> Facts:
-    """Return a model's facts. weights: tensors by name, tied ones once. rest: other fields of `Facts`."""
+    """Return `Facts` of a model. weights: tensors by name, tied ones once. rest: other fields."""
     counts: dict[str, int] = {}
     for weight in weights.values():
         name = str(weight.dtype).removeprefix("torch.")
@@ -46,7 +46,7 @@ def facts_of(weights: Mapping[str, Any], vocabulary: int, **rest: Any) -> Facts:
 
 
 def checks(facts: Facts, case: Case) -> list[Check]:
-    """Return checks that `facts` are right: dtype is the case's, kept is "nothing", and head_rows is 1 if counted.
+    """Check that dtype is the case's, kept is "nothing" and head_rows, if counted, is 1.
 
     Without a checkpoint, further checks compare vocabulary and parameter count with the Transformer of the same size.
     """
@@ -68,7 +68,7 @@ def checks(facts: Facts, case: Case) -> list[Check]:
 
 
 def count_head_rows(call: Callable[[], Any], head: Any) -> tuple[Any, int]:
-    """Run `call`; return its result, and the number of tokens that `F.linear` multiplied by the weight `head`."""
+    """Run `call`; return its result, and how many tokens `F.linear` multiplied by `head`."""
     import torch.nn.functional as F
     from torch.overrides import TorchFunctionMode
 

@@ -54,7 +54,7 @@ class Source:
 
     @classmethod
     def of(cls, run: Run) -> "Source":
-        """Return a run's data; all profiles of one device use the highest peaks measured on that device."""
+        """Return a run's data; profiles of a device share the highest peaks measured on it."""
         records, profiles = run.records(), run.profiles()
         ceilings = common_ceilings(records, profiles.values())
         rows = frame(records, run.catalogue, ceilings).assign(**{KEY: row_keys(records)})
@@ -72,7 +72,7 @@ class Number(NamedTuple):
 
 
 def with_numbers(text: str, definitions: Mapping[str, Definition], source_of: SourceOf) -> str:
-    """Return the text of a Markdown file with its tables rewritten.
+    """Return a Markdown file's text with all tables between comments rewritten from runs.
 
     definitions: sections of the TOML file, by table name. source_of: returns a run's data, given its folder's name.
     Raises UserError for a table without end comment or definition, and for a definition that selects no case.
@@ -102,7 +102,7 @@ def _table(name: str, definitions: Mapping[str, Definition], source_of: SourceOf
 
 
 def _cases(definition: Definition, source_of: SourceOf) -> list[list[str]]:
-    """Return a table of cases as rows of text, header first; UserError if all cells of a row or column are empty."""
+    """Return a table's rows of text, header first; UserError for an empty row or column."""
     columns = definition["columns"]
     shared = {name: definition[name] for name in OPTIONS if name in definition} | definition.get("where", {})
     lines = [[definition.get("head", ""), *(column["label"] for column in columns)]]

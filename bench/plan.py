@@ -8,10 +8,10 @@ from typing import Any
 from bench.cases import adapters_of, ordered_jobs, suite_cases
 from bench.catalogue import CATALOGUE
 from bench.catalogue.suites import BUDGETS_S, DEFAULT_SUITES, GROUPS, SUITES, Suite, find_suite
-from bench.environments import launches, no_interpreter, notes_on_file
+from bench.environments import no_interpreter, notes_on_file, worker_launches
 from bench.errors import UserError
 from bench.memory import skip_reason, total_memory_bytes
-from bench.models.case_model import Checkpoint, offer
+from bench.models.case_model import Checkpoint, register_checkpoint
 from bench.request import LISTS, RunRequest, words
 from harness.measure.environment import snapshot
 from harness.measure.nvml import visible_gpus
@@ -52,8 +52,8 @@ class Plan:
             )
 
     @cached_property
-    def launches(self) -> dict[tuple[str, str], Launch]:
-        return launches(device=self.device)
+    def worker_launches(self) -> dict[tuple[str, str], Launch]:
+        return worker_launches(device=self.device)
 
     @cached_property
     def policy(self) -> Policy:
@@ -65,14 +65,14 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences for the user: systems that systems.toml starts, and systems whose interpreter is missing."""
-        planned = {"/".join(job.pair): self.launches[job.pair] for job in self.jobs}
+        """Messages: systems that systems.toml starts, and systems without their interpreter."""
+        planned = {"/".join(job.pair): self.worker_launches[job.pair] for job in self.jobs}
         found = ((label, no_interpreter(launch), launch.command[0]) for label, launch in planned.items())
         return [*notes_on_file(planned), *(f"no {label}: {why} ({program})" for label, why, program in found if why)]
 
     def skip(self, planned: Planned, earlier: Sequence[Record]) -> str:
         """Return why the scheduler skips a case, or "" to run it. earlier: its job's records so far."""
-        launch = self.launches[planned.case.system, planned.case.backend]
+        launch = self.worker_launches[planned.case.system, planned.case.backend]
         memory_bytes = total_memory_bytes(self.machine) if self.here else None
         return no_interpreter(launch) or skip_reason(planned, earlier, memory_bytes)
 
@@ -98,7 +98,7 @@ class Plan:
 
 
 def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
-    """Turn a request into jobs, and make its checkpoint known to workers. Raises UserError for a wrong request.
+    """Turn a request into jobs; register its checkpoint. UserError for a wrong request.
 
     of_run: the run that the request continues. A request that names no cases plans all cases of that run.
     """
@@ -109,9 +109,9 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
     device: Device = default if request.device == "auto" else request.device
     if device == "cpu" and machine["device_kind"] != device:
         machine = snapshot(device)
-    checkpoint = offer(request.checkpoint) if request.checkpoint else None
+    checkpoint = register_checkpoint(request.checkpoint) if request.checkpoint else None
     if of_run and not any(getattr(request, name) for name in LISTS):
-        known = launches()
+        known = worker_launches()
         for job in of_run.jobs:
             if job.pair not in known:
                 raise UserError(
@@ -139,7 +139,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
 
 
 def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ...]:
-    """Replace `thunderkittens` by `triton` in labels SYSTEM/BACKEND if the Hopper kernels cannot run on `machine`."""
+    """Replace backend `thunderkittens` by `triton` in labels if `machine` cannot run it."""
     capability = (machine["gpu"] or {}).get("compute_capability")
     if not hidden() and capability in (None, "9.0"):
         return tuple(labels)
@@ -149,7 +149,7 @@ def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ..
 def _suites(
     request: RunRequest, device: str, checkpoint: Checkpoint | None, machine: Mapping[str, Any]
 ) -> dict[str, tuple[str, ...]]:
-    """Return {suite name: systems} of the requested suites; a system is SYSTEM or SYSTEM/BACKEND, and () means all."""
+    """Return {requested suite: systems}, each SYSTEM or SYSTEM/BACKEND; () means all."""
     found: dict[str, tuple[str, ...]] = {}
     for word in request.suites or (DEFAULT_SUITES[device],):
         group, systems = GROUPS.get(word), request.systems
@@ -163,6 +163,6 @@ def _suites(
 
 
 def suite_entry(suite: Suite, planned: Sequence[Planned], machine: Mapping[str, Any]) -> SuiteEntry:
-    """Return a suite's entry for run.json: its planned cases, and its figures with backends that `machine` can run."""
+    """Return a suite's run.json entry: planned cases, and figures with backends for `machine`."""
     figures = tuple(replace(figure, primary=runnable(figure.primary, machine)) for figure in suite.figures)
     return SuiteEntry(suite.name, suite.question, figures, tuple(each.case.key for each in planned))

@@ -28,7 +28,7 @@ class RunRequest(BaseModel):
 
     suites, systems, batch, context, phase: tuples or comma-separated text; () for the default suite and for all values.
     sides: the two revisions of `ab`. rounds: processes per case and side of `ab`. way: the profiler (`--with`).
-    budget_s: seconds of sampling per case; None for the suite's default or, without one, the device's.
+    budget_s: seconds of sampling per case; None: the suite's default, else the device's.
     retry: which finished cases to measure again (`run_folder.retry_of`); giving it also sets `resume`.
     """
 
@@ -87,7 +87,7 @@ class RunRequest(BaseModel):
         return found
 
     def published(self) -> "RunRequest":
-        """Return the request for run.json, without absolute paths and without names of persons and hosts in --slurm."""
+        """Return the request for run.json, without absolute paths or persons and hosts in --slurm."""
         return self.model_copy(
             update={
                 "checkpoint": self.checkpoint and Path(self.checkpoint.resolve().name),
@@ -97,7 +97,7 @@ class RunRequest(BaseModel):
         )
 
     def to_continue(self, out: Path, retry: str = "lost") -> str:
-        """Return the shell command that continues the run in `out`. retry: "lost" for --resume, else for --retry."""
+        """Return the command that continues the run in `out`. retry: "lost" stands for --resume."""
         again: dict[str, Any] = {"out": out, "resume": retry == "lost", "retry": retry}
         if self.command == "run":  # run.json has the cases, device and budget
             again |= dict.fromkeys(LISTS, ()) | {"device": "auto", "budget_s": None}
@@ -122,7 +122,7 @@ def _public_path(path: Path) -> Path:
 
 
 def words(option: str, text: str | None) -> tuple[str, ...]:
-    """Split comma-separated text into words without duplicates; () for None. UserError if there are no words."""
+    """Split comma-separated text into distinct words; () for None, UserError for no words."""
     if text is None:
         return ()
     found = [word.strip() for word in text.split(",") if word.strip()]

@@ -32,7 +32,7 @@ def resumed(request: RunRequest, out: Path) -> Run | None:
 
 
 def open_run(work: Plan, out: Path, before: Run | None) -> Run:
-    """Create a run in `out`, or add the plan to the run `before` (None for a new run); return the run.
+    """Create a run in `out`, or add the plan to the run `before` unless None; return the run.
 
     Raises UserError if the plan does not fit `before`, and RunError if another process works on it.
     """
@@ -47,7 +47,7 @@ def open_run(work: Plan, out: Path, before: Run | None) -> Run:
 
 
 def file_of(work: Plan, mode: Mode) -> RunFile:
-    """Return the content of a new run's run.json. mode: "measure" for `run` and `ab`, "profile" for `profile`."""
+    """Return a new run's run.json content. mode: "measure" (`run`, `ab`) or "profile"."""
     requests = (request_of(work),)
     return RunFile(mode, work.device, work.jobs, work.catalogue, work.policy, work.request.rounds, requests)
 
@@ -61,7 +61,7 @@ def request_of(work: Plan) -> PastRequest:
 
 
 def extended(work: Plan, out: Path) -> Run:
-    """Add the plan to the run in `out` and return the run; RunError if another process works on it."""
+    """Add the plan to the run in `out`; return it. RunError if another process works on it."""
     with Run.open(out).held():
         current = Run.open(out)  # read under the lock: another process may have extended it
         (out / JOB).unlink(missing_ok=True)
@@ -70,10 +70,10 @@ def extended(work: Plan, out: Path) -> Run:
 
 
 def retry_of(run: Run, retry: str) -> Retry:
-    """Return a function that decides from the record of a finished case whether to measure the case again.
+    """Return a function: given a finished case's record, whether to measure the case again.
 
-    retry: "failed" repeats cases that are not ok, "flagged" those with a flag of `Quality`, "lost" none of them.
-    Few samples alone do not count if the plan allows so few, because a repetition takes as few again.
+    retry: "failed" repeats cases that are not ok, "flagged" cases with a flag of `Quality`, "lost" neither.
+    The flag `few_samples` alone repeats no case if the plan allows so few: a repetition would take as few again.
     """
     few = {each.case.key for job in run.jobs for each in job.cases if each.min_samples < FEWEST}
     doubtful = flagged(run.records(), few) if retry == "flagged" else set()
@@ -81,7 +81,7 @@ def retry_of(run: Run, retry: str) -> Retry:
 
 
 def refuse_another_kind(current: Run, work: Plan) -> None:
-    """Raise UserError if the run was not made by `ttt-bench run`, or has another device or budget than the plan."""
+    """Raise UserError unless `ttt-bench run` made the run, with the plan's device and budget."""
     if current.file.mode != "measure":
         raise UserError(f"{current.folder}: is a run of mode {current.file.mode!r}, not 'measure'; name another folder")
     if current.file.repeats > 1:
@@ -96,7 +96,7 @@ def refuse_another_kind(current: Run, work: Plan) -> None:
 
 
 def refuse_another_device(current: Run, work: Plan) -> None:
-    """Raise UserError if run and plan are for different devices: a CPU and a GPU, or two different CPU or GPU models.
+    """Raise UserError if run and plan differ in device kind or in CPU or GPU model.
 
     CPU or GPU models are not compared if this machine lacks the plan's device and can only submit the run to Slurm.
     """

@@ -42,7 +42,7 @@ class ProcessSamples:
 
     @cached_property
     def over_processes(self) -> tuple[float, float] | None:
-        """95% interval (low, high) in ms of the median over processes (`repeats_interval`); None for one process."""
+        """95% interval (low, high) of the median in ms, over processes; None for one process."""
         return None if math.isnan(self.spread) else repeats_interval(self.processes)[1:]
 
     @property
@@ -96,7 +96,7 @@ def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) ->
 def flagged(records: Iterable[Record], few: Container[str] = ()) -> set[str]:
     """Return the keys of cases with any flag of `Quality` on at least one machine or commit.
 
-    few: keys of cases whose flag `few_samples` does not count.
+    few: keys of cases whose flag `few_samples` is ignored.
     """
     groups = {key: by_machine(own) for key, own in by_case(records).items()}
     found = {key: map(quality_of, machines) for key, machines in groups.items()}
@@ -130,13 +130,13 @@ def by_machine(repeats: Sequence[Record]) -> list[list[Record]]:
 
 
 def machine_of(record: Record) -> tuple[str, str, str]:
-    """Return the key by which `by_machine` groups records: device name, GPU `device_id` and commit, "" if unknown."""
+    """Return `by_machine`'s key: (device name, GPU `device_id`, commit), each "" if unknown."""
     found = record.environment
     return str(found.get("device") or ""), device_id_of(found), commit_name(found)
 
 
 def commit_name(environment: Mapping[str, Any]) -> str:
-    """Return the commit in a record's environment, with the suffix "-dirty" for uncommitted changes; "" if unknown."""
+    """Return a record's commit, with suffix "-dirty" for uncommitted changes; "" if unknown."""
     commit = environment.get("commit")
     return f"{commit}{DIRTY}" if commit and environment.get("dirty") else str(commit or "")
 
@@ -162,7 +162,7 @@ def _unsteady_times(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, 
 
 
 def pooled_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """Return (median, low, high): the median of the processes' medians, and a typical process's interval.
+    """Return (median of the processes' medians, low, high), from their relative intervals.
 
     Each process's `median_interval` gives two ratios, low / median and high / median. The returned interval is the
     returned median times the medians of these ratios over processes. Differences between processes do not widen it.
@@ -183,7 +183,7 @@ def quartiles_apart(samples: Sequence[float]) -> float:
 
 
 def ends_apart(samples: Sequence[float]) -> float:
-    """Return the relative difference between the medians of the first and last quarter of the samples.
+    """Return the relative difference of the medians of the samples' first and last quarter.
 
     A quarter has at least six samples; for fewer than twelve samples, return 0. Return 0 too if the interquartile
     ranges of the two quarters overlap (for quarters of fewer than ten samples, if their full ranges overlap).

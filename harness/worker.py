@@ -56,7 +56,7 @@ def answer(system: SystemAdapter | None, request: dict[str, Any]) -> dict[str, A
 
 
 def main(arguments: list[str]) -> None:
-    """Answer requests until stdin ends; arguments: [adapter as for `load`], or [] if each request names one."""
+    """Answer requests until stdin ends. arguments: [entry for `load`]; [] if requests name it."""
     this_process = os.getpid()
     requests, answers = _claim_pipes()
     system = load(arguments[0]) if arguments else None  # without one, requests name it
@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _claim_pipes() -> tuple[TextIO, BinaryIO]:
-    """Return copies of stdin and stdout; make libraries read an empty stdin, and print to stderr."""
+    """Return copies of stdin and stdout; libraries get an empty stdin and print to stderr."""
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "wb")
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)

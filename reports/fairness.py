@@ -34,14 +34,14 @@ class Model:
     kept_between_samples: str
 
     def words(self, catalogue: Catalogue) -> str:
-        """Return the model's size and options in words, and the requested dtype if the weights have a different one."""
+        """Return size and options in words, and the requested dtype if it is not the weights'."""
         options = [format_setting(catalogue.axis(name), value) for name, value in self.options]
         asked = [] if self.weights_dtype in ("", self.dtype) else [f"{self.dtype} requested"]
         return ", ".join([self.size, *options, *asked])
 
 
 def fairness(records: Iterable[Record]) -> list[Model]:
-    """Return the measured whole models, sorted by size and dtype; [] if none has a parameter count."""
+    """Return measured whole models by size and dtype; [] if none has a parameter count."""
     timed = [each for each in records if each.status == "ok" and each.case.option("scope", "model") == "model"]
     models = dict.fromkeys(_model(record) for record in timed)
     counted = any(model.parameters is not None for model in models)

@@ -105,7 +105,7 @@ def _facts(environment: Mapping[str, Any]) -> dict[Name, str]:
 
 
 def _leaves(value: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield (path of keys, scalar) for each scalar in nested dicts; the elements of a list share one path."""
+    """Yield (path of keys, scalar) for scalars in nested dicts; a list's elements share a path."""
     for name, inner in value.items():
         here = (*path, str(name))
         if isinstance(inner, dict):

@@ -23,7 +23,7 @@ _INCH, _DOTS = 96, 300  # CSS pixels and printed dots per inch
 
 
 def write_picture(run_folder: Path, out: Path, figures: str = "", inches: float | None = None) -> None:
-    """Write a picture of one suite's figures, as a run's page draws them, to `out`, a PNG or PDF file.
+    """Write one suite's figures, as a run's page draws them, to `out`, a PNG or PDF file.
 
     figures: the suite's name, or "" for the page's first suite with figures.
     inches: draw each figure for a paper, this wide, on white, without title and caption; necessary for a PDF.
@@ -58,7 +58,7 @@ def chromium_path() -> str:
 
 @contextmanager
 def chromium(*arguments: str) -> Iterator[Any]:
-    """Yield a headless Chromium, controlled by playwright, that opens no network connections of its own.
+    """Yield a headless Chromium (playwright) that opens no network connections of its own.
 
     arguments: further options of Chromium. Raises RecordError if Chromium or playwright is missing.
     """
@@ -76,7 +76,7 @@ def chromium(*arguments: str) -> Iterator[Any]:
 
 
 def take(browser: Any, report: Path, figures: str = "") -> bytes:
-    """Return a PNG of one suite's figures on the page `report`, with their titles and captions in a Description chunk.
+    """Return a PNG of a suite's figures on `report`; Description chunk: titles and captions.
 
     figures: as in `write_picture`.
     """
@@ -97,7 +97,7 @@ def _described(png: bytes, text: str) -> bytes:
 
 
 def take_alone(browser: Any, report: Path, figures: str, inches: float, is_pdf: bool) -> bytes:
-    """Return a suite's figures, `inches` wide, without the page: one PNG, or a PDF with a sheet per figure."""
+    """Return a suite's figures, `inches` wide: one PNG, or a PDF with a sheet per figure."""
     page = _opened(browser, report, round(inches * _INCH), _DOTS / _INCH)
     section = _suite(page, figures)
     numbers = section.locator("figure").evaluate_all("all => all.map(each => Number(each.dataset.figure))")
@@ -114,7 +114,7 @@ def _opened(browser: Any, report: Path, width: int, device_scale_factor: float) 
 
 
 def _suite(page: Any, figures: str) -> Any:
-    """Return a playwright locator for the suite named `figures`, or for the first suite if `figures` is ""."""
+    """Return a playwright locator of suite `figures`, or of the first suite if it is ""."""
     sections = page.locator("section.suite")
     names = [name.removeprefix("Figures of ") for name in sections.evaluate_all("all => all.map(e => e.ariaLabel)")]
     if not names or (figures and figures not in names):

@@ -10,7 +10,7 @@ from harness.schema.run import Run
 
 
 def write_report(run_folder: Path, out: Path) -> list[str]:
-    """Write a run's page to `out`; return words on each skipped backend (`words.left_out`).
+    """Write a run's page to `out`; return a phrase per skipped backend (`words.left_out`).
 
     On failure, an existing page is kept. Raises RecordError if the run is unreadable, or `out` is a file but no page.
     """
@@ -36,7 +36,7 @@ def write_table(run_folder: Path, fmt: str, systems: Sequence[str] = (), columns
     """Write a table with one row per case and machine to standard output.
 
     fmt: "csv", "json", "markdown" or "text". systems: write only these, each NAME or NAME/BACKEND.
-    columns: write only these; ("all",) writes all columns; () writes all as CSV or JSON, else a selection.
+    columns: write only these. ("all",): all columns. (): all columns for "csv" and "json", else a selection.
     Raises RecordError if the run is unreadable, a column is unknown, or a system has no records.
     """
     from reports.profiles.ceilings import common_ceilings
@@ -58,7 +58,7 @@ def _records(run: Run) -> list[Record]:
 
 
 def of_systems(records: Sequence[Record], systems: Sequence[str]) -> list[Record]:
-    """Return the records of `systems` (NAME or NAME/BACKEND; empty: all systems); RecordError if a system has none."""
+    """Return the records of `systems` (NAME or NAME/BACKEND; empty: all), or raise RecordError."""
     names = [{record.case.system, record.case.system_backend} for record in records]
     for system in systems:
         if not any(system in own for own in names):

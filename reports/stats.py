@@ -116,7 +116,7 @@ def row_keys(records: Iterable[Record]) -> list[str]:
 
 
 def marks_in(cell: Any, y: str = "") -> tuple[str, ...]:
-    """Return the flags in a cell of the column `MARKS`; with `y`, only flags that concern the column `y`."""
+    """Return the flags in a `MARKS` cell; with `y`, only flags that concern the column `y`."""
     marks = tuple(cell.split(", ")) if isinstance(cell, str) and cell else ()
     return tuple(mark for mark in marks if not y or mark in marks_of(y))
 
@@ -134,7 +134,7 @@ def option_columns(table: pd.DataFrame) -> list[str]:
 
 
 def metric_columns(recorded: Iterable[str], catalogue: Catalogue) -> list[str]:
-    """Return the recorded metrics that get a column: first the catalogue's in its order, then others by name."""
+    """Return metrics that get a column: the catalogue's in its order, then others by name."""
     taken = {*COLUMNS, *SAMPLE_COLUMNS, *REPEAT_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS, NOTES, MARKS}
     found = set(recorded) - taken
     known = [metric.name for metric in catalogue.metrics if metric.name in found]
@@ -151,7 +151,7 @@ def suites_of_cases(catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
 
 
 def _options(cases: Sequence[Case], table: pd.DataFrame, catalogue: Catalogue) -> pd.DataFrame:
-    """Return a table with a column for each option that any case sets; NA in rows without a value."""
+    """Return a table with a column per option that any case sets; NA without a value."""
     names = list(dict.fromkeys(name for case in cases for name, _ in case.options))
     # A case does not store a default. It is filled in where the option varies: for the backend, or in a figure.
     varied = {(case.system_backend, name) for case in cases for name, _ in case.options}
@@ -243,7 +243,7 @@ def _computed(case: Case, row: Mapping[str, Any], peak_tflops: float) -> dict[st
 
 
 def _notes(group: Sequence[Record], metrics: Mapping[str, float | None], row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the row's notes: facts that a reader needs to compare the latency with that of other rows."""
+    """Yield the row's notes: facts needed to compare its latency with other rows'."""
     for record in group:
         yield from (record.settings[name] for name in NOTED_SETTINGS if name in record.settings)
     case = group[0].case
@@ -305,5 +305,5 @@ def _marks(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
 
 
 def is_cache_full(case: Case, metrics: Mapping[str, float | None]) -> bool:
-    """Return whether fewer sequences ran at once than the batch has; False for the phase "forward"."""
+    """Return whether fewer sequences than the batch ran at once; False for "forward"."""
     return case.phase != "forward" and (metrics.get("sequences_at_once") or case.batch) < case.batch

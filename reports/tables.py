@@ -22,7 +22,7 @@ def write_frame(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Catalogue
     """Write a table of `stats.frame` to `out`.
 
     fmt: "csv", "json", "markdown" or "text"; Markdown and text show numbers in the catalogue's units.
-    columns: the columns to write. ("all",) writes all; () writes all as CSV or JSON, else a selection (`_chosen`).
+    columns: write only these. ("all",): all columns. (): all for "csv" and "json", else a selection (`_chosen`).
     Raises RecordError for an unknown column.
     """
     for name in columns:
@@ -49,7 +49,7 @@ def cell_text(value: Any) -> str:
 
 
 def csv_text(table: pd.DataFrame) -> str:
-    """Return the table as CSV with all digits of its numbers; a spreadsheet runs none of its texts as a formula."""
+    """Return CSV with all digits, in which a spreadsheet runs no text as a formula."""
     return table.map(_csv_cell).rename(columns=_csv_cell).to_csv(index=False)
 
 
@@ -79,7 +79,7 @@ def _write_for_people(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Cat
 
 
 def _chosen(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
-    """Return the columns to show by default: settings in which rows differ, status, latency, metrics and flags."""
+    """Return default columns: settings in which rows differ, status, latency, metrics, flags."""
     ok = table["status"] == "ok"
     names = [
         *(name for name in _CASE if name in ("system", "backend") or _varies(table, name)),
@@ -94,7 +94,7 @@ def _chosen(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
 
 
 def telling_apart(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
-    """Return the few `settings` that distinguish rows of equal system, backend, phase, batch and context."""
+    """Return `settings` that tell apart rows of equal system, backend, phase, batch, context."""
     found: list[str] = []
     while True:
         alike = table[table.duplicated([*_CASE, *found], keep=False)]

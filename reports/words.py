@@ -52,7 +52,7 @@ def short_commit(commit: str, digits: int = 10) -> str:
 
 
 def left_out(rows: pd.DataFrame, catalogue: Catalogue) -> list[str]:
-    """Return words on backends that skipped all cases, such as `no vLLM: there is no CUDA GPU`.
+    """Return a phrase per backend that skipped all cases: `no vLLM: there is no CUDA GPU`.
 
     For a backend with several reasons, each system is named.
     """

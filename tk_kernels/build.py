@@ -68,7 +68,7 @@ class KernelResources:
 
 @dataclass(frozen=True)
 class Built:
-    """A compiled kernel. `folder`, in the cache, contains its library, its compiler log and a file of `ingredients`."""
+    """A compiled kernel. `folder` (cached) holds library, compiler log and `ingredients`."""
 
     name: str
     folder: Path
@@ -76,12 +76,12 @@ class Built:
 
     @property
     def ingredients(self) -> dict[str, str | None]:
-        """Digests, flags and versions of its compilation, perhaps on another machine (function `ingredients`)."""
+        """The result of `ingredients(name)` at compilation, perhaps on another machine, from JSON."""
         return json.loads((self.folder / NOTE).read_text())
 
     @property
     def resources(self) -> list[KernelResources]:
-        """Each kernel's registers and spills, from the compiler's log; names are demangled if c++filt is installed."""
+        """Each kernel's registers and spills from the compiler log, demangled by c++filt if found."""
         log = (self.folder / LOG).read_text()
         if shutil.which("c++filt"):
             log = subprocess.run(["c++filt"], input=log, capture_output=True, text=True, check=True).stdout
@@ -115,7 +115,7 @@ def build(name: str) -> Built:
 
 
 def unavailable(name: str) -> str:
-    """Return why this machine cannot run kernel `name`; "" if it is cached or can be compiled. Compiles nothing."""
+    """Return why this machine cannot run kernel `name`, or "". Compiles nothing."""
     tvm_ffi = "" if importlib.util.find_spec("tvm_ffi") else NO_TVM_FFI
     if reason := hidden() or tvm_ffi or other_gpu(lambda found: found == (9, 0), "a Hopper GPU (9.0)"):
         return reason
@@ -130,7 +130,7 @@ def unavailable(name: str) -> str:
 
 @functools.cache
 def load(name: str) -> Any:
-    """Return a kernel's tvm-ffi module, compiled if necessary. Raises BuildError if the kernel cannot run here."""
+    """Return a kernel's tvm-ffi module, compiled if needed; BuildError if it cannot run here."""
     reason = unavailable(name)
     if reason:
         raise BuildError(reason)
@@ -145,7 +145,7 @@ def load(name: str) -> Any:
 
 
 def hidden() -> str:
-    """Return why the environment variable TTT_BENCH_ARCH disables the Hopper kernels: any value does. "" if unset."""
+    """Return why TTT_BENCH_ARCH disables the Hopper kernels (any value does); "" if unset."""
     arch = os.environ.get("TTT_BENCH_ARCH", "")
     if arch in ("", PORTABLE):
         return f"TTT_BENCH_ARCH={arch} hides the kernels for Hopper" if arch else ""
@@ -183,14 +183,14 @@ def missing_to_compile() -> str:
 
 
 def find_nvcc() -> Path | None:
-    """Return nvcc's path: in `CUDA_HOME`, else in PATH, else `DEFAULT_NVCC`; None if there is no nvcc."""
+    """Return nvcc's path: from `CUDA_HOME`, else PATH, else `DEFAULT_NVCC`; None without nvcc."""
     home, found = os.environ.get("CUDA_HOME"), shutil.which("nvcc")
     places = [*([Path(home) / "bin" / "nvcc"] if home else []), *([Path(found)] if found else []), DEFAULT_NVCC]
     return next((path for path in places if path.is_file()), None)
 
 
 def ingredients(name: str) -> dict[str, str | None]:
-    """Return everything that determines a kernel's machine code, such as a digest of its sources and nvcc's version.
+    """Return the inputs of a kernel's build, such as a source digest and nvcc's version.
 
     A missing tool or library has the value None. Raises BuildError for an unknown kernel, or if nvcc does not run.
     """
@@ -230,7 +230,7 @@ def _compiler_version(nvcc: Path | None) -> str | None:
 
 
 def _folder(name: str, wanted: dict[str, str | None]) -> Path:
-    """Return the kernel's cache folder, named by a hash of `wanted` without the versions of nvcc and ThunderKittens."""
+    """Return the kernel's cache folder, named by a hash of `wanted` without tool versions."""
     known = [wanted[each] for each in ("sources", "flags", "host", "tvm_ffi", "architecture")]
     key = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
     return cache_directory() / "kernels" / f"{name.replace('/', '.')}-{key}"

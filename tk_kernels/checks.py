@@ -28,7 +28,7 @@ def check_contiguous(name: str, tensor: Tensor) -> None:
 
 
 def check_devices(**tensors: Tensor | None) -> None:
-    """Raise ValueError unless all tensors, passed by name, are on one device. Skips values of None."""
+    """Raise ValueError unless all tensors, by name, are on one device. Skips None."""
     given = [(name, x) for name, x in tensors.items() if x is not None]
     (first, x), *others = given
     for name, other in others:

@@ -27,7 +27,7 @@ class Cost:
         self._row = sum(inputs + outputs for inputs, outputs in pairs)  # a token's inputs and gradients, times D
 
     def state_bytes(self, batch: int, heads: int, head_dim: int, element_bytes: int = 4) -> int:
-        """Return the bytes of the weights and biases of all sequences and heads, at `element_bytes` per number."""
+        """Return bytes of all sequences' and heads' weights and biases, `element_bytes` each."""
         return batch * heads * (self._weights * head_dim + self._biases) * head_dim * element_bytes
 
     def forward_flops(self, batch: int, tokens: int, heads: int, head_dim: int, mini_batch: int = 16) -> int:
@@ -41,7 +41,7 @@ class Cost:
         return batch * tokens * heads * (products + 2 * mini_batch * self._row * head_dim)
 
     def forward_bytes(self, batch: int, tokens: int, heads: int, head_dim: int, element_bytes: int = 2) -> int:
-        """Return the least bytes a fused forward moves: q, k, v, lr, output once; weights, biases twice (read, write).
+        """Return a fused forward's minimum bytes: q, k, v, lr, output once; weights, biases twice.
 
         element_bytes: bytes per element of q, k, v and the output; lr, weights and biases are float32.
         """
@@ -49,7 +49,7 @@ class Cost:
         return batch * tokens * heads * token + 2 * self.state_bytes(batch, heads, head_dim)
 
     def generate_flops(self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual") -> float:
-        """Return the FLOPs to generate one token in each of `batch` sequences, averaged over a mini-batch.
+        """Return the FLOPs of a generate step of `batch` sequences, averaged over a mini-batch.
 
         dual: as `forward_flops`, which defines the symbols, with (m+1)/2 rows on average instead of m. s: token scale.
         primal: X @ W, dW += X^T @ G, W_t = W - s dW, Xbar @ W_t and (except in layer 1) G @ W^T take 2 * in * out each.
@@ -63,7 +63,7 @@ class Cost:
     def generate_state_bytes(
         self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual", state: str = "planes"
     ) -> int:
-        """Return the bytes of the state: weights, float32 biases, and cached rows (dual) or gradient sums (primal).
+        """Return state bytes: weights, float32 biases, cached rows (dual) or gradient sums (primal).
 
         state: dtype of the weights: "float32", "float16", "bfloat16" or "planes" (float32 as two 16-bit tensors).
         Raises ValueError for an unknown form or state.
@@ -77,7 +77,7 @@ class Cost:
     def generate_state_traffic(
         self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual", state: str = "planes"
     ) -> float:
-        """Return the least bytes of state that a step of `batch` sequences moves, averaged over a mini-batch.
+        """Return the minimum state bytes that a step of `batch` sequences moves (mini-batch mean).
 
         Every token reads the weights and biases; the last of the m tokens also rewrites the weights.
         Dual form: a token reads the cached rows of (m-1)/2 earlier tokens on average, and writes its own.
@@ -93,13 +93,13 @@ class Cost:
     def generate_bytes(
         self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual", state: str = "planes"
     ) -> float:
-        """Return the least bytes per step: `generate_state_traffic` plus 2 bytes per element of q, k, v and output."""
+        """Return minimum bytes per step: `generate_state_traffic` + 2 per element of q, k, v, out."""
         traffic = self.generate_state_traffic(batch, heads, head_dim, mini_batch, form, state)
         return traffic + batch * heads * 8 * head_dim
 
 
 def _weight_bytes(form: str, state: str) -> tuple[int, int, int]:
-    """Return three numbers of bytes per weight: stored, read per token, moved in addition at a mini-batch's last token.
+    """Return bytes per weight: stored, read per token, and extra at a mini-batch's last token.
 
     The second is also the bytes per element of a cached row. state: see `generate_state_bytes`. `form` is only checked.
     """

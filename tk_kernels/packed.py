@@ -1,4 +1,4 @@
-"""Sequences of different lengths packed in tensors [N, ...], as in FlashAttention's `varlen`."""
+"""Sequences of different lengths packed in tensors [N, ...], as FlashAttention's `varlen`."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +11,7 @@ CHUNK = 16  # tokens that one program of `edges/short_convolution.py` computes
 
 @dataclass(frozen=True)
 class Packed:
-    """Layout of S sequences packed along dimension 0 of tensors [N, ...], and the slots of their states.
+    """Layout of S sequences packed in dimension 0 of tensors [N, ...], and their state slots.
 
     cu_seqlens [S + 1] int32: sequence s has the tokens cu_seqlens[s] to cu_seqlens[s + 1] - 1, or none.
     start [S] int32: number of earlier tokens per sequence. With 0, a sequence starts from the initial weights.
@@ -37,7 +37,7 @@ class Packed:
 
 
 def packed(cu_seqlens: Tensor, start: Tensor, slots: Tensor, tokens: int, length: int = 0) -> Packed:
-    """Return a `Packed` with these fields, and with `chunks` computed from them on the device without a sync."""
+    """Return a `Packed` with these fields; `chunks` is computed on the device without a sync."""
     sequences = len(slots)
     counts = -(-cu_seqlens.diff() // CHUNK)
     ends = counts.cumsum(0)

@@ -1,4 +1,4 @@
-"""Find the headers of ThunderKittens for the CUDA kernels, or clone them at the pinned commit."""
+"""Find ThunderKittens' headers for the CUDA kernels, or clone them at the pinned commit."""
 
 import fcntl
 import hashlib
@@ -26,14 +26,14 @@ def cache_directory() -> Path:
 
 
 def find_thunderkittens() -> Path | None:
-    """Return the folder THUNDERKITTENS_ROOT or, if that is unset, the clone in the cache; None if it has no headers."""
+    """Return THUNDERKITTENS_ROOT or, if unset, the cached clone; None if it has no headers."""
     named = os.environ.get("THUNDERKITTENS_ROOT")
     root = Path(named) if named else _clone_path()
     return root if (root / HEADER).is_file() else None
 
 
 def thunderkittens_version(root: Path | None) -> str | None:
-    """Return the pinned commit if the headers in `root` are that commit's, else their digest; None without `root`."""
+    """Return the pinned commit if `root` holds its headers, else a digest; None without `root`."""
     if root is None:
         return None
     digest = hashlib.sha256()
@@ -44,7 +44,7 @@ def thunderkittens_version(root: Path | None) -> str | None:
 
 
 def fetch_thunderkittens() -> Path:
-    """Return the cache's clone at the pinned commit, fetched if missing; BuildError if git or the network fails."""
+    """Return the cached clone at the pinned commit; fetch it if missing, BuildError on failure."""
     target = _clone_path()
     with in_cache("ThunderKittens cannot be kept"), alone(target.parent / ".fetch.lock"):
         if not (target / HEADER).is_file():
@@ -57,7 +57,7 @@ def fetch_thunderkittens() -> Path:
 
 @contextmanager
 def in_cache(what: str) -> Iterator[None]:
-    """Convert an OSError in the block to a BuildError. what: start of its message, such as "x cannot be built"."""
+    """Convert the block's OSError to a BuildError. what: its start, such as "x cannot be built"."""
     try:
         yield
     except OSError as error:
@@ -67,7 +67,7 @@ def in_cache(what: str) -> Iterator[None]:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Let one process at a time run the block, by locking `path` (no lock if the file system supports none)."""
+    """Lock `path` so that one process at a time runs the block; no lock if unsupported."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as lock:
         with suppress(OSError):
@@ -77,7 +77,7 @@ def alone(path: Path) -> Iterator[None]:
 
 @contextmanager
 def named_when_whole(target: Path) -> Iterator[Path]:
-    """Yield a new folder to fill; it replaces `target` if the block succeeds, and is removed otherwise."""
+    """Yield a new folder; it replaces `target` if the block succeeds, else it is removed."""
     with TemporaryDirectory(prefix=".incomplete-", dir=target.parent) as parent:
         folder = Path(parent) / target.name
         folder.mkdir()

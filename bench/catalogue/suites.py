@@ -1,4 +1,4 @@
-"""The suites: the cases of each figure, as `suites.toml` defines them. To add a suite, add a section to that file."""
+"""The suites (cases of each figure), read from `suites.toml`; to add one, add a section."""
 
 import json
 import tomllib
@@ -59,7 +59,7 @@ class Group(Stored):
 
 
 def _sections() -> list[Suite | Group]:
-    """Return the sections of `suites.toml`; ["headlines"] becomes HEADLINES, ["everything"] all suites but trials."""
+    """Return the sections of `suites.toml`; ["headlines"] is HEADLINES, ["everything"] all suites except trials."""
     text = (Path(__file__).parent / "suites.toml").read_text(encoding="utf-8")
     named = [{"name": name, **section} for name, section in tomllib.loads(text).items()]
     everything = [each["name"] for each in named if "panels" in each and not each.get("trial")]

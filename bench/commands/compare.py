@@ -26,7 +26,7 @@ from reports.compare.decision import BAR, LEAST_ROUNDS, MOST_ROUNDS
 
 
 def compare(a: Path, b: Path, fail_on: str | None, markdown: bool) -> None:
-    """Compare run `b` with run `a`; exit status 1 for a regression, 3 if nothing can be compared.
+    """Compare run `b` with `a`; exit status 1 for a regression, 3 if nothing can be compared.
 
     fail_on: the slowdown that counts as a regression, such as "5%"; None never gives status 1.
     markdown: print Markdown instead of text.
@@ -63,7 +63,7 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, markdown: bool) -> N
     with _checkout(request.sides[0]) as old, _checkout(request.sides[1]) as new:
         file = file_of(work, "measure")  # one for both sides: reports recognize `ab` by equal times
         runs = [_Side.create(*each, work, file) for each in zip(folders, (old, new), strict=True)]
-        _measure_in_turns(runs, work)
+        _measure_interleaved(runs, work)
     found = _show(*folders, bar, markdown)
     if found.regressions:
         sys.exit(REGRESSION)
@@ -121,7 +121,7 @@ def _checkout(revision: str) -> Iterator[Path]:
 
 @dataclass
 class _Side:
-    """One commit of `ttt-bench ab`: its run, its hash, and its worker launch for each (system, backend)."""
+    """One commit of `ttt-bench ab`: its run, hash, and worker launch per (system, backend)."""
 
     run: Run
     launches: Mapping[tuple[str, str], Launch]
@@ -131,7 +131,7 @@ class _Side:
     def create(cls, folder: Path, root: Path, work: Plan, file: RunFile) -> "_Side":
         commit, dirty = commit_and_dirty(root)
         file = replace(file, requests=tuple(replace(each, commit=commit, dirty=dirty) for each in file.requests))
-        launches = {pair: replace(launch, root=root) for pair, launch in work.launches.items()}
+        launches = {pair: replace(launch, root=root) for pair, launch in work.worker_launches.items()}
         return cls(Run.create(folder, file), launches, commit)
 
     def measure(self, job: Job, number: int, work: Plan, progress: Progress) -> set[str]:
@@ -142,7 +142,7 @@ class _Side:
         turn = f"round {number + 1}, {self.run.folder.name} {self.commit[:10]}"
 
         def show(event: Event) -> None:
-            if event.kind != "plan":  # `_measure_in_turns` shows one plan for all rounds
+            if event.kind != "plan":  # `_measure_interleaved` shows one plan for all rounds
                 progress(replace(event, slot=turn) if event.kind == "record" else event)
 
         options = Options(jobs=[job], repeat=number, limits=work.request.limits, on_event=show, skip=work.skip)
@@ -158,8 +158,8 @@ class _Side:
         return {record.case.key for record in ok}
 
 
-def _measure_in_turns(sides: Sequence[_Side], work: Plan) -> None:
-    """Run each job on both sides, in alternating order to balance drift; drop cases that fail on one side."""
+def _measure_interleaved(sides: Sequence[_Side], work: Plan) -> None:
+    """Interleave both sides job by job against drift; drop cases that fail on one side."""
     jobs, rounds = list(work.jobs), work.request.rounds
     with Progress("ab") as progress:
         progress(Event("plan", total=2 * rounds * len(work.keys)))

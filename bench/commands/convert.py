@@ -20,7 +20,7 @@ def convert_checkpoint(
     output: Annotated[Path, typer.Option("--output", "-o", help="The new folder for --checkpoint.")],
     base_lr: Annotated[float | None, typer.Option(help="The training run's ttt_base_lr; default: the paper's.")] = None,
 ) -> None:
-    """Convert a checkpoint of the authors' JAX code to safetensors, and print its system and size."""
+    """Convert a checkpoint of the authors' JAX code to safetensors; print its system and size."""
     from bench.models.case_model import read_checkpoint
     from bench.models.jax_checkpoint import convert
 

@@ -8,7 +8,7 @@ TOKENIZER = "tokenizer.json"
 
 
 def generate(folder: Path, prompt: str, tokens: int) -> None:
-    """Print the greedy continuation of a prompt: `tokens` tokens, or fewer if the model ends the text.
+    """Print a prompt's greedy continuation: `tokens` tokens, fewer if the model ends the text.
 
     folder: a checkpoint with a tokenizer. Raises UserError for an unusable tokenizer or prompt.
     """

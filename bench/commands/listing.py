@@ -2,7 +2,7 @@
 
 from bench.catalogue.suites import GROUPS, SUITES
 from bench.catalogue.systems import ADAPTERS
-from bench.environments import launches, no_interpreter, notes_on_file
+from bench.environments import no_interpreter, notes_on_file, worker_launches
 from bench.errors import CANNOT_IMPORT
 from bench.terminal import note, print_rows
 from harness.measure.environment import against_lock
@@ -10,10 +10,10 @@ from harness.workers.process import probe
 
 
 def list_systems() -> None:
-    """Print for each system whether it can run here, with package versions or the reason why it cannot."""
+    """Print whether each system can run here, with package versions or the reason why not."""
     note("importing each system's packages takes a few seconds")
     note(*notes_on_file({adapter.label for adapter in ADAPTERS}))
-    starts = launches()
+    starts = worker_launches()
     found = probe([starts[adapter.system, adapter.backend] for adapter in ADAPTERS])
     rows = []
     for adapter, answer in zip(ADAPTERS, found, strict=True):
@@ -29,7 +29,7 @@ def list_systems() -> None:
 
 
 def list_suites() -> None:
-    """Print each suite and group, with the question that it answers and the device that it needs."""
+    """Print each suite and group, with the question it answers and the device it needs."""
     rows = [(suite.name, suite.device or "any", suite.question) for suite in SUITES]
     rows += [(group.name, "cuda", f"{group.question}: {', '.join(group.suites)}") for group in GROUPS.values()]
     print_rows(("suite", "device", "question"), rows)

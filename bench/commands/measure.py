@@ -37,7 +37,7 @@ def run(request: RunRequest, out: Path) -> None:
         with Progress(str(out)) as progress:
             retry = retry_of(current, request.retry)
             options = Options(jobs=jobs, limits=request.limits, retry=retry, skip=work.skip, on_event=progress)
-            records = run_jobs(current, work.launches, options, slots)
+            records = run_jobs(current, work.worker_launches, options, slots)
     except KeyboardInterrupt:
         note(f"interrupted; to continue: {request.to_continue(out)}")
         sys.exit(INTERRUPTED)
@@ -58,7 +58,7 @@ def _sum_up(records: Sequence[Record], request: RunRequest, out: Path) -> None:
 
 
 def dry_run(request: RunRequest, out: Path) -> None:
-    """Print a run's cases, jobs and estimated time; for cases that are already finished, print only their number."""
+    """Print a run's cases, jobs and estimated time; for finished cases, only their number."""
     earlier = resumed(request, out) if request.resume else None
     work = plan(request, earlier)
     if earlier:
@@ -88,7 +88,7 @@ def dry_run(request: RunRequest, out: Path) -> None:
 
 
 def summary(records: Sequence[Record]) -> str:
-    """Return the counts of records by status, such as `34 ok, 2 skipped`, the most frequent first."""
+    """Return record counts by status, most frequent first, such as `34 ok, 2 skipped`."""
     counts = Counter(record.status for record in records)
     return ", ".join(f"{count} {status}" for status, count in counts.most_common())
 

@@ -48,7 +48,7 @@ def profile(request: RunRequest, out: Path) -> None:
     note(*filter(None, (*work.notes, tools.summary, new)))
     profiler = Profiler(
         run,
-        work.launches,
+        work.worker_launches,
         tools,
         request.limits,
         skip=lambda planned: work.skip(planned, []),
@@ -86,7 +86,7 @@ def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
 
 
 def of_few_layers(case: Case) -> Case:
-    """Return the case with only a few layers, because Nsight Compute must save and restore all of the model's memory.
+    """Return the case with few layers: Nsight Compute saves and restores all model memory.
 
     Single layers, checkpoints and small models stay unchanged. A few layers of a small model would fit in L2, so
     their kernels would hardly read memory.

@@ -1,4 +1,4 @@
-"""`ttt-bench run --slurm` and `ttt-bench work`: share a run's jobs among the tasks of a Slurm array."""
+"""`ttt-bench run --slurm` and `ttt-bench work`: share a run's jobs in a Slurm array."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.cases import with_keys
 from bench.errors import UserError
-from bench.models.case_model import offer
+from bench.models.case_model import register_checkpoint
 from bench.plan import Plan, plan
 from bench.request import RunRequest
 from bench.run_folder import open_run, resumed, retry_of
@@ -58,7 +58,7 @@ def submit(request: RunRequest, out: Path) -> None:
 
 
 def _command(request: RunRequest, out: Path) -> list[str]:
-    """Return the `ttt-bench work` command of a task; -P keeps files in the working folder from shadowing modules."""
+    """Return a task's `ttt-bench work` command; -P ignores modules in the working folder."""
     here = [f"{name}={value}" for name, value in path_of_code(os.environ).items()]
     command = ["env", *here, sys.executable, "-P", "-m", "bench", "work", str(out), "--keys", str(out / KEYS)]
     if request.checkpoint:
@@ -80,7 +80,7 @@ def work(out: Path, keys: Path, checkpoint: Path | None) -> None:
     with refusing(keys, "read", UserError):
         jobs = with_keys(run.jobs, set(read_regular(keys).decode().split()))
     if checkpoint:
-        offer(checkpoint)
+        register_checkpoint(checkpoint)
     device = run.file.device
     machine = snapshot("cpu" if device == "cpu" else "")  # a node of a run on the CPU may have a GPU
     node = Plan(request, device, machine, tuple(jobs), run.catalogue)
@@ -91,7 +91,7 @@ def work(out: Path, keys: Path, checkpoint: Path | None) -> None:
         with Progress(f"task {task.number}") as progress:
             retry = retry_of(run, request.retry)
             options = Options(jobs=jobs, limits=request.limits, retry=retry, skip=node.skip, on_event=progress)
-            done = slurm.run_task(run, node.launches, task, options, slot)
+            done = slurm.run_task(run, node.worker_launches, task, options, slot)
     except KeyboardInterrupt:
         # Status 1 instead of 130, because the script restarts a task whose status is above 128.
         sys.exit("ttt-bench: interrupted; finished cases are kept")

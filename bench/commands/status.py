@@ -11,7 +11,7 @@ from harness.workers import slurm
 
 
 def status(out: Path) -> None:
-    """Print a run's unfinished jobs and result counts; if no process works on it, print the command to continue it."""
+    """Print a run's unfinished jobs and counts; if no process works on it, how to continue it."""
     run = Run.open(out)
     submitted, states, unknown = slurm.submitted_job(out), dict[str, str](), ""
     try:

@@ -1,4 +1,4 @@
-"""`ttt-bench build --tune`: measure Triton launch settings on one layer, and print sections for `tuning.toml`."""
+"""`ttt-bench build --tune`: tune a layer's Triton launches; print `tuning.toml` sections."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -57,7 +57,7 @@ def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
 
 
 def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning | None]:
-    """Return generate's section name in `tuning.toml`, and its fastest correct settings (None if all fail).
+    """Return generate's `tuning.toml` section and fastest correct settings (None if all fail).
 
     learner, form: as in `_rows`. precision: of the state, one of PRECISIONS.
     """
@@ -80,7 +80,7 @@ def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning |
 
 
 def fastest_forward(learner: str, row: str) -> tuple[str, Tuning | None]:
-    """Return forward's section name in `tuning.toml`, and its fastest correct settings (None if all fail).
+    """Return forward's `tuning.toml` section and fastest correct settings (None if all fail).
 
     learner: as in `_rows`. row: one of FORWARD_ROWS; it determines the model size and the batch.
     """

@@ -29,7 +29,7 @@ def verify(request: RunRequest) -> None:
         current = Run.create(Path(folder) / "run", file_of(work, "verify"))
         with Progress("verify") as progress:
             options = Options(limits=request.limits, on_event=progress, skip=work.skip)
-            records = run_jobs(current, work.launches, options)
+            records = run_jobs(current, work.worker_launches, options)
     for record in records:
         checked = record.check or {}
         passed = f"{counted(len(checked['checks']), 'check')} passed" if checked.get("checks") else ""

@@ -1,4 +1,4 @@
-"""The interface of the models, and a base class that runs long prompts in chunks to bound memory."""
+"""The models' interface; a base class that runs long prompts in chunks to bound memory."""
 
 from math import ceil
 from typing import Any
@@ -12,7 +12,7 @@ from bench.models.config import NORM_EPS
 
 
 class CausalLM(nn.Module):
-    """A language model: computes next-token logits from token ids and a state, which it updates in place.
+    """A language model: next-token logits from token ids and a state, updated in place.
 
     A state's tensors stay at their addresses, so a CUDA graph of generate_step serves every later step and prompt.
     A graph replay does not update `state.length`: set it to None before a `prefill` that continues the sequences.
@@ -27,7 +27,7 @@ class CausalLM(nn.Module):
         raise NotImplementedError
 
     def generate_state(self, state: Any, into: Any = None) -> Any:
-        """Convert a state from `prefill` for `generate_step`; a model with only one form of state returns `state`.
+        """Convert a `prefill` state for `generate_step`; return `state` if the model has one form.
 
         into: an earlier result for this `state`, to overwrite and return, so that CUDA graphs that use it stay valid.
         """
@@ -47,7 +47,7 @@ class CausalLM(nn.Module):
 
     @torch.no_grad()
     def logits(self, ids: Tensor, last: int) -> Tensor:
-        """Run new sequences ids [B, T]; return logits [B, last, V] after each of the `last` final tokens."""
+        """Run new sequences ids [B, T]; return logits [B, last, V] of the `last` final positions."""
         return self._logits(self._hidden(ids, self.init_state(*ids.shape))[:, -last:])
 
     def _hidden(self, ids: Tensor, state: Any) -> Tensor:
@@ -55,7 +55,7 @@ class CausalLM(nn.Module):
         raise NotImplementedError
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """Return logits [..., V] for the residual stream [..., C]: apply the final norm, then the LM head."""
+        """Apply the final norm and LM head to the residual stream [..., C]; return logits [..., V]."""
         raise NotImplementedError
 
     def weights(self) -> dict[str, Tensor]:
@@ -75,12 +75,12 @@ class CausalLM(nn.Module):
 
     @property
     def tied(self) -> dict[str, str]:
-        """Further names of tied weights in checkpoints, each mapped to the weight's name in this model."""
+        """{a tied weight's further name in checkpoints: its name in this model}."""
         return {}
 
 
 class PackageModel(CausalLM):
-    """Base class that adapts `inner`, a model of another package, to the interface of `CausalLM`."""
+    """Base class that adapts another package's model, `inner`, to the `CausalLM` interface."""
 
     inner: Any
 
@@ -164,7 +164,7 @@ class ChunkedModel(CausalLM):
         raise NotImplementedError
 
     def through(self, block: nn.Module, h: Tensor) -> Tensor:
-        """Run one block on h [B, T, C] from an empty state, on the device of h; return the new residual stream."""
+        """Run one block on h [B, T, C] from an empty state, on h's device; return the new h."""
         raise NotImplementedError
 
     def _groups(self, batch: int, tokens: int) -> list[slice]:
@@ -173,7 +173,7 @@ class ChunkedModel(CausalLM):
         return [slice(first, min(first + size, batch)) for first in range(0, batch, size)]
 
     def _through_prompt(self, ids: Tensor, state: Any) -> Tensor:
-        """Run prompts of one group, ids [B, T], in chunks; return the last token's residual stream [B, C]."""
+        """Run one group's ids [B, T] in chunks; return the last token's residual stream [B, C]."""
         for chunk in ids.split(self._chunk_length(ids.shape[0]), dim=1):
             hidden = self._hidden(chunk, state)
         return hidden[:, -1]
@@ -186,7 +186,7 @@ class ChunkedModel(CausalLM):
 
 
 def check_ids(ids: Tensor, dimensions: int, batch: int) -> None:
-    """Raise ValueError unless ids are [batch, tokens], or [batch] if `dimensions` is 1, and not empty."""
+    """Raise ValueError unless ids are nonempty [batch, tokens], or [batch] if `dimensions` is 1."""
     if ids.dim() != dimensions or ids.numel() == 0:
         layout = "[batch, tokens]" if dimensions == 2 else "[batch]"
         raise ValueError(f"ids of shape {list(ids.shape)}: expected {layout}, at least one token")

@@ -1,4 +1,4 @@
-"""Find the model of a benchmark case: a size with options, or a checkpoint. Imports no torch.
+"""Find a case's model: a size with options, or a checkpoint. Imports no torch.
 
 A case names a checkpoint as NAME@DIGEST: the folder's name and a digest of its content. Records hold no path, so
 worker processes read the folder's path from an environment variable.
@@ -54,29 +54,29 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(f"{name}@{digest.hexdigest()[:DIGITS]}", folder.resolve(), config)
 
 
-def offer(folder: Path) -> Checkpoint:
-    """Add a folder's path to the environment variable VARIABLE, which workers inherit; return its checkpoint."""
+def register_checkpoint(folder: Path) -> Checkpoint:
+    """Register a folder's checkpoint in VARIABLE, which workers inherit; return the checkpoint."""
     checkpoint = read_checkpoint(folder)
-    os.environ[VARIABLE] = json.dumps(_offered() | {checkpoint.name: str(checkpoint.folder)})
+    os.environ[VARIABLE] = json.dumps(_registered() | {checkpoint.name: str(checkpoint.folder)})
     return checkpoint
 
 
 def checkpoint_folder(case: Case) -> Path | None:
-    """Return the folder of a case's checkpoint, None without one; CheckpointError if no `--checkpoint` names it."""
+    """Return a case's checkpoint folder or None; CheckpointError if it is not registered."""
     if missing := checkpoint_missing(case):
         raise CheckpointError(missing)
     name = str(case.option("checkpoint", ""))
-    return Path(_offered()[name]) if name else None
+    return Path(_registered()[name]) if name else None
 
 
 def checkpoint_missing(case: Case) -> str:
-    """Return an error message if no `--checkpoint` names the folder of the case's checkpoint; otherwise ""."""
+    """Return an error message if the case's checkpoint is not registered; otherwise ""."""
     name = str(case.option("checkpoint", ""))
-    return f"checkpoint {name}: name its folder by --checkpoint DIR" if name and name not in _offered() else ""
+    return f"checkpoint {name}: name its folder by --checkpoint DIR" if name and name not in _registered() else ""
 
 
 def config_of(case: Case) -> ModelConfig:
-    """Return the configuration of a case's model; ConfigError for an unknown system, size or backbone."""
+    """Return a case's model configuration; ConfigError: unknown system, size or backbone."""
     folder = checkpoint_folder(case)
     if folder is not None:
         return read_config(folder)
@@ -91,5 +91,5 @@ def ttt_config_of(case: Case) -> TTTConfig:
     return config
 
 
-def _offered() -> dict[str, str]:
+def _registered() -> dict[str, str]:
     return json.loads(os.environ.get(VARIABLE, "{}"))

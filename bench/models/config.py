@@ -17,7 +17,7 @@ class ConfigError(ValueError):
 
 
 class CheckpointError(UserError):
-    """An unsupported or damaged checkpoint; the message names the file, the key and the expected value."""
+    """An unsupported or damaged checkpoint; the message names file, key and expected value."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class TTTConfig:
 
     @property
     def weight_shapes(self) -> dict[str, tuple[int, int, int]]:
-        """Shapes [H, ...] of the inner model's initial weights by name: W1, b1 and, for TTT-MLP only, W2, b2."""
+        """{name: shape [H, ...]} of the initial weights: W1, b1 and, for TTT-MLP, W2, b2."""
         heads, dim = self.heads, self.head_dim
         if self.learner == "linear":
             return {"W1": (heads, dim, dim), "b1": (heads, 1, dim)}
@@ -144,7 +144,7 @@ class MambaConfig:
 
 @dataclass(frozen=True)
 class DeltaRuleConfig:
-    """Sizes of a linear RNN with a delta rule (flash-linear-attention); a head's state is [key_dim, value_dim]."""
+    """Sizes of fla's linear RNN with a delta rule; a head's state is [key_dim, value_dim]."""
 
     width: int
     layers: int
@@ -165,7 +165,7 @@ ModelConfig = TTTConfig | TransformerConfig | MambaConfig
 
 
 def model_config(model: str, size: str, *, backbone: str = "mamba", mini_batch: int = 16) -> ModelConfig:
-    """Return the configuration of a model in MODELS. size: such as `1.3b`, or `1.3b/2` for only two layers (`cut`).
+    """Return the configuration of a model in MODELS; size `1.3b/2` is `1.3b` with two layers.
 
     backbone, mini_batch: only for TTT models. Raises ConfigError for an unknown name or a mini-batch below 1.
     """
@@ -198,13 +198,13 @@ def cut(size: str, layers: int) -> str:
 
 
 def uncut(size: str) -> tuple[str, int]:
-    """Split a size into name and layers: `1.3b/2` gives ("1.3b", 2). `1.3b` gives ("1.3b", 0): 0 means all layers."""
+    """Split a size into (name, layers), 0 for all layers: `1.3b/2` gives ("1.3b", 2)."""
     name, _, layers = size.partition(_CUT)
     return (name, int(layers)) if layers.isdecimal() and int(layers) else (size, 0)
 
 
 def convolved_channels(config: ModelConfig | DeltaRuleConfig) -> int:
-    """Count the channels that a layer convolves; each channel stores its last CONV_KERNEL - 1 inputs."""
+    """Count a layer's convolved channels; each stores its last CONV_KERNEL - 1 inputs."""
     if isinstance(config, MambaConfig):
         return config.inner_width + 2 * config.groups * config.state_dim
     if isinstance(config, DeltaRuleConfig):

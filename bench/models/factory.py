@@ -30,7 +30,7 @@ def default_dtype(device: torch.device | str) -> torch.dtype:
 def from_seed(
     config: ModelConfig, seed: int, device: torch.device | str, dtype: torch.dtype | None = None, **options: Any
 ) -> CausalLM:
-    """Build a model with random weights; the same seed gives different weights on a CPU and on a GPU.
+    """Build a model with random weights; a seed gives different weights on CPU and GPU.
 
     dtype: by default `default_dtype(device)`. options: arguments of the model's class, such as operator.
     """

@@ -15,7 +15,7 @@ from bench.models.config import TTTConfig
 from bench.models.layers import operator_range, round_up
 from bench.models.operator import Learner, Projections
 from bench.models.overlap import is_overlapped
-from bench.models.ttt import LayerState, Learn, TTTBlock
+from bench.models.ttt import InnerLoop, LayerState, TTTBlock
 from tk_kernels.edges.few_rows import MOST_ROWS_FEW_OUTPUTS, Norm, few_rows_product, fits
 from tk_kernels.edges.short_convolution import query_key, residual_convolution
 from tk_kernels.edges.swiglu_product import swiglu_product
@@ -38,7 +38,7 @@ class FusedBlock(TTTBlock):
         self._pack()
         self._learner: Learner
 
-    def forward(self, h: Tensor, rope: Rotation, state: LayerState, learn: Learn) -> Tensor:
+    def forward(self, h: Tensor, rope: Rotation, state: LayerState, inner_loop: InnerLoop) -> Tensor:
         changed = self._follow_parameters(rope)
         layer = self.seq_modeling_block
         is_served = state.slots is not None or state.sequences is not None
@@ -50,7 +50,7 @@ class FusedBlock(TTTBlock):
         projected = product(x, self._projections, pdl)
         projections = self._split(projected, rope, state, pdl)
         with operator_range():
-            out = learn(projections, self._learner, state.inner)
+            out = inner_loop(projections, self._learner, state.inner)
         norm, out = layer.post_norm, out.flatten(-2)
         if layer.config.backbone == "mamba":
             before = Norm(norm.weight, norm.eps, norm.bias, self._columns(projected, 2))
@@ -61,14 +61,14 @@ class FusedBlock(TTTBlock):
         return add_product_(h, hidden, self.mlp.down_proj.weight, pdl)
 
     def _opened(self, h: Tensor, pdl: bool) -> Tensor:
-        """Return SwiGLU of the normalized h, without the down projection: [B, T, F]. pdl: as in `product`."""
+        """Return SwiGLU(norm(h)) [B, T, F], without the down projection. pdl: as in `product`."""
         norm = Norm(self.ffn_norm.weight, self.seq_modeling_block.config.norm_eps)
         if has_few_rows(h, self._gate_up, swiglu=True):
             return few_rows_product(h, self._gate_up, norm, swiglu=True, pdl=pdl)
         return swiglu_product(norm(h), self._gate_up, concurrent=is_overlapped())
 
     def _enter(self, h: Tensor, state: LayerState, pdl: bool) -> tuple[Tensor, Tensor]:
-        """Add the block's convolution, if any, to h; return the sum and its RMSNorm. pdl: as in `product`."""
+        """Add any block convolution to h; return the sum and its RMSNorm. pdl: as in `product`."""
         if state.block_conv is None:
             return h, self.seq_norm(h)
         conv, eps = self.conv.conv, self.seq_modeling_block.config.norm_eps
@@ -78,7 +78,7 @@ class FusedBlock(TTTBlock):
         )
 
     def _split(self, projected: Tensor, rope: Rotation, state: LayerState, pdl: bool) -> Projections:
-        """Return the inner loop's inputs from the columns of `projected`, the output of the packed projections.
+        """Split `projected`, the packed projections' output, into the inner loop's inputs.
 
         Columns: [convolutions' input, v, output gate, lr logits] (Mamba backbone), [q, v, k, lr logits] (Transformer).
         """
@@ -99,7 +99,7 @@ class FusedBlock(TTTBlock):
         return projected[..., index * width : (index + 1) * width]
 
     def _rate_rows(self) -> slice:
-        """Return the slice of the learning rates in the packed weight's rows, and equally in `projected`'s columns."""
+        """Return the slice of learning rates: rows of the packed weight, columns of `projected`."""
         config = self.seq_modeling_block.config
         return slice(3 * config.width, 3 * config.width + config.heads)
 
@@ -123,7 +123,7 @@ class FusedBlock(TTTBlock):
         return self
 
     def _follow_parameters(self, rope: Rotation) -> bool:
-        """Copy learning-rate weights and token scales for the kernels if they changed; return whether they changed."""
+        """If learning-rate weights or token scales changed, copy them; return whether they did."""
         layer = self.seq_modeling_block
         made_of = [weight._version for weight in (layer.learnable_ttt_lr_weight, layer.learnable_token_idx)]
         changed = made_of != self._made_of
@@ -135,7 +135,7 @@ class FusedBlock(TTTBlock):
 
 
 def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
-    """Copy the projections' weights into one matrix, make the weights views of the matrix, and return the matrix.
+    """Pack the projections' weights into one matrix and make them views of it; return it.
 
     The matrix has shape [sum of output sizes + spare_rows, C]; the spare rows are last, and zero.
     """
@@ -150,7 +150,7 @@ def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
 
 
 def is_dependent(learner: str, batch: int) -> bool:
-    """Return whether dependent launches shorten a step of `batch` sequences, as measured on an H200.
+    """Return whether dependent launches shorten a step of `batch` sequences (on an H200).
 
     In large batches, waiting programs occupy SMs, unless the plain launches of cuBLAS come between them.
     """

@@ -58,7 +58,7 @@ _Dtype = Literal["float64", "float32", "float16", "bfloat16"] | None
 
 
 class _Settings(BaseModel):
-    """The keys of config.json that decide what the model computes, with the authors' defaults."""
+    """The config.json keys that determine the model's computation, with the authors' defaults."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -85,7 +85,7 @@ class _Settings(BaseModel):
 
 
 def read_config(folder: str | Path) -> TTTConfig:
-    """Read a folder's config.json; raise CheckpointError if it is missing or has an unsupported setting."""
+    """Read a folder's config.json; CheckpointError if missing or with an unsupported setting."""
     file = Path(folder) / CONFIG_FILE
     if not file.exists():
         raise CheckpointError(f"{file.parent}: holds no {CONFIG_FILE}; name a folder with it and safetensors files")
@@ -121,7 +121,7 @@ def config_values(config: TTTConfig) -> dict[str, Any]:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON object; raise CheckpointError if the file is unreadable or holds no JSON object."""
+    """Read a JSON object; CheckpointError if the file is unreadable or holds none."""
     try:
         values = json.loads(read_regular(file).decode("utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:

@@ -77,7 +77,7 @@ def convert(file: Path, folder: Path, base_lr: float | None = None) -> None:
 
 
 def read_arrays(file: Path) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    """Yield (path, tensor) of each weight, without optimizer state; CheckpointError if unreadable."""
+    """Yield each weight's (path, tensor), no optimizer state; CheckpointError if unreadable."""
     import msgpack
 
     path: tuple[str, ...] = ()
@@ -109,7 +109,7 @@ def renamed(path: tuple[str, ...]) -> str:
 
 
 def turned(path: tuple[str, ...], array: Tensor) -> Tensor:
-    """Return a JAX weight in PyTorch's layout: transpose parameters named `kernel`, keep others unchanged.
+    """Return a JAX weight in PyTorch's layout: transposed if its parameter is a `kernel`.
 
     [in, out] becomes [out, in], and [4, 1, C] becomes [C, 1, 4]; the learning rate's [H, C, 1] becomes [H, 1, C].
     RoPE pairs are interleaved in both codes, so Q and K are not permuted.

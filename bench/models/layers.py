@@ -22,7 +22,7 @@ def round_up(count: int, multiple: int) -> int:
 
 
 class _Ranges:
-    """The process-wide switch for NVTX ranges; it is off by default, because ranges slow eager runs."""
+    """The process's switch for NVTX ranges, off by default: ranges slow eager runs."""
 
     enabled = False
 
@@ -38,7 +38,7 @@ def layer_range(index: int) -> AbstractContextManager[object]:
 
 
 def operator_range() -> AbstractContextManager[object]:
-    """Return a context manager for the NVTX range of an inner loop; it does nothing if ranges are off."""
+    """Return an inner loop's NVTX range, or a context manager without effect if ranges are off."""
     return nvtx_range(OPERATOR) if _Ranges.enabled or is_recorded() else nullcontext()
 
 
@@ -48,7 +48,7 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 
 def linear(inputs: int, outputs: int, device: torch.device, dtype: torch.dtype) -> nn.Linear:
-    """Return a projection without bias. It is uninitialized, because filling 1.3B parameters twice takes seconds."""
+    """Return a projection without bias, uninitialized: filling 1.3B weights twice takes seconds."""
     return skip_init(nn.Linear, inputs, outputs, bias=False, device=device, dtype=dtype)
 
 
@@ -84,7 +84,7 @@ class CausalConv(nn.Module):
 
 
 def slide(cache: Tensor, x: Tensor) -> Tensor:
-    """Return cache [B, 3, C] and x [B, T, C] joined to [B, 3 + T, C]; copy the result's last three tokens to cache."""
+    """Concatenate cache [B, 3, C] and x [B, T, C] along T; copy the last 3 tokens to cache."""
     window = torch.cat((cache, x), dim=1)
     cache.copy_(window[:, -cache.shape[1] :])
     return window
@@ -96,7 +96,7 @@ def empty_conv_cache(batch: int, width: int, device: torch.device, dtype: torch.
 
 
 def rotate_halves(x: Tensor, rotated_by: Rotation) -> Tensor:
-    """Apply Llama's RoPE to channels (i, i + D/2) of x [B, T, H, D], computed in cos and sin's dtype."""
+    """Apply Llama's RoPE to channels (i, i + D/2) of x [B, T, H, D], in cos and sin's dtype."""
     cos, sin = rotated_by
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
@@ -109,7 +109,7 @@ _CONVOLUTION = re.compile(r"conv(_q|_k)?\.(weight|bias)$")
 
 @torch.no_grad()
 def fill_with_initial_weights(module: nn.Module, generator: torch.Generator) -> None:
-    """Draw all parameters from the authors' initial distributions, in the order of `named_parameters`.
+    """Draw parameters from the authors' initial distributions, in `named_parameters` order.
 
     Values are drawn in float32 and rounded, so a seed gives the same weights in every dtype.
     """

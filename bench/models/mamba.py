@@ -17,14 +17,14 @@ MEMORY = 96  # standard deviation of x_proj's rows for B and C, times the width;
 
 @dataclass
 class MambaState:
-    """State of `batch` sequences; cache: per layer, last convolution inputs [B, E, 4] and SSM state [B, E, N]."""
+    """State of `batch` sequences; per layer, conv inputs [B, E, 4] and SSM state [B, E, N]."""
 
     batch: int
     cache: DynamicCache
 
 
 class Mamba(PackageModel):
-    """Mamba in transformers' plain PyTorch code (the slow path), with transformers' parameter names.
+    """Mamba in transformers' plain PyTorch code (slow path), with its parameter names.
 
     The scan always starts from a zero state, so only a state's first prompt is scanned. Later prompts run token by
     token. The scan holds a float32 tensor [B, E, T, N], so its memory grows with T.
@@ -33,7 +33,7 @@ class Mamba(PackageModel):
     def __init__(
         self, config: MambaConfig, device: torch.device | str, dtype: torch.dtype, seed: int | None = None
     ) -> None:
-        """Build the model. seed: for random weights; None leaves weights undefined until they are loaded."""
+        """Build the model. seed: for random weights; None leaves them undefined until loaded."""
         super().__init__()
         self.config, device = config, torch.device(device)
         if seed is None:
@@ -94,7 +94,7 @@ class Mamba(PackageModel):
 
 @torch.no_grad()
 def remember(model: nn.Module, config: MambaConfig) -> None:
-    """Scale x_proj's random rows for B and C, so that B and C are near one and logits depend on the state.
+    """Scale x_proj's random rows so that B and C are near one and logits depend on the state.
 
     Otherwise the state would add only 1e-4 of a tiny model's output, and bfloat16 would hide a wrong scan.
     """

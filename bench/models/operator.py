@@ -17,7 +17,7 @@ from tk_kernels.ttt_mlp import reference as ttt_mlp
 
 
 class Projections(NamedTuple):
-    """Inputs of a layer's inner loop: q, k, v [B, T, H, D], lr_logits [B, T, H]; a generate step has no T axis.
+    """Inner-loop inputs: q, k, v [B, T, H, D], lr_logits [B, T, H]; no T axis in generate.
 
     lr_logits: x_j . w_h + c_h for input x_j of token j and learned w_h, c_h of head h, in at least float32.
     pdl: whether a generate step's kernels may use programmatic dependent launch (`tk_kernels.generate.common`).
@@ -69,14 +69,14 @@ class TorchOperator:
         return self._reference.init_state(*weights, batch=batch, mini_batch=mini_batch, dtype=dtype)
 
     def init_states(self, layers: Sequence[Sequence[Tensor]], batch: int, mini_batch: int, dtype: torch.dtype) -> Any:
-        """Return the initial states of all layers, stacked along a first axis. layers: each layer's initial weights."""
+        """Return all layers' initial states, stacked on axis 0. layers: their initial weights."""
         one = self.init_state(layers[0], 1, mini_batch, dtype)
         states = type(one)(*(x.new_empty(len(layers), batch, *x.shape[1:]) for x in one))
         self.restart_states(states, layers)
         return states
 
     def restart_states(self, states: Any, layers: Sequence[Sequence[Tensor]]) -> None:
-        """Reset a result of `init_states` in place: copy the initial weights `layers`, and zero the other tensors."""
+        """Reset an `init_states` result in place: copy initial weights `layers`, zero the rest."""
         parameters = list(zip(*layers, strict=True))
         for each, weights in zip(states, parameters, strict=False):
             each.copy_(torch.stack([weight.detach() for weight in weights]).view(len(layers), 1, *each.shape[2:]))
@@ -98,7 +98,7 @@ class TorchOperator:
         return out
 
     def generate_state(self, state: Any) -> Any:
-        """Return `state` for `generate_step`, converted to the primal form if this operator has the primal form."""
+        """Return `state` for `generate_step`, in the primal form if this operator has that form."""
         return self._reference.primal_state(state) if self.form == "primal" and not _is_primal(state) else state
 
     def generate_step(self, projections: Projections, learner: Learner, state: Any) -> Tensor:
@@ -117,7 +117,7 @@ def _is_primal(state: Any) -> bool:
 
 
 def ready_for_prefill(projections: Projections, learner: Learner, position: Tensor) -> Projections:
-    """Apply RoPE and compute learning rates for T tokens. position [B]: token 0's position in the mini-batch."""
+    """Apply RoPE, compute learning rates. position [B]: token 0's mini-batch position."""
     ahead = torch.arange(projections.q.shape[1], device=position.device)
     return ready_at(projections, learner, (position[:, None] + ahead) % learner.token_scale.shape[0])
 
@@ -135,7 +135,7 @@ def ready_at(projections: Projections, learner: Learner, position: Tensor) -> Pr
 
 
 def learning_rates(projections: Projections, learner: Learner) -> Tensor:
-    """Return lr_j = base_lr * sigmoid(lr_logits_j) / D. If `projections.ready`, lr_logits already holds lr_j."""
+    """Return lr_j = base_lr * sigmoid(lr_logits_j) / D, or lr_logits if `projections.ready`."""
     if projections.ready:
         return projections.lr_logits
     return torch.sigmoid(projections.lr_logits) * (learner.base_lr / projections.q.shape[-1])

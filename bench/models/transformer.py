@@ -20,7 +20,7 @@ CAPACITY_MULTIPLE = 64
 
 @dataclass
 class TransformerState:
-    """KV cache [layers, 2, B, KV heads, capacity, D]; position [1] int64: number of tokens in the cache.
+    """KV cache [layers, 2, B, KV heads, capacity, D]; position [1] int64: cached tokens.
 
     length: the same number on the host; None if unknown, as after generate_step (see `CausalLM`).
     """
@@ -38,14 +38,14 @@ class TransformerState:
         return self.cache.shape[4]
 
     def rows(self, rows: slice) -> "TransformerState":
-        """Return the state of the sequences in the slice `rows`; its tensors are views of this state's tensors."""
+        """Return the state of the sequences in the slice `rows`, as views of this state."""
         if self.length is None:
             self.length = int(self.position)
         return TransformerState(self.cache[:, :, rows], self.position, self.length)
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, mask: Any = None) -> Tensor:
-    """Return causal attention [B, H, T, D] from q to k, v [B, KV heads, S, D]; a mask is required if S > T."""
+    """Return causal attention [B, H, T, D] over k, v [B, KV heads, S, D]; S > T needs a mask."""
     grouped = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
 
@@ -152,7 +152,7 @@ class Transformer(ChunkedModel):
         return causal_attention(q, cache[0, :, :, :end], cache[1, :, :, :end], mask)
 
     def _attend_step(self, cache: Tensor, position: Tensor, mask: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Write the key and value of one token at `position` [1]; return attention [B, H, 1, D] under `mask`.
+        """Write one token's k, v at `position` [1]; return attention [B, H, 1, D] under `mask`.
 
         SDPA's masked kernels have no GQA, so query heads that share a KV head are passed as tokens of one query head.
         """

@@ -122,7 +122,7 @@ class TTTLayer(nn.Module):
         return [self.get_parameter(name) for name in self.config.weight_shapes]
 
     def project(self, x: Tensor, state: LayerState) -> Projections:
-        """Return the inner loop's inputs for x [B, T, C]; store the convolutions' last inputs in `state`."""
+        """Return inner-loop inputs for x [B, T, C]; store the last convolution inputs in `state`."""
         if state.qk_conv is None:
             q, k = self.q_proj(x), self.k_proj(x)
         else:
@@ -154,7 +154,7 @@ class TTTLayer(nn.Module):
 
 
 # Runs the inner loop on projections of T tokens and advances a layer's state; returns out [B, T, H, D].
-Learn = Callable[[Projections, Learner, Any], Tensor]
+InnerLoop = Callable[[Projections, Learner, Any], Tensor]
 
 
 class TTTBlock(nn.Module):
@@ -169,14 +169,14 @@ class TTTBlock(nn.Module):
         self.ffn_norm = nn.RMSNorm(config.width, config.norm_eps, device=device, dtype=dtype)
         self.mlp = SwiGLU(config.width, config.ffn_width, device, dtype)
 
-    def forward(self, h: Tensor, rope: Rotation, state: LayerState, learn: Learn) -> Tensor:
-        """Run the block on h [B, T, C] with inner loop `learn`; advance `state` and return the new residual stream."""
+    def forward(self, h: Tensor, rope: Rotation, state: LayerState, inner_loop: InnerLoop) -> Tensor:
+        """Run the block on h [B, T, C]; advance `state` and return the new residual stream."""
         if state.block_conv is not None:
             h = h + self.conv(h, state.block_conv)
         layer, x = self.seq_modeling_block, self.seq_norm(h)
         projections, learner = layer.project(x, state), layer.learner(rope)
         with operator_range():
-            out = learn(projections, learner, state.inner)
+            out = inner_loop(projections, learner, state.inner)
         h = h + layer.output(x, out)
         return h + self.mlp(self.ffn_norm(h))
 
@@ -241,7 +241,7 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def generate_state(self, state: TTTState, into: TTTState | None = None) -> TTTState:
-        """Convert `state` for generate_step; both share convolution caches. into: an earlier result to overwrite."""
+        """Convert `state` for generate_step; share conv caches. into: an old result to overwrite."""
         if into is None:
             made = [replace(layer, inner=self.operator.generate_state(layer.inner)) for layer in state.layers]
             return TTTState(state.batch, made, state.length, state.caches)
@@ -252,7 +252,7 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def init_generate_state(self, batch: int, context: int = 0) -> TTTState:
-        """Return an empty state for `generate_step`; at any time, only one layer's forward state is in memory."""
+        """Return an empty `generate_step` state; allocates one layer's forward state at a time."""
         states = (self.operator.generate_state(self._inner_state(block, batch)) for block in self.blocks)
         return self._state(batch, states)
 
@@ -285,7 +285,7 @@ class TTTModel(ChunkedModel):
         return cast(list[TTTBlock], list(self.model.layers))
 
     def _through_prompt(self, ids: Tensor, state: TTTState) -> Tensor:
-        """Run the prompts in chunks; run two chunks at a time, on two CUDA streams, if the operator leaves SMs idle."""
+        """Run prompts in chunks: two at once, on two CUDA streams, if the operator leaves SMs idle."""
         length = self._chunk_length(len(ids))
         if ids.shape[1] <= length or not self._leaves_idle(len(ids)):
             return super()._through_prompt(ids, state)
@@ -298,15 +298,15 @@ class TTTModel(ChunkedModel):
         return hidden[:, -1]
 
     def _leaves_idle(self, batch: int) -> bool:
-        """Return whether the forward kernel, one thread block per head and sequence, uses at most half of the SMs."""
+        """Return whether forward, one thread block per head and sequence, uses <= half of the SMs."""
         if self.device.type != "cuda" or not self.operator.block_a_head:
             return False
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         return 2 * batch * self.config.heads <= processors
 
-    def _hidden(self, ids: Tensor, state: TTTState, around_layer: Around = nullcontext) -> Tensor:
+    def _hidden(self, ids: Tensor, state: TTTState, around: Around = nullcontext) -> Tensor:
         start = None if state.length is None else state.length % self.config.mini_batch
-        h = self._layers(ids, state, partial(self.operator.forward, start=start), around_layer)
+        h = self._layers(ids, state, partial(self.operator.forward, start=start), around)
         state.length = None if state.length is None else state.length + ids.shape[1]
         return h
 
@@ -318,11 +318,11 @@ class TTTModel(ChunkedModel):
         """Run a generate step of the operator on tensors with a token axis of length 1."""
         return self.operator.generate_step(mapped(projections, lambda x: x[:, 0]), learner, state)[:, None]
 
-    def _layers(self, ids: Tensor, state: TTTState, learn: Learn, around_layer: Around = nullcontext) -> Tensor:
+    def _layers(self, ids: Tensor, state: TTTState, inner_loop: InnerLoop, around: Around = nullcontext) -> Tensor:
         h = self.model.embed_tokens(ids)
         for index, (block, layer) in enumerate(zip(self.blocks, state.layers, strict=True)):
-            with around_layer(index), layer_range(index):
-                h = block(h, self._rope, layer, learn)
+            with around(index), layer_range(index):
+                h = block(h, self._rope, layer, inner_loop)
         return h
 
     @property
@@ -330,6 +330,6 @@ class TTTModel(ChunkedModel):
         return self.get_buffer("rope_cos"), self.get_buffer("rope_sin")
 
     def _chunk_length(self, batch: int) -> int:
-        """Return a chunk's tokens per sequence: a multiple of the mini-batch, at least one mini-batch."""
+        """Return a chunk's tokens per sequence: one or more whole mini-batches."""
         tokens = self.overlapped_tokens // batch if self._leaves_idle(batch) else super()._chunk_length(batch)
         return max(self.config.mini_batch, tokens // self.config.mini_batch * self.config.mini_batch)

@@ -10,6 +10,7 @@ from bench.models.hugging_face import read_config
 
 HEADS_AT_ONCE = 128  # heads of prompts that a step reads, if it can; a GPU has about as many SMs
 
+
 class TTTScheduler(AsyncScheduler):
     """vLLM's asynchronous scheduler with two changes; in addition, a step's output has another order of requests.
 

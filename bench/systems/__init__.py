@@ -1,1 +1,1 @@
-"""Adapters of the benchmarked systems, one folder per engine or model, and the modules that these folders share."""
+"""Adapters of the benchmarked systems, a folder per engine or model, and shared modules."""

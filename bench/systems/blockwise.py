@@ -12,7 +12,7 @@ from bench.models.base import ChunkedModel
 
 @contextmanager
 def visiting(block: nn.Module, device: torch.device) -> Iterator[None]:
-    """Move a block's weights and buffers to `device` inside the context; on exit, put the originals back."""
+    """Inside the context, keep a block's weights and buffers on `device`; then restore them."""
     held = (*block.parameters(), *block.buffers())
     away = [(weight, weight.data) for weight in held if weight.device.type != device.type]
     try:
@@ -26,7 +26,7 @@ def visiting(block: nn.Module, device: torch.device) -> Iterator[None]:
 
 @torch.no_grad()
 def last_logits(model: ChunkedModel, ids: Tensor, last: int, device: torch.device) -> Tensor:
-    """Run token ids [B, T] through the model block by block; return logits [B, last, V] at the last positions."""
+    """Run ids [B, T] block by block; return logits [B, last, V] at the last positions."""
     h = F.embedding(ids.to(device), model.model.embed_tokens.weight.to(device))
     for block in model.model.layers:
         with visiting(block, device):

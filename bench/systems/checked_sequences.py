@@ -13,7 +13,7 @@ LONGEST_CHECKED = 65536  # longest compared prompt: a million tokens would take 
 
 
 def drawn(rng: Random, batch: int, tokens: int, most: int = CHECKED_TOKENS) -> list[int]:
-    """Draw random sequences of a batch, at least one and at most CHECKED_SEQUENCES; return their sorted indices.
+    """Draw 1 to CHECKED_SEQUENCES random sequences of a batch; return sorted indices.
 
     If several are drawn, they have at most `most` tokens together. tokens: number of tokens per sequence.
     """
@@ -22,7 +22,7 @@ def drawn(rng: Random, batch: int, tokens: int, most: int = CHECKED_TOKENS) -> l
 
 
 def not_compared(tokens: int, most: int) -> Callable[[Any, int], Checks]:
-    """Return a check without comparisons; it records that prompts of `tokens` tokens exceed the limit `most`."""
+    """Return a check that compares nothing: it notes that `tokens` exceeds the limit `most`."""
     words = f"the outputs of prompts of {tokens} tokens were not checked: the reference reads at most {most} tokens"
     return lambda outputs, calls: Checks([], words)
 

@@ -86,17 +86,17 @@ class LanguageModel:
         return model.config
 
     def reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return a model with the same weights in `dtype`; checks call its `init_state`, `prefill` and `logits`."""
+        """Return a model of equal weights in `dtype`; checks use `init_state`, `prefill`, `logits`."""
         reference = type(model)(model.config, device(), dtype)
         reference.copy_weights(model)
         return reference
 
     def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return a reference for timed outputs; it must be fast on long prompts. By default, call `reference`."""
+        """Return a reference for timed outputs, fast on long prompts; by default `reference`."""
         return self.reference(model, dtype)
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
-        """Return a reference in the case's dtype, whose rounding error sets the check's limits. None: fixed limits."""
+        """Return a reference in the case's dtype; its rounding error sets limits. None: fixed ones."""
         return None if case.dtype == "float32" else self.timed_check_reference(model, getattr(torch, case.dtype))
 
     def _model(self, case: Case) -> Any:
@@ -123,7 +123,7 @@ class LanguageModel:
 
     @torch.inference_mode()
     def _compare(self, model: Any, case: Case) -> Checks:
-        """Compare logits after a prompt, and after each token that follows it, with those of a reference's forward."""
+        """Compare logits after a prompt and after each later token with a reference's forward."""
         reference = self.reference(model, torch.float64 if case.dtype == "float32" else torch.float32)
         prompt = self.check_prompt
         ids = random_ids(model, CHECK_BATCH, prompt + CHECK_STEPS)

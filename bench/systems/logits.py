@@ -27,7 +27,7 @@ CHOICE_LIMITS = 4
 
 
 def check_logits(logits: torch.Tensor, reference: torch.Tensor, dtype: str, wider: float = 1.0) -> Checks:
-    """Check that logits [..., V] are close to the reference's and, up to rounding, have the same most probable tokens.
+    """Check logits [..., V]: close to the reference's, and up to rounding with the same argmax.
 
     dtype: key of LOGIT_LIMITS. wider: factor on these limits.
     """
@@ -59,7 +59,7 @@ def widened(case: Case) -> dict[str, str]:
 
 
 def limits_by_rounding(rounded: torch.Tensor | None, reference: torch.Tensor, case: Case) -> float:
-    """Return the factor on LOGIT_LIMITS with which the limit is ROUNDINGS times the rounding error.
+    """Return the factor that scales LOGIT_LIMITS to ROUNDINGS times the rounding error.
 
     The rounding error is that of `rounded`, a reference's logits in the case's dtype, against `reference`.
     The factor is at most `widening(case)`, and equal to it if `rounded` is None.
@@ -72,7 +72,7 @@ def limits_by_rounding(rounded: torch.Tensor | None, reference: torch.Tensor, ca
 def check_response(
     got: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor], width: int
 ) -> Checks:
-    """Check that a change of early tokens changes logits as much as the reference's, unless rounding hides the change.
+    """Check that early tokens change logits as in the reference, unless rounding hides it.
 
     got, expected: logits of the model and of the reference, each a pair (before, after the change) of [rows, V].
     The regression slope between the two changes must be near 1. width: the model's channels, for the limit on noise.

@@ -1,4 +1,4 @@
-"""Load a case's language model; call any model that has the interface of `bench.models.base.CausalLM`."""
+"""Load a case's language model; call any model with the interface of `CausalLM`."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ STEPS = 16  # generate steps per call, unless these are no whole mini-batches
 
 
 def model_of(case: Case, **options: Any) -> Any:
-    """Load the case's model on `device()` in its dtype: its checkpoint, or random weights from a fixed seed.
+    """Load a case's model on `device()` in its dtype: a checkpoint, or seeded random weights.
 
     options: further arguments of the model's class, such as `operator` of `TTTModel`.
     Raises CheckpointError if the case's checkpoint cannot be loaded or is unsupported.
@@ -31,7 +31,7 @@ def random_ids(model: Any, *shape: int) -> torch.Tensor:
 
 
 def prefill_then_generate(model: Any, ids: torch.Tensor, prompt: int) -> torch.Tensor:
-    """Run the model on the first `prompt` tokens of ids [B, T] as a prompt, then on one token per step.
+    """Run the first `prompt` tokens of ids [B, T] as a prompt, then one token per step.
 
     Returns logits [T - prompt + 1, B, V]: after the prompt, then after each later token.
     """

@@ -1,4 +1,4 @@
-"""Report why a system cannot run here: packages that fail to import, unsupported releases, or no GPU."""
+"""Report why a system cannot run here: failed imports, unsupported releases, or no GPU."""
 
 import importlib
 
@@ -24,7 +24,7 @@ def cannot_import(*modules: str) -> str:
 
 
 def other_release(package: str, oldest: str, newest: str) -> str:
-    """Return a message if `package` is installed in a minor release outside `oldest` to `newest`; otherwise, ""."""
+    """Return a message if `package`'s minor release is outside `oldest` to `newest`; else ""."""
     version = versions_of((package,)).get(package, newest)
     if _minor(oldest) <= _minor(version) <= _minor(newest):
         return ""

@@ -13,7 +13,7 @@ def device() -> str:
 
 
 def repeatable(step: Callable[[], object]) -> Callable[[], object]:
-    """Run `step`, capture it as a CUDA graph, and return a function that replays it; on a CPU, return `step` itself."""
+    """Run and capture `step`; return a CUDA-graph replay function, on a CPU `step` itself."""
     if device() == "cpu":
         return step
     with torch.inference_mode():

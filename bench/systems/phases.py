@@ -1,4 +1,4 @@
-"""Timed work of a language model in each phase (forward, generate, request), and the check of its outputs."""
+"""A language model's timed work per phase (forward, generate, request), and its check."""
 
 from collections import deque
 from collections.abc import Callable
@@ -56,13 +56,13 @@ class PhaseWork:
         raise NotImplementedError
 
     def capture(self) -> None:
-        """Capture CUDA graphs that `run` and `measured` replay, after compilation. By default, do nothing."""
+        """After compilation, capture graphs for `run` and `measured`. By default, do nothing."""
 
     def restart(self) -> None:
         """Reset the state. By default, do nothing, because `run` resets the state itself."""
 
     def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
-        """Draw sequences to compare, copy their tokens to all others, and return the check of a call's outputs."""
+        """Draw sequences, copy their tokens to all others, and return the check of a call's outputs."""
         tokens = self.tokens // self.case.batch
         if tokens > LONGEST_CHECKED:
             return not_compared(tokens, LONGEST_CHECKED)
@@ -81,12 +81,11 @@ class PhaseWork:
         return compare
 
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
-        """Draw a new past and let the timed model read it; return a function f for a reference's logits after it.
+        """Feed a new random prefix (past) to the timed model; return f for a reference's logits.
 
-        f(model, some, tokens) lets `model`, a reference, read the past of the sequences `some`, then `tokens`
-        [steps, len(some)]; it returns the logits [len(some), V] after the last token.
-        By default, draw nothing: the past is the prompts `ids`, which the harness refills.
-        rows: indices of the compared sequences. sources: for each sequence, the index of the one that it copies.
+        f(model, some, tokens) returns logits [len(some), V] of `model`, a reference, for the sequences `some`, after
+        their prefix and `tokens` [steps, len(some)]. By default, the prefix is `ids`, which the harness refills.
+        rows: indices of the compared sequences. sources [B]: each sequence copies the tokens of sequence sources[i].
         """
         return lambda model, some, tokens: last_logits(model, torch.cat([self.ids[some], tokens.T], dim=1))
 
@@ -99,17 +98,17 @@ class PhaseWork:
         return {}
 
     def reference(self) -> Any:
-        """Return the reference model that checks timed outputs, in float64 for float32 cases, else in float32."""
+        """Return the reference for timed outputs: float64 for float32 cases, else float32."""
         exact = torch.float64 if self.case.dtype == "float32" else torch.float32
         return self.adapter.timed_check_reference(self.model, exact)
 
     def rounded_reference(self) -> Any:
-        """Return a reference in the case's dtype, whose rounding error sets the check's limits; None: fixed limits."""
+        """Return a reference in the case's dtype; its rounding error sets limits. None: fixed ones."""
         return self.adapter.rounded_reference(self.model, self.case)
 
     @property
     def compared_tokens(self) -> int:
-        """Cost of checking one sequence, as a number of tokens; if it is high, `drawn` selects fewer sequences."""
+        """Cost of checking one sequence, in tokens; if high, `drawn` selects fewer sequences."""
         return self.tokens // self.case.batch
 
     def drawn(self, rng: Random) -> list[int]:
@@ -126,7 +125,7 @@ class PhaseWork:
         return self._rows
 
     def repeat(self, rng: Random, rows: list[int]) -> list[int]:
-        """Copy token ids of the sequences `rows` to all others; return for each sequence the index of its source.
+        """Copy token ids of sequences `rows` to all others; return each sequence's source index.
 
         A sequence of `rows` is its own source. Others copy a random one of `rows` at their position in the mini-batch.
         """
@@ -138,10 +137,11 @@ class PhaseWork:
     def checks(
         self, logits: torch.Tensor, rows: list[int], sources: list[int], logits_after: LogitsAfter, tokens: torch.Tensor
     ) -> Checks:
-        """Compare logits [B, V] of the sequences `rows`, and of each one's least similar copy, with the reference.
+        """Compare logits [B, V] with the reference: of `rows`, and of each row's worst copy.
 
-        Also check input tokens of the steps in `choices`, and that a new past changes logits as in the reference.
-        tokens: the steps' inputs [steps, B]. sources, logits_after: results of `repeat` and `new_past`.
+        Also check the input tokens of the steps `choices`, and that a new prefix changes logits as in the reference.
+        tokens: the steps' inputs [steps, B]. sources: result of `repeat`. logits_after: result of `new_past`.
+        Worst copy: the sequence with the same tokens whose logits differ most from the row's.
         """
         off = (logits.float() - logits[sources].float()).norm(dim=-1).nan_to_num(torch.inf)
         repeated = torch.tensor(sources, device=off.device)
@@ -164,11 +164,11 @@ class PhaseWork:
         return found + self._response(logits[rows], whole)
 
     def choices(self, steps: int) -> list[int]:
-        """Return the steps (1 and the last, if any) whose input tokens must have the reference's largest logits."""
+        """Return steps (1 and the last, if any) whose input tokens must be the reference's argmax."""
         return sorted({1, steps - 1}) if steps > 1 else []
 
     def _response(self, got: torch.Tensor, expected: torch.Tensor) -> Checks:
-        """Check that logits `got` [rows, V] changed since the last checked call as the reference's, `expected`, did."""
+        """Check that logits `got` [rows, V] changed since the last check as `expected` did."""
         before, self._answered = self._answered, (got.clone(), expected)
         if before is None:
             return Checks([])
@@ -177,7 +177,7 @@ class PhaseWork:
 
 
 class Forward(PhaseWork):
-    """Timed work of the forward phase: read prompts of `context` tokens from an empty state; return the last logits."""
+    """Timed forward: read prompts of `context` tokens from an empty state; return last logits."""
 
     def prepare(self) -> None:
         self.ids = random_ids(self.model, self.case.batch, self.case.context)
@@ -192,7 +192,7 @@ class Forward(PhaseWork):
 
 
 class Generate(PhaseWork):
-    """Timed work of the generate phase: each call runs greedy steps, as many as fill one or more mini-batches.
+    """Timed generate: each call runs greedy steps that fill one or more mini-batches.
 
     A recurrent model continues from the state that the previous call left.
     Option `positions`: also time single steps; if "staggered", sequences start at different positions in a mini-batch.
@@ -204,7 +204,7 @@ class Generate(PhaseWork):
 
     @property
     def units(self) -> int:  # type: ignore[override]
-        """Number of generate steps per call: whole mini-batches, because a TTT model updates W at the end of each."""
+        """Generate steps per call: whole mini-batches, because TTT updates W at the end of each."""
         mini_batch = getattr(self.model.config, "mini_batch", 1)
         return STEPS if STEPS % mini_batch == 0 else mini_batch
 
@@ -234,7 +234,7 @@ class Generate(PhaseWork):
 
     @torch.inference_mode()
     def restart(self) -> None:
-        """Reset the state. If staggered, sequence i then reads the last `_ahead[i]` of its tokens in `_before`."""
+        """Reset the state. If staggered, sequence i then reads the last `_ahead[i]` of `_before`."""
         self.model.reset_state(self.state)
         for ahead, rows in groupby(range(self.case.batch), key=self._ahead.__getitem__):
             if ahead:
@@ -249,7 +249,7 @@ class Generate(PhaseWork):
 
     @torch.inference_mode()
     def measured(self, calls: int) -> dict[str, float | None]:
-        """Return percentiles of the ITL in ms, from steps timed one by one; {} without the option `positions`."""
+        """Return ITL percentiles in ms, from steps timed one by one; {} without `positions`."""
         if not self._times_steps:
             return {}
         count = TIMED_MINI_BATCHES * self.units + 1
@@ -348,11 +348,11 @@ class Request(PhaseWork):
         return self._logits, self._read
 
     def measured(self, calls: int) -> dict[str, float | None]:
-        """Return median TTFT and ITL in ms of the last `calls` calls; all sequences of a batch share these times."""
+        """Return median TTFT and ITL in ms of the last `calls` calls, equal for all sequences."""
         last = list(self._moments)[-calls:]
         times = [[(later - earlier) * 1e3 for earlier, later in pairwise(moments)] for moments in last]
         return token_times.metrics([[(first, steps)] for first, *steps in times])
 
     def choices(self, steps: int) -> list[int]:
-        """Return the first and the last step: their input tokens must have the reference's largest logits."""
+        """Return first and last step: their input tokens must be the reference's argmax."""
         return sorted({0, steps - 1})

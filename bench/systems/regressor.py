@@ -1,4 +1,4 @@
-"""Measure one recurrent layer of a package: the forward of whole sequences from an empty state.
+"""Measure a package's recurrent layer: forward of whole sequences from an empty state.
 
 As for TTT, the layer is only its sequence mixer, without projections, convolutions and output gating.
 """
@@ -33,7 +33,7 @@ TRIAL = Policy(budget_s=0.2)  # how each kernel of a layer is timed if there are
 
 
 class Given(NamedTuple):
-    """A random input of a layer, and the rules by which the harness refills it and the checks slice it.
+    """A layer's random input, and how the harness refills it and the checks slice it.
 
     refill: new values: "normal" (standard deviation `scale`), "uniform" (0 to `scale`), or "" for a constant input.
     axis: index of the token axis; 0 if the input varies by sequence but not by token; None if all sequences share it.
@@ -47,7 +47,7 @@ class Given(NamedTuple):
     rows: int = 1
 
     def first(self, sequences: list[int], tokens: int) -> Tensor:
-        """Return the input for the first `tokens` tokens of the sequences with the indices `sequences`."""
+        """Return `value` for the sequences with indices `sequences`, truncated to `tokens` tokens."""
         if self.axis is None:
             return self.value
         some = self.value.narrow(self.axis, 0, tokens * self.rows) if self.axis else self.value
@@ -56,7 +56,7 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True)
 class Layer(ABC):
-    """Base class of a recurrent layer: its kernel, its sizes, its random inputs, and a naive implementation for checks.
+    """Base class of a recurrent layer: kernel, sizes, random inputs, naive implementation.
 
     kernel: MODULE:FUNCTION, or MODULE:FUNCTION|FUNCTION for alternatives; for each case, the fastest one is timed.
     check_tokens, checked_tokens: most tokens compared before timing (one sequence) and in a timed call (all together).
@@ -83,15 +83,15 @@ class Layer(ABC):
 
     @abstractmethod
     def random_inputs(self, case: Case) -> dict[str, Given]:
-        """Return random inputs by name, for `run` and `naive`. Raises Skip if the kernel does not support the case."""
+        """Return random inputs for `run` and `naive`, by name; Skip if the kernel lacks the case."""
 
     @abstractmethod
     def run(self, kernel: Callable[..., Any], inputs: dict[str, Tensor]) -> Results:
-        """Call the kernel; return the results by name: "output" [B, T, H, V] and the final state's tensors [B, ...]."""
+        """Call the kernel; return {"output": [B, T, H, V]} and the final state's tensors [B, ...]."""
 
     @abstractmethod
     def naive(self, **inputs: Tensor) -> Results:
-        """Compute the results of `run` from the layer's definition, token by token, in float32 or float64."""
+        """Compute `run`'s results from the layer's definition, per token, in float32 or float64."""
 
 
 class Regressor:
@@ -152,7 +152,7 @@ class Regressor:
 def _fastest(
     kernels: Sequence[Callable[..., Any]], run: Callable[..., object]
 ) -> tuple[Callable[..., Any], dict[str, str]]:
-    """Tune `run(kernel)` for each kernel; return the fastest one, and a setting with all times if there are several."""
+    """Tune and time each kernel; return the fastest and, if several, a setting with all times."""
     if len(kernels) == 1:
         prepare(partial(run, kernels[0]))
         return kernels[0], {}

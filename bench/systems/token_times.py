@@ -30,7 +30,7 @@ def metrics(calls: Sequence[Sequence[tuple[float, Sequence[float]]]]) -> dict[st
 
 
 def percentiles(steps_ms: Sequence[float]) -> dict[str, float | None]:
-    """Return the median and 99th percentile of ITLs in ms, and the ratio of their maximum to their mean."""
+    """Return ITLs' median and 99th percentile in ms, and the ratio of maximum to mean."""
     worst = max(steps_ms) / fmean(steps_ms)
     return {"itl_p50_ms": median(steps_ms), "itl_p99_ms": _p99(steps_ms), "itl_worst_over_mean": worst}
 
@@ -52,7 +52,7 @@ def _p99(values: Sequence[float]) -> float:
 
 
 class TokensOnHost:
-    """Host buffer that receives tokens [count, batch] from the GPU and times the arrival of each row."""
+    """Host buffer for tokens [count, batch] from the GPU; times the arrival of each row."""
 
     def __init__(self, count: int, batch: int, on_gpu: bool) -> None:
         self.tokens = torch.empty(count, batch, dtype=torch.long, pin_memory=on_gpu)
@@ -68,7 +68,7 @@ class TokensOnHost:
             self._at[row] = now()
 
     def arrived(self, row: int) -> float:
-        """Wait for the tokens of row `row`; return their arrival time in seconds, on the clock of `now`."""
+        """Wait for row `row`; return its tokens' arrival time in seconds, on the clock of `now`."""
         if not self._events:
             return self._at[row]
         self._events[row].synchronize()

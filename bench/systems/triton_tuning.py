@@ -16,7 +16,7 @@ from tk_kernels.parallel import compile_all
 
 
 def keep_choices() -> None:
-    """Let Triton cache tuning results on disk; must be called before Triton kernels are imported."""
+    """Let Triton cache tuning on disk; must be called before Triton kernels are imported."""
     os.environ.setdefault("TRITON_CACHE_AUTOTUNING", "1")
 
 
@@ -45,7 +45,7 @@ def untuned(ahead: Callable[[], object]) -> Iterator[None]:
     """Let Triton use each kernel's smallest configuration inside the context, without measuring.
 
     Measuring would take minutes, and an unmeasured larger configuration could exceed shared memory.
-    ahead: a function whose kernels are compiled when the context is entered; they are not launched.
+    ahead: on entry, all kernels of this function are compiled without a launch.
     """
     with _chosen_by(_size):
         with _compiling_only():
@@ -55,7 +55,7 @@ def untuned(ahead: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def chosen_anew() -> Iterator[None]:
-    """Let Triton tune kernels anew inside the context, for packages that cache one choice for all shapes."""
+    """Retune Triton kernels in the context: some packages cache one choice for all shapes."""
     from triton.runtime.autotuner import Autotuner
 
     tuners = [each for each in gc.get_objects() if issubclass(type(each), Autotuner)]
@@ -71,7 +71,7 @@ def chosen_anew() -> Iterator[None]:
 
 
 def _size(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
-    """Return a proxy for a configuration's shared memory: the number of stages times all block extents."""
+    """Return a proxy for a config's shared memory: stages times all block sizes."""
     return config.num_stages * math.prod(
         extent for extent in config.kwargs.values() if isinstance(extent, int) and extent
     )
@@ -79,7 +79,7 @@ def _size(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
 
 @contextmanager
 def _chosen_by(cost: Callable[..., float]) -> Iterator[None]:
-    """Inside the context, autotuners choose the configuration of least `cost`; on exit, these choices are discarded."""
+    """In the context, autotuners take the config of least `cost`; exit discards the choices."""
     from triton.runtime.autotuner import Autotuner
 
     before: dict[Any, set[Any]] = {}

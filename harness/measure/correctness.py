@@ -25,7 +25,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Checks:
-    """All checks of a case. unchecked: note on missing checks, such as outputs without a reference; "" for none."""
+    """A case's checks. unchecked: note on missing checks, such as no reference; "" for none."""
 
     checks: Sequence[Check]
     unchecked: str = ""
@@ -66,7 +66,7 @@ def relative_error(out: Any, ref: Any) -> float:
 
 
 def total_variation(logits: Any, ref: Any) -> float:
-    """Return the largest total variation distance between next-token distributions, over all positions.
+    """Return the largest total variation distance between next-token distributions.
 
     logits, ref: [..., V] for a vocabulary of V tokens; ValueError if the shapes differ.
     The distance at a position, in [0, 1], is half the L1 distance of the two softmax results, in float64.

@@ -26,7 +26,7 @@ def launches_for(run_ms: float) -> int:
 
 
 def input_sets(set_bytes: int, l2_bytes: int) -> int:
-    """Return how many copies of the inputs, `set_bytes` each, to use in turn so that no call finds its copy in L2."""
+    """Return how many input copies of `set_bytes` to rotate so that no call finds one in L2."""
     # The other copies fill the cache twice, because an L2 does not replace exactly by LRU.
     return math.ceil(2 * l2_bytes / set_bytes) + 1
 
@@ -122,7 +122,7 @@ def side_stream() -> Any:
 
 
 def repeatable(run: Call) -> Call:
-    """Call `run` until its kernels are compiled; return a function that replays one call as a CUDA graph."""
+    """Compile by calling `run`; return a function that replays one call as a CUDA graph."""
     _first_runs(run)
     return _captured([run])
 

@@ -44,7 +44,7 @@ _LONGEST = 200
 
 
 def child_environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return os.environ without variables that redirect git or Slurm, plus CUDA_DEVICE_ORDER and `added`."""
+    """Return os.environ with CUDA_DEVICE_ORDER and `added`, without git and Slurm overrides."""
     kept = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
     return {**kept, **DEVICE_ORDER, **(added or {})}
 
@@ -56,7 +56,7 @@ def recorded_variables(environment: Mapping[str, str] = os.environ) -> dict[str,
 
 
 def changes_speed(name: str) -> bool:
-    """Whether the environment variable `name` can affect speed, and its name suggests neither a secret nor a path."""
+    """Whether variable `name` can affect speed, and its name suggests no secret or path."""
     return bool(_CHANGES_SPEED.fullmatch(name)) and not any(each.fullmatch(name) for each in (_PRIVATE, _IRRELEVANT))
 
 
@@ -87,12 +87,12 @@ def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any
 
 
 def around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Return `after`, whose gpu and cpu get the readings, such as clocks, of both snapshots as "before" and "after"."""
+    """Return `after` with both snapshots' gpu and cpu readings as "before" and "after"."""
     return after | {part: _paired(before.get(part) or {}, after.get(part)) for part in ("gpu", "cpu")}
 
 
 def device_id_of(environment: Mapping[str, Any]) -> str:
-    """Return the GPU's device_id, a hash of its UUID, from a snapshot or a record's environment; "" if unknown."""
+    """Return the GPU's device_id (hash of its UUID) from a snapshot or record; "" if unknown."""
     return str((environment.get("gpu") or {}).get("device_id") or "")
 
 
@@ -106,7 +106,7 @@ def _paired(before: dict[str, Any], after: dict[str, Any] | None) -> dict[str, A
 
 
 def software() -> dict[str, str]:
-    """Return versions by name: Python, the OS kernel, CUDA if torch is loaded, and packages such as triton."""
+    """Return versions: Python, OS kernel, CUDA if torch is loaded, packages such as triton."""
     cuda = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
     kernel = re.match(r"[\d.]*\d", platform.release())  # a suffix may be somebody's name
     system = {platform.system().lower(): kernel[0]} if kernel else {}
@@ -126,7 +126,7 @@ def versions_of(packages: tuple[str, ...]) -> dict[str, str]:
 
 
 def against_lock(versions: Mapping[str, Any], locked: Mapping[str, str]) -> str:
-    """Return how versions differ from a lock file's, such as "torch 2.11.0 (lock: 2.14.0)", or "as locked".
+    """Return version differences such as "torch 2.11.0 (lock: 2.14.0)", or "as locked".
 
     The local part of a version is ignored: 2.14.0+cu130 equals 2.14.0. Return "" if no package is in both.
     """
@@ -161,12 +161,12 @@ def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
 
 
 def refusal_of_git() -> str:
-    """Return git's error message if it cannot name the checkout's commit; "" if it can, or without a checkout."""
+    """Return git's error message if it cannot read a checkout's commit; otherwise ""."""
     return ask_git(ROOT, "rev-parse", "HEAD")[1] if (ROOT / ".git").exists() else ""
 
 
 def uncommitted(root: Path) -> list[str] | None:
-    """Return changed files and untracked source files of a checkout, except in reports/results; None if git fails."""
+    """Return changed files and untracked sources outside reports/results; None if git fails."""
     status = ("status", "--porcelain", "--untracked-files=all", "--", ".", _WITHOUT_RESULTS)
     changes, refusal = ask_git(root, *status)
     if refusal:

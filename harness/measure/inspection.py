@@ -39,7 +39,7 @@ _BELOW_BOUND = 0.5  # shortest allowed share of the roofline bound, as measured 
 
 
 class CallChecker:
-    """Checks that outputs of timed calls change with the inputs. The clock must time this `run`, not `Workload.run`."""
+    """Checks that timed outputs change with inputs. The clock must time `CallChecker.run`."""
 
     def __init__(self, case: Case, workload: Workload) -> None:
         self._case, self._workload = case, workload
@@ -59,7 +59,7 @@ class CallChecker:
         return self._outputs
 
     def before_sample(self) -> None:
-        """Check the last outputs and refill the inputs, unless the last refill is under `RENEW_EVERY_S` seconds old."""
+        """Check the last outputs and refill inputs, at most every `RENEW_EVERY_S` seconds."""
         now = time.monotonic()
         if self._workload.inputs and now >= self._next_at:
             if self._ran:
@@ -155,7 +155,7 @@ class CallChecker:
 
 
 def unless_out_of_memory(do: Callable[[], T]) -> T | Checks:
-    """Return the result of `do`; if memory is exhausted, return only a note that outputs were not compared."""
+    """Return `do`'s result or, if memory is exhausted, a note that outputs were not compared."""
     try:
         return do()
     except Exception as error:
@@ -183,7 +183,7 @@ def tensors_of(outputs: Any) -> Iterator[Any]:
 
 
 def claim_checks(case: Case, workload: Workload) -> Iterator[Check]:
-    """Yield a failed check for each of the workload's `tokens` and `units` that does not fit the case."""
+    """Yield a failed check for each of `tokens` and `units` that does not fit the case."""
     whole = case.context + case.new_tokens  # of a request
     claimed = case.batch * {"forward": case.context, "generate": 1, "request": whole}[case.phase]
     at_once = workload.metrics.get("sequences_at_once")
@@ -248,7 +248,7 @@ def fill(given: Input, seed: int, early_only: bool = False) -> None:
 
 
 def _finite(outputs: Any) -> Iterator[Check]:
-    """Yield a check that floating outputs are finite. It also finds unwritten elements, which are still NaN."""
+    """Yield a check that floating outputs are finite; elements never written are still NaN."""
     floating = [each for each in tensors_of(outputs) if each.is_floating_point()]
     if floating:
         lost = sum(int((~chunk.isfinite()).sum()) for each in floating for chunk in each.reshape(-1).split(1 << 26))

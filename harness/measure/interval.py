@@ -40,13 +40,13 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
 
 
 def independent_samples(samples: Sequence[float]) -> int:
-    """Return the effective sample size: the smaller estimate, by signs of (sample - median) or by samples' ranks."""
+    """Return the effective sample size: the smaller of the estimates by signs and by ranks."""
     # Signs show slow or irregular drift; ranks also show correlation in a few dozen samples.
     return min(_worth_by_signs(samples), _worth_by_ranks(samples))
 
 
 def _worth_by_ranks(samples: Sequence[float]) -> int:
-    """Return the effective size of n samples: n (1 - r) / (1 + r), or n if r is so small that it may be chance.
+    """Return the effective size of n samples: n (1 - r) / (1 + r), or n if r may be chance.
 
     r: correlation of successive samples' ranks, corrected for bias (Marriott and Pope, Biometrika 41, 1954).
     """
@@ -64,7 +64,7 @@ def _worth_by_ranks(samples: Sequence[float]) -> int:
 
 
 def _worth_by_signs(samples: Sequence[float]) -> int:
-    """Return the effective size of n samples: n / (1 + 2 s), or n if the autocorrelation at lag 1 may be chance.
+    """Return the effective size of n samples: n / (1 + 2 s), or n if they may be uncorrelated.
 
     s: sum of the autocorrelations of the signs of (sample - median). Pairs of successive lags are added while a pair's
     sum is positive (Geyer, Practical Markov Chain Monte Carlo, 1992, section 3.3).

@@ -64,7 +64,7 @@ class CaseRun:
         self._owns_process = False  # whether an engine may change global settings
 
     def record(self, system: SystemAdapter) -> Record:
-        """Run the case and return its record. Errors are recorded, except NeedsFreshProcess, which is raised."""
+        """Run the case and return its record. Records all errors except NeedsFreshProcess."""
         started_at, start, before = utc_now(), time.monotonic(), snapshot()
         settings = process_settings()
         self._guarded(system)
@@ -227,7 +227,7 @@ class CaseRun:
 
 
 def _machine_after(workload: Workload, gpu: Gpu | None) -> dict[str, Any]:
-    """Return a snapshot with all throttle reasons of the samples and, if thermal, with their highest temperature."""
+    """Return a snapshot with the samples' throttle reasons and, if thermal, peak temperature."""
     after = snapshot(workload.device)
     if gpu and after["gpu"]:
         after["gpu"]["temperature_c"] = gpu.hottest_c or after["gpu"]["temperature_c"]

@@ -56,7 +56,7 @@ class Gpu:
         }
 
     def readings(self) -> dict[str, Any]:
-        """Return readings by name: clocks in MHz, temperature in °C, power in W, and throttle_reasons."""
+        """Return readings: clocks in MHz, temperature in °C, power in W, and throttle_reasons."""
         return {
             "sm_clock_mhz": self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
             "memory_clock_mhz": self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM),
@@ -71,7 +71,7 @@ class Gpu:
         return [name for bit, name in _THROTTLE.items() if bits & bit]
 
     def throttled(self) -> bool:
-        """Whether the GPU is throttled or power-capped; queries the driver at most once in `ASKED_EVERY_S` seconds.
+        """Whether the GPU is throttled or power-capped; queried at most every `ASKED_EVERY_S` s.
 
         Adds the reasons to `slowed_by`, and stores the highest temperature of thermal slowdowns in `hottest_c`.
         """
@@ -85,7 +85,7 @@ class Gpu:
         return self._throttled
 
     def forget(self) -> None:
-        """Before a new measurement, clear the reasons and the highest temperature that `throttled` collected."""
+        """Before a measurement, clear the throttle reasons and peak temperature of `throttled`."""
         self.slowed_by.clear()
         self.hottest_c = None
         self._ask_at = -math.inf
@@ -107,7 +107,7 @@ class Gpu:
 
 
 def open_gpu(visible: str | None = None) -> Gpu | None:
-    """Return a GPU, by default the one that this process uses; None without a GPU or without NVML.
+    """Return a GPU, by default this process's; None without a GPU or NVML.
 
     visible: names as in CUDA_VISIBLE_DEVICES, to return the first GPU that they name; None for this process's GPU.
     """
@@ -201,7 +201,7 @@ FILLS = 0.9  # share of the block that samples must fill
 
 
 class EnergyMeter:
-    """Context manager that measures energy per token in its block; without a GPU, it measures nothing.
+    """Context manager that measures energy per token; without a GPU, it does nothing.
 
     A thread reads the driver's energy counter, which is refreshed about ten times per second. Mean power is the
     counter's difference between the first and last refresh, divided by the time between them.
@@ -224,7 +224,7 @@ class EnergyMeter:
             self._thread.join()
 
     def per_token(self, tokens: int, seconds: float) -> dict[str, float | None]:
-        """Return {"energy_j_per_token": mean power times time per token}, or {} if it would be unreliable.
+        """Return {"energy_j_per_token": mean power times time per token}, or {} if unreliable.
 
         tokens, seconds: totals over all samples. The energy is unreliable if the samples fill less than 90% of the
         block, or if the counter's first and last refresh are less than 0.7 s apart.

@@ -61,7 +61,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def process_settings() -> dict[str, Any]:
-    """Return by name the working directory, the CPU affinity and, if torch is imported, its global settings."""
+    """Return working directory, CPU affinity and, if imported, torch's global settings."""
     settings: dict[str, Any] = {"folder": os.readlink(_PROCESS / "cwd"), "affinity": os.sched_getaffinity(0)}
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "get_default_dtype"):

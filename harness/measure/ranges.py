@@ -1,4 +1,4 @@
-"""Ranges for profilers: named NVTX ranges, and the part that a profiler captures."""
+"""NVTX ranges, and the range from cudaProfilerStart to cudaProfilerStop for Nsight tools."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ LEAD = "lead"  # the runs before the timed ones, which no profile shows
 
 
 class _Recording:
-    """The module's state: whether ranges are PyTorch profiler ranges too, and a function to call with their names."""
+    """Module state: whether ranges also go to PyTorch's profiler, and a callback for names."""
 
     on = False
     entered: Callable[[str], object] | None = None
@@ -32,13 +32,13 @@ def is_layer(name: str) -> bool:
 
 
 def range_names(phase: str) -> tuple[str, ...]:
-    """Return the names of a phase's ranges: the phase itself, and inside a "request" also "forward" and "generate"."""
+    """Return a phase's range names: the phase; for "request", also "forward" and "generate"."""
     return ("request", "forward", "generate") if phase == "request" else (phase,)
 
 
 @contextmanager
 def recorded(on: bool = True) -> Iterator[None]:
-    """Make each `nvtx_range` in the block a range of PyTorch's profiler too; with on=False, an NVTX range alone."""
+    """In the block, `nvtx_range` also opens a PyTorch profiler range, unless on=False."""
     before, _Recording.on = _Recording.on, on
     try:
         yield
@@ -57,7 +57,7 @@ def on_range(entered: Callable[[str], object]) -> Iterator[None]:
 
 
 def is_recorded() -> bool:
-    """Whether each `nvtx_range` is now a range of PyTorch's profiler too, as in a block of `recorded`."""
+    """Whether `nvtx_range` now also opens a PyTorch profiler range (see `recorded`)."""
     return _Recording.on
 
 
@@ -87,7 +87,7 @@ def _nvtx(name: str) -> Iterator[None]:
 
 @contextmanager
 def profiler_range(device: str) -> Iterator[None]:
-    """On "cuda", run the block between cudaProfilerStart and cudaProfilerStop, which Nsight tools capture."""
+    """On "cuda", run the block between cudaProfilerStart and cudaProfilerStop, for Nsight."""
     if device != "cuda":
         yield
         return

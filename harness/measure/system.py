@@ -19,7 +19,7 @@ class Skip(Exception):
 
 
 class NeedsFreshProcess(Exception):
-    """Raised by `SystemAdapter.build` if the case needs a new process, because this one holds another engine."""
+    """Raised by `SystemAdapter.build` if a case needs another engine, so a new process."""
 
 
 @dataclass(frozen=True)

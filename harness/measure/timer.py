@@ -39,10 +39,10 @@ class Timing:
 
 
 class Clock:
-    """Times one callable on a CPU, by the host's performance counter; `CudaEventClock` times one on a GPU.
+    """Times a callable on a CPU by the host's clock; `CudaEventClock` times one on a GPU.
 
     own_bytes: device memory that the clock itself allocates. launches: calls per sample.
-    wakes_s: seconds of load until an idle device has a steady speed. settles_s: the same for a throttled device.
+    wakes_s: seconds of load until an idle device has a steady speed. settles_s: as `wakes_s`, for a throttled device.
     loaded_s: seconds for which `prepare` already kept the device busy, not counting the first call.
     replays: whether each call replays a CUDA graph and so overwrites the same outputs.
     """
@@ -53,7 +53,7 @@ class Clock:
     replays = False
 
     def prepare(self, run: Callable[[], object]) -> None:
-        """Compile `run` and choose the calls per sample; a clock that `replays` captures them as a CUDA graph."""
+        """Compile `run`, choose calls per sample; if `replays`, capture them as a CUDA graph."""
         self._run = run
         run()
 
@@ -64,7 +64,7 @@ class Clock:
         return (time.perf_counter_ns() - start) / 1e6
 
     def now(self) -> float:
-        """Return the current time in seconds, from which warm-up and sampling compute how long they took."""
+        """Return the current time in seconds, the time base of warm-up and sampling."""
         return time.monotonic()
 
 
@@ -80,7 +80,7 @@ def measure(run: Callable[[], object], clock: Clock, policy: Policy, limited: bo
 
 
 def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_throttled) -> list[float]:
-    """Take samples until they are steady; return them, or [] if `clock.prepare` loaded the device for long enough.
+    """Sample until steady; return the samples, [] if `clock.prepare` loaded the device enough.
 
     The warm-up lasts at least `least_warmup_s`, and at most `WARMUP_MAX_S`, or `WARMUP_BUDGETS` budgets if less.
     throttled: returns whether the device is throttled; then the warm-up lasts longer.
@@ -100,7 +100,7 @@ def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_
 
 
 def least_warmup_s(clock: Clock, policy: Policy, limited: bool) -> float:
-    """Return the shortest warm-up in seconds; it is longer if `limited`: the device is throttled under load."""
+    """Return the minimum warm-up in seconds, longer if `limited` (throttled under load)."""
     return min(_most_warmup_s(policy), max(WARMUP_S, clock.settles_s if limited else clock.wakes_s))
 
 
@@ -123,7 +123,7 @@ def take_samples(
     before_sample: Callable[[], None] = lambda: None,
     least_s: float = LEAST_S,
 ) -> Timing:
-    """Take and return samples until their median is precise, `MAX_SAMPLES` exist or the time is over (`stop_reason`).
+    """Sample until the median is precise, or to `MAX_SAMPLES` or the time limit (`stop_reason`).
 
     throttled: called after each sample, returns whether the device is throttled. before_sample: called before each one.
     least_s: seconds of sampling before a precise median can end it.
@@ -166,7 +166,7 @@ def take_engine_samples(
     throttled: Callable[[], bool] = never_throttled,
     units: int = 1,
 ) -> Timing:
-    """Sample a system that times itself, until `stop_reason` gives a reason to stop or the batches end.
+    """Sample a system that times itself until `stop_reason` ends it or the batches end.
 
     batches_ms: yields each batch's samples in ms per unit of work. units: units in a sample.
     All samples of a batch are used, because the first steps after a prompt differ from later steps. Samples of a batch

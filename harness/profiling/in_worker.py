@@ -1,4 +1,4 @@
-"""Run one case under a profiler in the worker: first a call with NVTX ranges, then timed runs."""
+"""Run a case under a profiler in the worker: a call with NVTX ranges, then timed runs."""
 
 import math
 import sys
@@ -117,13 +117,13 @@ class _Work:
             self.alone_us = median(take_samples(self.clock, ALONE, self.throttled).samples_ms) * 1e3 * self.calls
 
     def timed(self) -> Callable[[], object]:
-        """Return a function that does one run as it is measured: a graph's replay, eager calls or an engine's batch."""
+        """Return the function of a timed run: a graph replay, eager calls or an engine's batch."""
         if self.is_engine:
             return lambda: self._once(self._on_the_hosts_clock())
         return self.clock.launch if self.clock else self.workload.run
 
     def load(self, run: Callable[[], object]) -> None:
-        """On a GPU, call `run` until clocks settle; set `lead` and `runs`, numbers of unprofiled and profiled runs."""
+        """On a GPU, call `run` until clocks settle; set run counts `lead` (unprofiled) and `runs`."""
         start, runs, took_s, capped = time.monotonic(), 0, 0.0, False
         while self.device == "cuda" and took_s < SETTLES_S:
             capped = self.repeat(run, 1) or capped
@@ -144,7 +144,7 @@ class _Work:
         return min(self.lead, most - runs), runs
 
     def repeat(self, run: Callable[[], object], runs: int) -> bool:
-        """Call `run` `runs` times, waiting for the device after each call; return whether the GPU was throttled."""
+        """Call `run` `runs` times, with a sync after each; return whether the GPU was throttled."""
         throttled = False
         for _ in range(runs):
             run()
@@ -156,7 +156,7 @@ class _Work:
         return Runs(runs, self.units, self.calls, self.host_us[-runs:], self.alone_us, self.case.timing == "graph")
 
     def ranged(self, region: AbstractContextManager[Found]) -> Found:
-        """Run a call, or an engine's batch, with NVTX ranges inside `region`; return the value that it yields."""
+        """Run a call or engine batch with NVTX ranges inside `region`; return `region`'s value."""
         entered: list[Found] = []
 
         @contextmanager

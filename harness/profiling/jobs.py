@@ -54,8 +54,8 @@ class Profiler:
     def jobs(self, jobs: Sequence[Job], slots: Sequence[GpuSlot] = (DEFAULT_SLOT,)) -> list[Profile]:
         """Profile the jobs' cases; return the profiles.
 
-        For times, each job runs on the next free GPU slot; for counters, all run on the first.
-        All cases are timed first, because Nsight Compute delays launches on the machine's other GPUs.
+        All jobs are timed first, each on the next free GPU slot. Nsight Compute then counts on the first slot.
+        Counting delays launches on the machine's other GPUs, so no job is timed meanwhile.
         Raises RunError for a lost GPU.
         """
         with signals_raise(), self.run.held():
@@ -67,7 +67,7 @@ class Profiler:
         return [self.stored(planned) for job in left for planned in job.cases]
 
     def pending(self, job: Job) -> tuple[Planned, ...]:
-        """Return a job's cases to profile: all, or with `resume` the cases that lack times or requested counters."""
+        """Return a job's cases to profile; with `resume`, only cases that lack times or counters."""
 
         def is_done(found: Profile | None) -> bool:
             return bool(found and (not self.tools.ratios or any(kernel.counters for kernel in found.kernels)))
@@ -104,7 +104,7 @@ class JobProfiler:
                 self._with_times(planned)
 
     def ratios(self) -> None:
-        """Add hardware counters to the job's profiles that have times; each case runs in its own worker."""
+        """Add hardware counters to the job's profiles with times, each case in its own worker."""
         for profile in map(self.profiler.stored, self.job.cases):
             if profile.status != "ok":
                 continue
@@ -172,7 +172,7 @@ class JobProfiler:
         return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command))
 
     def _blame_the_case(self) -> None:
-        """After a failure, raise KeyboardInterrupt if the run should end, RunError for a lost GPU; otherwise return."""
+        """After a failure: KeyboardInterrupt if the run should end, RunError for a lost GPU."""
         if self.stopped():
             raise KeyboardInterrupt
         self.slot.refuse_lost_gpu()
@@ -193,7 +193,7 @@ def _with_duration(profile: Profile, stage: str, start: float) -> Profile:
 
 
 def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:
-    """Return the profile with `counters`, by kernel name, and with a note if over 5% of the time is not counted."""
+    """Add `counters`, by kernel name, and a note if over 5% of the time has no counters."""
     kernels = tuple(replace(each, counters=counters.get(each.name)) for each in profile.kernels)
     total = sum(kernel.time_us for kernel in kernels)
     missed = sum(kernel.time_us for kernel in kernels if kernel.counters is None)

@@ -28,7 +28,7 @@ _FOLDERS = re.compile(r"(?:/[^/\s:=,]+)+/")
 class ToolLost(ProfileError):
     """Raised if a profiler gives no result for a case, with the reason in one sentence.
 
-    status: the case's status. lasting, everywhere: whether the job's other cases, or all jobs' cases, would fail too.
+    status: the case's status. lasting: the job's other cases would fail too. everywhere: all jobs' cases would.
     """
 
     def __init__(self, reason: str, lasting: bool = False, status: str = "failed", *, everywhere: bool = False) -> None:
@@ -38,7 +38,7 @@ class ToolLost(ProfileError):
 
 @dataclass(frozen=True)
 class UnderProfiler:
-    """Profiles single cases of a system that `launch` starts; public methods raise ProfileError if they get no result.
+    """Profiles single cases of the system that `launch` starts; ProfileError without a result.
 
     run: the run whose folder gets the reports. stopped: returns whether the run should end.
     """
@@ -73,7 +73,7 @@ class UnderProfiler:
         return found | {"commands": [command]}, record
 
     def by_ncu(self, case: Case, stand_in: Case) -> tuple[dict[str, Counters], str]:
-        """Run `stand_in` in a worker under Nsight Compute; return (counters by kernel name, command).
+        """Run `stand_in` in a worker under Nsight Compute; return ({kernel: counters}, command).
 
         stand_in: `case`, or a smaller case with the same kernels. The report is named after `case`.
         """
@@ -83,7 +83,7 @@ class UnderProfiler:
         return ncu.read(_read_by(ncu.importing(report))), command
 
     def _under(self, *profiler: str) -> tuple[Launch, str]:
-        """Return (launch with `profiler` before the worker's command, the whole command line without folders)."""
+        """Return (launch prefixed with `profiler`, its whole command line without folders)."""
         launch = replace(self.launch, command=[*profiler, *self.launch.command])
         words = [*launch.command, "-m", "harness.worker", launch.entry]
         return launch, shlex.join(_FOLDERS.sub("", word) for word in words)
@@ -108,7 +108,7 @@ class UnderProfiler:
     def _run_case(
         self, worker: WorkerProcess, case: Case, *, last: bool = False, **fields: Any
     ) -> tuple[dict[str, Any], Record]:
-        """Run a case in a worker; return (fields of its `Profile`, record). Raises ToolLost unless the record is "ok".
+        """Run a case; return (fields of its `Profile`, record). ToolLost unless the record is "ok".
 
         last: whether the worker gets no further request. fields: the profiler (tool), and a path for its trace (keep).
         """

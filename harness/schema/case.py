@@ -21,7 +21,7 @@ STORED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Stored:
-    """Base of dataclasses that files store; pydantic checks field types when it reads a file, not in constructors."""
+    """Base of stored dataclasses; pydantic checks types when reading, not in constructors."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STORED
 
@@ -103,7 +103,7 @@ class Case:
 
     @model_serializer
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values, without fields that have their default; `options` becomes an object."""
+        """Return nondefault fields as JSON values; `options` becomes an object."""
         known = self.__dataclass_fields__.values()
         values = {f.name: value for f in known if (value := getattr(self, f.name)) != f.default}
         return values | ({"options": dict(self.options)} if self.options else {})

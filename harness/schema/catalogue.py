@@ -1,4 +1,4 @@
-"""Labels and styles that each run stores, so that reports can draw runs of other versions of this program."""
+"""Labels and styles stored in each run, so that reports can draw other versions' runs."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
@@ -129,7 +129,7 @@ class SuiteEntry(Stored):
 
 @dataclass(frozen=True)
 class Catalogue(Stored):
-    """Labels, drawing styles, suites and figures of a run; ValueError if a figure has an unknown metric or axis."""
+    """A run's labels, styles, suites and figures; ValueError for an unknown metric or axis."""
 
     systems: tuple[SystemEntry, ...] = ()
     backends: tuple[BackendEntry, ...] = ()
@@ -150,7 +150,7 @@ class Catalogue(Stored):
                         raise ValueError(f"{where}: {axis!r} is no axis")
 
     def merged(self, newer: "Catalogue") -> "Catalogue":
-        """Return both catalogues merged: `newer` replaces entries of the same name, but suites keep their old cases."""
+        """Merge with `newer`, which replaces entries of equal name; suites keep their old cases."""
         parts: dict[str, Any] = {}
         for kind in ("systems", "backends", "metrics", "axes", "suites"):
             entries = {each.name: each for each in getattr(self, kind)}
@@ -171,10 +171,10 @@ class Catalogue(Stored):
         return next((each.label for each in self.backends if each.name == name), name)
 
     def metric(self, name: str) -> MetricEntry:
-        """Return how to show the metric `name`; if the catalogue lacks it, a new entry labelled `name`."""
+        """Return the entry of metric `name`; if the catalogue lacks it, one labelled `name`."""
         return next((each for each in self.metrics if each.name == name), MetricEntry(name, name))
 
     def axis(self, name: str) -> AxisEntry:
-        """Return how to name the axis `name`; if the catalogue lacks it, use `name` with hyphens for underscores."""
+        """Return the entry of axis `name`; by default, `name` with hyphens for underscores."""
         words = name.replace("_", "-")
         return next((each for each in self.axes if each.name == name), AxisEntry(name, words, f"{words} {{}}"))

@@ -23,7 +23,7 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def read_regular(path: Path) -> bytes:
-    """Return a regular file's content; OSError for a Git LFS pointer, a folder, a pipe or a device."""
+    """Return a regular file's content; OSError for a Git LFS pointer, folder, pipe or device."""
     with open_regular(path) as file:
         return file.read()
 
@@ -44,14 +44,14 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def listed(folder: Path, pattern: str = "*") -> list[Path]:
-    """Return the folder's visible paths that match `pattern`, sorted by name; [] if the folder does not exist."""
+    """Return the folder's visible paths that match `pattern`, sorted; [] if it does not exist."""
     found = (path for path in folder.iterdir() if path.match(pattern)) if folder.is_dir() else ()
     return sorted(path for path in found if not path.name.startswith("."))
 
 
 @contextmanager
 def refusing(path: Path, verb: str, refusal: type[Exception]) -> Iterator[None]:
-    """If the block raises OSError, raise `refusal` instead, with the message `PATH: cannot be VERB: REASON`."""
+    """Turn the block's OSError into `refusal`: `PATH: cannot be VERB: REASON`."""
     try:
         yield
     except OSError as error:

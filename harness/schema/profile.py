@@ -74,12 +74,12 @@ class Kernel(Stored):
 
     @property
     def dram_bytes(self) -> float | None:
-        """Counted DRAM bytes per launch, times mean_us / counters.time_us if `is_counted_unlike`; None if unknown."""
+        """DRAM bytes per launch, times mean_us / counters.time_us if `is_counted_unlike`; or None."""
         return self._of_mean_launch(self.counters.dram_bytes if self.counters else None)
 
     @property
     def operations(self) -> float | None:
-        """Counted FLOPs per launch, times mean_us / counters.time_us if `is_counted_unlike`; None if unknown."""
+        """FLOPs per launch, times mean_us / counters.time_us if `is_counted_unlike`; or None."""
         return self._of_mean_launch(self.counters.operations if self.counters else None)
 
     @property
@@ -88,7 +88,7 @@ class Kernel(Stored):
 
     @property
     def is_counted_unlike(self) -> bool:
-        """Whether counted launches probably did other work than the rest: their mean time is far from that of all."""
+        """Whether counted launches seem atypical: their mean time is far from the overall mean."""
         counted_us = self.counters.time_us if self.counters else 0.0
         return bool(counted_us) and abs(counted_us - self.mean_us) > max(UNLIKE * self.mean_us, UNLIKE_US)
 
@@ -112,7 +112,7 @@ class RangeKernel(Stored):
 
 @dataclass(frozen=True)
 class Range(Stored):
-    """An NVTX range in one eager call and its kernels; path: names from the outermost range to this one."""
+    """An NVTX range in one eager call, and its kernels. path: range names, outermost first."""
 
     path: tuple[str, ...]
     kernels: tuple[RangeKernel, ...]
@@ -120,7 +120,7 @@ class Range(Stored):
 
 @dataclass(frozen=True)
 class Timeline(Stored):
-    """Launches of one run or of its first step, sorted by start; the fields are columns of equal length.
+    """Launches of one run or its first step, by start; fields are columns of equal length.
 
     kernel, range: indices into the profile's kernels and ranges; the range is -1 for a launch in no range.
     wait_ns: time since the end of the previous launch, negative if they overlap. time_ns: duration.
@@ -211,7 +211,7 @@ class Profile(Region):
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "Profile":
-        """Return a profile with these fields, as JSON values or dataclasses; ProfileError if a field is invalid."""
+        """Build a profile from JSON values or dataclasses; ProfileError for an invalid field."""
         return parsed(_ADAPTER, json.dumps(values, default=asdict), ProfileError)
 
     def to_json(self) -> str:

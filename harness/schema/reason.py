@@ -55,7 +55,7 @@ def printable(text: str) -> str:
 
 
 def clipped(text: str, limit: int) -> str:
-    """Return `text` printable and shortened to `limit` characters, between two words if possible."""
+    """Return printable `text`, shortened to `limit` characters, between words if possible."""
     if len(text) <= limit:
         return printable(text)
     words = text[:limit].rpartition(" ")[0]
@@ -89,7 +89,7 @@ def invalid(error: ValidationError) -> str:
 
 
 def raised_at(error: BaseException) -> str:
-    """Return the error's innermost frame outside installed packages, as ` (my_rnn.py, line 18)`, or ""."""
+    """Return the innermost frame outside packages, as ` (my_rnn.py, line 18)`, or ""."""
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:
         frames.append((error.filename, error.lineno))
@@ -102,7 +102,7 @@ def _frame(frames: Iterable[tuple[str, int | str | None]]) -> str:
 
 
 def error_line(stderr: str) -> str:
-    """Return stderr's last line that names an error, otherwise its last line, shortened like `sentence`."""
+    """Return stderr's last error line, otherwise its last line, shortened like `sentence`."""
     lines = [line for line in stderr.splitlines() if not _NOISE.match(line)]
     telling = [line for line in lines if _ERROR.search(line)]
     last = (telling or lines or [""])[-1]

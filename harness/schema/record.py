@@ -49,7 +49,7 @@ def parsed(adapter: TypeAdapter[T], text: bytes | str, refusal: type[RecordError
 
 
 def json_values(value: Any) -> Any:
-    """Return a copy of a nested value for JSON, with printable text, and with None for NaN and infinity."""
+    """Return a nested value's copy for JSON: printable text, None for NaN and infinity."""
     value = value.item() if hasattr(value, "item") else value  # a NumPy number or a tensor has `item`
     if isinstance(value, str):
         return printable(value)
@@ -182,7 +182,7 @@ class RecordFile:
 
 
 def _complete(content: bytes) -> bytes:
-    """Return `content` without a partial last record, left by a killed writer; add the last newline if missing."""
+    """Return `content` without a killed writer's partial last record, and with a last newline."""
     last = content[content.rfind(b"\n") + 1 :]
     if not last:
         return content

@@ -95,11 +95,11 @@ class Run:
             (self.folder / "records").mkdir(exist_ok=True)
 
     def joined(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
-        """Return the run's jobs merged with `jobs` of a later request; a case in both is planned once."""
+        """Merge the run's jobs with a later request's `jobs`; a case in both is planned once."""
         return jobs_of(planned for job in (*self.jobs, *jobs) for planned in job.cases)
 
     def extend(self, jobs: Iterable[Job], catalogue: Catalogue, request: PastRequest) -> None:
-        """Add a later request, its jobs and its catalogue to run.json; keep the run's stopping rule (`Policy`)."""
+        """Add a later request, its jobs and catalogue to run.json; keep the run's `Policy`."""
         self.file = replace(
             self.file,
             jobs=self.joined(jobs),
@@ -113,7 +113,7 @@ class Run:
         return RecordFile(self.folder / "records" / f"{job.name}.jsonl")
 
     def job_records(self, job: Job) -> list[Record]:
-        """Return a job's records in file order; RunError for a record of an unplanned case or repeat."""
+        """Return a job's records in file order; RunError for an unplanned case or repeat."""
         file = self.record_file(job)
         records = file.read()
         planned = {planned.case.key for each in self.jobs if each.pair == job.pair for planned in each.cases}
@@ -170,7 +170,7 @@ class Run:
 
     @property
     def is_held(self) -> bool:
-        """Whether a process has locked the run to work on it; always False on a file system without locks."""
+        """Whether a process has locked the run; always False on a file system without locks."""
         try:
             with self.held():
                 return False
@@ -194,7 +194,7 @@ class Run:
 
 
 def latest(job: Job, records: Iterable[Record]) -> list[Record]:
-    """Return the last record of each case and repeat, in the job's order, with older records as its `earlier`."""
+    """Return each (case, repeat)'s last record, in job order; `earlier` lists its older ones."""
     last: dict[tuple[str, int], Record] = {}
     for record in records:
         before = last.get((record.case.key, record.repeat))

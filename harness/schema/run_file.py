@@ -33,7 +33,7 @@ class Planned(Stored):
     grows: bool = False
 
     def merged(self, other: "Planned") -> "Planned":
-        """Return the plan of a case planned twice: the larger `min_samples`, and `grows` only if both set it."""
+        """Merge two plans of a case: the larger `min_samples`, and `grows` only if both set it."""
         return Planned(self.case, max(self.min_samples, other.min_samples), self.grows and other.grows)
 
 
@@ -55,7 +55,7 @@ class Job(Stored):
 
 
 def jobs_of(cases: Iterable[Planned]) -> tuple[Job, ...]:
-    """Group cases into one job per system and backend; a case that is planned twice appears once."""
+    """Group cases into one job per system and backend; a case planned twice appears once."""
     jobs: dict[Pair, dict[str, Planned]] = {}
     for each in cases:
         own = jobs.setdefault((each.case.system, each.case.backend), {})

@@ -17,7 +17,7 @@ PRODUCTS, TTT, SCAN, EDGES, HEAD, OTHER = "products", "ttt", "scan", "edges", "h
 
 @dataclass(frozen=True)
 class Work(Stored):
-    """FLOPs (two for a multiply-add) and bytes of a unit of work; ValueError if one is negative or not finite."""
+    """FLOPs (multiply-add: two) and bytes per unit of work; ValueError unless finite and >= 0."""
 
     flops: float
     bytes: float
@@ -49,7 +49,7 @@ def needed_ms(flops: float | None, moved: float | None, ceilings: Mapping[str, f
 
 
 def lower_bound_ms(flops: float | None, moved: float | None, ceilings: Mapping[str, float | None]) -> float | None:
-    """Return the roofline bound in ms: the longer of the two times in `needed_ms`, if known; None if neither is."""
+    """Return the roofline bound in ms, the longest known time in `needed_ms`; else None."""
     found = [each for each in needed_ms(flops, moved, ceilings) if not math.isnan(each)]
     return max(found, default=None)
 

@@ -13,7 +13,7 @@ CpuSeconds = tuple[float, float, float]
 
 
 def load_between(start: CpuSeconds, end: CpuSeconds) -> dict[str, Any]:
-    """Return the machine's load between two moments, given the CPU seconds (`cpu_seconds`) at both.
+    """Return the machine's load between two moments, from the `cpu_seconds` at both.
 
     others_share: share of CPU time that other processes used. idle_share: idle share. {} if no clock tick passed.
     """
@@ -28,7 +28,7 @@ def load_between(start: CpuSeconds, end: CpuSeconds) -> dict[str, Any]:
 
 
 def is_loaded(environment: dict[str, Any]) -> bool:
-    """Whether other processes used over a tenth of the CPU time during a case, and under a tenth was idle."""
+    """Whether, during a case, other processes used > 10% of CPU time and < 10% was idle."""
     cpu = environment.get("cpu") or {}
     return bool(cpu.get("others_share", 0.0) > BUSY_SHARE and cpu.get("idle_share", 1.0) < IDLE_SHARE)
 
@@ -40,7 +40,7 @@ def load_note(environment: dict[str, Any]) -> str:
 
 
 def cpu_seconds(pid: int) -> CpuSeconds:
-    """Return CPU seconds (busy, idle, own) of the cores that this thread may use; own: by `pid` and its descendants."""
+    """Return CPU seconds (busy, idle, own) of this thread's cores; own: `pid` and descendants."""
     cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     tick = os.sysconf("SC_CLK_TCK")
     busy = idle = 0.0

@@ -84,7 +84,7 @@ def on_free_slots(
 
 
 def shares(count: int) -> list[set[int]]:
-    """Divide the CPU cores of this thread's affinity among `count` workers; return each worker's set of CPUs.
+    """Divide this thread's CPU affinity among `count` workers; return each worker's CPUs.
 
     Each worker gets the same number of adjacent cores. With fewer cores than workers, several workers share a core.
     """

@@ -51,7 +51,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Limits:
-    """Time limits in seconds: for a case with its model build and checks, and for the start of a worker."""
+    """Time limits in seconds: for a case with build and checks, and for a worker's start."""
 
     case_s: float = 600.0
     start_s: float = 300.0  # importing an engine from a cold disk takes minutes
@@ -108,7 +108,7 @@ class WorkerProcess:
         self.kill() if kind else self.stop()
 
     def ready(self) -> Probe:
-        """Start and probe a worker if none is running, unless an earlier probe failed; return the last probe."""
+        """Start and probe a worker unless one runs or a probe has failed; return the last probe."""
         if self._process is not None and self._process.poll() is not None:
             self.kill()  # it died after its last case
         if self._process is None and (self.found is None or self.found.available):
@@ -176,7 +176,7 @@ class WorkerProcess:
 
     @contextmanager
     def _killed_if_lost(self) -> Iterator[None]:
-        """If the block raises WorkerLost, or an answer in it has wrong fields, kill the worker and raise WorkerLost."""
+        """On WorkerLost or an invalid answer in the block, kill the worker and raise WorkerLost."""
         try:
             yield
         except WorkerLost:
@@ -261,7 +261,7 @@ class WorkerProcess:
             raise self._death(process) from None
 
     def _read(self, process: subprocess.Popen[bytes], wait_s: float) -> bool:
-        """Wait up to `wait_s` seconds for the worker's output, and read it; return whether it can still answer."""
+        """Wait up to `wait_s` s for worker output and read it; return whether it can still answer."""
         ended = process.poll() is not None  # a child of a dead worker may hold its pipes open
         readable, _, _ = select.select(self._open, [], [], wait_s)
         for pipe in readable:
@@ -343,7 +343,7 @@ def signal_of(status: int) -> str:
 
 
 def path_of_code(env: Mapping[str, str], root: Path | None = None) -> dict[str, str]:
-    """Return {"PYTHONPATH": path}: the checkout `root`, by default this file's, then the PYTHONPATH in `env`.
+    """Return {"PYTHONPATH": checkout `root` (default: this file's), then `env`'s PYTHONPATH}.
 
     Without `root`, return {} if this file is in site-packages: other interpreters must not import packages from there.
     """

@@ -20,7 +20,7 @@ from typing import Any
 
 
 class WorkerLost(Exception):
-    """Raised if a worker gives no usable answer; has the status and the reason for the case's record."""
+    """Raised if a worker gives no usable answer; has status and reason for the case's record."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
@@ -47,7 +47,7 @@ class Probe:
 
 
 def line_of(message: Mapping[str, Any]) -> bytes:
-    """Return a message, which may hold dataclasses, as a line of JSON; ValueError if it has NaN or infinity."""
+    """Return a message, dataclasses included, as a JSON line; ValueError for NaN or infinity."""
     return json.dumps(message, allow_nan=False, default=asdict).encode() + b"\n"
 
 

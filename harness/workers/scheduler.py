@@ -66,7 +66,7 @@ def run_jobs(
     slots: Sequence[GpuSlot] = (DEFAULT_SLOT,),
     shared: bool = False,
 ) -> list[Record]:
-    """Run a run's unfinished cases and append their records; return the last record of each (case, repeat).
+    """Run unfinished cases and append records; return the last record of each (case, repeat).
 
     A crash, a signal, a timeout, exhausted memory and a failed check also give a record.
     A case with a record runs again if it was skipped, killed or not started, or if `options.retry` returns True.
@@ -96,7 +96,7 @@ def run_jobs(
 
 
 def unfinished(run: Run, job: Job, repeat: int, retry: Retry) -> list[Planned]:
-    """Return the job's cases to run in `repeat`: no record, a status in UNFINISHED, or `retry` accepts the record."""
+    """Return cases to run in `repeat`: no record, status in UNFINISHED, or chosen by `retry`."""
     last = {record.case.key: record for record in run.job_records(job) if record.repeat == repeat}
     finished = {key for key, record in last.items() if record.status not in UNFINISHED and not retry(record)}
     return [planned for planned in job.cases if planned.case.key not in finished]
@@ -171,7 +171,7 @@ def unmeasured(
 
 @contextmanager
 def signals_raise() -> Iterator[None]:
-    """In the main thread, raise KeyboardInterrupt in the block at SIGTERM and SIGHUP, except for ignored signals."""
+    """In the main thread, turn SIGTERM and SIGHUP, unless ignored, into KeyboardInterrupt."""
     is_main = threading.current_thread() is threading.main_thread()
     wanted = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
     earlier = {number: signal.signal(number, signal.default_int_handler) for number in wanted if is_main}

@@ -1,4 +1,4 @@
-"""Share a run in an array of Slurm tasks: batch script, submission, task states, and the work of one task."""
+"""Share a run in a Slurm array: batch script, submission, task states, a task's work."""
 
 import os
 import re
@@ -65,7 +65,7 @@ def parsed(text: str) -> SlurmRequest:
 
 
 def script(request: SlurmRequest, tasks: int, command: Sequence[str], folder: str, log: str) -> str:
-    """Return a batch script of `tasks` tasks, which run `command` in `folder` and append its output to `log`."""
+    """Return a batch script: `tasks` tasks run `command` in `folder` and append to `log`."""
     options = {"job-name": "ttt-bench", "array": f"0-{tasks - 1}", "requeue": "", "open-mode": "append"}
     options |= {"chdir": folder, "output": log}
     options |= {"gres": "gpu:1"} if request.gpu and "gres" not in request.options else {}
@@ -128,7 +128,7 @@ class Task:
 def run_task(
     run: Run, launches: Mapping[Pair, Launch], task: Task, options: Options, slot: GpuSlot = DEFAULT_SLOT
 ) -> list[str]:
-    """Run a task's share of `options.jobs`, or of all jobs if that is None; return the names of the share's jobs.
+    """Run a task's share of `options.jobs` (None: all jobs); return the names of its jobs.
 
     Raises RunError if another Slurm job holds the run, or for a lost GPU.
     """

@@ -89,7 +89,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of comparing run A with run B; `rows` are sorted by difference, the largest first.
+    """Comparison of run A with run B; `rows` are sorted by difference, the largest first.
 
     interleaved: whether A and B come from one `ttt-bench ab` with at least `LEAST_ROUNDS` rounds.
     fail_on: the slowdown (0.01 for 1%) beyond which a case counts as regressed.
@@ -107,7 +107,7 @@ class Comparison:
 
     @property
     def elsewhere(self) -> str:
-        """The difference between the two runs' devices, such as `another GPU`, if every row has it; else ""."""
+        """How the runs' devices differ, such as `another GPU`, if equally in every row; else ""."""
         outcomes = [row.result.outcome for row in self.rows]
         return outcomes[0] if outcomes and set(outcomes) <= {*ELSEWHERE} else ""
 
@@ -222,7 +222,7 @@ class Pair:
 
     @property
     def on_other_hosts(self) -> bool:
-        """Whether the case is host-bound and A and B used different GPUs, whose hosts may differ in CPU overhead."""
+        """Whether the case is host-bound and A and B used different GPUs, maybe on different hosts."""
         return self.a.host_bound and self.on_other_gpus
 
     @property

@@ -81,7 +81,7 @@ class _Estimates:
         return cls(np.array([np.mean(case) for case in cases]), np.sqrt(shrunk), rounds, freedom)
 
     def discoveries(self, bar: float, sign: int = 1) -> NDArray[np.bool_]:
-        """Return for each case whether its slowdown (sign -1: its speed-up) significantly exceeds `bar`."""
+        """Return per case whether its slowdown (sign -1: speed-up) significantly exceeds `bar`."""
         return stats.false_discovery_control(self.p_values(sign * self.mean - np.log1p(bar))) <= ALPHA
 
     def interval(self) -> tuple[Numbers, Numbers]:
@@ -89,7 +89,7 @@ class _Estimates:
         return self.mean - half, self.mean + half
 
     def p_values(self, excess: Numbers) -> Numbers:
-        """Return the p-values of one-sided t tests; excess: how far each mean lies beyond the tested limit."""
+        """Return p-values of one-sided t tests. excess: each mean's distance beyond the limit."""
         error = self.deviation / np.sqrt(self.rounds)
         with np.errstate(divide="ignore", invalid="ignore"):  # rounds that agree exactly have no error
             statistic = np.where(error > 0, excess / error, np.where(excess > 0, np.inf, -np.inf))

@@ -44,7 +44,7 @@ class Side:
 
 @dataclass(frozen=True)
 class CaseSide:
-    """One case as measured in one run. Each process is a repeat; `ttt-bench ab` calls it a round.
+    """A case as measured in one run. Each process is a repeat; `ttt-bench ab` calls it a round.
 
     name: the labels of system and backend. label: the case in words.
     medians: {repeat: median latency in ms}; {} without a result. why: the reason for no result, else "".

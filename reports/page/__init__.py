@@ -1,1 +1,1 @@
-"""The HTML page of a run: figures, their lines, sentences about results, and the scripts that draw the figures."""
+"""A run's HTML page: figures, their lines, sentences on results, and drawing scripts."""

@@ -25,7 +25,7 @@ def script_hash(script: str) -> str:
 
 @cache
 def plotly_source() -> str:
-    """Return the source of plotly.js without the registration of charts other than scatter plots.
+    """Return plotly.js's source, with only scatter plots registered.
 
     This registration took most of the CPU time before the first figure.
     """

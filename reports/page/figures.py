@@ -39,7 +39,7 @@ class Figure(FigureEntry):
 
 
 def figures(table: pd.DataFrame, catalogue: Catalogue) -> list[Figure]:
-    """Return the figures of a `stats.frame` table; those whose catalogue entry names primary lines come first."""
+    """Return a `stats.frame` table's figures; entries that name primary lines come first."""
     looks, table = Looks(table, catalogue), _with_machine(table)
     plans = sorted(_plans(table, catalogue), key=lambda plan: not plan[1].primary)
     return _numbered([figure for plan in plans for figure in _drawn(looks, *plan)])
@@ -60,7 +60,7 @@ def axis_title(entry: MetricEntry) -> str:
 
 
 def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with failed cases' unknown device, GPU or commit filled in, if the table has only one."""
+    """Fill failed cases' unknown device, GPU or commit if the table has only one; return it."""
     values = {}
     for name in MACHINE_COLUMNS:
         known = [value for value in table[name].unique() if value]
@@ -71,7 +71,7 @@ def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _plans(table: pd.DataFrame, catalogue: Catalogue) -> Iterator[tuple[str, FigureEntry, pd.DataFrame]]:
-    """Yield (suite, figure entry, the figure's rows); a phase without an entry gets a default entry."""
+    """Yield (suite, figure entry, its rows); a phase without an entry gets a default entry."""
     for suite in catalogue.suites:
         rows = table[[suite.name in names for names in table["suites"]]]
         phases = dict.fromkeys(rows["phase"])
@@ -113,7 +113,7 @@ def _drawn(looks: Looks, suite: str, entry: FigureEntry, rows: pd.DataFrame) -> 
 
 @dataclass(frozen=True)
 class _Panel(FigurePanel):
-    """A builder of one figure and, if its catalogue entry sets `forms`, of another one with primal / dual ratios."""
+    """Builds a figure and, if its entry sets `forms`, another one with primal / dual ratios."""
 
     suite: str
 
@@ -185,7 +185,7 @@ class _Panel(FigurePanel):
         return [line for line in lines if line.primary and not found.isdisjoint(line.rows)] or lines
 
     def _states(self) -> str:
-        """Return which systems use which state precision, in words; "" if the figure has only one precision."""
+        """Return in words each system's state precision; "" if the figure has only one."""
         rows = self.rows[self.rows["state_dtype"] != ""]
         own = rows.groupby("system", sort=False)["state_dtype"].unique()
         systems: dict[str, list[str]] = {}
@@ -219,12 +219,12 @@ def _widest_axis(rows: pd.DataFrame) -> str:
 
 
 def own_ends(y: str) -> tuple[str, str]:
-    """Return the column names (low, high) for a metric's own interval; tables lack these columns for most metrics."""
+    """Return the names (low, high) of a metric's interval columns; most metrics have none."""
     return f"{y}_low", f"{y}_high"
 
 
 def _points_words(measured: pd.DataFrame, y: str, are_ratios: bool) -> str:
-    """Return a description of points and error bars. are_ratios: whether each point divides two medians."""
+    """Describe points and error bars. are_ratios: whether each point divides two medians."""
     samples, processes = measured["samples"], measured["processes"]
     repeated, is_speed = processes.max() > 1, y in LATENCIES + RATES
     words = f"{'ratios of ' if are_ratios else ''}medians of {ends(samples)} samples"

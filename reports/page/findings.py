@@ -22,7 +22,7 @@ _MOST_LETTERS = 130  # of a ranking in words; a longer ranking names only the mo
 
 
 def headline(table: pd.DataFrame, catalogue: Catalogue, views: Sequence[View]) -> list[str]:
-    """Return sentences on the paper's claims, cases that did not fit in memory, and missing backends."""
+    """Return sentences on the paper's claims, out-of-memory cases and missing backends."""
     answering = [view for view in views if view.figure.primary] or views[:2]
     claims = chain.from_iterable((_checked(view, claim) for claim in view.figure.claims) for view in answering)
     missing = [f"{text[0].upper()}{text[1:]}." for text in left_out(table, catalogue)]
@@ -30,7 +30,7 @@ def headline(table: pd.DataFrame, catalogue: Catalogue, views: Sequence[View]) -
 
 
 def finding(view: View) -> str:
-    """Return one sentence on a figure: the best lines and their lead or, without a ranking, the range of values."""
+    """Return a sentence on a figure: best lines and lead or, unranked, the range of values."""
     figure = view.figure
     if figure.lines and figure.lines[0].base_rows:
         return _ratios(view)
@@ -48,7 +48,7 @@ def finding(view: View) -> str:
 
 
 def crossings(view: View) -> list[str]:
-    """Return a sentence for each pair of compared lines whose order by speed changes exactly once as x grows."""
+    """Return a sentence per pair of compared lines whose speed order flips exactly once in x."""
     labels = view.labels(view.alike, view.held)
     found = []
     for pair in combinations(view.compared, 2) if view.is_speed and not view.is_parts else ():
@@ -96,7 +96,7 @@ def unfinished(table: pd.DataFrame, missing: int) -> str:
 
 
 def _parts(view: View) -> str:
-    """Return words on the x at which a computation's parts take the least total time; "" if no x has all parts."""
+    """Return words on the x with the least total time of all parts; "" if no x has all parts."""
     parts = [{point.x: point.value for point in view.points(line)} for line in view.compared]
     totals = {x: sum(part[x] for part in parts) for x in set.intersection(*map(set, parts))} if parts else {}
     if not totals:
@@ -147,7 +147,7 @@ def _where(xs: list[float], view: View) -> str:
 
 
 def _lead(last: Standing, view: View) -> str:
-    """Return the best line's lead in words. last: the ranking at the largest x with a single best line."""
+    """Return the best line's lead in words. last: ranking at the largest x with one best line."""
     (best, _), (after, next_who) = last.ranks[:2]
     at = format_x(last.x) if len(view.tried) > 1 else view.at(format_x(last.x))
     if not view.is_speed:
@@ -176,7 +176,7 @@ def flags(rows: pd.DataFrame) -> list[str]:
 
 
 def _checked(view: View, claim: PaperClaim) -> str:
-    """Return a sentence on whether a paper's claim holds; "" if its systems share no result at x >= `at_least`."""
+    """Return whether a claim holds, as a sentence; "" without shared results at x >= `at_least`."""
     own, other = view.of_system(claim.system), view.of_system(claim.other)
     due = [x for x in view.tried if x >= claim.at_least]
     common = [x for x in due if x in own and x in other]

@@ -53,7 +53,7 @@ def render(
 ) -> str:
     """Return the page of `records` as HTML.
 
-    title: the heading; None for `TITLE`. profiled: the section on the run's profiles, or None for none.
+    title: the heading; None for `TITLE`. profiled: the section on the run's profiles; None without profiles.
     table: `stats.frame` of the records; computed if None. missing: planned cases without a record.
     in_site: the run's id in a site; the page then links to the site's Plotly and downloads. With "", it embeds both.
     """
@@ -113,7 +113,7 @@ def run_title(name: str, table: pd.DataFrame) -> str:
 
 
 def failures(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue) -> list[dict[str, Any]]:
-    """Return cases without a result, grouped by status, system, backend, suites, reason, phase and L2 state.
+    """Group cases without a result by status, system, backend, suites, reason, phase, L2 state.
 
     A group is a dict with the keys "status", "system", "backend", "suites", "reason", "cases" and "which".
     "cases" is the number of cases. "which" is a text on phase, batches and contexts, and on the L2 if it was cold.
@@ -140,7 +140,7 @@ def _which(rows: pd.DataFrame) -> str:
 
 
 def _by_suite(drawn: list[Figure]) -> list[tuple[str, list[tuple[int, Figure]]]]:
-    """Return [(suite, [(index in `drawn`, figure)])]; suites `a-forward` and `a-generate` count as suite `a`."""
+    """Return [(suite, [(index in `drawn`, figure)])]; `a-forward`, `a-generate` form suite `a`."""
     suites: dict[str, list[tuple[int, Figure]]] = {}
     for number, figure in enumerate(drawn):
         suite = figure.suite.removesuffix("-forward").removesuffix("-generate")

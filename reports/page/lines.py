@@ -52,7 +52,7 @@ class Line(Look):
 
 
 def system_looks(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, Look]:
-    """Return {system: look}; systems not in the catalogue get an unused tone and marker if one is left."""
+    """Return {system: look}; uncatalogued systems get an unused tone and marker, if one is left."""
     looks = {entry.name: Look(entry.tone % TONES, entry.marker) for entry in catalogue.systems}
     for number, name in enumerate(sorted(set(table["system"]) - set(looks)), len(looks)):
         tones = [tone for tone in range(TONES) if tone not in {look.tone for look in looks.values()}]
@@ -62,7 +62,7 @@ def system_looks(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, Look]:
 
 
 class Looks:
-    """Color, marker, dash, order and label of each system and backend in a table, shared by all figures."""
+    """Color, marker, dash, order and label of a table's systems and backends, for all figures."""
 
     def __init__(self, table: pd.DataFrame, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
@@ -138,7 +138,7 @@ class FigurePanel:
 
     @cached_property
     def _look_column(self) -> str:
-        """The column that color and marker show: "system", or, for a single system, a column in which lines differ."""
+        """The column that color and marker show: "system" or, for one system, a varying column."""
         differing = (name for name in ("state_dtype", "backend") if self.rows[name].nunique() > 1)
         return next(differing, "system") if "system" in self.entry.split else "system"
 
@@ -169,7 +169,7 @@ class FigurePanel:
         )
 
     def _telling(self, columns: list[str]) -> dict[str, set[str]]:
-        """Return {column: systems whose line names must state its value}, for `columns` in which lines differ."""
+        """Return {column: systems whose line names must state it}, for varying `columns`."""
         rows, own = self.rows, {"state_dtype", *option_columns(self.rows)}
         systems, found = set(rows["system"]), {}
         for column in columns:
@@ -188,7 +188,7 @@ class FigurePanel:
         return self.looks.order[key[0]], self.looks.backends[key[1]], [sortable(value) for value in key[2:]]
 
     def bounds(self) -> list[Line]:
-        """Return the roofline lower bounds as lines, one per combination of system, size, form and options."""
+        """Return roofline lower bounds as lines, one per system, size, form and options."""
         rows = self.rows
         if BOUND not in rows or rows[BOUND].isna().all():
             return []
@@ -221,7 +221,7 @@ class FigurePanel:
         return Line(name=name, short=short, system=values["system"], rows=rows, y=BOUND, **vars(look))
 
     def form_pairs(self) -> list[Line]:
-        """Return lines of the ratio primal / dual; each point divides values of two rows that differ only in form."""
+        """Return lines primal / dual; each point divides two rows that differ only in form."""
         rows, x = self.rows, self.entry.x
         forms = forms_of(rows)
         if set(forms) < {"dual", "primal"}:
@@ -276,6 +276,6 @@ def sortable(value: Any) -> tuple[int, float, str]:
 
 
 def forms_of(rows: pd.DataFrame) -> pd.Series:
-    """Return each row's form, "dual", "primal" or NaN, from option `form` or else the backend's suffix."""
+    """Return each row's form ("dual", "primal", NaN), from option `form` or backend suffix."""
     suffix = rows["backend"].str.extract(r"-(dual|primal)$", expand=False)
     return rows["form"].astype(object).where(rows["form"].notna(), suffix) if "form" in rows else suffix

@@ -53,7 +53,7 @@ class Point:
         return max(self.value, other.value) <= (1 + share) * min(self.value, other.value)
 
     def hides(self, other: "Point") -> bool:
-        """Return whether overlapping intervals, or a flag, leave open which of the two points is better."""
+        """Return whether overlapping intervals or a flag leave open which point is better."""
         overlap = max(self.low, other.low) <= min(self.high, other.high)
         if doubt := max(self.doubt, other.doubt):
             return overlap or self.is_level(other, doubt)
@@ -101,7 +101,7 @@ class View:
 
     @cached_property
     def ranked(self) -> list[Line]:
-        """The lines to rank: primary lines, and measured lines of systems that `FigureEntry.primary` does not name."""
+        """Lines to rank: primary ones, and measured ones of systems not in `FigureEntry.primary`."""
         drawn = [line for line in self.figure.lines if not line.y and not line.base_rows]
         named = self.figure.primary_systems
         return [line for line in drawn if line.primary or (line.system not in named and self.points(line))]
@@ -110,8 +110,8 @@ class View:
     def alike(self) -> list[Line]:
         """The largest set of ranked lines that agree in all settings except system and backend.
 
-        Each line with points defines a set: the lines that agree with it. A set's size is its number of lines with
-        points. Ties go to the set with more settings at their defaults, then to the set that the later line defines.
+        For each line with points, the candidate set is all lines that agree with it. The candidate with the most lines
+        with points wins. Ties go to more settings at their defaults, then to the candidate of the later line.
         """
         own = {line.name: self._settings(line) for line in self.ranked}
         best: tuple[tuple[int, int], list[Line]] = (0, 0), []
@@ -133,7 +133,7 @@ class View:
 
     @cached_property
     def _apart(self) -> list[str]:
-        """The columns of `table`, such as batch, in which two lines must not have different values to be compared."""
+        """Columns of `table`, such as batch, that must be equal for two lines to be compared."""
         rows = self.rows(self.ranked)
         found = [name for name in _CASE_SETTINGS if rows[name].nunique() > 1]
         if rows["system"].nunique() > 1:
@@ -147,13 +147,13 @@ class View:
 
     @cached_property
     def tried(self) -> list[float]:
-        """The values of x, ascending, at which any comparable line (`alike`) has a case that ran, even if it failed."""
+        """Ascending values of x at which a line of `alike` has a case that ran, even if it failed."""
         rows = self.rows(self.alike)
         return sorted(rows[self.figure.x][~rows["status"].isin(UNTRIED)].unique())
 
     @cached_property
     def held(self) -> list[str]:
-        """The settings, such as `batch 16`, that the compared lines share and other ranked lines do not have."""
+        """Settings, such as `batch 16`, shared by the compared lines but not by all ranked ones."""
         values = dict(chain.from_iterable(self._settings(line).items() for line in self.compared))
         return [format_setting(self.catalogue.axis(name), value) for name, value in values.items()]
 
@@ -199,14 +199,14 @@ class View:
                 yield Point(float(cells[x]), float(value) / scale, low, high, doubt)
 
     def reach(self, line: Line) -> float:
-        """Return the largest x of the line's cases, except "unstarted" ones; infinite if x is measured, not set."""
+        """Return the line's largest x, "unstarted" cases excluded; infinite if x is measured."""
         if self.figure.along:  # x is a result, so no line stops at one
             return math.inf
         rows = self.rows([line])
         return max(rows[self.figure.x][rows["status"] != "unstarted"])
 
     def of_system(self, system: str) -> dict[float, Point]:
-        """Return {x: point} of the system's compared lines; if several have a point at an x, the last one's."""
+        """Return {x: point} of a system's compared lines; the last line's point if several have one."""
         return {point.x: point for line in self.compared if line.system == system for point in self.points(line)}
 
     def standing(self, x: float, ranks: Sequence[tuple[Point, str]]) -> Standing:
@@ -234,7 +234,7 @@ def standings(view: View) -> list[Standing]:
 
 
 def best_standing(view: View) -> Standing | None:
-    """Return the ranking of the compared lines by each line's highest value; None for fewer than two lines.
+    """Rank the compared lines by their highest values; None for fewer than two lines.
 
     A line that was not tried up to the x of the overall highest value is left out, because it may rise further.
     """

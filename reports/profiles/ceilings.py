@@ -14,7 +14,7 @@ _LIKE = 0.15  # share of the mean time; if counted launches differ from it by mo
 
 
 def common_ceilings(records: Iterable[Record], profiles: Iterable[Profile] = ()) -> dict[str, dict[str, float]]:
-    """Return {device: {name of a peak (`PEAKS`): its highest value over the device's processes and kernels}}.
+    """Return {device: {peak of `PEAKS`: highest value over its processes and kernels}}.
 
     All systems share a device's peaks, because a power-capped GPU's measured GEMM rate varies by up to 20%.
     """
@@ -30,13 +30,13 @@ def common_ceilings(records: Iterable[Record], profiles: Iterable[Profile] = ())
 
 
 def with_common_ceilings(profiles: Sequence[Profile], records: Iterable[Record] = ()) -> list[Profile]:
-    """Return copies of the profiles; their peaks are the highest of their device in all profiles and records."""
+    """Return the profiles with each device's highest peaks in all profiles and records."""
     highest = common_ceilings(records, profiles)
     return [replace(each, ceilings={**highest[str(each.environment.get("device"))]}) for each in profiles]
 
 
 def reached(region: Region) -> dict[str, float | None]:
-    """Return the region's measured peaks, each raised to the rate of its fastest kernel if that is higher.
+    """Return the region's peaks, each raised to its fastest kernel's rate if that is higher.
 
     On a power-capped GPU, a GEMM of the case can be 15% faster than the GEMM that measures the peak. Ignored are short
     kernels (`_LONG`), kernels with counted launches of unusual time (`_LIKE`), and implausible rates (`_PLAUSIBLE`).

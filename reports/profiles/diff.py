@@ -21,7 +21,7 @@ _MOST = 12  # kernels per table
 
 @dataclass(frozen=True)
 class TimeDiff:
-    """A part's or kernel's times in profiles `a` and `b`, in ms per unit of work; None if missing."""
+    """A part's or kernel's ms per unit of work in profiles `a` and `b`; None if missing."""
 
     name: str
     a_ms: float | None
@@ -53,7 +53,7 @@ class Diff:
 
     @property
     def tables(self) -> list[tuple[str, list[TimeDiff], str]]:
-        """Tuples (heading, rows, sentence on omitted rows) for a table of parts and a table of kernels."""
+        """(heading, rows, sentence on omitted rows) for a table of parts and one of kernels."""
         kernels = _rows(*map(_kernel_ms, (self.a, self.b)))
         labelled = [TimeDiff(LABELS[row.name], row.a_ms, row.b_ms) for row in self.parts]
         rest = kernels[_MOST:]
@@ -62,7 +62,7 @@ class Diff:
 
     @property
     def sentence(self) -> str:
-        """Words on how much slower or faster `b` is, which parts cause it and, if slower, a bottleneck."""
+        """How much slower or faster `b` is, which parts cause it and, if slower, a bottleneck."""
         ms = self.b.unit_ms - self.a.unit_ms
         rows = self.parts
         whole = sum(abs(row.ms) for row in rows)
@@ -76,7 +76,7 @@ class Diff:
         return f"{head}{f': {said}' if said else ''}.{why and f' {why}'}"
 
     def _bottleneck(self, rows: list[TimeDiff]) -> str:
-        """Return a sentence on the bottleneck of the part that slowed most; "" if the counters do not show it."""
+        """Return a sentence on the most slowed part's bottleneck; "" if counters do not show it."""
         longer = max(rows, key=lambda row: row.ms)
         if longer.name == GAPS:
             return f"Idle time is {cause(self.b)}."
@@ -111,7 +111,7 @@ def _signed(ms: float) -> str:
 
 
 def diff_of_runs(a: Run, b: Run, names: tuple[str, str]) -> Markup:
-    """Return HTML that compares cases profiled in both runs; "" for none. names: the runs' titles."""
+    """Return HTML comparing cases profiled in both runs; "" for none. names: the runs' titles."""
     profiles = (with_common_ceilings([*run.profiles().values()], run.records()) for run in (a, b))
     before, after = ({each.case.key: each for each in side if each.region_us} for side in profiles)
     pairs = [Diff(each, after[key], *names) for key, each in before.items() if key in after]

@@ -64,7 +64,7 @@ def timeline(profile: Profile) -> dict[str, Any]:
 
 
 def rates(kernel: Kernel) -> tuple[float | None, float | None, float | None]:
-    """Return a kernel's (GB/s, TFLOP/s, FLOPs per byte) from its counters; a value that was not counted is None."""
+    """Return a kernel's (GB/s, TFLOP/s, FLOPs per byte) from counters; None if not counted."""
     if not kernel.mean_us:
         return None, None, None
     moved, computed = kernel.dram_bytes, kernel.operations
@@ -89,7 +89,7 @@ def unplaced(region: Region) -> float:
 
 
 def _placed(region: Region) -> Iterator[tuple[int, Kernel, float, float]]:
-    """Yield (row, kernel, FLOPs per byte, TFLOP/s) for kernels in the page's table, if both numbers are positive."""
+    """Yield (row, kernel, FLOPs per byte, TFLOP/s) of table kernels with both numbers positive."""
     for place, kernel in enumerate(region.kernels[:NAMED]):
         _, tflops, intensity = rates(kernel)
         if tflops and intensity:

@@ -85,7 +85,7 @@ def within_sentence(part: str) -> str:
 
 
 def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> str:
-    """Return the part of the model that a kernel belongs to, a key of `LABELS`. path: the ranges around its launch.
+    """Return a kernel's part of the model, a key of `LABELS`. path: ranges around its launch.
 
     has_layers: whether ranges mark layers; then a GEMM belongs to the LM head if its `path` has ranges but no layer.
     """
@@ -97,7 +97,7 @@ def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> 
 
 
 def parts(region: Region) -> list[ProfilePart]:
-    """Return the region's parts in the order of `LABELS`; their times add up to the region's time.
+    """Return the region's parts in `LABELS` order; their times add up to the region's time.
 
     If kernels overlap, all times are scaled down so that the parts other than idle add up to the busy time.
     """
@@ -149,13 +149,13 @@ def kernel_lower_bound_us(kernel: Kernel, region: Region) -> float | None:
 
 
 def is_fp32(kernel: Kernel) -> bool:
-    """Return whether the FP32 peak applies to the kernel: its counters include this peak, and tensor cores are idle."""
+    """Return whether the FP32 peak applies: counters include it, and tensor cores are idle."""
     counters = kernel.counters
     return counters is not None and bool(counters.fp32_peak_tflops) and counters.use.get("tensor", _USED) < _USED
 
 
 def ceilings_of(kernel: Kernel, region: Region) -> dict[str, float | None]:
-    """Return the region's measured peaks; for a kernel with `is_fp32`, the FP32 peak replaces the GEMM rate."""
+    """Return the region's peaks; if `is_fp32(kernel)`, the FP32 peak replaces the GEMM rate."""
     if kernel.counters is None or not is_fp32(kernel):
         return region.ceilings
     return {**region.ceilings, "product_tflops": kernel.counters.fp32_peak_tflops}
@@ -191,7 +191,7 @@ def _outside_is_head(paths: Sequence[tuple[str, ...]]) -> bool:
 
 
 def _shares(region: Region) -> Iterator[tuple[Kernel, str, float]]:
-    """Yield (kernel, part, share of the kernel's time in that part); without NVTX ranges, the kernel's name decides."""
+    """Yield (kernel, part, share of its time there); without NVTX ranges, by kernel name."""
     part_finder = _part_finder(region)
     by_kernel: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for each in region.ranges:

@@ -1,4 +1,4 @@
-"""The page's section on profiles: per case, a time bar of its parts, a roofline, a timeline and a kernel table."""
+"""The page's profiles: per case, a bar of parts, a roofline, a timeline, a kernel table."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ _LEAST_WAIT, _MOST_WAITS = 0.01, 3  # least share of a warp's time for a wait to
 
 @dataclass(frozen=True)
 class Section:
-    """The section on profiles. html: the whole section. anchors: {case key: HTML id of the case}."""
+    """The section on profiles. html: all of it. anchors: {case key: HTML id of the case}."""
 
     html: Markup
     anchors: dict[str, str]
@@ -36,7 +36,7 @@ class Section:
 
 @dataclass(frozen=True)
 class BarPiece:
-    """One part in the bar that shows a profiled case's time; of bars shown together, the longest is `_BAR` wide.
+    """A part in a profiled case's time bar; the longest bar of a group is `_BAR` wide.
 
     x, width: the start and width of the part's piece of the bar. share: the part's share of the region's time.
     lower_bound: the width of the strip that shows the part's lower bound; None if unknown.
@@ -93,14 +93,14 @@ class ShownProfile:
 
     @property
     def lower_bound_ms(self) -> float | None:
-        """The sum of the parts' lower bounds, in ms per unit of work; None if one is unknown."""
+        """Sum of the parts' roofline bounds, in ms per unit of work; None if one is unknown."""
         lower_bounds = [piece.part.lower_bound_us for piece in self.pieces]
         known = [lower_bound for lower_bound in lower_bounds if lower_bound is not None]
         return sum(known) / self.profile.units / 1e3 if len(known) == len(lower_bounds) else None
 
 
 def section(records: Sequence[Record], profiles: Collection[Profile], catalogue: Catalogue) -> Section | None:
-    """Return the section on profiles; None if none has a time. records: the source of peaks and recorded latencies."""
+    """Return the section on profiles; None without times. records: for peaks and latencies."""
     with_work = [profile for profile in profiles if profile.status == "ok" and profile.region_us]
     good = with_common_ceilings(with_work, records)
     if not good:
@@ -129,7 +129,7 @@ def section(records: Sequence[Record], profiles: Collection[Profile], catalogue:
 
 
 def script() -> str:
-    """Return the section's JavaScript, in a block, so that its names do not clash with other scripts' names."""
+    """Return the section's JavaScript, in a block so that its names cannot clash."""
     sources = "\n".join(source(PACKAGE, name) for name in SCRIPTS)
     return f"{{\n{sources}}}\n"
 
@@ -163,7 +163,7 @@ def _per_unit_ms(time_us: float | None, profile: Profile) -> float | None:
 
 
 def _groups(profiles: Iterable[Profile], latencies: Mapping[str, Recorded]) -> dict[str, list[Profile]]:
-    """Return {title: profiles}, grouped by phase, size, batch, context and concurrent sequences (from `latencies`)."""
+    """Return {title: profiles} by phase, size, batch, context, concurrency (from `latencies`)."""
     groups: dict[str, list[Profile]] = {}
     for profile in profiles:
         case = profile.case

@@ -20,7 +20,7 @@ MARKER = "ttt-bench-site.json"  # identifies a folder as a site; has the paths o
 
 
 def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] = lambda text: None) -> int:
-    """Write a site of the runs in the folders `runs` to `out`; remove files of other runs from `out`.
+    """Write a site of the run folders `runs` to `out`; remove other runs' files from `out`.
 
     on_run: called with a line of progress for each run. Returns the number of removed files.
     Raises RecordError if a folder is no run, a run is repeated, or `out` is neither new, empty nor a site.
@@ -50,7 +50,7 @@ def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] 
 
 
 def _files_of_site(out: Path) -> set[str]:
-    """Return paths of the site's files in `out`, none for a new or empty folder; RecordError if `out` is no site."""
+    """Return paths of the site's files in `out`, if any; RecordError if `out` is no site."""
     if not out.is_dir() or not listed(out):
         return set()
     try:

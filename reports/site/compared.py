@@ -34,7 +34,7 @@ class Compared:
 
 
 def comparisons(entries: Sequence[Entry]) -> list[Compared]:
-    """Return the comparisons of a site's runs by the module's rules. entries: the runs, the newest first."""
+    """Return a site's comparisons by the module's rules. entries: the runs, newest first."""
     timed = [entry for entry in entries if entry.run.file.mode == "measure" and entry.held.measured]
     pairs = {(a.id, b.id): (a, b) for a, b in _pairs(timed)}
     return [Compared(a, b, compared(a.held, b.held), _profiles(a, b)) for a, b in pairs.values()]

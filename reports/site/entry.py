@@ -54,7 +54,7 @@ def slug(name: str) -> str:
 
 
 def run_id(run: Run) -> str:
-    """Return a run's id: its name, and a digest of the name and the first request (if run.json has one)."""
+    """Return a run's id: its name, and a digest of name and first request, if any."""
     name = run.folder.resolve().name
     begun = [part for asked in run.file.requests[:1] for part in (asked.at, *asked.arguments)]
     return f"{slug(name)}-{_digest([name, *begun])}"
@@ -66,7 +66,7 @@ def system_id(name: str) -> str:
 
 
 def note_of(folder: Path) -> str:
-    """Return the note on a run from section `[runs]` of the tables.toml next to the run's folder; "" without one."""
+    """Return a run's note from section `[runs]` of the tables.toml next to its folder, or ""."""
     place = folder.resolve()
     try:
         rows = tomllib.loads((place.parent / "tables.toml").read_text("utf-8"))["runs"]["runs"]
@@ -110,7 +110,7 @@ def files_of(run: Run, found: str) -> tuple[Entry, dict[str, str]]:
 
 
 def moment(text: str) -> datetime | None:
-    """Parse an ISO 8601 time and convert it to UTC, the default zone; return None for other text."""
+    """Convert an ISO 8601 time to UTC, the default zone; return None for other text."""
     try:
         found = datetime.fromisoformat(text)
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)

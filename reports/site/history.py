@@ -34,7 +34,7 @@ class History:
 
 
 def histories(entries: Sequence[Entry]) -> list[History]:
-    """Return the history of each system, from all cases with a latency and a date. entries: the runs, the newest first.
+    """Return each system's history of dated latencies. entries: the runs, newest first.
 
     A system has the label, tone and marker of its newest run.
     """

@@ -17,7 +17,7 @@ _STYLES = {PAGE: "style.css", "reports.profiles": "section.css", PACKAGE: "site.
 def shared_files(
     entries: Sequence[Entry], histories: Sequence[History], comparisons: Sequence[Compared]
 ) -> dict[str, str]:
-    """Return {path in the site: text} for files that belong to no single run. entries: the runs, the newest first."""
+    """Return {site path: text} of files that all runs share. entries: the runs, newest first."""
     return {
         "assets/over-time.js": source(PAGE, "table.js") + source(PACKAGE, "history.js"),
         "assets/site.css": "".join(source(*each) for each in _STYLES.items()),

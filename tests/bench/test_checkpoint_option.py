@@ -15,7 +15,7 @@ from bench.catalogue.suites import find_suite
 from bench.commands import measure
 from bench.errors import UserError
 from bench.memory import skip_reason
-from bench.models.case_model import VARIABLE, checkpoint_folder, config_of, offer, read_checkpoint
+from bench.models.case_model import VARIABLE, checkpoint_folder, config_of, read_checkpoint, register_checkpoint
 from bench.models.checkpoint import save
 from bench.models.config import CheckpointError, model_config
 from bench.models.factory import from_seed
@@ -35,7 +35,7 @@ RATE, THETA = 0.25, 50.0  # of the inner loop and of RoPE; no size of the table 
 
 
 @pytest.fixture(autouse=True)
-def offered(monkeypatch: pytest.MonkeyPatch) -> None:
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget after each test the checkpoints that the test passed to workers."""
     monkeypatch.setenv(VARIABLE, "{}")
 
@@ -73,7 +73,7 @@ def test_a_case_names_it_by_its_folders_name_and_content(folder: Path, tmp_path:
 
 
 def test_its_cases_have_its_own_options_on_its_own_system_alone(folder: Path) -> None:
-    checkpoint = offer(folder)
+    checkpoint = register_checkpoint(folder)
     planned = suite_cases(find_suite("quick"), RunRequest(batch="2"), "cpu", checkpoint)
     assert {each.case.system_backend for each in planned} == {"ttt-mlp/torch"}
     assert {each.case.size for each in planned} == {"2x64"}
@@ -101,13 +101,13 @@ def test_a_case_whose_checkpoint_nobody_named_is_skipped(folder: Path) -> None:
         checkpoint_folder(case)
     for memory_bytes in (None, int(80e9)):
         assert "name its folder by --checkpoint DIR" in skip_reason(Planned(case), [], memory_bytes)
-    offer(folder)
+    register_checkpoint(folder)
     assert skip_reason(Planned(case), [], None) == ""
 
 
 @pytest.mark.parametrize("phase", ["forward", "generate"])
 def test_verify_runs_its_weights_and_compares_every_token(folder: Path, phase: str) -> None:
-    offer(folder)
+    register_checkpoint(folder)
     adapter = TTTTorch()
     record = CaseRun(case_of(folder, phase), Policy(), "verify").record(adapter)
     assert record.status == "ok", record.reason
@@ -122,14 +122,14 @@ def test_verify_runs_its_weights_and_compares_every_token(folder: Path, phase: s
 
 
 def test_generated_tokens_have_the_limits_of_the_coarser_state(folder: Path) -> None:
-    offer(folder)
+    register_checkpoint(folder)
     case = replace(case_of(folder), dtype="float32", state_dtype="bfloat16")
     checks = {check.name: check.limit for check in TTTTorch().build(case).check().checks}
     assert checks["generated_logits_relative_error"] == checks["logits_relative_error"] == 0.05
 
 
 def test_a_model_that_errs_late_in_what_it_generates_is_seen(folder: Path) -> None:
-    offer(folder)
+    register_checkpoint(folder)
     adapter, case = TTTTorch(), case_of(folder)
     model = adapter._model(case)
     step, layers, calls = model.operator.generate_step, 2, [0]
@@ -174,7 +174,7 @@ def test_a_request_says_no_path_and_no_account() -> None:
 
 def test_a_broken_file_is_named_without_its_path(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"\0" * 64)
-    offer(folder)
+    register_checkpoint(folder)
     record = CaseRun(case_of(folder), Policy(), "verify").record(TTTTorch())
     assert record.status == "failed"
     assert "my-model: model.safetensors: not a whole" in record.reason

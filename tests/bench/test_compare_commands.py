@@ -166,7 +166,7 @@ def test_hooks_of_a_checkout_do_not_run_in_its_worktrees(checkout, tmp_path, mon
     hook.parent.mkdir(exist_ok=True)
     hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/hooked\nexit 1\n")
     hook.chmod(0o755)
-    monkeypatch.setattr(commands, "_measure_in_turns", lambda *_: None)
+    monkeypatch.setattr(commands, "_measure_interleaved", lambda *_: None)
     assert ttt_bench(monkeypatch, "ab", "HEAD", "HEAD", *ONE) == 2
     assert capsys.readouterr().err == "ttt-bench: out/ab/old: has no records to compare\n"
     assert not (tmp_path / "hooked").exists()

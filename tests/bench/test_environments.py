@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.catalogue.systems import ADAPTERS
-from bench.environments import launches
+from bench.environments import worker_launches
 from bench.errors import UserError
 from bench.plan import plan
 from bench.request import RunRequest
@@ -21,21 +21,21 @@ def file(tmp_path, monkeypatch):
 
 
 def test_every_system_runs_in_this_interpreter_where_there_is_no_file():
-    assert {launch.command[0] for launch in launches().values()} == {sys.executable}
-    assert set(launches()) == {(each.system, each.backend) for each in ADAPTERS}
+    assert {launch.command[0] for launch in worker_launches().values()} == {sys.executable}
+    assert set(worker_launches()) == {(each.system, each.backend) for each in ADAPTERS}
 
 
 def test_an_interpreter_of_its_own(file):
     file.write_text('["mamba/torch"]\npython = "/opt/mamba/bin/python"\nenv = { A = "1" }\n')
-    launch = launches()["mamba", "torch"]
+    launch = worker_launches()["mamba", "torch"]
     assert (launch.command, launch.env) == (["/opt/mamba/bin/python"], {"A": "1"})
     assert launch.entry.startswith("bench.systems.")
-    assert launches()["ttt-mlp", "torch"].command == Launch().command
+    assert worker_launches()["ttt-mlp", "torch"].command == Launch().command
 
 
 def test_a_container_command_after_a_byte_order_mark(file):
     file.write_bytes(b'\xef\xbb\xbf["mamba/torch"]\ncommand = ["docker", "run", "-i", "image", "python"]\n')
-    assert launches()["mamba", "torch"].command == ["docker", "run", "-i", "image", "python"]
+    assert worker_launches()["mamba", "torch"].command == ["docker", "run", "-i", "image", "python"]
 
 
 def test_a_plan_names_the_file_in_one_sentence(file):
@@ -60,24 +60,24 @@ def test_a_plan_names_the_file_in_one_sentence(file):
 def test_a_broken_file_is_one_sentence(file, text, message):
     file.write_text(text)
     with pytest.raises(UserError, match=message):
-        launches()
+        worker_launches()
 
 
 def test_a_worker_on_a_cpu_sees_no_gpu():
-    assert {launch.env["CUDA_VISIBLE_DEVICES"] for launch in launches(device="cpu").values()} == {""}
-    assert not any("CUDA_VISIBLE_DEVICES" in launch.env for launch in launches(device="cuda").values())
+    assert {launch.env["CUDA_VISIBLE_DEVICES"] for launch in worker_launches(device="cpu").values()} == {""}
+    assert not any("CUDA_VISIBLE_DEVICES" in launch.env for launch in worker_launches(device="cuda").values())
 
 
 def test_openmp_threads_of_a_worker_on_a_cpu_soon_sleep(file, monkeypatch):
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-    assert {launch.env["GOMP_SPINCOUNT"] for launch in launches(device="cpu").values()} == {"30000"}
-    assert not any("GOMP_SPINCOUNT" in launch.env for launch in launches(device="cuda").values())
-    assert plan(RunRequest(suites=("quick",), device="cpu")).launches == launches("cpu")
+    assert {launch.env["GOMP_SPINCOUNT"] for launch in worker_launches(device="cpu").values()} == {"30000"}
+    assert not any("GOMP_SPINCOUNT" in launch.env for launch in worker_launches(device="cuda").values())
+    assert plan(RunRequest(suites=("quick",), device="cpu")).worker_launches == worker_launches("cpu")
     file.write_text('["mamba/torch"]\nenv = { GOMP_SPINCOUNT = "7" }\n')
-    assert launches("cpu")["mamba", "torch"].env["GOMP_SPINCOUNT"] == "7"
+    assert worker_launches("cpu")["mamba", "torch"].env["GOMP_SPINCOUNT"] == "7"
     file.unlink()
     monkeypatch.setenv("GOMP_SPINCOUNT", "9")  # the user's own setting counts
-    assert not any("GOMP_SPINCOUNT" in launch.env for launch in launches(device="cpu").values())
+    assert not any("GOMP_SPINCOUNT" in launch.env for launch in worker_launches(device="cpu").values())
 
 
 @pytest.mark.parametrize("exists", [False, True])
@@ -95,7 +95,7 @@ def test_cases_without_an_interpreter_are_skipped(file, exists):
 
 def test_what_make_baselines_writes_names_systems_that_exist(monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[2] / "bench/requirements")
-    found = launches()
+    found = worker_launches()
     assert found["transformer", "vllm"].command == [".venv-vllm/bin/python"]
     own = {pair for pair, launch in found.items() if launch.command != Launch().command}
     assert own == {(each.system, each.backend) for each in ADAPTERS if each.install != "make bench"}
@@ -104,14 +104,14 @@ def test_what_make_baselines_writes_names_systems_that_exist(monkeypatch):
 def test_each_environment_has_its_own_lock(monkeypatch):
     """vLLM's lock file has an older NumPy; mamba-ssm's lock file adds packages to cuda.txt."""
     monkeypatch.setattr("bench.environments.visible_gpus", lambda: ["0"])
-    found = {pair: launch.locked for pair, launch in launches().items()}
+    found = {pair: launch.locked for pair, launch in worker_launches().items()}
     own, vllm, mamba = (found[pair] for pair in (("ttt-mlp", "triton"), ("ttt-mlp", "vllm"), ("mamba", "mamba-ssm")))
     assert "vllm" in vllm.keys() - own.keys()
     assert vllm["numpy"] != own["numpy"]
     assert mamba == own | {name: mamba[name] for name in mamba.keys() - own.keys()}
     assert "mamba-ssm" in mamba.keys() - own.keys()
     monkeypatch.setattr("bench.environments.visible_gpus", list)
-    assert "nvidia-cublas" in own.keys() - launches()["ttt-mlp", "triton"].locked.keys()
+    assert "nvidia-cublas" in own.keys() - worker_launches()["ttt-mlp", "triton"].locked.keys()
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda"])

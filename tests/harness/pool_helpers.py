@@ -23,7 +23,7 @@ def slot(gpu: str, **fields: Any) -> GpuSlot:
     return GpuSlot(f"GPU {gpu}", {"CUDA_VISIBLE_DEVICES": gpu}, **fields)
 
 
-def launches(*systems: str, entry: str = "fake_gpus:OnGpu", **env: str) -> dict[tuple[str, str], Launch]:
+def worker_launches(*systems: str, entry: str = "fake_gpus:OnGpu", **env: str) -> dict[tuple[str, str], Launch]:
     return {(system, "cpu"): launch(entry, **env) for system in systems}
 
 
@@ -43,9 +43,9 @@ def pooled(
 PARENT = """
 import sys
 from pathlib import Path
-from pool_helpers import SYSTEMS, cases_of, launches, pooled
+from pool_helpers import SYSTEMS, cases_of, worker_launches, pooled
 from harness.schema.run import Run
-pooled(Run.open(Path(sys.argv[1])), launches(*SYSTEMS[:4], FAKE_PIDS=sys.argv[2]))
+pooled(Run.open(Path(sys.argv[1])), worker_launches(*SYSTEMS[:4], FAKE_PIDS=sys.argv[2]))
 """
 
 

@@ -27,7 +27,7 @@ def run_of(folder: Path, *cases: Case, mode: Any = "profile") -> Run:
     return new_run(folder / "run", cases or [case()], mode=mode)
 
 
-def launches(fake: bool = True) -> dict[tuple[str, str], Launch]:
+def worker_launches(fake: bool = True) -> dict[tuple[str, str], Launch]:
     real = launch("profile_helpers:WithTorch")
     return {PAIR: replace(real, command=[sys.executable, str(HERE / "profile_worker.py")]) if fake else real}
 

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from pool_helpers import launches
+from pool_helpers import worker_launches
 
 from harness.schema.run import Run
 from harness.workers.scheduler import Options
@@ -13,4 +13,4 @@ if __name__ == "__main__":
     run = Run.open(Path(sys.argv[1]))
     task = Task.here()
     assert task is not None
-    print(run_task(run, launches(*(job.system for job in run.jobs)), task, Options()))
+    print(run_task(run, worker_launches(*(job.system for job in run.jobs)), task, Options()))

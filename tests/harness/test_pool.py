@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from harness_helpers import HERE, ROOT, SOON, alive, case, lines_of, new_run, statuses, wait_for
-from pool_helpers import GPUS, SYSTEMS, cases_of, launches, pooled, slot, start_parent
+from pool_helpers import GPUS, SYSTEMS, cases_of, pooled, slot, start_parent, worker_launches
 
 from harness.measure import nvml
 from harness.schema.record import RecordError
@@ -28,7 +28,7 @@ from tests.two_gpus import TwoGpus
 def test_every_job_runs_on_one_gpu_and_all_gpus_run(tmp_path: Path) -> None:
     events: list[Event] = []
     run = new_run(tmp_path / "out", cases_of(SYSTEMS))
-    records = pooled(run, launches(*SYSTEMS), on_event=events.append)
+    records = pooled(run, worker_launches(*SYSTEMS), on_event=events.append)
     assert statuses(records) == ["ok"] * 18
     assert records == run.records()
     used = {(record.case.system, record.settings["gpu"]) for record in records}
@@ -48,7 +48,7 @@ def test_jobs_begin_in_the_order_in_which_they_are_handed_over(tmp_path: Path) -
 
     run = new_run(tmp_path / "out", cases_of(SYSTEMS[:4], count=1))
     longest_first = sorted(run.jobs, key=lambda job: job.name, reverse=True)
-    pooled(run, launches(*SYSTEMS[:4]), [slot("0")], jobs=longest_first, on_event=note)
+    pooled(run, worker_launches(*SYSTEMS[:4]), [slot("0")], jobs=longest_first, on_event=note)
     assert started == list(reversed(SYSTEMS[:4]))
 
 
@@ -57,7 +57,7 @@ def test_each_worker_has_its_share_of_the_cores(tmp_path: Path) -> None:
     if len(cores) < 2:
         pytest.skip("needs two cores")
     run = new_run(tmp_path / "out", cases_of(("a", "b"), count=1))
-    records = pooled(run, launches("a", "b"), [slot("0"), slot("1")])
+    records = pooled(run, worker_launches("a", "b"), [slot("0"), slot("1")])
     first, second = (set(record.settings["cores"].split(",")) for record in records)
     assert first
     assert second
@@ -95,7 +95,7 @@ def test_shares_are_adjacent_cores(
 def test_a_lost_worker_does_not_affect_other_gpus(tmp_path: Path, do: str, status: str) -> None:
     bad = case(do, system="b", batch=9)
     run = new_run(tmp_path / "out", [*cases_of(SYSTEMS[:4], count=2), bad])
-    records = pooled(run, launches(*SYSTEMS[:4]), **SOON)
+    records = pooled(run, worker_launches(*SYSTEMS[:4]), **SOON)
     assert Counter(statuses(records)) == {"ok": 8, status: 1}
     assert [record.case for record in records if record.status == status] == [bad]
 
@@ -105,14 +105,14 @@ def test_a_lost_gpu_ends_the_run_which_resumes(tmp_path: Path) -> None:
     run = new_run(tmp_path / "out", cases_of(SYSTEMS[:3]))
     slots = [slot("0"), slot("1", is_there=lambda: not gone.exists())]
     with pytest.raises(RunError, match="GPU 1 does not answer any more"):
-        pooled(run, launches(*SYSTEMS[:3], FAKE_GONE=f"1:{gone}"), slots)
+        pooled(run, worker_launches(*SYSTEMS[:3], FAKE_GONE=f"1:{gone}"), slots)
     assert set(statuses(run.records())) == {"ok"}
-    assert statuses(pooled(run, launches(*SYSTEMS[:3]))) == ["ok"] * 9
+    assert statuses(pooled(run, worker_launches(*SYSTEMS[:3]))) == ["ok"] * 9
 
 
 def test_a_record_of_another_gpu_than_the_jobs_is_refused(tmp_path: Path) -> None:
     run = new_run(tmp_path / "out", cases_of(("a",), count=1))
-    (record,) = pooled(run, launches("a", FAKE_DEVICE_ID="0badcafe"), [slot("0", device_id="12345678")])
+    (record,) = pooled(run, worker_launches("a", FAKE_DEVICE_ID="0badcafe"), [slot("0", device_id="12345678")])
     assert record.status == "failed"
     assert record.reason.endswith("it ran on the GPU 0badcafe, not on 12345678")
 
@@ -120,11 +120,11 @@ def test_a_record_of_another_gpu_than_the_jobs_is_refused(tmp_path: Path) -> Non
 def test_a_record_of_the_cpu_is_refused_in_a_run_on_gpus(tmp_path: Path) -> None:
     run = new_run(tmp_path / "out", cases_of(("a",), count=1))
     run.file = replace(run.file, requests=(PastRequest("", (), "", None, {"device_kind": "cuda"}),))
-    (record,) = pooled(run, launches("a"), [slot("0")])
+    (record,) = pooled(run, worker_launches("a"), [slot("0")])
     assert record.status == "failed"
     assert "it was measured on the CPU: the worker's packages see no GPU, but this run is for a GPU" in record.reason
     run.file = replace(run.file, requests=(PastRequest("", (), "", None, {"device_kind": "cpu"}),))
-    assert statuses(pooled(run, launches("a"), [slot("0")], retry=lambda record: record.status != "ok")) == ["ok"]
+    assert statuses(pooled(run, worker_launches("a"), [slot("0")], retry=lambda each: each.status != "ok")) == ["ok"]
 
 
 def test_an_error_of_one_job_ends_all_and_is_raised(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_an_error_of_one_job_ends_all_and_is_raised(tmp_path: Path) -> None:
     path = run.record_file(run.jobs[2]).path
     path.mkdir()  # no file can be there
     with pytest.raises(RecordError, match=r"c-cpu\.jsonl"):
-        pooled(run, launches(*SYSTEMS[:4]))
+        pooled(run, worker_launches(*SYSTEMS[:4]))
 
 
 def test_no_job_begins_after_the_error_of_another() -> None:
@@ -258,4 +258,4 @@ def test_a_signal_ends_every_worker_and_the_run_resumes(tmp_path: Path, number: 
     workers = [int(path.stem) for path in pids.iterdir()]
     assert wait_for(lambda: not any(map(alive, workers)))
     assert Counter(statuses(run.records())) == {"ok": 4}
-    assert statuses(pooled(run, launches(*SYSTEMS[:4], FAKE_PIDS=str(pids)))) == ["ok"] * 8
+    assert statuses(pooled(run, worker_launches(*SYSTEMS[:4], FAKE_PIDS=str(pids)))) == ["ok"] * 8

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from harness_helpers import case
-from profile_helpers import NCU_TABLE_NAMES, PAIR, launches, ncu_table, nsys_database, put_profilers, run_of
+from profile_helpers import NCU_TABLE_NAMES, PAIR, ncu_table, nsys_database, put_profilers, run_of, worker_launches
 
 from harness.profiling import under_profiler
 from harness.profiling.jobs import JobProfiler, Profiler
@@ -29,7 +29,7 @@ WITH_NCU = Tools("kineto", "ncu", {"ncu": "2025.3.0"})
 
 def profile_all(run: Run, tools: Tools, fake: bool = True, **changes: Any) -> tuple[list[Profile], list[str]]:
     said: list[str] = []
-    found = Profiler(run, launches(fake), tools, Limits(60, 60), say=said.append, **changes).jobs(run.jobs)
+    found = Profiler(run, worker_launches(fake), tools, Limits(60, 60), say=said.append, **changes).jobs(run.jobs)
     assert list(run.profiles().values()) == found
     return found, said
 
@@ -97,7 +97,7 @@ def test_a_resumption_profiles_missing_and_failed_cases(tmp_path: Path) -> None:
     profile_all(run, KINETO)
     write_profile(run.folder, Profile(case=case(batch=3), status="timeout", reason="it took too long"))
     profile_path(run.folder, case(batch=4).key).unlink()
-    again = Profiler(run, launches(), KINETO, resume=True).jobs(run.jobs)
+    again = Profiler(run, worker_launches(), KINETO, resume=True).jobs(run.jobs)
     assert [each.case.batch for each in again] == [3, 4]
 
 
@@ -106,13 +106,13 @@ def test_a_resumption_keeps_times_and_adds_counters(tmp_path: Path, fake: Any) -
     run = run_of(tmp_path)
     (before,), _ = profile_all(run, KINETO)
     (job,) = run.jobs
-    assert Profiler(run, launches(), KINETO, resume=True).pending(job) == ()
-    profiler = Profiler(run, launches(), WITH_NCU, resume=True)
+    assert Profiler(run, worker_launches(), KINETO, resume=True).pending(job) == ()
+    profiler = Profiler(run, worker_launches(), WITH_NCU, resume=True)
     assert profiler.pending(job) == job.cases
     (again,) = profiler.jobs(run.jobs)
     assert [kernel.counters is not None for kernel in again.kernels if kernel.name == "aten::mm"] == [True]
     assert (again.started_at, again.region_us) == (before.started_at, before.region_us)
-    assert Profiler(run, launches(), WITH_NCU, resume=True).pending(job) == ()
+    assert Profiler(run, worker_launches(), WITH_NCU, resume=True).pending(job) == ()
 
 
 def test_the_next_job_tries_a_given_up_profiler_again(
@@ -124,7 +124,7 @@ def test_the_next_job_tries_a_given_up_profiler_again(
         run = run_of(folder, case(), case(batch=3))
         first, second = (replace(run.jobs[0], cases=(each,)) for each in run.jobs[0].cases)
         fake(does, names=("ncu",))
-        tried = Profiler(run, launches(), WITH_NCU, Limits(60, 60))
+        tried = Profiler(run, worker_launches(), WITH_NCU, Limits(60, 60))
         tried.on_profile = lambda profile: monkeypatch.setenv("FAKE_PROFILER", "")
         found = tried.jobs([first, second])
         assert found[0].kernels[0].counters is None
@@ -140,7 +140,7 @@ def many(tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         jobs = tuple(Job(system, "cpu", (Planned(case(system=system)),)) for system in "abc")
         run = Run.create(tmp_path / "run", RunFile("measure", "cpu", jobs, Catalogue(), Policy()))
         said: list[str] = []
-        of = {job.pair: launches()[PAIR] for job in jobs}
+        of = {job.pair: worker_launches()[PAIR] for job in jobs}
         slots = [GpuSlot(f"GPU {gpu}", {"CUDA_VISIBLE_DEVICES": gpu}) for gpu in "01"]
         found = Profiler(run, of, WITH_NCU, Limits(60, 60), say=said.append).jobs(jobs, slots)
         return found, [line.split() for line in log.read_text().splitlines()], said
@@ -160,7 +160,7 @@ def test_a_profile_of_another_gpu_is_refused(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("FAKE_DEVICE_ID", "beef")
     run = run_of(tmp_path)
     slot = GpuSlot("GPU 0", {"CUDA_VISIBLE_DEVICES": "0"}, device_id="cafe")
-    (found,) = Profiler(run, launches(), KINETO).jobs(run.jobs, [slot])
+    (found,) = Profiler(run, worker_launches(), KINETO).jobs(run.jobs, [slot])
     assert (found.status, found.reason) == (
         "failed",
         "the worker's answer is unusable: ValueError: it ran on the GPU beef, not on cafe",
@@ -221,7 +221,7 @@ def test_a_failure_of_ncu_keeps_the_times_and_adds_a_note(
     if does not in ("die", "unreadable"):
         return
     monkeypatch.setenv("FAKE_PROFILER", "")
-    resumed = Profiler(run, launches(), WITH_NCU, Limits(60, 60), resume=True)
+    resumed = Profiler(run, worker_launches(), WITH_NCU, Limits(60, 60), resume=True)
     assert [each.case for each in resumed.jobs(run.jobs)] == cases
     assert all(each.kernels[0].counters and not each.notes for each in run.profiles().values())
     assert resumed.jobs(run.jobs) == []
@@ -234,22 +234,22 @@ def test_ctrl_c_during_reading_is_no_failure(
     fake("unreadable")
     run = run_of(tmp_path)
     report = profile_path(run.folder, case().key).with_suffix(suffix)
-    stopped = JobProfiler(Profiler(run, launches(), tools, Limits(60, 60)), run.jobs[0], DEFAULT_SLOT, report.exists)
+    job = JobProfiler(Profiler(run, worker_launches(), tools, Limits(60, 60)), run.jobs[0], DEFAULT_SLOT, report.exists)
     report.parent.mkdir()
     if tools.ratios:
-        stopped.times()
+        job.times()
     with pytest.raises(KeyboardInterrupt):
-        (stopped.ratios if tools.ratios else stopped.times)()
+        (job.ratios if tools.ratios else job.times)()
     monkeypatch.setenv("FAKE_PROFILER", "")
-    (again,) = Profiler(run, launches(), tools, Limits(60, 60), resume=True).jobs(run.jobs)
+    (again,) = Profiler(run, worker_launches(), tools, Limits(60, 60), resume=True).jobs(run.jobs)
     assert (again.status, again.notes, again.kernels[0].counters is None) == ("ok", (), tools.times == "nsys")
 
 
 def test_sigterm_ends_profiling_as_ctrl_c_does(tmp_path: Path, fake: Any) -> None:
     fake()
-    run = run_of(tmp_path)
+    run, pid = run_of(tmp_path), os.getpid()
     with pytest.raises(KeyboardInterrupt):
-        Profiler(run, launches(), WITH_NCU, on_times=lambda _: os.kill(os.getpid(), signal.SIGTERM)).jobs(run.jobs)
+        Profiler(run, worker_launches(), WITH_NCU, on_times=lambda _: os.kill(pid, signal.SIGTERM)).jobs(run.jobs)
     with run.held():  # the profiler has released the lock
         assert [each.status for each in run.profiles().values()] == ["ok"]
 
@@ -260,7 +260,7 @@ def test_a_lost_gpu_ends_profiling_and_fails_no_case(tmp_path: Path, monkeypatch
     monkeypatch.setenv("FAKE_GONE", "0")
     slot = GpuSlot(env={"CUDA_VISIBLE_DEVICES": "0"}, is_there=lambda: False)
     with pytest.raises(RunError, match="the GPU does not answer any more"):
-        Profiler(run, launches(), KINETO).jobs(run.jobs, [slot])
+        Profiler(run, worker_launches(), KINETO).jobs(run.jobs, [slot])
     assert list(run.profiles().values()) == before
 
 
@@ -318,7 +318,7 @@ def test_kineto_replaces_a_failing_nsys(
 def test_a_profiler_that_never_starts_is_given_up(tmp_path: Path, fake: Any) -> None:
     fake("never start")
     run, said, limits = run_of(tmp_path, case(), case(batch=3)), list[str](), SimpleNamespace(start_s=60, case_s=60)
-    profiler = Profiler(run, launches(), WITH_NCU, limits, say=said.append)  # type: ignore[arg-type]
+    profiler = Profiler(run, worker_launches(), WITH_NCU, limits, say=said.append)  # type: ignore[arg-type]
     limits_s = iter((60, 0.5))  # set after the times of each case: 0.5 s for workers under ncu
     profiler.on_times = lambda profile: setattr(limits, "start_s", next(limits_s))
     found = profiler.jobs(run.jobs)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from harness_helpers import HERE, ROOT, case, fake_command, lines_of, new_run, statuses, wait_for
-from pool_helpers import launches
+from pool_helpers import worker_launches
 from slurm_cluster import Cluster, missing
 
 from harness.schema.run import Run
@@ -36,7 +36,7 @@ def squeue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_tasks_share_all_jobs_of_the_run(folder: Path) -> None:
     run = new_run(folder, [case(system=job) for job in JOBS[:5]])
-    of = launches(*JOBS, entry="fake_systems:Fake")
+    of = worker_launches(*JOBS, entry="fake_systems:Fake")
     (folder / JOB).write_text("77")
     assert run_task(run, of, Task("77", 1, 2), Options()) == ["s1-cpu", "s3-cpu"]
     assert run_task(run, of, TASK, Options()) == ["s0-cpu", "s2-cpu", "s4-cpu"]
@@ -75,7 +75,7 @@ def test_a_task_waits_for_its_submission(folder: Path) -> None:
     with run.held():
         task = threading.Thread(
             target=run_task,
-            args=(run, launches("s0", entry="fake_systems:Fake"), TASK, Options()),
+            args=(run, worker_launches("s0", entry="fake_systems:Fake"), TASK, Options()),
         )
         task.start()
         time.sleep(0.5)
@@ -92,7 +92,7 @@ def test_a_run_that_was_submitted_is_refused_with_its_job(folder: Path) -> None:
     with pytest.raises(RunError, match=expected):
         refuse_submitted(folder)
     with pytest.raises(RunError, match=expected):
-        run_task(run, launches("s0"), TASK, Options())
+        run_task(run, worker_launches("s0"), TASK, Options())
 
 
 def test_a_submission_unknown_to_slurm_is_over(folder: Path, squeue: Path) -> None:

@@ -1,1 +1,1 @@
-"""Kernels for a TTT block's other operations: short convolutions, norms, output gates, SwiGLU, GEMMs."""
+"""Kernels for the rest of a TTT block: convolutions, norms, output gates, SwiGLU, GEMMs."""

@@ -1,4 +1,4 @@
-"""GEMMs y = x W^T with few rows of x, fused with the norm before them or with the SwiGLU after them.
+"""GEMMs y = x W^T with few rows of x, fused with a norm before or a SwiGLU after.
 
 Such a GEMM takes as long as reading W, so the fused operations cost nothing and save a launch.
 With one or two rows of x, a program loads whole rows of W and sums on CUDA cores. The program applies the norm's mean
@@ -38,7 +38,7 @@ SHARED_BYTES = 196_608  # shared memory that the largest tiles need
 
 @dataclass(frozen=True)
 class Norm:
-    """Norm of the rows of x [..., K] before a GEMM, for the argument `before` of `few_rows_product`.
+    """Norm of the rows of x [..., K] before a GEMM; argument `before` of `few_rows_product`.
 
     weight [K] alone: RMSNorm. With bias [K] and the output gate [..., K]: LayerNorm times gelu_tanh(`gate`).
     For one row of x, the GEMM's kernel computes LayerNorm from sums of x and x^2, so its float32 rounding errors grow
@@ -57,7 +57,7 @@ class Norm:
 
 
 def fits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
-    """Whether x is on a GPU with enough shared memory for `few_rows_product`, and `suits` accepts the arguments."""
+    """Whether `suits` accepts the arguments and x's GPU has enough shared memory for the kernel."""
     return x.is_cuda and suits(x, weights, swiglu=swiglu) and shared_bytes(x.device) >= SHARED_BYTES
 
 
@@ -75,7 +75,7 @@ def _fits_int32_offsets(x: Tensor) -> bool:
 
 @cache
 def shared_bytes(device: torch.device) -> int:
-    """Return the bytes of shared memory that a thread block may use on `device`, a GPU such as cuda:0."""
+    """Return the shared memory, in bytes, available to a thread block on the GPU `device`."""
     return triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"]
 
 
@@ -125,7 +125,7 @@ def few_rows_product(
 
 
 def _checked(x: Tensor, weights: Tensor, before: Norm | None, swiglu: bool, out: Tensor | None) -> tuple[Tensor, int]:
-    """Return x as rows [R, K], and N, the number of output columns. Raises ValueError for unsupported arguments."""
+    """Return x as rows [R, K], and N output columns. Raises ValueError for bad arguments."""
     *many, K = x.shape
     N, odd = divmod(len(weights), 2) if swiglu else (len(weights), 0)
     if not (many and 1 <= math.prod(many) <= MOST_ROWS) or odd or weights.dtype != x.dtype:

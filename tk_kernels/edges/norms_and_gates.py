@@ -1,4 +1,4 @@
-"""Kernels around a TTT layer, in one launch each: LayerNorm with the output gate, RMSNorm, SwiGLU."""
+"""One-launch kernels around a TTT layer: LayerNorm with output gate, RMSNorm, SwiGLU."""
 
 import torch
 from torch import Tensor
@@ -74,7 +74,7 @@ def swiglu(x: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Return x as [N, C], a view if possible, otherwise a copy. Raises ValueError unless the last stride is 1."""
+    """Return x as [N, C], a view if possible, else a copy; ValueError unless stride(-1) == 1."""
     if x.stride(-1) != 1:
         raise ValueError(f"strides {x.stride()}: the last must be 1")
     return x.view(-1, x.shape[-1]) if x.is_contiguous() else x.flatten(0, -2)

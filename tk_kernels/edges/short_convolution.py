@@ -1,4 +1,4 @@
-"""The causal depthwise convolutions (4 taps) of a TTT block, fused with the operations around them."""
+"""A TTT block's causal depthwise convolutions (4 taps), fused with adjacent operations."""
 
 from typing import Any
 
@@ -157,7 +157,7 @@ def _check_cache(cache: Tensor, slots: Tensor | None, sequences: Packed | None, 
 def _layout(
     cache: Tensor, batch: int, tokens: int, slots: Tensor | None, sequences: Packed | None
 ) -> tuple[Tensor, Tensor, int, dict[str, Any]]:
-    """Return the cache to read, the cache to write, the number of chunks of tokens, and the kernel's other arguments.
+    """Return (cache to read, cache to write, number of token chunks, other kernel arguments).
 
     A sequence's first chunk reads the cache and its last chunk writes it, in different programs. The two caches are
     therefore different tensors, unless the sequences are not packed and have one token each.
@@ -174,13 +174,13 @@ def _layout(
 
 @jit
 def _rounded_rms_norm(row, weight, C: tl.constexpr, eps):
-    """Return RMSNorm(row), rounded to the row's dtype like the inputs in the cache, then converted to float32."""
+    """Return RMSNorm(row) in float32, after rounding to the row's dtype as in the cache."""
     return rms_normed(row.to(tl.float32), weight, C, eps).to(row.dtype).to(tl.float32)
 
 
 @jit
 def _taps(weight, channel, valid, weight_stride, tap_stride):
-    """Return the four convolution weights of the channels in float32, for the inputs 0, 1, 2 and 3 tokens back."""
+    """Return the channels' four taps in float32, for the inputs 0, 1, 2 and 3 tokens back."""
     at = weight + channel * weight_stride
     w3 = tl.load(at, mask=valid, other=0).to(tl.float32)
     w2 = tl.load(at + tap_stride, mask=valid, other=0).to(tl.float32)
@@ -191,7 +191,7 @@ def _taps(weight, channel, valid, weight_stride, tap_stride):
 
 @jit
 def _cached(at, valid, C: tl.constexpr):
-    """Load a sequence's last three convolution inputs, oldest first: three rows of C channels at address `at`."""
+    """Load a sequence's last three inputs, oldest first: three rows of C channels at `at`."""
     r3 = tl.load(at, mask=valid, other=0, cache_modifier=".cg")
     r2 = tl.load(at + C, mask=valid, other=0, cache_modifier=".cg")
     r1 = tl.load(at + 2 * C, mask=valid, other=0, cache_modifier=".cg")
@@ -200,7 +200,7 @@ def _cached(at, valid, C: tl.constexpr):
 
 @jit
 def _packed_chunk(cu_seqlens, chunks, chunk):
-    """Return a chunk's sequence, the chunk's offset in it, and the sequence's first packed row and token count."""
+    """Return (sequence, chunk's offset in it, sequence's first packed row, its token count)."""
     seq = tl.load(chunks + 2 * chunk).to(tl.int64)
     first = tl.load(chunks + 2 * chunk + 1)
     token = tl.load(cu_seqlens + seq)
@@ -271,7 +271,7 @@ def _residual_convolution(
 
 @jit
 def _rotate(y, cos, sin, BLOCK: tl.constexpr):
-    """Return y [BLOCK] with its pairs (2i, 2i+1) rotated by angles, given as cos and sin [BLOCK / 2]."""
+    """Return y [BLOCK] with pairs (2i, 2i+1) rotated, given cos and sin [BLOCK / 2]."""
     even, odd = tl.split(tl.reshape(y, (BLOCK // 2, 2)))
     return tl.reshape(tl.join(even * cos - odd * sin, odd * cos + even * sin), (BLOCK,))
 

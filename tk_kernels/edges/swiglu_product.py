@@ -1,4 +1,4 @@
-"""A GEMM and the SwiGLU of its result: one kernel on Hopper, elsewhere cuBLAS and a SwiGLU kernel."""
+"""A GEMM with SwiGLU: one kernel on Hopper, elsewhere cuBLAS and a SwiGLU kernel."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""The parts of a TTT layer around its inner model f: RoPE, loss, output (ttt_layer.md, steps 2 and 5)."""
+"""A TTT layer around its inner model f: RoPE, loss, output (ttt_layer.md, steps 2, 5)."""
 
 from typing import NamedTuple
 
@@ -37,20 +37,20 @@ def rotation(position: Tensor, head_dim: int, dtype: torch.dtype, theta: float =
 
 
 def rotate_interleaved(x: Tensor, rotated_by: Rotation) -> Tensor:
-    """Return x [..., H, D] with its pairs (2i, 2i+1) rotated by cos and sin [..., 1, D/2], in x's dtype."""
+    """Rotate pairs (2i, 2i+1) of x [..., H, D] by cos and sin [..., 1, D/2], in x's dtype."""
     cos, sin = rotated_by
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)
 
 
 def gradient_offset(k: Tensor, v: Tensor, outer: Outer) -> Tensor:
-    """Return (ln_bias - (v - k)) * ln_weight, the argument `offset` of `ln_l2_grad`, for k and v [B, n, H, D]."""
+    """Return (ln_bias - (v - k)) * ln_weight, `ln_l2_grad`'s `offset`, for k, v [B, n, H, D]."""
     dtype = outer.ln_weight.dtype
     return (outer.ln_bias - (v.to(dtype) - k.to(dtype))) * outer.ln_weight
 
 
 def ln_l2_grad(z: Tensor, offset: Tensor, weight_squared: Tensor) -> Tensor:
-    """Return the gradient of 1/2 |LN(z) - (v - k)|^2 with respect to z [..., D], in three launches on a GPU.
+    """Return the gradient of 1/2 |LN(z) - (v - k)|^2 w.r.t. z [..., D], in three GPU launches.
 
     offset: the result of `gradient_offset`, in z's shape. weight_squared: ln_weight^2. With xhat the normalised z and
     g = weight_squared * xhat + offset, the gradient is (g - mean(g) - xhat * mean(g * xhat)) / std.

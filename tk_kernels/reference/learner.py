@@ -1,4 +1,4 @@
-"""The PyTorch reference of TTT-Linear (one linear layer) and TTT-MLP (two, with GELU between them).
+"""PyTorch reference of TTT-Linear (one linear layer) and TTT-MLP (two, GELU between).
 
     Z1 = K @ W1 + b1, Z2 = gelu(Z1) @ W2 + b2
 
@@ -60,7 +60,7 @@ Trace = tuple[Tensor, ...]
 
 
 class Layer(NamedTuple):
-    """One layer in a state: weight [B, H, in, out], bias [B, H, out], and data of the mini-batch so far.
+    """A state's layer: weight [B, H, in, out], bias [B, H, out], data of the mini-batch so far.
 
     With cached rows, x [B, H, m, in] holds the inputs, and g [B, H, m, out] holds lr_j * G_j, where G_j is the loss's
     gradient at the layer's output. With gradient sums, x is dW, shaped like the weight, and g is db, like the bias.
@@ -230,7 +230,7 @@ class Learner(Generic[State]):
         *,
         start: int | None = None,
     ) -> tuple[Trace, State]:
-        """Run the sequential part of `forward`; return a trace for `outputs`, and the state after the tokens.
+        """Run `forward`'s sequential part; return a trace for `outputs`, and the final state.
 
         start: see `forward`. The trace is a tuple of tensors in the tokens' dtype, for N mini-batches:
         W [N, B*H, in + 8, out] of each layer at each mini-batch's start: weight, bias, 7 rows of zeros;
@@ -273,7 +273,7 @@ class Learner(Generic[State]):
         layout: str,
         state: State | PrimalState | None = None,
     ) -> Outer:
-        """Return the outer parameters: float64 for float64 tokens, else float32. Raises ValueError on bad arguments."""
+        """Return outer parameters in float64 (for float64 tokens) or float32; ValueError if wrong."""
         check_tokens(tokens, lr, layout, tuple(STATE_DTYPE))
         x = next(iter(tokens.values()))
         check_choice("lr.dtype", lr.dtype, (STATE_DTYPE[x.dtype],))
@@ -287,7 +287,7 @@ class Learner(Generic[State]):
 
 
 def _train_(k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: tuple) -> Trace:
-    """Train `state` in place on whole mini-batches; return each one's weights, inputs, gradients (`Learner.states`)."""
+    """Train `state` in place on whole mini-batches; return their weights, inputs and gradients."""
     layers, mini_batch = layers_of(state), len(outer.token_scale)
     keys = with_bias_input(tiled(k, mini_batch))
     last_eta = outer.token_scale[-1] * tiled(lr, mini_batch).unsqueeze(-1)
@@ -373,7 +373,7 @@ def _advance_(
 def _gradients(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, layers: list[Layer]
 ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
-    """Return q, q @ W1 + b1, and each layer's inputs X and lr * G for the keys, all transposed to [B, H, n, width]."""
+    """Return q, q @ W1 + b1 and, per layer, the keys' (X, lr * G), all [B, H, n, width]."""
     first, *others = layers
     q, k, offset = (x.to(first.weight.dtype).transpose(1, 2) for x in (q, k, gradient_offset(k, v, outer)))
     zq, zk = affine(torch.cat((q, k), 2), first.weight, first.bias).chunk(2, 2)

@@ -51,7 +51,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def subtract_matmul_(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Subtract a @ b, with the precision of `matmul`, from the matrices `total` in place; return `total`."""
+    """Subtract a @ b, in `matmul`'s precision, from `total` in place; return `total`."""
     if torch.compiler.is_compiling():  # tracing does not support baddbmm with an out_dtype
         return total.sub_(matmul(a, b))
     if a.dtype == torch.bfloat16 and a.is_cuda:

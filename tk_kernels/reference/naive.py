@@ -30,7 +30,7 @@ Loss = Callable[[Weights, Tensor, Tensor], Tensor]  # weights, k, v -> a scalar
 
 
 class State(NamedTuple):
-    """State of one head of one sequence: weights at the mini-batch's start, and sums of gradients since then."""
+    """State of one head of one sequence: weights at mini-batch start, gradient sums since."""
 
     weights: Weights
     sums: Weights  # of lr_j * d loss_j / d weight over the tokens of this mini-batch so far
@@ -72,7 +72,7 @@ def train(
     *,
     read_updated: bool = True,
 ) -> tuple[Tensor, State]:
-    """Train f on each token t, then evaluate f(q_t); return the values f(q_t) [T, D] and the final state.
+    """For each token t, train f, then evaluate f(q_t); return [f(q_t)] [T, D] and final state.
 
     loss: function of weights, k_t and v_t. q, k, v [T, D], lr [T], token_scale [m].
     read_updated: evaluate with the weights theta_t after token t; False: with the weights of the mini-batch's start.

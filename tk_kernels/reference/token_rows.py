@@ -1,4 +1,4 @@
-"""Outputs and updates of one affine layer of the inner model f, at any token of a mini-batch.
+"""Outputs and updates of an affine layer of inner model f, at any token of a mini-batch.
 
 A state holds W and b at the mini-batch's start. For its tokens so far, it holds rows, or gradient sums dW and db.
 Rows: x_rows [B, H, m, D] of inputs x_j, g_rows [B, H, m, F] of lr_j times the loss's gradient G_j at the output.
@@ -72,7 +72,7 @@ def rows_before(rows: Tensor, position: Tensor) -> Tensor:
 
 
 def summed_rows(x_rows: Tensor, g_rows: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradient sums dW [B, H, D, F] and db [B, H, F] over the rows before `position` [B]."""
+    """Return gradient sums dW [B, H, D, F] and db [B, H, F] over rows before `position` [B]."""
     g = rows_before(g_rows, position)
     return rows_before(x_rows, position).mT @ g, g.sum(2)
 

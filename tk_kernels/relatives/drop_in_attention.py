@@ -14,7 +14,7 @@ from tk_kernels.ttt_linear.reference import forward as linear_forward
 
 
 def fresh_state(q: Tensor, *, mini_batch: int = 16, seed: int = 0) -> LinearState:
-    """Return an initial state for q [B, T, H, D]: a random W per head, standard deviation 0.02, and b = 0."""
+    """Return an initial state for q [B, T, H, D]: per head, random W (std 0.02) and b = 0."""
     batch, _, heads, head_dim = q.shape
     W = 0.02 * torch.randn(heads, head_dim, head_dim, generator=torch.Generator().manual_seed(seed))
     b = torch.zeros(heads, 1, head_dim)
@@ -23,7 +23,7 @@ def fresh_state(q: Tensor, *, mini_batch: int = 16, seed: int = 0) -> LinearStat
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, state: LinearState | None = None) -> tuple[Tensor, LinearState]:
-    """Return TTT-Linear's outputs [B, T, H, D] and the next state. Without `state`, start from `fresh_state(q)`."""
+    """Return TTT-Linear's outputs [B, T, H, D] and next state. Default state: `fresh_state(q)`."""
     state = fresh_state(q) if state is None else state
     dtype, (heads, head_dim) = STATE_DTYPE[q.dtype], q.shape[2:]
     mini_batch = state.k_rows.shape[2]

@@ -18,5 +18,5 @@ def gated(layer: Layer, alpha: Tensor) -> Layer:
 
 
 def reversed_time(layer: Layer) -> Layer:
-    """Return the layer x -> flip(layer(flip(x))): flips along T of x [B, T, C], so `layer` sees reversed tokens."""
+    """Return the layer x -> flip(layer(flip(x))), flips along T: `layer` sees reversed tokens."""
     return lambda x: layer(x.flip(1)).flip(1)

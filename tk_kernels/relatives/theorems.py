@@ -27,7 +27,7 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def nadaraya_watson(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return a Nadaraya-Watson learner's outputs, which are softmax attention, [B, T, H, D] (Theorem 2).
+    """Return a Nadaraya-Watson learner's outputs [B, T, H, D]: softmax attention (Theorem 2).
 
     f(q_t) = sum_j kernel(q_t, k_j) v_j / sum_j kernel(q_t, k_j) over j <= t, with kernel(q, k) = exp(q . k / sqrt(D)).
     """

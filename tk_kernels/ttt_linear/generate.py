@@ -142,7 +142,7 @@ def _primal(
     H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, m: tl.constexpr, MP: tl.constexpr,
     PLANES: tl.constexpr, ROPE: tl.constexpr, LOGITS: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Run one token like `_dual`, with gradient sums dW [B, H, D, D], db [B, H, D] instead of cached rows."""
+    """Like `_dual`, with gradient sums dW [B, H, D, D], db [B, H, D] instead of cached rows."""
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
     rd = tl.arange(0, DP)

@@ -1,4 +1,4 @@
-"""The TTT-Linear forward on three backends: a Hopper kernel, Triton and PyTorch; see `ForwardOperator.forward`."""
+"""TTT-Linear forward on Hopper, Triton and PyTorch backends; see `ForwardOperator.forward`."""
 
 from torch import Tensor
 

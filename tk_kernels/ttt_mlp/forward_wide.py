@@ -1,4 +1,4 @@
-"""TTT-MLP forward in Triton: the dual form, for heads or mini-batches that exceed an SM's registers.
+"""TTT-MLP dual-form forward in Triton, for heads or mini-batches beyond SM registers.
 
 One program owns one head of one sequence and loops over its mini-batches. W1 and W2 stay in the output tensors, read
 through the L2 cache. Each mini-batch takes two passes over blocks of hidden units. The first pass computes Z2. The
@@ -31,7 +31,7 @@ def forward(
     w_stride=0, b1_stride=0, b2_stride=0, d_stride=0, f_stride=0,
     PACKED: tl.constexpr = False, PLANES: tl.constexpr = False,
 ):  # fmt: skip
-    """Run one head of one sequence. Arguments except BLOCK: a subset of `_forward`'s in `forward.py`.
+    """Run one head of one sequence. Arguments except BLOCK: some of `_forward` in `forward.py`.
 
     BLOCK: hidden units per block, divides F. S: pipeline stages of the loads of W1 and W2.
     """

@@ -212,7 +212,7 @@ def _primal(
     PLANES: tl.constexpr, ROPE: tl.constexpr, LOGITS: tl.constexpr,
     BLOCK: tl.constexpr, MATRIX: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Run one token like `_dual`, with gradient sums instead of cached rows; dW1 is transposed like weights1."""
+    """Like `_dual`, with gradient sums instead of cached rows; dW1 is transposed like weights1."""
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
     rd, rf = tl.arange(0, DP), tl.arange(0, FP)

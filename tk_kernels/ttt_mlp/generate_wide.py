@@ -1,4 +1,4 @@
-"""TTT-MLP generate in Triton for heads wider than 64: the dual form in blocks of hidden units.
+"""TTT-MLP generate in Triton for heads wider than 64: dual form, blocks of hidden units.
 
 `generate.py` holds W1 and W2 of a head in registers. This kernel reads them twice per token, in blocks of hidden units.
 The first pass computes Z2; the second rereads the weights and computes G1 and the output.

@@ -1,4 +1,4 @@
-"""The TTT-MLP forward on three backends: a Hopper kernel, Triton and PyTorch; see `ForwardOperator.forward`."""
+"""TTT-MLP forward on Hopper, Triton and PyTorch backends; see `ForwardOperator.forward`."""
 
 from tk_kernels.forward.operator import ForwardOperator
 from tk_kernels.ttt_mlp import forward as portable

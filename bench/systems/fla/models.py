@@ -75,7 +75,7 @@ class FlaModel(PackageModel):
 
 
 class FlaWork(PhaseWork):
-    """Base class of timed work; its check runs kernels untuned, because tuning for the references takes minutes."""
+    """Base class of timed work. Checks run kernels untuned: tuning for them takes minutes."""
 
     def checks(self, logits: Tensor, rows: list[int], *rest: Any, **named: Any) -> Checks:
         def read_pieces() -> None:
@@ -87,7 +87,7 @@ class FlaWork(PhaseWork):
 
 
 class FlaForward(FlaWork, Forward):
-    """Timed work of the forward phase. A long prompt's reference is the timed model, run on pieces of the prompt."""
+    """Timed forward. A long prompt's reference is the timed model on pieces of the prompt."""
 
     @property
     def _is_long(self) -> bool:
@@ -105,7 +105,7 @@ class FlaForward(FlaWork, Forward):
 
 
 class FlaGenerate(FlaWork, Generate):
-    """Timed work of the generate phase: every call runs greedy steps from the same state, which has read one token.
+    """Timed generate: every call runs greedy steps from one state, which has read one token.
 
     A step replaces the state's other tensors but overwrites `conv_state`, so each call runs on a copy of `conv_state`.
     """
@@ -139,7 +139,7 @@ class FlaGenerate(FlaWork, Generate):
         return STEPS  # the reference reads these and one token before
 
     def repeat(self, rng: Random, rows: list[int]) -> list[int]:
-        """Return [0, ..., B - 1], each sequence's own index: none copies another, because their first states differ."""
+        """Return [0, ..., B - 1]: no sequence copies another, because initial states differ."""
         return [*range(self.case.batch)]
 
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
@@ -212,7 +212,7 @@ class Fla(TunedLanguageModel):
 
 
 class GatedDeltaNet(Fla):
-    """Adapter of the system gated-deltanet/fla: 21 blocks; 6 heads with 256 key and 512 value channels."""
+    """Adapter of gated-deltanet/fla: 21 blocks; 6 heads with 256 key and 512 value channels."""
 
     classes = ("GatedDeltaNetConfig", "GatedDeltaNetForCausalLM")
     shape: ClassVar[dict[str, Any]] = {"hidden_size": SIZES[SIZE].width, "num_hidden_layers": 21}
@@ -238,7 +238,7 @@ class GatedDeltaNet(Fla):
 
 
 class RWKV7(Fla):
-    """Adapter of the system rwkv7/fla: 24 blocks, heads of 64 channels, low-rank dimensions of RWKV-7 World 1.5B."""
+    """Adapter of rwkv7/fla: 24 blocks, 64-channel heads, RWKV-7 World 1.5B's low-rank sizes."""
 
     classes = ("RWKV7Config", "RWKV7ForCausalLM")
     shape: ClassVar[dict[str, Any]] = {
@@ -268,6 +268,6 @@ class RWKV7(Fla):
         )
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return the settings and a warning: fla says that its RWKV-7, also used as reference, may be incorrect."""
+        """Return settings with fla's warning that its RWKV-7, our reference too, may be incorrect."""
         warning = "the package warns that its RWKV-7 may be incorrect, by the word of RWKV's author"
         return super().settings(case) | {"warning": warning}

@@ -1,4 +1,4 @@
-"""Layers of flash-linear-attention with chunked kernels: delta rules, MesaNet and TTT-Linear."""
+"""Layers of flash-linear-attention in chunked kernels: delta rules, MesaNet, TTT-Linear."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -94,7 +94,7 @@ SOLVED_TOKENS = 32  # tokens whose linear systems the naive MesaNet solves toget
 
 @dataclass(frozen=True)
 class Mesa(Layer):
-    """A MesaNet layer: for each query, it solves a least-squares problem with decay over all tokens so far.
+    """A MesaNet layer: each query solves a decayed least-squares problem over all tokens so far.
 
     With k and q of norm 1: G = exp(g) G + beta k k^T, S = exp(g) S + beta k v^T, o = S^T (G + Diag(lamb))^-1 q.
     The kernel solves by `iterations` steps of conjugate gradients. Source: arXiv 2506.05233.
@@ -198,7 +198,7 @@ class TTTLinear(Layer):
         return {"output": output, "state": state}
 
     def naive(self, **inputs: Tensor) -> Results:
-        """Run the package's PyTorch implementation in float32, on copies of the inputs because it scales q in place."""
+        """Run the package's PyTorch code in float32, on copies because it scales q in place."""
         from fla.ops.ttt.naive import chunk_ttt_linear_ref
 
         exact = {name: value.float().clone() for name, value in inputs.items()}

@@ -1,1 +1,1 @@
-"""Adapters of Mamba, Mamba-2 and Mamba-3 in mamba-ssm and of transformers' Mamba, and a reference scan in PyTorch."""
+"""Adapters of mamba-ssm's Mamba 1 to 3 and transformers' Mamba; a PyTorch reference scan."""

@@ -1,4 +1,4 @@
-"""Run one layer of Mamba-3 (single input, single output) on the chunked Triton kernel of its authors' package."""
+"""Run one Mamba-3 layer (single input, single output) on mamba-ssm's chunked Triton kernel."""
 
 import math
 from collections.abc import Callable
@@ -24,7 +24,7 @@ STEPS = (0.001, 0.1)  # shortest and longest initial time step
 
 @dataclass(frozen=True)
 class Mamba3(Layer):
-    """A Mamba-3 layer without skip connection; each step adds the current and the previous token to the state.
+    """A Mamba-3 layer without skip; each step adds current and previous token to the state.
 
     S = a S + (1 - l) dt a v' k'^T + l dt v k^T and o = S q, where v' and k' are the previous token's v and k.
     a = exp(A dt); l = sigmoid(trap). q and k are rotated by the sum of pi tanh(angle) dt over the tokens so far.
@@ -53,7 +53,7 @@ class Mamba3(Layer):
         return Work(5 * tokens * self.matrix, moved)
 
     def random_inputs(self, case: Case) -> dict[str, Given]:
-        """Draw the kernel's arguments as a new layer of the package computes them from normalised activations.
+        """Draw kernel arguments as a new layer computes them from normalised activations.
 
         Q, K [B, T, 1, K]; V [B, T, H, V]; ADT, DT, Trap [B, H, T]; Q_bias, K_bias [H, K]; Angles [B, T, H, angles].
         """
@@ -100,7 +100,7 @@ class Mamba3(Layer):
 
 
 def rotated(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotate neighboring pairs of the first 2 S channels of x [..., K] by `angles` [..., S], in radians."""
+    """Rotate neighboring pairs in the first 2 S of x's K channels by `angles` [..., S] radians."""
     pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
     turns = torch.polar(torch.ones_like(angles), angles)
     turns = F.pad(turns, (0, pairs.shape[-1] - turns.shape[-1]), value=1)

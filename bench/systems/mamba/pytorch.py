@@ -1,4 +1,4 @@
-"""Run the Mamba of the package transformers in plain PyTorch on a CPU, without custom kernels."""
+"""Run transformers' Mamba in plain PyTorch on a CPU, without custom kernels."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from harness.schema.case import Case
 
 
 class TorchMamba(LanguageModel):
-    """Adapter of the system mamba/torch, which runs on a CPU only: transformers' Mamba in plain PyTorch."""
+    """Adapter of mamba/torch: transformers' Mamba in plain PyTorch, on a CPU only."""
 
     packages = ("transformers",)
 

@@ -1,4 +1,4 @@
-"""Run Mamba and Mamba-2 in mamba-ssm; the timed forward also computes the state from which generate steps start."""
+"""Run Mamba and Mamba-2 in mamba-ssm; the timed forward also computes generate's state."""
 
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -47,7 +47,7 @@ class MambaSSMModel(PackageModel):
         torch._foreach_zero_([tensor for tensors in state.key_value_memory_dict.values() for tensor in tensors])
 
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Read whole prompts, a few per call of `inner`: the package's scan can only start from an empty state."""
+        """Read whole prompts, a few per `inner` call: its scan must start from an empty state."""
         check_ids(ids, 2, state.max_batch_size)
         rows = max(1, PREFILL_TOKENS // ids.shape[1])
         pieces = [slice(start, start + rows) for start in range(0, ids.shape[0], rows)]
@@ -88,18 +88,18 @@ class MambaSSM(TunedLanguageModel):
         return super().build(case)
 
     def longest(self, config: MambaConfig) -> int:
-        """Return the longest prompt, in tokens, that causal-conv1d 1.7.0 can index with unsigned 32-bit integers."""
+        """Return the longest prompt, in tokens, within causal-conv1d 1.7.0's uint32 indices."""
         return (1 << 32) // config.inner_width
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return settings, such as whether causal-conv1d is present: without it, mamba-ssm silently runs other code."""
+        """Return settings, such as causal-conv1d: without it, mamba-ssm silently runs other code."""
         absent = cannot_import("causal_conv1d")
         prefill = {"prefill": "with state, the last token's logits"} if case.phase != "generate" else {}
         own = {"causal_conv1d": f"absent ({absent})" if absent else "present", "residual": "float32"}
         return super().settings(case) | own | prefill
 
     def load(self, case: Case) -> MambaSSMModel:
-        """Return a model with random weights; for Mamba, not Mamba-2, scale them so that logits depend on the state."""
+        """Return a randomly initialized model, Mamba's scaled so that logits depend on the state."""
         config = model_config("mamba", case.size)
         assert isinstance(config, MambaConfig)
         from bench.models.mamba import remember
@@ -111,7 +111,7 @@ class MambaSSM(TunedLanguageModel):
         return model
 
     def reference(self, model: MambaSSMModel, dtype: torch.dtype) -> ScannedMamba:
-        """Return a `ScannedMamba` with the same weights; transformers' own Mamba would call mamba-ssm's kernels."""
+        """Return a `ScannedMamba` with these weights: transformers' would call mamba-ssm's kernels."""
         from bench.models.mamba import Mamba
 
         transformers = Mamba(model.config, device(), dtype)
@@ -119,21 +119,21 @@ class MambaSSM(TunedLanguageModel):
         return ScannedMamba(transformers.inner, device())
 
     def rounded_reference(self, model: MambaSSMModel, case: Case) -> None:
-        """Return None, which keeps the check's limits fixed: no other code rounds like the package's kernels."""
+        """Return None (fixed check limits): no reference rounds like the package's kernels."""
 
 
 class Mamba2SSM(MambaSSM):
-    """Adapter of the system mamba2/mamba-ssm: Mamba-2 with Mamba's width, depth and parameter count."""
+    """Adapter of mamba2/mamba-ssm: Mamba-2 with Mamba's width, depth and parameter count."""
 
     layer = "Mamba2"
 
     def longest(self, config: MambaConfig) -> int:
-        """Return the longest prompt, in tokens, whose channels Triton can index with signed 32-bit integers."""
+        """Return the longest prompt, in tokens, whose channels Triton can index with int32."""
         # a token's channels: inputs and z; B and C, 128 each; a time step per head of 64
         return (1 << 31) // (2 * config.inner_width + 2 * 128 + config.inner_width // 64)
 
     def counted_as(self, model: MambaSSMModel) -> MambaConfig:
-        """Return the sizes for `bench.cost`: Mamba's, with the state size and number of groups of Mamba-2's layers."""
+        """Return sizes for `bench.cost`: Mamba's, with Mamba-2's state size and group count."""
         mixer = model.inner.backbone.layers[0].mixer
         return replace(model.config, state_dim=mixer.d_state, groups=mixer.ngroups)
 
@@ -161,7 +161,7 @@ class Mamba2SSM(MambaSSM):
 
 @torch.no_grad()
 def copy_weights(source: dict[str, Tensor], target: torch.nn.Module) -> None:
-    """Copy weights, named as in mamba-ssm, to a transformers model. Raises KeyError if a weight is missing."""
+    """Copy weights with mamba-ssm's names to a transformers model; KeyError if one is missing."""
     named = dict(target.named_parameters())
     renamed = {name.replace("backbone.embedding.", "backbone.embeddings."): weight for name, weight in source.items()}
     if missing := set(named) - set(renamed):

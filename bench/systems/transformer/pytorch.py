@@ -10,7 +10,7 @@ from harness.schema.case import Case
 
 
 class TransformerGenerate(Generate):
-    """Timed work of the generate phase; each call starts at position `context` of a random KV cache."""
+    """Timed generate; each call starts at position `context` of a random KV cache."""
 
     def prepare(self) -> None:
         super().prepare()

@@ -23,7 +23,7 @@ PARTS = 8  # equal parts of a run; the first and the last show whether the dista
 
 @dataclass(frozen=True)
 class Exact:
-    """A run of the float64 model: token ids [T, B], and next-token probabilities [T, B, V] on the host.
+    """A float64 model's run: token ids [T, B], next-token probabilities [T, B, V] on the host.
 
     Probabilities stay in float64: the rounding error of float32 can be an eighth of the smallest measured drift.
     """
@@ -33,7 +33,7 @@ class Exact:
 
 
 def compared(adapter: Any, workload: Workload, model: Any, case: Case) -> Workload:
-    """Return the workload with a check that also measures the drift over `context` tokens and limits its mean.
+    """Return the workload; its check also measures drift over `context` tokens, limits its mean.
 
     adapter: stores the last exact run, which the next case uses if it differs only in the state's precision.
     """
@@ -73,7 +73,7 @@ def exact_run(reference: Any, sequences: int, tokens: int) -> Exact:
 
 @torch.inference_mode()
 def drift(model: Any, exact: Exact) -> dict[str, float]:
-    """Run a model on the tokens of an exact run; return metrics of how the two models' probabilities differ.
+    """Run a model on an exact run's tokens; return how the two models' probabilities differ.
 
     total_variation_*: mean and maximum of the total variation, and its mean over the run's first and last eighth.
     argmax_disagreement: share of positions at which the two models' most probable tokens differ.
@@ -98,7 +98,7 @@ def drift(model: Any, exact: Exact) -> dict[str, float]:
 
 
 def _stepper(model: Any, ids: Tensor, tokens: int) -> Callable[[], Tensor]:
-    """Return a function that runs one of `tokens` steps on buffer `ids` [B], by CUDA graph on a GPU: logits [B, V]."""
+    """Return a function that runs one of `tokens` steps, from buffer `ids` [B] to logits [B, V]."""
     state = model.init_generate_state(len(ids), tokens)
     logits: list[Tensor] = []
 

@@ -1,4 +1,4 @@
-"""Compare the inner loop of each TTT layer with a reference, because logits hardly show an inner loop's errors."""
+"""Compare each TTT layer's inner loop with a reference: logits hardly show its errors."""
 
 from typing import Any, cast
 
@@ -19,7 +19,7 @@ Call = tuple[Projections, Tensor]  # inputs of one layer's operator in float64, 
 
 
 class RecordedOperator:
-    """Wrapper that records the inputs and outputs of an operator's calls `forward` and `generate_step`, in order."""
+    """Operator wrapper that records inputs and outputs of `forward` and `generate_step` calls."""
 
     def __init__(self, operator: TorchOperator) -> None:
         self.calls: list[Call] = []
@@ -39,7 +39,7 @@ class RecordedOperator:
 
 @torch.inference_mode()
 def inner_loop_checks(model: TTTModel, case: Case, prompt: int) -> list[Check]:
-    """Check all layers' inner loops on `prompt` prompt tokens, and on generate steps until two mini-batches have ended.
+    """Check all inner loops on `prompt` tokens, then on generate steps for two mini-batch ends.
 
     The reference computes the primal form in float64 from the model's own projections.
     """

@@ -44,7 +44,7 @@ STREAMED = 20  # a state larger than this many L2 caches is evicted between step
 
 
 def build(case: Case, form: str, precision: str, backend: str) -> Workload:
-    """Build the case's workload: a forward on `backend`, or generate steps in `form` with states in `precision`."""
+    """Build a workload: forward on `backend`, or generate in `form`, states in `precision`."""
     config = ttt_config_of(case)
     return _forward(case, config, backend) if case.phase == "forward" else _generate(case, config, form, precision)
 
@@ -69,7 +69,7 @@ def _forward(case: Case, config: TTTConfig, backend: str) -> Workload:
 
 
 def _repeats(run: Callable[[], torch.Tensor], sequences: int) -> Check:
-    """Check that two calls of `run` agree bitwise; to save memory, compare at most KERNEL_CHECK_SEQUENCES sequences."""
+    """Check that two calls of `run` agree bitwise, for up to KERNEL_CHECK_SEQUENCES sequences."""
     first, second = (run()[:: -(-sequences // KERNEL_CHECK_SEQUENCES)].clone() for _ in range(2))
     return Check.at_most("elements_that_differ_between_runs", float((first != second).sum()), 0.0)
 
@@ -101,7 +101,7 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
 
 @dataclass
 class GenerateSet:
-    """A batch of sequences that generate together: their state, and the inputs and outputs of a mini-batch's steps.
+    """A batch of generating sequences: state, inputs and outputs of a mini-batch's steps.
 
     generate: the operator's module `generate`. outer: token_scale, ln_weight, ln_bias. out: outputs [steps, B, H, D].
     tokens: q, k, v, lr, each [steps, B, ...]. launch: launch settings; None for the settings in `tuning.toml`.
@@ -127,15 +127,15 @@ class GenerateSet:
         return cls(generate, state, [inputs[name] for name in OUTER], tokens, torch.empty_like(tokens[0]))
 
     def advance(self, step: int, **options: Any) -> None:
-        """Run one generate step on index `step` of `self.tokens`; write the outputs to index `step` of `self.out`."""
+        """Run one generate step: read `self.tokens` and write `self.out` at index `step`."""
         token = [each[step] for each in self.tokens]
         self.generate.generate_step(*token, *self.outer, self.state, out=self.out[step], launch=self.launch, **options)
 
 
 class Steps:
-    """The timed generate steps: in each of `rounds` rounds, every batch of sequences in `sets` runs one step.
+    """Timed generate: in each of `rounds` rounds, every batch of `sets` runs one step.
 
-    One tensor [sets, rounds, B, ...] stores q of all sets and rounds; likewise for k, v, lr and the outputs.
+    One tensor [sets, rounds, B, ...] stores q of all sets and rounds; k, v, lr and outputs have one each.
     """
 
     def __init__(self, sets: list[GenerateSet], config: TTTConfig, dtype: str) -> None:
@@ -167,7 +167,7 @@ class Steps:
         return self._out.flatten(0, 1)
 
     def timed_check(self, rng: Random) -> Callable[[torch.Tensor, int], Checks]:
-        """Draw sequences of one set, copy their state, and return a check of the last outputs of these sequences.
+        """Draw sequences of one set, copy their state, and return a check of their last outputs.
 
         The reference runs the same steps from the copied state. Beyond CHECKED_STEPS steps, nothing is compared.
         """
@@ -190,7 +190,7 @@ class Steps:
 
 @torch.no_grad()
 def _exact_steps(some: GenerateSet, begun: Any, rows: list[int], calls: int, rounds: int) -> torch.Tensor:
-    """Run the float64 reference for `calls` calls of `rounds` steps; return the last step's outputs [rows, H, D].
+    """Run the float64 reference for calls * rounds steps; return the last outputs [rows, H, D].
 
     If the kernels' state stores W in 16 bits, W is rounded after each step. begun: state of `rows` before the calls.
     """
@@ -215,13 +215,13 @@ def generate_set(config: TTTConfig, batch: int, dtype: str, form: str, precision
 
 
 def steps_in_turn(first: GenerateSet, config: TTTConfig, dtype: str) -> Steps:
-    """Return steps of `first` and of enough copies of it that each step reads its state from memory, not from L2."""
+    """Return steps of `first` and enough copies that each step reads its state from DRAM."""
     streamed = first.state_bytes > STREAMED * l2_bytes()
     return Steps(staggered(first, 1 if streamed else input_sets(first.state_bytes, l2_bytes())), config, dtype)
 
 
 def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
-    """Return `first` and copies of it, `at_least` sets or more, at positions spaced evenly over a mini-batch."""
+    """Return `at_least` or more sets, copies of `first`, evenly spaced over a mini-batch."""
     m = len(first.tokens[0])
     count = -(-at_least // m) * m if at_least > m else next(n for n in range(at_least, m + 1) if m % n == 0)
     sets = [first, *(replace(first, state=deepcopy(first.state)) for _ in range(count - 1))]
@@ -247,7 +247,7 @@ def _check_steps(config: TTTConfig) -> int:
 def check_generate(
     config: TTTConfig, sequences: int, dtype: str, form: str, precision: str, launch: Tuning | None = None
 ) -> Checks:
-    """Check the generate steps of random sequences over two mini-batches against a reference in float64.
+    """Check random sequences' generate steps over two mini-batches against a float64 reference.
 
     Results are cached, because many cases share one. launch: launch settings; None for the settings in `tuning.toml`.
     """

@@ -116,7 +116,7 @@ def layer_workload(
 def layer_timed_check(
     case: Case, exact: Callable[[list[int], int], Results], most: int
 ) -> Callable[[Random], Callable[[Results, int], Checks]]:
-    """Return a `Workload.timed_check` that compares outputs and final states of random sequences with a reference.
+    """Return a `Workload.timed_check` of random sequences' outputs and final states.
 
     exact(sequences, tokens): returns the reference's results for the first `tokens` tokens of these sequences.
     In all, at most `most` outputs are compared. If sequences are longer, only one is compared, without its final state.
@@ -141,14 +141,14 @@ def layer_timed_check(
 
 
 def check_results(found: Results, expected: Results, dtype: str, prefix: str = "") -> Checks:
-    """Check the relative error of each result of `found` that `expected` has too; the limit is LAYER_LIMITS[dtype]."""
+    """Check relative errors of results that both mappings have; limit: LAYER_LIMITS[dtype]."""
     limit = LAYER_LIMITS[dtype]
     errors = {name: relative_error(x, expected[name]) for name, x in found.items() if name in expected}
     return Checks([Check.at_most(f"{prefix}{name}_relative_error", error, limit) for name, error in errors.items()])
 
 
 def layer_work(config: TTTConfig, case: Case) -> dict[str, Work]:
-    """Return a layer's FLOPs (in the case's form) and minimum memory traffic in bytes; {} with the option `part`."""
+    """Return a layer's FLOPs and minimum bytes moved; {} if option `part` times only a part."""
     if case.option("part", ""):
         return {}
     cost = COSTS[config.learner]
@@ -193,7 +193,7 @@ def results_of(found: tuple[torch.Tensor, Any]) -> Results:
 
 
 def learned(state: Any, kinds: str = "Wb") -> Results:
-    """Return the tensors of a reference's state by name. kinds: "W" for weights, "b" for biases, "Wb" for both."""
+    """Return a reference state's tensors by name. kinds: "W" (weights), "b" (biases) or "Wb"."""
     return {name: getattr(state, name) for name in state._fields if name[0] in kinds}
 
 
@@ -222,7 +222,7 @@ def _exact_outputs(reference: Any, arguments: dict[str, Any], trace: Any, rows: 
 
 
 def check_forward(forward: Callable[..., Any], reference: Any, form: str, piece: dict[str, Any]) -> Checks:
-    """Check outputs and final weights of forward(**piece) against the reference's `form` in float64."""
+    """Check forward(**piece)'s outputs and final weights against float64 in the form `form`."""
     found = results_of(forward(**piece))
     exact = {name: to_float64(value) for name, value in piece.items()}
     out, state = reference.forward(**exact, form=form, start=0)

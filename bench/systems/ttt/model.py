@@ -30,19 +30,19 @@ class TTTLanguageModel(LanguageModel):
         return compared(self, workload, self._model(case), case) if case.option("compare", "") else workload
 
     def reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return a model in `dtype` with the same weights, in the primal form, which computes W after every token."""
+        """Return a copy of the model in `dtype`, in the primal form, which computes W per token."""
         reference = super().reference(model, dtype)
         reference.operator = TorchOperator(reference.config.learner, form="primal")
         return reference
 
     def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return a model in the dual form, replayed from CUDA graphs; the primal form is too slow on long prompts."""
+        """Return a dual-form copy, on CUDA graphs: the primal form is too slow on long prompts."""
         reference = super().reference(model, dtype)
         reference.operator = ReplayedOperator(reference.config.learner)
         return reference
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
-        """Return a reference in the case's dtype; None for 16-bit states, because no reference stores 16-bit states."""
+        """Return a reference in the case's dtype; None for 16-bit states, which no reference has."""
         return None if case.state_dtype in ("bfloat16", "float16") else super().rounded_reference(model, case)
 
     def _compare(self, model: Any, case: Case) -> Checks:
@@ -64,7 +64,7 @@ class TTTLanguageModel(LanguageModel):
 
 
 class TTTTorch(TTTLanguageModel):
-    """Adapter of the systems ttt-linear/torch and ttt-mlp/torch, which run the dual form in PyTorch."""
+    """Adapter of ttt-linear/torch and ttt-mlp/torch, which run the dual form in PyTorch."""
 
     def build(self, case: Case) -> Workload:
         return layer.build(case) if case.option("scope", "model") == "layer" else super().build(case)

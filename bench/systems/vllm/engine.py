@@ -125,7 +125,7 @@ class Batch:
         return (ends[-1] - self.started) * 1e3
 
     def requests(self) -> list[tuple[list[int], list[float]]]:
-        """Return for each request, in order of arrival, its new tokens and the engine core's timestamp of each."""
+        """Return each request's new tokens and engine-core timestamps, in order of arrival."""
         found: dict[str, tuple[list[int], list[float]]] = {}
         for at, outputs in self.received:
             for request_id, *tokens in outputs:
@@ -144,7 +144,7 @@ class Batch:
         ]
 
     def steady_ms(self, sequences: int) -> list[float]:
-        """Return the times in ms of steps in which all sequences generated, if they also did in the previous step.
+        """Return times in ms of steps in which, as in the step before, all sequences generated.
 
         sequences: their number. Raises RuntimeError if there is no such step.
         """
@@ -157,7 +157,7 @@ class Batch:
 
 
 class Engine:
-    """A vLLM engine with a model of this repository; its memory is freed only when the process ends.
+    """A vLLM engine with a model of this repository; only the process's end frees its memory.
 
     model: function that builds the model. config: the model's configuration. hugging_face: contents of config.json.
     Raises MemoryError if the weights leave no room for the cache of one sequence.
@@ -253,7 +253,7 @@ class Engine:
         return self.core.scheduler.kv_cache_config.num_blocks
 
     def sequences_that_fit(self, tokens: int) -> int:
-        """Return how many sequences of `tokens` tokens can run at once, with a share SPARE_BLOCKS of the cache free."""
+        """Return how many sequences of `tokens` tokens fit, with SPARE_BLOCKS of the cache free."""
         blocks_each = sum(-(-tokens // size) for size in self._block_sizes())
         return min(int(self.cache_blocks() * (1 - SPARE_BLOCKS)) // blocks_each, self.settings.max_num_seqs)
 
@@ -279,7 +279,7 @@ class Engine:
         }
 
     def attention(self) -> tuple[str, str]:
-        """Return name and version of the model's attention kernel; ("none", "") for a model without attention."""
+        """Return the attention kernel's (name, version); ("none", "") without attention."""
         (layers,) = self.llm.apply_model(lambda model: [_attention_of(layer) for layer in model.modules()])
         found = sorted({each for each in layers if each})
         if not found:
@@ -299,7 +299,7 @@ class Engine:
         )
 
     def check(self, case: Case, last_logits: Callable[..., torch.Tensor]) -> Checks:
-        """Check the logits after a prompt and after each greedy step; run the fairness check `model_facts.checks`.
+        """Check logits after a prompt and each greedy step, and fairness (`model_facts.checks`).
 
         last_logits: the method `VllmSystem.last_logits`, which computes the reference's logits.
         """
@@ -362,6 +362,6 @@ def _attention_of(layer: Any) -> tuple[str, str] | None:
 
 
 def _logits(output: Any, vocabulary: int) -> torch.Tensor:
-    """Return logits [steps, V] from vLLM's output of a request, which has a dictionary by token id for each step."""
+    """Return a request's logits [steps, V]; vLLM gives a dictionary by token id per step."""
     rows = [[step[token].logprob for token in range(vocabulary)] for step in output.outputs[0].logprobs]
     return torch.tensor(rows)

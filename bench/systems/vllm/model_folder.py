@@ -1,4 +1,4 @@
-"""Create the folder from which vLLM loads a model, under a name that lets vLLM reuse its compilation cache."""
+"""Create vLLM's model folder, under a name that lets vLLM reuse its compilation cache."""
 
 import fcntl
 import os
@@ -13,10 +13,10 @@ from harness.measure.nvml import VARIABLE as GPU_VARIABLE
 
 
 class ModelFolder:
-    """An empty folder, `path`, which this process alone uses and empties when it ends.
+    """A new, empty model folder `path`, locked by this process and emptied at its exit.
 
-    vLLM caches compiled models by path, so the name depends only on user and GPU. If an engine already uses the folder,
-    the name gets a number. Raises OSError if no folder can be created or locked.
+    vLLM caches compiled models by path, so the name depends only on user and GPU. If another engine has locked the
+    folder, the name gets a number. Raises OSError if no folder can be created or locked.
     """
 
     def __init__(self, parent: Path | None = None) -> None:

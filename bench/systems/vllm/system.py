@@ -79,7 +79,7 @@ class VllmSystem:
         return no_gpu() or other_release("vllm", *self.releases) or cannot_import("vllm", "vllm.platforms.cuda")
 
     def register(self) -> None:
-        """Register the model's class in vLLM; given only a name, vLLM would inspect the class in another process."""
+        """Register the model class itself: vLLM inspects a class given by name in a subprocess."""
         from vllm import ModelRegistry
 
         module = importlib.import_module(self.implementation.partition(":")[0])
@@ -95,18 +95,18 @@ class VllmSystem:
         raise NotImplementedError
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return settings to record in addition to the engine's: the checks' limits, if they are wider than usual."""
+        """Return further settings for the record: check limits that are wider than usual."""
         return widened(case)
 
     def check(self, engine: Engine, case: Case) -> None:
-        """Raise RuntimeError if the engine runs other kernels than the case needs. By default, do nothing."""
+        """Raise RuntimeError unless the engine runs the case's kernels. By default, do nothing."""
 
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
-        """Return the logits [B, last, V] of `reference`, a model on the host, at the last positions of ids [B, T]."""
+        """Return logits [B, last, V] of `reference`, a model on the host, at the end of ids [B, T]."""
         return last_logits(reference, ids, last, torch.device(device()))
 
     def prompt_tokens(self, case: Case) -> int:
-        """Return the prompt length: the context, but at most GENERATE_PROMPT for a recurrent model's generate phase."""
+        """Return the prompt length: the context; at most GENERATE_PROMPT for recurrent generate."""
         short = case.phase == "generate" and not self.steps_grow
         return min(case.context, GENERATE_PROMPT) if short else case.context
 
@@ -191,7 +191,7 @@ class VllmSystem:
         return cache * part.layers // config.layers
 
     def _sequences(self, case: Case) -> int:
-        """Return vLLM's max_num_seqs, rounded to one of few values, because each new value starts another engine."""
+        """Return max_num_seqs, rounded to few values: each new value starts another engine."""
         each = self._kept_bytes(replace(case, size=uncut(case.size)[0]))
         possible = min(case.batch, gpu_memory() // each)
         return SEQUENCES if possible <= SEQUENCES else max(MANY_SEQUENCES, 1 << (possible - 1).bit_length())
@@ -211,7 +211,7 @@ def gpu_memory() -> int:
 
 
 class _Work:
-    """Base class of a phase's timed batches in vLLM. timed: says which part of a batch is timed, for the record."""
+    """Base class of a phase's timed batches in vLLM. timed: the timed part, in words."""
 
     timed: str
     units = 1  # steps of a sample of the generate phase
@@ -231,7 +231,7 @@ class _Work:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens that a batch reads: prompts, and all generated tokens except each sequence's last."""
+        """Tokens that a batch reads: prompts and all but each sequence's last generated token."""
         return self.batch * (self.context + self.new_tokens - 1)
 
     def samples_of(self, batch: Batch) -> list[float]:
@@ -254,7 +254,7 @@ class _Work:
         return self.engine.prompts(self.batch, self.context)
 
     def answers(self) -> list[int]:
-        """Return for each prompt how many tokens the engine generates after it."""
+        """Return how many tokens the engine generates after each prompt."""
         return [self.new_tokens] * self.batch
 
     def ran(self, prompts: list[list[int]], **how: Any) -> Batch:
@@ -270,7 +270,7 @@ class _Work:
             yield self.samples_of(self.once())
 
     def timed_check(self, rng: Random, last_logits: Callable[..., torch.Tensor]) -> Callable[[Any, int], Checks]:
-        """Draw sequences; return a check that the last tokens of these sequences are the reference's choice."""
+        """Draw sequences; return a check of their last tokens against the reference's argmax."""
         tokens = self.context + self.new_tokens - 1
         if tokens > MODEL_LENGTH:  # the engine leaves the reference no memory for more
             return not_compared(tokens, MODEL_LENGTH)
@@ -298,7 +298,7 @@ class _Work:
 
 
 class Prefill(_Work):
-    """Timed batches of the forward phase: each prompt generates one token, then frees its blocks of the cache."""
+    """Timed forward batches: each prompt generates one token, then frees its cache blocks."""
 
     timed = "all prompts, from the first step to the last prompt's first token"
 
@@ -311,7 +311,7 @@ class Prefill(_Work):
 
 
 class EngineGenerate(_Work):
-    """Timed batches of the generate phase. A sample is one step's time; for TTT, the mean of a mini-batch's steps."""
+    """Timed generate batches. A sample is a step's time; for TTT, the mean of a mini-batch."""
 
     timed = "each step in which every sequence in flight generates"
 
@@ -324,12 +324,12 @@ class EngineGenerate(_Work):
             self.timed = f"{self.timed}; a sample is the mean of {self.units} steps"
 
     def centre(self) -> None:
-        """Shorten the prompts by half of the generated tokens, so timed steps have the case's context on average."""
+        """Shorten prompts by half the generated tokens, so steps average the case's context."""
         self.context = max(1, self.context - self.new_tokens // 2)
         self.timed = f"{self.timed}; prompts of {self.context} tokens, so that these steps lie around the context"
 
     def wanted_tokens(self, case: Case) -> int:
-        """Return how many tokens a sequence generates, enough for STEADY_STEPS steps after the last prompt is read."""
+        """Return tokens to generate: enough for STEADY_STEPS steps after the last prompt is read."""
         limit, steady = self.engine.settings.max_num_batched_tokens, max(STEADY_STEPS, self.units + 1)
         sequences = min(case.batch, self.engine.sequences_that_fit(case.context + steady))
         reading = -(-sequences * case.context // max(1, limit - sequences))
@@ -355,7 +355,7 @@ class EngineGenerate(_Work):
 
 
 class EngineRequest(_Work):
-    """Timed batches of the request phase: each request generates a token from its prompt, then `steps` more."""
+    """Timed request batches: each request reads its prompt and generates 1 + `steps` tokens."""
 
     timed = "all prompts and their tokens, from the first step to the last token"
 
@@ -381,7 +381,7 @@ class EngineRequest(_Work):
 
 
 class EngineArrivals(EngineRequest):
-    """Timed batches of the request phase with the option `rate`: `rate` requests arrive per second on average.
+    """Timed request batches with option `rate`: `rate` requests arrive per second on average.
 
     Arrivals are a Poisson process. Prompts and answers have 0.5 to 1.5 times the case's tokens. One seed draws arrivals
     and lengths, so they are equal for all systems. The engine runs in this process, so times exclude HTTP.
@@ -412,7 +412,7 @@ class EngineArrivals(EngineRequest):
 
 
 def _around(rng: Random, mean: int, count: int) -> list[int]:
-    """Draw `count` lengths between 0.5 and 1.5 times `mean`, in pairs mean - x and mean + x; shuffle them."""
+    """Draw `count` shuffled lengths, 0.5 to 1.5 times `mean`, in pairs mean - x and mean + x."""
     away = [rng.randint(0, mean // 2) for _ in range(count // 2)]
     lengths = [mean] * (count % 2) + [mean + sign * each for each in away for sign in (-1, 1)]
     rng.shuffle(lengths)

@@ -1,4 +1,4 @@
-"""Run the Llama-shaped Transformer in vLLM, and check that vLLM runs the expected attention kernel."""
+"""Run the Llama-shaped Transformer in vLLM; check that it runs the expected attention."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

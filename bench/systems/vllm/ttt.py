@@ -19,7 +19,7 @@ from tk_kernels.generate import common
 
 
 class VllmTTT(VllmSystem):
-    """Adapter of the systems ttt-linear/vllm and ttt-mlp/vllm; it registers `bench.serving` in vLLM."""
+    """Adapter of ttt-linear/vllm and ttt-mlp/vllm; registers `bench.serving` in vLLM."""
 
     packages = ("vllm", "triton", "apache-tvm-ffi")
     implementation = "bench.serving.model:TTTForCausalLM"
@@ -39,7 +39,7 @@ class VllmTTT(VllmSystem):
         super().register()
 
     def _sequences(self, case: Case) -> int:
-        """Limit max_num_seqs to the sequences that fit in the cache: vLLM captures a CUDA graph of that batch size."""
+        """Limit max_num_seqs to what the cache holds: vLLM captures a graph of that batch size."""
         whole = replace(case, size=uncut(case.size)[0])
         room = self._cache_bytes(whole, "prompts")  # the smallest cache, as a margin
         assert room is not None
@@ -52,7 +52,7 @@ class VllmTTT(VllmSystem):
         return super().settings(case) | {"forward_kernel": ops.choice(q, config.mini_batch)}
 
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
-        """Return the reference's logits [B, last, V]; its inner loops run in CUDA graphs, as in other TTT adapters."""
+        """Return the reference's logits [B, last, V]; its inner loops run in CUDA graphs."""
         if not isinstance(reference.operator, ReplayedOperator):
             reference.operator = ReplayedOperator(reference.config.learner)
         return super().last_logits(reference, ids, last)

@@ -31,8 +31,8 @@ class Tools:
 def choose(way: str, device: str) -> Tools:
     """Return the profilers to use for a device, "cpu" or "cuda".
 
-    way: "auto" takes each Nsight tool that is installed, "nsys" or "ncu" only that one, "torch" none. On a CPU, and
-        without Nsight Systems, Kineto gives the times.
+    way: "auto" chooses each installed Nsight tool; "nsys" or "ncu", only this tool; "torch", none of them.
+    Unless Nsight Systems is chosen, Kineto (torch.profiler) measures times.
     Raises ProfileError for an unknown `way`, a missing program, or an Nsight tool on a CPU.
     """
     if way not in WAYS:

@@ -53,7 +53,7 @@ def recording(
 
 
 def events_of(text: bytes) -> list[Mapping[str, Any]]:
-    """Return the events of a JSON trace; kernel names may have invalid UTF-8 or control characters."""
+    """Return a JSON trace's events; kernel names may have invalid UTF-8 or control characters."""
     events: list[Mapping[str, Any]] = json.loads(text.decode(errors="replace"), strict=False)["traceEvents"]
     return events
 
@@ -87,7 +87,7 @@ def launched(events: Iterable[Mapping[str, Any]]) -> list[Launched]:
 
 
 def operators(events: Iterable[Any]) -> list[Launched]:
-    """Return the operator calls on the CPU among the events of `torch.profiler.profile.events()`."""
+    """Return the CPU operator calls among `torch.profiler.profile.events()`."""
     every = list(events)
     calls = [event for event in every if not event.is_user_annotation]
     ranges = [Span(e.name, e.thread, e.time_range.start, e.time_range.end) for e in every if e.is_user_annotation]

@@ -111,7 +111,7 @@ def read(table: str) -> dict[str, Counters]:
 
 
 def _rows(table: str) -> list[tuple[str, Mapping[str, float]]]:
-    """Return (kernel name, {metric: number}) for each launch in the table; times in µs, sizes in bytes."""
+    """Return each launch's (kernel name, {metric: number}); times in µs, sizes in bytes."""
     lines = [line for line in table.splitlines() if line.startswith('"')]  # the others are messages
     begin = next((place for place, line in enumerate(lines) if line.startswith('"ID"')), None)
     if begin is None:

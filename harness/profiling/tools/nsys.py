@@ -17,7 +17,7 @@ _COPIES = (("CUPTI_ACTIVITY_KIND_MEMCPY", "memory copy"), ("CUPTI_ACTIVITY_KIND_
 
 
 def wrapping(report: Path) -> list[str]:
-    """Return the start of a command that runs a worker under Nsight Systems; `report` must end in .nsys-rep."""
+    """Return a command prefix to run a worker under nsys; `report` must end in .nsys-rep."""
     return [
         PROGRAM,
         "profile",

@@ -33,7 +33,7 @@ class Launched:
 
 
 def after_the_one_before(launched: Iterable[Launched]) -> list[Launched]:
-    """Return launches sorted by start, changed so that none starts before its stream's previous launch ends.
+    """Sort launches by start; delay starts before the end of the stream's previous launch.
 
     With programmatic dependent launch, a kernel can start earlier, but then waits for the previous kernel's end.
     """
@@ -177,7 +177,7 @@ def kernels_of(launched: Iterable[Launched]) -> list[Kernel]:
 
 
 def ranges_of(launched: Iterable[Launched], kernels: Sequence[Kernel]) -> list[Range]:
-    """Return the ranges around launches, ordered by first launch; each has the count and time of every kernel in it."""
+    """Return ranges around launches, by first launch, with count and time of each kernel."""
     indices = {kernel.name: index for index, kernel in enumerate(kernels)}
     found: dict[tuple[str, ...], dict[int, list[float]]] = {}
     for each in sorted(launched, key=lambda each: each.start_us):
@@ -193,7 +193,7 @@ def ranges_of(launched: Iterable[Launched], kernels: Sequence[Kernel]) -> list[R
 def timeline_of(
     timed: Sequence[Launched], ranged: Sequence[Launched], runs: int, kernels: Sequence[Kernel], ranges: Sequence[Range]
 ) -> Timeline:
-    """Return the timeline of the first run, or only of its first step if `ranged` shows where that step ends.
+    """Return the first run's timeline, or its first step's if `ranged` shows where it ends.
 
     timed: launches of `runs` runs. ranged: launches of a call with ranges, ignored unless as many as in a timed run.
     kernels, ranges: the lists into which the timeline's indices point.

@@ -9,7 +9,7 @@ import fake_vllm
 import pytest
 import torch
 
-from bench.models.case_model import offer
+from bench.models.case_model import register_checkpoint
 from bench.models.checkpoint import save
 from bench.models.config import model_config
 from bench.models.factory import from_seed
@@ -97,6 +97,6 @@ def test_a_checkpoints_weights_are_those_of_the_engine(llm, tmp_path, monkeypatc
     model = from_seed(model_config("ttt-linear", "tiny"), 5, "cpu")
     save(model, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(config_values(model.config)))
-    checkpoint = offer(tmp_path)
+    checkpoint = register_checkpoint(tmp_path)
     VllmTTT().build(replace(CASE, options=(("checkpoint", checkpoint.name),)))
     assert torch.equal(llm.started[0].model.inner.head, model.head)
