@@ -26,6 +26,7 @@ from tk_kernels.edges import few_rows, swiglu_product
 from tk_kernels.edges.norms_and_gates import norm_gate, rms_norm, swiglu
 from tk_kernels.edges.short_convolution import query_key, residual_convolution
 from tk_kernels.generate.common import rope_table
+from tk_kernels.generate.slots import read_slots, write_slots
 from tk_kernels.reference.token_rows import mapped
 from tk_kernels.ttt_linear import generate as linear_generate
 from tk_kernels.ttt_linear import ops as linear_ops
@@ -145,6 +146,16 @@ def generate(operator: str, D: int = 64) -> Iterator[str]:
         yield f"{STEPS} tokens, {form}, {precision}"
 
 
+def slot_copies() -> Iterator[str]:
+    for operator, precision in product(GENERATE, ("planes", "bfloat16", "float32")):
+        *_, state = arguments(operator, 2, 16, 64)
+        kept = mapped(GENERATE[operator].GenerateState.from_state(state, "dual", precision), Tensor.cuda)
+        slots, start = torch.arange(len(kept.position)).flip(0).cuda(), torch.arange(len(kept.position)).cuda()
+        weights = read_slots(kept, slots, start, [x[0].cuda() for x in state[: 2 * len(kept.layers)]])
+        write_slots(kept, slots, [*weights, *(x.float().contiguous() for x in kept.gathered)])
+        yield f"{operator}, {precision}"
+
+
 # Keyed by source file; `generate` also runs the kernels in generate_sm90.py.
 KERNELS: dict[str, Callable[[], Iterator[str]]] = {
     "ttt_linear/forward_sm90": linear_forward,
@@ -157,6 +168,7 @@ KERNELS: dict[str, Callable[[], Iterator[str]]] = {
     "ttt_mlp/forward": partial(portable_forward, "mlp", (32,)),
     "ttt_mlp/forward_gluon": partial(portable_forward, "mlp"),
     "ttt_mlp/forward_wide": partial(portable_forward, "mlp", D=96),
+    "generate/slots": slot_copies,
     "ttt_linear/generate": partial(generate, "linear"),
     "ttt_mlp/generate": partial(generate, "mlp"),
     "ttt_mlp/generate_wide": partial(generate, "mlp", D=96),
