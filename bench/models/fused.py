@@ -1,7 +1,7 @@
 """`ttt.TTTBlock` in at most ten kernel launches, not counting the inner loop.
 
-Projections that share an input are one GEMM, and kernels read the columns of its output in place. The output GEMMs add
-to the residual stream in place. In the name `few_rows_product`, a row is one token of one sequence.
+Projections that share an input are one GEMM; kernels read its output's columns in place. Output GEMMs add to the
+residual stream in place.
 """
 
 from collections.abc import Callable, Sequence

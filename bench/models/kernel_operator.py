@@ -1,7 +1,4 @@
-"""The inner loop on the project's kernels: forward in CUDA or Triton, generate in Triton.
-
-Some kernels, such as generate in the dual form on Hopper, use Gluon, Triton's dialect with explicit layouts.
-"""
+"""The inner loop on the project's kernels: forward in CUDA or Triton, generate in Triton."""
 
 from collections.abc import Sequence
 from importlib import import_module

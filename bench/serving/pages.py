@@ -103,8 +103,7 @@ class Layout:
 def hidden(model: TTTModel, layout: Layout, layers: Sequence[Sequence[Tensor]], ids: Tensor, step: Step) -> Tensor:
     """Return the residual stream [n, C] for a step's n tokens; update the slots' states.
 
-    ids [N]: the n token ids, then padding. layers: for each layer, the result of `Layout.views`.
-    The model must have fused blocks and a `KernelOperator`.
+    model: with `FusedBlock`. ids [N]: n token ids, then padding. layers: for each layer, the result of `Layout.views`.
     """
     operator = model.operator
     assert isinstance(operator, KernelOperator)

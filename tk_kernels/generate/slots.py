@@ -9,6 +9,7 @@ from tk_kernels.generate.common import jit, load_weights, slot_of, store_weights
 from tk_kernels.generate.step import StepState
 
 TILE = 4096  # most numbers that a program copies
+Stored = tuple[Tensor, Tensor | None, bool]  # a tensor with slots, its low plane, whether it is stored transposed
 
 
 def read_slots(state: StepState, slots: Tensor, start: Tensor, initial: Sequence[Tensor]) -> list[Tensor]:
@@ -18,10 +19,11 @@ def read_slots(state: StepState, slots: Tensor, start: Tensor, initial: Sequence
     read none gets a copy of `initial`: weights [H, ...] and biases [H, ...] or [H, 1, ...].
     """
     copies = []
-    for (kept, low, is_transposed), first in zip(_parameters(state), initial, strict=True):
+    for stored, first in zip(_parameters(state), initial, strict=True):
+        kept, _, is_transposed = stored
         shape = kept.mT.shape if is_transposed else kept.shape
         copies.append(torch.empty(len(slots), *shape[1:], dtype=torch.float32, device=kept.device))
-        _launch(kept, low, copies[-1], slots, is_transposed, first.float().contiguous(), start)
+        _launch(stored, copies[-1], slots, first.float().contiguous(), start)
     return copies
 
 
@@ -31,28 +33,20 @@ def write_slots(state: StepState, slots: Tensor, values: Sequence[Tensor]) -> No
     values: the tensors of a reference state without its position, in float32 and contiguous.
     """
     rows = ((each, None, False) for each in state.gathered)
-    for (kept, low, is_transposed), x in zip((*_parameters(state), *rows), values, strict=True):
-        _launch(kept, low, x, slots, is_transposed)
+    for stored, x in zip((*_parameters(state), *rows), values, strict=True):
+        _launch(stored, x, slots)
 
 
-def _parameters(state: StepState) -> Iterator[tuple[Tensor, Tensor | None, bool]]:
-    """Yield each weight and bias of the state, with the weight's low plane and whether it is stored transposed."""
+def _parameters(state: StepState) -> Iterator[Stored]:
     for layer in state.layers:
         weight, low, bias = layer
         yield weight, low, layer is not state.layers[-1]
         yield bias, None, False
 
 
-def _launch(
-    kept: Tensor,
-    low: Tensor | None,
-    x: Tensor,
-    slots: Tensor,
-    is_transposed: bool,
-    first: Tensor | None = None,
-    start: Tensor | None = None,
-) -> None:
-    """Copy the slots of `kept` [slots, H, R, C] or [slots, H, C] to x, or x to the slots if `start` is None."""
+def _launch(stored: Stored, x: Tensor, slots: Tensor, first: Tensor | None = None, start: Tensor | None = None) -> None:
+    """Copy slots of a tensor [slots, H, R, C] or [slots, H, C] to x, or x to the slots if `start` is None."""
+    kept, low, is_transposed = stored
     heads, *rows, columns = kept.shape[1:]
     (count,), padded = rows or (1,), triton.next_power_of_2(columns)
     block = min(triton.next_power_of_2(count), max(1, TILE // padded))
