@@ -55,7 +55,7 @@ def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
 
 
 def _smaller_axis(smaller: Case, case: Case) -> str:
-    """Return "batch" or "context" if the cases differ only there and `smaller` has less, else "". Ignore timing."""
+    """Return the axis, "batch" or "context", that is lower in `smaller` if all else except timing is equal; else ""."""
     for axis in ("batch", "context"):
         size = getattr(case, axis)
         if getattr(smaller, axis) < size and replace(smaller, timing=case.timing, **{axis: size}) == case:

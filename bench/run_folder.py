@@ -73,7 +73,7 @@ def retry_of(run: Run, retry: str) -> Retry:
     """Return a function: given a finished case's record, whether to measure the case again.
 
     retry: "failed" repeats cases that are not ok, "flagged" cases with a flag of `Quality`, "lost" neither.
-    The flag `few_samples` alone repeats no case if the plan allows so few: a repetition would take as few again.
+    The flag `few_samples` alone does not repeat a case whose plan allows few samples: a repeat would take as few.
     """
     few = {each.case.key for job in run.jobs for each in job.cases if each.min_samples < FEWEST}
     doubtful = flagged(run.records(), few) if retry == "flagged" else set()

@@ -26,7 +26,7 @@ def write_picture(run_folder: Path, out: Path, figures: str = "", inches: float 
     """Write one suite's figures, as a run's page draws them, to `out`, a PNG or PDF file.
 
     figures: the suite's name, or "" for the page's first suite with figures.
-    inches: draw each figure for a paper, this wide, on white, without title and caption; necessary for a PDF.
+    inches: each figure's width, drawn for a paper: on white, without title and caption; required for a PDF.
     A PDF has one sheet for each figure.
     Raises RecordError if the run is unreadable, Chromium is missing, `figures` is unknown, or `out` is no PNG or PDF.
     """
@@ -76,7 +76,7 @@ def chromium(*arguments: str) -> Iterator[Any]:
 
 
 def take(browser: Any, report: Path, figures: str = "") -> bytes:
-    """Return a PNG of a suite's figures on `report`; Description chunk: titles and captions.
+    """Return a PNG of a suite's figures on `report`; its Description has titles and captions.
 
     figures: as in `write_picture`.
     """

@@ -75,8 +75,8 @@ def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.d
 def common_position(position: Tensor, start: int | None, mini_batch: int) -> int:
     """Return all sequences' position in the mini-batch. Raises ValueError if positions differ or are not 0 to m - 1.
 
-    position [B]: each sequence's position. start: the common position, if the caller knows it. None reads `position`,
-    which waits for the GPU. mini_batch: m.
+    position [B]: each sequence's position. start: the common position; None to read `position`, which
+    waits for the GPU. mini_batch: m.
     """
     values = sorted(set(position.tolist())) if start is None else [start]
     if len(values) > 1:

@@ -57,7 +57,7 @@ def fetch_thunderkittens() -> Path:
 
 @contextmanager
 def in_cache(what: str) -> Iterator[None]:
-    """Convert the block's OSError to a BuildError. what: its start, such as "x cannot be built"."""
+    """Convert the block's OSError to a BuildError that begins with `what`: "x cannot be built"."""
     try:
         yield
     except OSError as error:

@@ -159,7 +159,7 @@ class _Side:
 
 
 def _measure_interleaved(sides: Sequence[_Side], work: Plan) -> None:
-    """Interleave both sides job by job against drift; drop cases that fail on one side."""
+    """Alternate the sides job by job to cancel drift; drop cases that fail on one side."""
     jobs, rounds = list(work.jobs), work.request.rounds
     with Progress("ab") as progress:
         progress(Event("plan", total=2 * rounds * len(work.keys)))

@@ -44,7 +44,7 @@ def tune() -> None:
 def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
     """Return {section of `tuning.toml`: {row: fastest settings}}. learner: "linear" or "mlp".
 
-    form: "dual" or "primal" (generate; the rows are precisions of the state), or "forward" (rows: FORWARD_ROWS).
+    form: "dual" or "primal" for generate, whose rows are state precisions; "forward", whose rows are FORWARD_ROWS.
     """
     forward, found = form == FORWARD, dict[str, dict[str, Tuning]]()
     for row in FORWARD_ROWS[f"ttt_{learner}"] if forward else PRECISIONS:
@@ -57,9 +57,9 @@ def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
 
 
 def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning | None]:
-    """Return generate's `tuning.toml` section and fastest correct settings (None if all fail).
+    """Return generate's (section name in `tuning.toml`, fastest correct settings or None).
 
-    learner, form: as in `_rows`. precision: of the state, one of PRECISIONS.
+    learner, form: as in `_rows`. precision: the state's, one of PRECISIONS.
     """
     config, dtype = _config(learner, SIZE), "float32" if precision == "float32" else "bfloat16"
     some = generate_set(config, BATCH, dtype, form, precision)
@@ -80,7 +80,7 @@ def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning |
 
 
 def fastest_forward(learner: str, row: str) -> tuple[str, Tuning | None]:
-    """Return forward's `tuning.toml` section and fastest correct settings (None if all fail).
+    """Return forward's (section name in `tuning.toml`, fastest correct settings or None).
 
     learner: as in `_rows`. row: one of FORWARD_ROWS; it determines the model size and the batch.
     """

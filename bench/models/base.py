@@ -75,7 +75,7 @@ class CausalLM(nn.Module):
 
     @property
     def tied(self) -> dict[str, str]:
-        """{a tied weight's further name in checkpoints: its name in this model}."""
+        """Map further names of tied weights in checkpoints to the names in this model."""
         return {}
 
 

@@ -135,7 +135,7 @@ class FusedBlock(TTTBlock):
 
 
 def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
-    """Pack the projections' weights into one matrix and make them views of it; return it.
+    """Return a matrix of all the projections' weights, which become views of the matrix.
 
     The matrix has shape [sum of output sizes + spare_rows, C]; the spare rows are last, and zero.
     """
@@ -152,7 +152,7 @@ def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
 def is_dependent(learner: str, batch: int) -> bool:
     """Return whether dependent launches shorten a step of `batch` sequences (on an H200).
 
-    In large batches, waiting programs occupy SMs, unless the plain launches of cuBLAS come between them.
+    In larger batches, waiting programs occupy SMs. Above MOST_ROWS_FEW_OUTPUTS, plain cuBLAS launches prevent this.
     """
     return batch <= MOST_DEPENDENT[learner] or batch > MOST_ROWS_FEW_OUTPUTS
 

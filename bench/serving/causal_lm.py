@@ -34,7 +34,7 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *rest: Any, config: Any = None, **options: Any) -> Self:
-        """Load a checkpoint folder onto the one device of `device_map`, by default the GPU if any.
+        """Load a checkpoint folder onto the device `device_map`; by default a GPU, else the CPU.
 
         dtype, torch_dtype: as in `bench.models.checkpoint.load`, "auto" for its default. Other options are ignored.
         Raises ValueError if device_map is not one device, and the errors of `load`.

@@ -72,7 +72,7 @@ class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
 
 
 class TTTBackend(AttentionBackend):
-    """The attention backend that vLLM asks for the metadata builder of TTT layers."""
+    """The attention backend from which vLLM gets the metadata builder of TTT layers."""
 
     @staticmethod
     def get_name() -> str:

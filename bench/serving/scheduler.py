@@ -1,4 +1,4 @@
-"""A scheduler for TTT models: vLLM's, but fast while all requests generate, and with several prompts in a step."""
+"""vLLM's scheduler for TTT models: faster while all requests generate, and with several prompts per step."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,7 @@ HEADS_AT_ONCE = 128  # heads of prompts that a step reads, if it can; a GPU has 
 
 
 class TTTScheduler(AsyncScheduler):
-    """vLLM's asynchronous scheduler with two changes; in addition, a step's output has another order of requests.
+    """vLLM's asynchronous scheduler with two changes, and with another order of requests in a step's output.
 
     Steps in which all requests generate are scheduled faster, because states need no new cache blocks. Unless the user
     sets `long_prefill_token_threshold`, a step divides its tokens among prompts, because one prompt leaves SMs idle.
@@ -29,7 +29,7 @@ class TTTScheduler(AsyncScheduler):
         self._divides = not self.scheduler_config.long_prefill_token_threshold
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        """Schedule one token for each running request if all of them generate and no other request can start."""
+        """Schedule a token per running request if all generate and none can start; otherwise call vLLM's method."""
         starts = (self.waiting or self.kv_holding_waiting) and len(self.running) < self.max_num_active_reqs
         usual = self._plain and not (starts or throttle_prefills or self._pause_state)
         if not usual or not (requests := self._generating()):
@@ -54,13 +54,13 @@ class TTTScheduler(AsyncScheduler):
         return step
 
     def _tokens_per_prompt(self) -> int:
-        """Return how many tokens of a prompt the next step reads at most, in whole mini-batches; 0 for no limit."""
+        """Return the most tokens of a prompt that the next step reads, a multiple of the mini-batch; 0 for no limit."""
         prompts = len(self.waiting) + sum(request.is_prefill_chunk for request in self.running)
         tokens = self.max_num_scheduled_tokens // max(1, min(prompts, self._prompts_at_once))
         return tokens // self._mini_batch * self._mini_batch
 
     def _generating(self) -> list[Any]:
-        """Return running requests that generate in this step; [] if any needs vLLM's `schedule`, as for a prompt."""
+        """Return running requests that generate in this step; [] if vLLM's `schedule` is needed, as for a prompt."""
         found = []
         for request in self.running:
             ahead, computed = request.num_output_placeholders, request.num_computed_tokens
@@ -99,7 +99,7 @@ class TTTScheduler(AsyncScheduler):
         return found
 
     def _continues(self, request: Any, tokens: list[int]) -> bool:
-        """Return whether a generating request got one token, which does not end it."""
+        """Return whether a generating request got exactly one token and continues after it."""
         if len(tokens) != 1 or request.prefill_stats or request.num_stale_output_tokens or request.events:
             return False  # a prompt's token, or a token from before a preemption
         params = request.sampling_params

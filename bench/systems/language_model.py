@@ -96,7 +96,7 @@ class LanguageModel:
         return self.reference(model, dtype)
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
-        """Return a reference in the case's dtype; its rounding error sets limits. None: fixed ones."""
+        """Return a reference in the case's dtype, whose rounding sets limits; None for fixed limits."""
         return None if case.dtype == "float32" else self.timed_check_reference(model, getattr(torch, case.dtype))
 
     def _model(self, case: Case) -> Any:

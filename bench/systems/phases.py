@@ -103,7 +103,7 @@ class PhaseWork:
         return self.adapter.timed_check_reference(self.model, exact)
 
     def rounded_reference(self) -> Any:
-        """Return a reference in the case's dtype; its rounding error sets limits. None: fixed ones."""
+        """Return a reference in the case's dtype, whose rounding sets limits; None for fixed limits."""
         return self.adapter.rounded_reference(self.model, self.case)
 
     @property
@@ -164,7 +164,7 @@ class PhaseWork:
         return found + self._response(logits[rows], whole)
 
     def choices(self, steps: int) -> list[int]:
-        """Return steps (1 and the last, if any) whose input tokens must be the reference's argmax."""
+        """Return the first and last step after step 0: their inputs must be the reference's argmax."""
         return sorted({1, steps - 1}) if steps > 1 else []
 
     def _response(self, got: torch.Tensor, expected: torch.Tensor) -> Checks:

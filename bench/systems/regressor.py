@@ -59,7 +59,7 @@ class Layer(ABC):
     """Base class of a recurrent layer: kernel, sizes, random inputs, naive implementation.
 
     kernel: MODULE:FUNCTION, or MODULE:FUNCTION|FUNCTION for alternatives; for each case, the fastest one is timed.
-    check_tokens, checked_tokens: most tokens compared before timing (one sequence) and in a timed call (all together).
+    check_tokens: most tokens compared before timing. checked_tokens: most compared in a timed call, over all sequences.
     part: the part of the model, such as SCAN, to which a profile assigns the layer's work.
     """
 

@@ -227,7 +227,7 @@ class EnergyMeter:
         """Return {"energy_j_per_token": mean power times time per token}, or {} if unreliable.
 
         tokens, seconds: totals over all samples. The energy is unreliable if the samples fill less than 90% of the
-        block, or if the counter's first and last refresh are less than 0.7 s apart.
+        `with` block, or if the counter's first and last refresh are less than 0.7 s apart.
         """
         refreshes = [
             read

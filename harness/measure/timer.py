@@ -197,8 +197,8 @@ def stop_reason(
     "interval": both ends of the median's 95% interval are within the fraction `policy.precision` of the median.
     "count": there are `MAX_SAMPLES` samples.
     "budget": `policy.budget_s` is over, and the ends are within `DOUBTFUL` times the precision; or the extended budget
-        is over. It is `PATIENCE` budgets, but at most a budget plus `LONGEST_WAIT_S`. If samples are fewer than 1.5
-        times `min_samples`, it is always a budget plus `LONGEST_WAIT_S`.
+        is over: the smaller of PATIENCE * budget_s and budget_s + LONGEST_WAIT_S. With fewer than 1.5 * min_samples
+        samples, the extended budget is budget_s + LONGEST_WAIT_S.
     due: whether to compute the interval now; None to compute it after every 10% more samples, which saves time.
     least_s: seconds of sampling before a narrow interval can end it.
     """

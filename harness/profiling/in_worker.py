@@ -85,7 +85,7 @@ class _Work:
     def warm(self) -> None:
         """Run the work until it is compiled; set `call_s`, the seconds of a call.
 
-        Also set `passes`, the passes of a call through `COUNTED_LAYER`. For an engine, set only `units`.
+        Also set `passes`, how often a call enters `COUNTED_LAYER`. For an engine, set only `units`.
         """
         if self.is_engine:
             self._once(nullcontext())
@@ -225,7 +225,7 @@ def _counted(work: _Work) -> dict[str, Any]:
 def _captured(work: _Work) -> dict[str, Any]:
     """Run one call with NVTX ranges, then the timed runs, while Nsight Systems captures.
 
-    Return {"seen": the fields of `Runs` for the timed runs, "apart": whether the call with ranges is not one of them}.
+    Return {"seen": the fields of `Runs` for the timed runs, "apart": whether they exclude the call with ranges}.
     For an engine's generate steps, only that call runs: it is the timed run, and "apart" is False.
     """
     if work.is_part:

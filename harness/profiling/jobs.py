@@ -89,7 +89,7 @@ class Profiler:
 class JobProfiler:
     """Profiles the cases of one job on one GPU slot, with the options of `profiler`.
 
-    stopped: returns whether the run should end. tools: the profilers that the job still uses, without those given up.
+    stopped: returns whether the run should end. tools: the profilers that the job still uses, except dropped ones.
     """
 
     def __init__(self, profiler: Profiler, job: Job, slot: GpuSlot, stopped: Callable[[], bool]) -> None:
@@ -172,7 +172,7 @@ class JobProfiler:
         return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command))
 
     def _blame_the_case(self) -> None:
-        """After a failure: KeyboardInterrupt if the run should end, RunError for a lost GPU."""
+        """After a failure, raise KeyboardInterrupt if the run should end, RunError for a lost GPU."""
         if self.stopped():
             raise KeyboardInterrupt
         self.slot.refuse_lost_gpu()

@@ -110,7 +110,7 @@ class UnderProfiler:
     ) -> tuple[dict[str, Any], Record]:
         """Run a case; return (fields of its `Profile`, record). ToolLost unless the record is "ok".
 
-        last: whether the worker gets no further request. fields: the profiler (tool), and a path for its trace (keep).
+        last: whether the worker gets no further request. fields: `tool`, the profiler; `keep`, a path for its trace.
         """
         policy, limit_s = self.run.file.policy, self.limits.case_s
         try:

@@ -343,7 +343,7 @@ def signal_of(status: int) -> str:
 
 
 def path_of_code(env: Mapping[str, str], root: Path | None = None) -> dict[str, str]:
-    """Return {"PYTHONPATH": checkout `root` (default: this file's), then `env`'s PYTHONPATH}.
+    """Return {"PYTHONPATH": ...}: `root` (default: this checkout), then `env`'s PYTHONPATH.
 
     Without `root`, return {} if this file is in site-packages: other interpreters must not import packages from there.
     """

@@ -107,7 +107,7 @@ class Comparison:
 
     @property
     def elsewhere(self) -> str:
-        """How the runs' devices differ, such as `another GPU`, if equally in every row; else ""."""
+        """The difference, such as `another GPU`, if the devices differ in every row; otherwise ""."""
         outcomes = [row.result.outcome for row in self.rows]
         return outcomes[0] if outcomes and set(outcomes) <= {*ELSEWHERE} else ""
 
@@ -239,9 +239,9 @@ def _round_results(pairs: Sequence[Pair], fail_on: float) -> list[CaseResult]:
 
 
 def _result(pair: Pair, fail_on: float, outcome: str = "") -> CaseResult:
-    """Return the result, from the medians of both runs, of a case without enough paired rounds.
+    """Return a case's result from both runs' medians, for a case without enough paired rounds.
 
-    outcome: "undecided" for a case of `ttt-bench ab`; "" to use the medians. A difference of devices replaces it.
+    outcome: "undecided" for `ttt-bench ab`; "" to use the medians. If the devices differ, it becomes `pair.elsewhere`.
     """
     where = "cpu" if pair.on_cpu else "gpus" if pair.on_other_gpus else "gpu"
     middle, half = pair.b.middle - pair.a.middle, math.hypot(pair.a.half, pair.b.half, BETWEEN_RUNS[where])

@@ -27,7 +27,7 @@ def script_hash(script: str) -> str:
 def plotly_source() -> str:
     """Return plotly.js's source, with only scatter plots registered.
 
-    This registration took most of the CPU time before the first figure.
+    Registering all types took most of the CPU time before the first figure.
     """
     return _OTHER_CHARTS.sub("", get_plotlyjs().replace("\r\n", "\n"))
 

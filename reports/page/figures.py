@@ -60,7 +60,7 @@ def axis_title(entry: MetricEntry) -> str:
 
 
 def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
-    """Fill failed cases' unknown device, GPU or commit if the table has only one; return it."""
+    """Return the table; failed cases without device, GPU or commit get it if all others agree."""
     values = {}
     for name in MACHINE_COLUMNS:
         known = [value for value in table[name].unique() if value]

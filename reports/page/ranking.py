@@ -147,7 +147,7 @@ class View:
 
     @cached_property
     def tried(self) -> list[float]:
-        """Ascending values of x at which a line of `alike` has a case that ran, even if it failed."""
+        """Ascending values of x with a case that ran, successful or not, on any line of `alike`."""
         rows = self.rows(self.alike)
         return sorted(rows[self.figure.x][~rows["status"].isin(UNTRIED)].unique())
 
@@ -248,7 +248,7 @@ def best_standing(view: View) -> Standing | None:
 def bar(cells: Mapping[str, Any], y: str) -> tuple[float, float]:
     """Return a point's error bar (low, high) as multiples of its value; (1, 1) if unknown.
 
-    cells: a row of the table. y: the value's column. Latencies and rates use latency_ms's interval, others their own.
+    cells: a table row. y: the value's column. Latencies and rates use latency_ms's interval, other metrics their own.
     """
     low, high = (cells.get(name, math.nan) for name in own_ends(y))
     if y not in LATENCIES and pd.notna(low) and pd.notna(high):

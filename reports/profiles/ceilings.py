@@ -36,7 +36,7 @@ def with_common_ceilings(profiles: Sequence[Profile], records: Iterable[Record] 
 
 
 def reached(region: Region) -> dict[str, float | None]:
-    """Return the region's peaks, each raised to its fastest kernel's rate if that is higher.
+    """Return the region's peaks, each raised to the rate of the fastest kernel if higher.
 
     On a power-capped GPU, a GEMM of the case can be 15% faster than the GEMM that measures the peak. Ignored are short
     kernels (`_LONG`), kernels with counted launches of unusual time (`_LIKE`), and implausible rates (`_PLAUSIBLE`).

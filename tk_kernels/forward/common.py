@@ -78,7 +78,7 @@ def launch_packed(
 ) -> Tensor:
     """Return the outputs [N, H, D] of packed sequences; update the slots of `state` that these sequences use.
 
-    run: see `launch`. kernel: the kernel to launch; `run` gets its parameters from `cu_seqlens` on by keyword.
+    run: see `launch`. kernel: the kernel to launch; `run` gets its `cu_seqlens` and later parameters by keyword.
     Other arguments: see `forward_packed`.
     """
     q, k, v, lr = tokens

@@ -103,8 +103,8 @@ class ForwardOperator:
         token_scale [m], none below 0; its length is the mini-batch, 4 to 64. ln_weight, ln_bias [H, D].
         state: float32, all sequences at the same position, F = 4 D for TTT-MLP. If the position is inside a mini-batch,
         the tokens up to the end of that mini-batch run in the reference.
-        rope: apply RoPE to q and k (theta 10000, position in the mini-batch, interleaved pairs). False: both have it.
-        start: the state's position, 0 to m - 1, if known. None reads it from the device, which waits for the GPU.
+        rope: whether to apply RoPE to q and k (theta 10000, position in the mini-batch, interleaved pairs).
+        start: the state's position, 0 to m - 1; None to read it from the device, which waits for the GPU.
         inplace: write the next state to the tensors of `state`, and return `state`. False: do not change `state`.
         backend: "thunderkittens", "triton" or "reference"; "" takes the first of these that can run q.
         Raises ValueError for unsupported arguments.
@@ -192,7 +192,7 @@ class ForwardOperator:
 
 
 def _with_rope(tokens: Sequence[Tensor], start: int, mini_batch: int, rope: bool) -> tuple[Tensor, ...]:
-    """Return `tokens`: q, k and others. If `rope` is true, apply RoPE to q and k, with positions from `start` on."""
+    """Return `tokens`; if `rope`, with RoPE on the first two, q and k. Positions begin at `start`."""
     q, k, *others = tokens
     if rope:
         position = torch.arange(start, start + q.shape[1], device=q.device) % mini_batch

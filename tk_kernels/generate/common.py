@@ -134,7 +134,7 @@ def dependent_launch(pdl: bool) -> dict[str, bool]:
 def section_name(suits_sm90: bool, device: torch.device) -> str:
     """Return the name under which `tuning` looks up launch settings: the GPU's name, or "cpu".
 
-    If a Gluon kernel will run, "sm_90" precedes it. suits_sm90: whether a Gluon kernel supports the state.
+    It begins with "sm_90" if a Gluon kernel will run. suits_sm90: whether a Gluon kernel supports the state.
     """
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return f"{SM90} {gpu}" if suits_sm90 and runs_sm90(device) else gpu
@@ -201,9 +201,9 @@ def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
 
 @jit
 def load_token(x, at, rd, valid, ROPE: tl.constexpr):
-    """Load a row [D] of Q or K from x + at; return it twice. With ROPE, the second has each pair's elements swapped.
+    """Load a row [D] of Q or K from x + at; return (row, row), with ROPE (row, row with each pair swapped).
 
-    `rotate` then applies RoPE. Here, any use of a loaded value might need a barrier, which would delay further loads.
+    `rotate` applies RoPE later: a use of the row here might need a barrier, which would delay further loads.
     """
     row = tl.load(x + at + rd, mask=valid, other=0)
     pair = row
@@ -273,7 +273,7 @@ def ln_l2_grad(z, target, weight, bias, valid, D: tl.constexpr):
 
 @jit
 def to_float32_again(x):
-    """Convert x to float32, bfloat16 by a shift: the compiler would keep an earlier `.to` in registers until here."""
+    """Convert x to float32, bfloat16 by a shift: with `.to`, the compiler would keep an earlier result in registers."""
     if x.dtype == tl.bfloat16:
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     return x.to(tl.float32)

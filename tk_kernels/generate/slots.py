@@ -66,8 +66,8 @@ def _copy_slots(
 ):  # fmt: skip
     """Copy BLOCK rows of one head of one sequence; the grid is (B, H, R / BLOCK).
 
-    kept, low [slots, H, R, C] with a stride over slots. Contiguous float32: x [B, H, R, C] and first [H, R, C], or
-    with TRANSPOSED [B, H, C, R] and [H, C, R]. start [B]: None writes x to `kept`.
+    start [B]: copy slots of `kept`, `low` [slots, H, R, C] to x, or `first` where start is 0. None: copy x to slots.
+    x [B, H, R, C], first [H, R, C]: contiguous float32; with TRANSPOSED [B, H, C, R], [H, C, R]. stride: over slots.
     """
     seq, head = tl.program_id(0), tl.program_id(1)
     r = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)[:, None]

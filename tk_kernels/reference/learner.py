@@ -167,7 +167,7 @@ class Learner(Generic[State]):
         q, k, v [B, T, H, D]: float64, float32 or bfloat16. lr [B, T, H] = base_lr * sigmoid(...) / D.
         token_scale [m]; ln_weight, ln_bias [H, D]. form: "primal" computes all tokens' weights W_t, "dual" does not.
         state.position: any position inside the mini-batch, the same for all sequences.
-        start: the value of state.position, if known. None reads it from the device and so synchronizes with a GPU.
+        start: the value of state.position; None to read it from the device, which waits for the GPU.
         Raises ValueError for unsupported shapes, dtypes and forms.
         """
         outer = self._checked({"q": q, "k": k, "v": v}, lr, (token_scale, ln_weight, ln_bias), "[B, T, H, D]", state)

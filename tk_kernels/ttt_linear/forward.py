@@ -47,7 +47,7 @@ def run(
 ) -> None:
     """Launch `_forward` on q, k, `rest` (all other tensors, sizes and strides, in the kernel's order) and `options`.
 
-    sequences: B. settings: None takes them from `tuning.toml`. options: keyword arguments of the kernel or its launch.
+    sequences: B. settings: None to use `tuning.toml`. options: keyword arguments of the kernel or its launch.
     """
     heads, head_dim = q.shape[-2:]
     if head_dim > 64 or mini_batch > 16:

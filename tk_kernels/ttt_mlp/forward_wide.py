@@ -1,4 +1,4 @@
-"""TTT-MLP dual-form forward in Triton, for heads or mini-batches beyond SM registers.
+"""TTT-MLP dual-form forward in Triton, for heads or mini-batches too large for registers.
 
 One program owns one head of one sequence and loops over its mini-batches. W1 and W2 stay in the output tensors, read
 through the L2 cache. Each mini-batch takes two passes over blocks of hidden units. The first pass computes Z2. The

@@ -75,7 +75,7 @@ class FlaModel(PackageModel):
 
 
 class FlaWork(PhaseWork):
-    """Base class of timed work. Checks run kernels untuned: tuning for them takes minutes."""
+    """Base class of timed work. Checks use untuned kernels, because tuning would take minutes."""
 
     def checks(self, logits: Tensor, rows: list[int], *rest: Any, **named: Any) -> Checks:
         def read_pieces() -> None:
@@ -207,7 +207,7 @@ class Fla(TunedLanguageModel):
         return FlaModel(inner, RECURRENT_TOKENS)
 
     def rounded_reference(self, model: FlaModel, case: Case) -> FlaModel | None:
-        """Return `model` on fla's recurrent kernels, to set limits by their rounding. None (float32): fixed limits."""
+        """Return `model` on fla's recurrent kernels, whose rounding error sets limits; None for float32."""
         return None if case.dtype == "float32" else FlaModel(model.inner, RECURRENT_TOKENS)
 
 

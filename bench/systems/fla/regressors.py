@@ -21,7 +21,7 @@ from harness.schema.work import TTT, Work
 class DeltaRule(Layer):
     """A delta-rule layer with decay and a state S [K, V] per head.
 
-    For each token: S = Diag(exp g) S; S += beta k (v - S^T k)^T for each pair (k, v) of it; o = S^T q / sqrt(K).
+    For each token: S = Diag(exp g) S; S += beta k (v - S^T k)^T for each pair (k, v); o = S^T q / sqrt(K).
     heads: heads of q and k. value_heads: heads of v, g and beta, a multiple of `heads`; 0 stands for `heads`.
     vector_decay: one decay per key channel instead of one per head. householder: number of pairs (k, v) per token.
     """

@@ -40,7 +40,7 @@ def selective_scan(decay: Tensor, inputs: Tensor, state: Tensor) -> Tensor:
 def state_space(u: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
     """Return y [B, T, ...]: y_t = sum over N of x_t C_t with x_t = exp(step_t A) x_(t-1) + step_t u_t B_t and x_0 = 0.
 
-    u [B, T, ...]; step [B, T, ...]; A [..., N]; B, C [B, T, ..., N]. The `...` of all others broadcasts to that of u.
+    u [B, T, ...]; step [B, T, ...]; A [..., N]; B, C [B, T, ..., N]. Each `...` is broadcast to that of u.
     """
     state = u.new_zeros(len(u), *u.shape[2:], B.shape[-1])
     piece = max(1, PIECE_NUMBERS // state.numel())

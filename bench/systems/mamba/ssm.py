@@ -92,14 +92,14 @@ class MambaSSM(TunedLanguageModel):
         return (1 << 32) // config.inner_width
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return settings, such as causal-conv1d: without it, mamba-ssm silently runs other code."""
+        """Return settings, such as whether mamba-ssm has causal-conv1d or silently runs other code."""
         absent = cannot_import("causal_conv1d")
         prefill = {"prefill": "with state, the last token's logits"} if case.phase != "generate" else {}
         own = {"causal_conv1d": f"absent ({absent})" if absent else "present", "residual": "float32"}
         return super().settings(case) | own | prefill
 
     def load(self, case: Case) -> MambaSSMModel:
-        """Return a randomly initialized model, Mamba's scaled so that logits depend on the state."""
+        """Return a random model; Mamba's weights are scaled so that logits depend on the state."""
         config = model_config("mamba", case.size)
         assert isinstance(config, MambaConfig)
         from bench.models.mamba import remember
@@ -111,7 +111,7 @@ class MambaSSM(TunedLanguageModel):
         return model
 
     def reference(self, model: MambaSSMModel, dtype: torch.dtype) -> ScannedMamba:
-        """Return a `ScannedMamba` with these weights: transformers' would call mamba-ssm's kernels."""
+        """Return a `ScannedMamba` with these weights: plain `Mamba` would call mamba-ssm's kernels."""
         from bench.models.mamba import Mamba
 
         transformers = Mamba(model.config, device(), dtype)

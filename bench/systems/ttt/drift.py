@@ -33,7 +33,7 @@ class Exact:
 
 
 def compared(adapter: Any, workload: Workload, model: Any, case: Case) -> Workload:
-    """Return the workload; its check also measures drift over `context` tokens, limits its mean.
+    """Return the workload; its check also measures and limits the drift over `context` tokens.
 
     adapter: stores the last exact run, which the next case uses if it differs only in the state's precision.
     """

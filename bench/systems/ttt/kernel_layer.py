@@ -135,7 +135,7 @@ class GenerateSet:
 class Steps:
     """Timed generate: in each of `rounds` rounds, every batch of `sets` runs one step.
 
-    One tensor [sets, rounds, B, ...] stores q of all sets and rounds; k, v, lr and outputs have one each.
+    q, k, v, lr and the outputs of all sets and rounds are one tensor [sets, rounds, B, ...] each.
     """
 
     def __init__(self, sets: list[GenerateSet], config: TTTConfig, dtype: str) -> None:
@@ -249,7 +249,7 @@ def check_generate(
 ) -> Checks:
     """Check random sequences' generate steps over two mini-batches against a float64 reference.
 
-    Results are cached, because many cases share one. launch: launch settings; None for the settings in `tuning.toml`.
+    Results are cached: many cases share a result. launch: launch settings; None for the settings in `tuning.toml`.
     """
     operator = f"tk_kernels.ttt_{config.learner}"
     reference, generate = (import_module(f"{operator}.{part}") for part in ("reference", "generate"))

@@ -119,7 +119,7 @@ def layer_timed_check(
     """Return a `Workload.timed_check` of random sequences' outputs and final states.
 
     exact(sequences, tokens): returns the reference's results for the first `tokens` tokens of these sequences.
-    In all, at most `most` outputs are compared. If sequences are longer, only one is compared, without its final state.
+    At most `most` outputs are compared. From a longer sequence, only the first `most` are, and no final state.
     """
     tokens, whole = min(case.context, most), case.context <= most
 

@@ -231,7 +231,7 @@ class _Work:
 
     @property
     def tokens(self) -> int:
-        """Tokens that a batch reads: prompts and all but each sequence's last generated token."""
+        """Tokens that a batch reads: prompts, and each sequence's generated tokens except the last."""
         return self.batch * (self.context + self.new_tokens - 1)
 
     def samples_of(self, batch: Batch) -> list[float]:

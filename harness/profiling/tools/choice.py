@@ -31,7 +31,7 @@ class Tools:
 def choose(way: str, device: str) -> Tools:
     """Return the profilers to use for a device, "cpu" or "cuda".
 
-    way: "auto" chooses each installed Nsight tool; "nsys" or "ncu", only this tool; "torch", none of them.
+    way: "auto" for all installed Nsight tools, "nsys" or "ncu" for only this tool, "torch" for no Nsight tool.
     Unless Nsight Systems is chosen, Kineto (torch.profiler) measures times.
     Raises ProfileError for an unknown `way`, a missing program, or an Nsight tool on a CPU.
     """

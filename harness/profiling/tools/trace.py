@@ -33,7 +33,7 @@ class Launched:
 
 
 def after_the_one_before(launched: Iterable[Launched]) -> list[Launched]:
-    """Sort launches by start; delay starts before the end of the stream's previous launch.
+    """Sort launches by start; delay a start until the stream's previous launch has ended.
 
     With programmatic dependent launch, a kernel can start earlier, but then waits for the previous kernel's end.
     """
@@ -139,7 +139,7 @@ def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], 
 
 
 def last_runs(launched: Sequence[Launched], runs: int, recorded: int) -> tuple[Sequence[Launched], int]:
-    """Return (launches, number) of the last `runs` of `recorded` runs; of all runs if they launch different kernels."""
+    """Return (launches, run count) of the last `runs` of `recorded` runs, or of all if the runs' kernels differ."""
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not _alike(in_order, recorded):
         return launched, recorded
@@ -177,7 +177,7 @@ def kernels_of(launched: Iterable[Launched]) -> list[Kernel]:
 
 
 def ranges_of(launched: Iterable[Launched], kernels: Sequence[Kernel]) -> list[Range]:
-    """Return ranges around launches, by first launch, with count and time of each kernel."""
+    """Return ranges around launches, sorted by first launch, with each kernel's count and time."""
     indices = {kernel.name: index for index, kernel in enumerate(kernels)}
     found: dict[tuple[str, ...], dict[int, list[float]]] = {}
     for each in sorted(launched, key=lambda each: each.start_us):
@@ -193,9 +193,9 @@ def ranges_of(launched: Iterable[Launched], kernels: Sequence[Kernel]) -> list[R
 def timeline_of(
     timed: Sequence[Launched], ranged: Sequence[Launched], runs: int, kernels: Sequence[Kernel], ranges: Sequence[Range]
 ) -> Timeline:
-    """Return the first run's timeline, or its first step's if `ranged` shows where it ends.
+    """Return a timeline of the first run, or of its first step if `ranged` shows the step's end.
 
-    timed: launches of `runs` runs. ranged: launches of a call with ranges, ignored unless as many as in a timed run.
+    timed: launches of `runs` runs. ranged: launches of a call with ranges, ignored unless a timed run has as many.
     kernels, ranges: the lists into which the timeline's indices point.
     The timeline has at most `TIMELINE_LIMIT` launches.
     """
@@ -219,7 +219,7 @@ def timeline_of(
 
 
 def _step_end(paths: Sequence[tuple[str, ...]]) -> int:
-    """Return how many launches are between two starts of the first layer, given their paths; all if it starts once."""
+    """Count launches from the first layer's first start to its second, given their paths; all if it starts once."""
     depths = [next((depth for depth, name in enumerate(path, start=1) if is_layer(name)), 0) for path in paths]
     layers = [(number, path[:depth]) for number, (path, depth) in enumerate(zip(paths, depths, strict=True)) if depth]
     for (_, before), (number, layer) in pairwise(layers):
