@@ -116,7 +116,7 @@ def row_keys(records: Iterable[Record]) -> list[str]:
 
 
 def marks_in(cell: Any, y: str = "") -> tuple[str, ...]:
-    """Return the flags in a `MARKS` cell; with `y`, only flags that concern the column `y`."""
+    """Split a cell of the column `MARKS` into flags; with `y`, keep only flags that concern the column `y`."""
     marks = tuple(cell.split(", ")) if isinstance(cell, str) and cell else ()
     return tuple(mark for mark in marks if not y or mark in marks_of(y))
 
