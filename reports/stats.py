@@ -243,7 +243,7 @@ def _computed(case: Case, row: Mapping[str, Any], peak_tflops: float) -> dict[st
 
 
 def _notes(group: Sequence[Record], metrics: Mapping[str, float | None], row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the row's notes: facts needed to compare its latency with other rows'."""
+    """Yield the row's notes: facts needed to compare its latency with the latency of other rows."""
     for record in group:
         yield from (record.settings[name] for name in NOTED_SETTINGS if name in record.settings)
     case = group[0].case

@@ -141,7 +141,7 @@ class PhaseWork:
 
         Also check the input tokens of the steps `choices`, and that a new prefix changes logits as in the reference.
         tokens: the steps' inputs [steps, B]. sources: result of `repeat`. logits_after: result of `new_past`.
-        Worst copy: the sequence with the same tokens whose logits differ most from the row's.
+        Worst copy: the sequence with the same tokens as the row whose logits differ most.
         """
         off = (logits.float() - logits[sources].float()).norm(dim=-1).nan_to_num(torch.inf)
         repeated = torch.tensor(sources, device=off.device)
