@@ -43,13 +43,13 @@ class _Entry(BaseModel):
 
 
 def notes_on_file(labels: Container[str]) -> list[str]:
-    """Return [], or one sentence on which `labels` (SYSTEM/BACKEND) ./systems.toml configures."""
+    """Return [a sentence that names the `labels` (SYSTEM/BACKEND) in ./systems.toml]; [] if it has none."""
     own = [label for label in _read() if label in labels]
     return [f"{SYSTEMS_FILE} of this folder starts {', '.join(own)}"] if own else []
 
 
 def worker_launches(device: str = "") -> dict[tuple[str, str], Launch]:
-    """Return each (system, backend)'s launch: from systems.toml, else with this interpreter.
+    """Return the launch of each (system, backend): from systems.toml, else with this interpreter.
 
     device: "cpu" hides the GPU from the workers. Raises UserError if systems.toml cannot be read or has a mistake.
     """

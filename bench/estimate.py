@@ -34,7 +34,7 @@ def _runs_in(folder: Path) -> set[Path]:
 
 
 def _tried(folder: Path) -> list[Record]:
-    """Return records of cases that ran; [] unless the folder has a readable measuring run."""
+    """Return records of cases that ran; [] unless the folder has a readable run that measured time."""
     try:
         run = Run.open(folder)
         records = run.records() if run.file.mode == "measure" else []

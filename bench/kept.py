@@ -26,10 +26,10 @@ def state_bytes(config: Any, case: Case, form: str = "dual") -> int:
 
 
 def generate_precision(case: Case) -> str:
-    """Return a TTT generate state's precision: "planes" for "float32-planes", else the state dtype or "float32"."""
+    """Return the precision of a TTT generate state: `state_dtype` without prefix "float32-"; "float32" by default."""
     return (case.state_dtype or "float32").removeprefix("float32-")
 
 
 def window_bytes(config: Any, element_bytes: int) -> int:
-    """Return bytes of a sequence's stored conv inputs, all layers, `element_bytes` per input."""
+    """Return bytes of a sequence's stored convolution inputs in all layers, `element_bytes` per input."""
     return config.layers * convolved_channels(config) * (CONV_KERNEL - 1) * element_bytes

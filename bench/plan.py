@@ -65,7 +65,7 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """Messages: systems that systems.toml starts, and systems without their interpreter."""
+        """Messages on systems that systems.toml starts, and on systems without their interpreter."""
         planned = {"/".join(job.pair): self.worker_launches[job.pair] for job in self.jobs}
         found = ((label, no_interpreter(launch), launch.command[0]) for label, launch in planned.items())
         return [*notes_on_file(planned), *(f"no {label}: {why} ({program})" for label, why, program in found if why)]

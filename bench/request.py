@@ -28,7 +28,7 @@ class RunRequest(BaseModel):
 
     suites, systems, batch, context, phase: tuples or comma-separated text; () for the default suite and for all values.
     sides: the two revisions of `ab`. rounds: processes per case and side of `ab`. way: the profiler (`--with`).
-    budget_s: seconds of sampling per case; None: the suite's default, else the device's.
+    budget_s: seconds of sampling per case; None: the default of the suite or, without one, of the device.
     retry: which finished cases to measure again (`run_folder.retry_of`); giving it also sets `resume`.
     """
 

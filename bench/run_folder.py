@@ -32,7 +32,7 @@ def resumed(request: RunRequest, out: Path) -> Run | None:
 
 
 def open_run(work: Plan, out: Path, before: Run | None) -> Run:
-    """Create a run in `out`, or add the plan to the run `before` unless None; return the run.
+    """Add the plan to the run `before`, or to a new run in `out` if `before` is None; return the run.
 
     Raises UserError if the plan does not fit `before`, and RunError if another process works on it.
     """

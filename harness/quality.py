@@ -49,7 +49,7 @@ class ProcessSamples:
     def is_unsteady(self) -> bool:
         """Whether the times vary too much for a reliable latency.
 
-        One process: its interval exceeds ±10%, its quartiles are 10% apart, or its first and last quarter 5%.
+        One process: its interval exceeds ±10%, its quartiles are 10% apart, or its first and last quarter are 5% apart.
         Two processes: their medians are over 10% apart. More processes: the interval over processes exceeds ±10%.
         """
         if self.over_processes and len(self.processes) == 2:  # Student's interval is 13 times the medians' distance

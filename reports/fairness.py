@@ -34,7 +34,7 @@ class Model:
     kept_between_samples: str
 
     def words(self, catalogue: Catalogue) -> str:
-        """Return size and options in words, and the requested dtype if it is not the weights'."""
+        """Return size and options in words, and the requested dtype if the weights have another dtype."""
         options = [format_setting(catalogue.axis(name), value) for name, value in self.options]
         asked = [] if self.weights_dtype in ("", self.dtype) else [f"{self.dtype} requested"]
         return ", ".join([self.size, *options, *asked])

@@ -76,7 +76,7 @@ def chromium(*arguments: str) -> Iterator[Any]:
 
 
 def take(browser: Any, report: Path, figures: str = "") -> bytes:
-    """Return a PNG of a suite's figures on `report`; its Description has titles and captions.
+    """Return a PNG of a suite's figures on `report`; the PNG's Description has titles and captions.
 
     figures: as in `write_picture`.
     """

@@ -116,7 +116,7 @@ def row_keys(records: Iterable[Record]) -> list[str]:
 
 
 def marks_in(cell: Any, y: str = "") -> tuple[str, ...]:
-    """Return the flags in a `MARKS` cell; with `y`, only flags that concern the column `y`."""
+    """Split a cell of the column `MARKS` into flags; with `y`, keep only flags that concern the column `y`."""
     marks = tuple(cell.split(", ")) if isinstance(cell, str) and cell else ()
     return tuple(mark for mark in marks if not y or mark in marks_of(y))
 
@@ -243,7 +243,7 @@ def _computed(case: Case, row: Mapping[str, Any], peak_tflops: float) -> dict[st
 
 
 def _notes(group: Sequence[Record], metrics: Mapping[str, float | None], row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the row's notes: facts needed to compare its latency with other rows'."""
+    """Yield the row's notes: facts needed to compare its latency with the latency of other rows."""
     for record in group:
         yield from (record.settings[name] for name in NOTED_SETTINGS if name in record.settings)
     case = group[0].case

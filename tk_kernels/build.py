@@ -76,7 +76,7 @@ class Built:
 
     @property
     def ingredients(self) -> dict[str, str | None]:
-        """The result of `ingredients(name)` at compilation, perhaps on another machine, from JSON."""
+        """The inputs of this build, as `ingredients(name)` returned them, perhaps on another machine."""
         return json.loads((self.folder / NOTE).read_text())
 
     @property

@@ -77,7 +77,7 @@ class Cost:
     def generate_state_traffic(
         self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual", state: str = "planes"
     ) -> float:
-        """Return the minimum state bytes that a step of `batch` sequences moves (mini-batch mean).
+        """Return the minimum state bytes that a step of `batch` sequences moves, averaged over a mini-batch.
 
         Every token reads the weights and biases; the last of the m tokens also rewrites the weights.
         Dual form: a token reads the cached rows of (m-1)/2 earlier tokens on average, and writes its own.
@@ -99,9 +99,9 @@ class Cost:
 
 
 def _weight_bytes(form: str, state: str) -> tuple[int, int, int]:
-    """Return bytes per weight: stored, read per token, and extra at a mini-batch's last token.
+    """Return bytes per weight: stored, read per token, and moved in addition at a mini-batch's last token.
 
-    The second is also the bytes per element of a cached row. state: see `generate_state_bytes`. `form` is only checked.
+    An element of a cached row has the second size. state: see `generate_state_bytes`. `form` is only checked.
     """
     check_choice("form", form, FORMS)
     check_choice("state", state, ("planes", *ELEMENT_BYTES))

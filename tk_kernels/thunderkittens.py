@@ -33,7 +33,7 @@ def find_thunderkittens() -> Path | None:
 
 
 def thunderkittens_version(root: Path | None) -> str | None:
-    """Return the pinned commit if `root` holds its headers, else a digest; None without `root`."""
+    """Return the pinned commit if `root` holds its headers, else their digest; None without `root`."""
     if root is None:
         return None
     digest = hashlib.sha256()

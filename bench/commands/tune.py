@@ -33,7 +33,7 @@ POLICY = Policy(budget_s=0.5)
 
 
 def tune() -> None:
-    """Measure Triton launch settings; print the fastest for `tuning.toml`, a log to stderr. UserError if no GPU."""
+    """Measure Triton launch settings; print the fastest for `tuning.toml`, log to stderr. UserError without a GPU."""
     if reason := available() or no_gpu():
         raise UserError(f"the kernels cannot be tuned on this machine: {reason}")
     for learner, form in product(BASE_LR, (*FORMS, FORWARD)):
@@ -57,7 +57,7 @@ def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
 
 
 def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning | None]:
-    """Return generate's (section name in `tuning.toml`, fastest correct settings or None).
+    """Return the name of generate's section in `tuning.toml`, and the fastest correct settings or None.
 
     learner, form: as in `_rows`. precision: the state's, one of PRECISIONS.
     """
@@ -80,7 +80,7 @@ def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning |
 
 
 def fastest_forward(learner: str, row: str) -> tuple[str, Tuning | None]:
-    """Return forward's (section name in `tuning.toml`, fastest correct settings or None).
+    """Return the name of forward's section in `tuning.toml`, and the fastest correct settings or None.
 
     learner: as in `_rows`. row: one of FORWARD_ROWS; it determines the model size and the batch.
     """

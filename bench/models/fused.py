@@ -99,7 +99,7 @@ class FusedBlock(TTTBlock):
         return projected[..., index * width : (index + 1) * width]
 
     def _rate_rows(self) -> slice:
-        """Return the slice of learning rates: rows of the packed weight, columns of `projected`."""
+        """Return the slice of the lr logits, in rows of the packed weight and in columns of `projected`."""
         config = self.seq_modeling_block.config
         return slice(3 * config.width, 3 * config.width + config.heads)
 
@@ -158,7 +158,7 @@ def is_dependent(learner: str, batch: int) -> bool:
 
 
 def has_few_rows(x: Tensor, weight: Tensor, *, swiglu: bool = False) -> bool:
-    """Return whether T is 1 and `few_rows_product` can compute x @ weight^T. swiglu: with SwiGLU of the output."""
+    """Return whether x is [B, 1, F] and `few_rows_product` suits it (see `fits`), with SwiGLU if `swiglu`."""
     return x.shape[1] == 1 and fits(x, weight, swiglu=swiglu)
 
 

@@ -85,7 +85,7 @@ class _Settings(BaseModel):
 
 
 def read_config(folder: str | Path) -> TTTConfig:
-    """Read a folder's config.json; CheckpointError if missing or with an unsupported setting."""
+    """Read a folder's config.json; CheckpointError for a missing file or an unsupported setting."""
     file = Path(folder) / CONFIG_FILE
     if not file.exists():
         raise CheckpointError(f"{file.parent}: holds no {CONFIG_FILE}; name a folder with it and safetensors files")

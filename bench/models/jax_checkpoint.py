@@ -77,7 +77,7 @@ def convert(file: Path, folder: Path, base_lr: float | None = None) -> None:
 
 
 def read_arrays(file: Path) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    """Yield each weight's (path, tensor), no optimizer state; CheckpointError if unreadable."""
+    """Yield (path, tensor) of each weight, without optimizer state; CheckpointError if unreadable."""
     import msgpack
 
     path: tuple[str, ...] = ()

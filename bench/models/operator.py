@@ -69,7 +69,7 @@ class TorchOperator:
         return self._reference.init_state(*weights, batch=batch, mini_batch=mini_batch, dtype=dtype)
 
     def init_states(self, layers: Sequence[Sequence[Tensor]], batch: int, mini_batch: int, dtype: torch.dtype) -> Any:
-        """Return all layers' initial states, stacked on axis 0. layers: their initial weights."""
+        """Return all layers' initial states, stacked on axis 0. layers: each layer's initial weights."""
         one = self.init_state(layers[0], 1, mini_batch, dtype)
         states = type(one)(*(x.new_empty(len(layers), batch, *x.shape[1:]) for x in one))
         self.restart_states(states, layers)
@@ -117,7 +117,7 @@ def _is_primal(state: Any) -> bool:
 
 
 def ready_for_prefill(projections: Projections, learner: Learner, position: Tensor) -> Projections:
-    """Apply RoPE, compute learning rates. position [B]: token 0's mini-batch position."""
+    """Apply RoPE and compute learning rates. position [B]: token 0's position in its mini-batch."""
     ahead = torch.arange(projections.q.shape[1], device=position.device)
     return ready_at(projections, learner, (position[:, None] + ahead) % learner.token_scale.shape[0])
 

@@ -241,7 +241,7 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def generate_state(self, state: TTTState, into: TTTState | None = None) -> TTTState:
-        """Convert `state` for generate_step; share conv caches. into: an old result to overwrite."""
+        """Convert `state` for generate_step; the result shares its conv caches. into: an old result to overwrite."""
         if into is None:
             made = [replace(layer, inner=self.operator.generate_state(layer.inner)) for layer in state.layers]
             return TTTState(state.batch, made, state.length, state.caches)
@@ -257,7 +257,7 @@ class TTTModel(ChunkedModel):
         return self._state(batch, states)
 
     def _state(self, batch: int, states: Iterable[Any], inner: Any = None) -> TTTState:
-        """Return a state with empty convolution caches. states: inner state per layer. inner: stacked, or None."""
+        """Return a state with empty conv caches. states: each layer's inner state. inner: stacked `states`, or None."""
         count, width = self.config.layers, self.config.width
         if self.config.backbone == "transformer":
             return TTTState(batch, [LayerState(None, None, each) for each in states], inner=inner)

@@ -137,11 +137,11 @@ class PhaseWork:
     def checks(
         self, logits: torch.Tensor, rows: list[int], sources: list[int], logits_after: LogitsAfter, tokens: torch.Tensor
     ) -> Checks:
-        """Compare logits [B, V] with the reference: of `rows`, and of each row's worst copy.
+        """Compare logits [B, V] of the sequences `rows`, and of each row's worst copy, with the reference.
 
         Also check the input tokens of the steps `choices`, and that a new prefix changes logits as in the reference.
         tokens: the steps' inputs [steps, B]. sources: result of `repeat`. logits_after: result of `new_past`.
-        Worst copy: the sequence with the same tokens whose logits differ most from the row's.
+        Worst copy: the sequence with the same tokens as the row whose logits differ most.
         """
         off = (logits.float() - logits[sources].float()).norm(dim=-1).nan_to_num(torch.inf)
         repeated = torch.tensor(sources, device=off.device)
@@ -164,7 +164,7 @@ class PhaseWork:
         return found + self._response(logits[rows], whole)
 
     def choices(self, steps: int) -> list[int]:
-        """Return the first and last step after step 0: their inputs must be the reference's argmax."""
+        """Return the steps whose inputs are compared with the reference's argmax: the first and last after step 0."""
         return sorted({1, steps - 1}) if steps > 1 else []
 
     def _response(self, got: torch.Tensor, expected: torch.Tensor) -> Checks:
@@ -234,7 +234,7 @@ class Generate(PhaseWork):
 
     @torch.inference_mode()
     def restart(self) -> None:
-        """Reset the state. If staggered, sequence i then reads the last `_ahead[i]` of `_before`."""
+        """Reset the state. If staggered, sequence i then reads the last `_ahead[i]` tokens of `_before`."""
         self.model.reset_state(self.state)
         for ahead, rows in groupby(range(self.case.batch), key=self._ahead.__getitem__):
             if ahead:
@@ -354,5 +354,5 @@ class Request(PhaseWork):
         return token_times.metrics([[(first, steps)] for first, *steps in times])
 
     def choices(self, steps: int) -> list[int]:
-        """Return first and last step: their input tokens must be the reference's argmax."""
+        """Return the steps whose inputs are compared with the reference's argmax: the first and the last."""
         return sorted({0, steps - 1})

@@ -59,7 +59,7 @@ class Layer(ABC):
     """Base class of a recurrent layer: kernel, sizes, random inputs, naive implementation.
 
     kernel: MODULE:FUNCTION, or MODULE:FUNCTION|FUNCTION for alternatives; for each case, the fastest one is timed.
-    check_tokens: most tokens compared before timing. checked_tokens: most compared in a timed call, over all sequences.
+    check_tokens: most tokens compared before timing. checked_tokens: most tokens compared in a timed call, in total.
     part: the part of the model, such as SCAN, to which a profile assigns the layer's work.
     """
 
@@ -152,7 +152,7 @@ class Regressor:
 def _fastest(
     kernels: Sequence[Callable[..., Any]], run: Callable[..., object]
 ) -> tuple[Callable[..., Any], dict[str, str]]:
-    """Tune and time each kernel; return the fastest and, if several, a setting with all times."""
+    """Tune and time each kernel; return the fastest, and a setting with all times ({} for one kernel)."""
     if len(kernels) == 1:
         prepare(partial(run, kernels[0]))
         return kernels[0], {}

@@ -45,7 +45,7 @@ def untuned(ahead: Callable[[], object]) -> Iterator[None]:
     """Let Triton use each kernel's smallest configuration inside the context, without measuring.
 
     Measuring would take minutes, and an unmeasured larger configuration could exceed shared memory.
-    ahead: on entry, all kernels of this function are compiled without a launch.
+    ahead: function whose kernels are all compiled on entry, without a launch.
     """
     with _chosen_by(_size):
         with _compiling_only():

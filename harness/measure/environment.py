@@ -44,7 +44,7 @@ _LONGEST = 200
 
 
 def child_environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return os.environ with CUDA_DEVICE_ORDER and `added`, without git and Slurm overrides."""
+    """Return os.environ with CUDA_DEVICE_ORDER and `added`, without variables that change git or Slurm commands."""
     kept = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
     return {**kept, **DEVICE_ORDER, **(added or {})}
 
@@ -87,7 +87,7 @@ def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any
 
 
 def around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Return `after` with both snapshots' gpu and cpu readings as "before" and "after"."""
+    """Return the snapshot `after`; its gpu and cpu hold the readings of both snapshots, "before" and "after"."""
     return after | {part: _paired(before.get(part) or {}, after.get(part)) for part in ("gpu", "cpu")}
 
 

@@ -74,7 +74,7 @@ class CallChecker:
 
         clock: the clock that timed `run`.
         A second call is checked if an input has a token axis, or if `timed_check` draws new tokens itself
-        (`Workload.renews_past`). Before it, only early tokens change; its outputs must differ from the first call's.
+        (`Workload.renews_past`). Before it, only early tokens change; the outputs of both calls must differ.
         """
         if self._ran:
             self._check_outputs()

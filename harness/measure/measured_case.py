@@ -227,7 +227,7 @@ class CaseRun:
 
 
 def _machine_after(workload: Workload, gpu: Gpu | None) -> dict[str, Any]:
-    """Return a snapshot with the samples' throttle reasons and, if thermal, peak temperature."""
+    """Return a snapshot with the throttle reasons of all samples and, if any is thermal, the peak temperature."""
     after = snapshot(workload.device)
     if gpu and after["gpu"]:
         after["gpu"]["temperature_c"] = gpu.hottest_c or after["gpu"]["temperature_c"]

@@ -11,7 +11,7 @@ LEAD = "lead"  # the runs before the timed ones, which no profile shows
 
 
 class _Recording:
-    """Module state: whether ranges also go to PyTorch's profiler, and a callback for names."""
+    """Module state. on: whether PyTorch's profiler records ranges too. entered: called with their names."""
 
     on = False
     entered: Callable[[str], object] | None = None

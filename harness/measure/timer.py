@@ -80,9 +80,9 @@ def measure(run: Callable[[], object], clock: Clock, policy: Policy, limited: bo
 
 
 def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_throttled) -> list[float]:
-    """Sample until steady; return the samples, [] if `clock.prepare` loaded the device enough.
+    """Sample until steady; return the samples, [] if `clock.prepare` kept the device busy long enough.
 
-    The warm-up lasts at least `least_warmup_s`, and at most `WARMUP_MAX_S`, or `WARMUP_BUDGETS` budgets if less.
+    The warm-up lasts at least `least_warmup_s`, and at most the lesser of `WARMUP_MAX_S` and `WARMUP_BUDGETS` budgets.
     throttled: returns whether the device is throttled; then the warm-up lasts longer.
     """
     samples: list[float] = []

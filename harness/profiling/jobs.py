@@ -89,7 +89,7 @@ class Profiler:
 class JobProfiler:
     """Profiles the cases of one job on one GPU slot, with the options of `profiler`.
 
-    stopped: returns whether the run should end. tools: the profilers that the job still uses, except dropped ones.
+    stopped: returns whether the run should end. tools: `profiler.tools` without profilers dropped after an error.
     """
 
     def __init__(self, profiler: Profiler, job: Job, slot: GpuSlot, stopped: Callable[[], bool]) -> None:

@@ -175,6 +175,6 @@ class Catalogue(Stored):
         return next((each for each in self.metrics if each.name == name), MetricEntry(name, name))
 
     def axis(self, name: str) -> AxisEntry:
-        """Return the entry of axis `name`; by default, `name` with hyphens for underscores."""
+        """Return the entry of axis `name`; if missing, one labelled `name` with hyphens for underscores."""
         words = name.replace("_", "-")
         return next((each for each in self.axes if each.name == name), AxisEntry(name, words, f"{words} {{}}"))

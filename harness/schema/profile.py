@@ -74,12 +74,12 @@ class Kernel(Stored):
 
     @property
     def dram_bytes(self) -> float | None:
-        """DRAM bytes per launch, times mean_us / counters.time_us if `is_counted_unlike`; or None."""
+        """DRAM bytes per launch, scaled to the mean time if `is_counted_unlike`; None if not counted."""
         return self._of_mean_launch(self.counters.dram_bytes if self.counters else None)
 
     @property
     def operations(self) -> float | None:
-        """FLOPs per launch, times mean_us / counters.time_us if `is_counted_unlike`; or None."""
+        """FLOPs per launch, scaled to the mean time if `is_counted_unlike`; None if not counted."""
         return self._of_mean_launch(self.counters.operations if self.counters else None)
 
     @property

@@ -49,7 +49,7 @@ def parsed(adapter: TypeAdapter[T], text: bytes | str, refusal: type[RecordError
 
 
 def json_values(value: Any) -> Any:
-    """Return a nested value's copy for JSON: printable text, None for NaN and infinity."""
+    """Copy a nested value for JSON: make text printable, replace NaN and infinity by None."""
     value = value.item() if hasattr(value, "item") else value  # a NumPy number or a tensor has `item`
     if isinstance(value, str):
         return printable(value)

@@ -194,7 +194,7 @@ class Run:
 
 
 def latest(job: Job, records: Iterable[Record]) -> list[Record]:
-    """Return each (case, repeat)'s last record, in job order; `earlier` lists its older ones."""
+    """Return the last record of each (case, repeat), in job order; its `earlier` lists the older ones."""
     last: dict[tuple[str, int], Record] = {}
     for record in records:
         before = last.get((record.case.key, record.repeat))

@@ -39,7 +39,7 @@ class Figure(FigureEntry):
 
 
 def figures(table: pd.DataFrame, catalogue: Catalogue) -> list[Figure]:
-    """Return a `stats.frame` table's figures; entries that name primary lines come first."""
+    """Return the figures for a `stats.frame` table; figures with `FigureEntry.primary` come first."""
     looks, table = Looks(table, catalogue), _with_machine(table)
     plans = sorted(_plans(table, catalogue), key=lambda plan: not plan[1].primary)
     return _numbered([figure for plan in plans for figure in _drawn(looks, *plan)])
@@ -60,7 +60,7 @@ def axis_title(entry: MetricEntry) -> str:
 
 
 def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table; failed cases without device, GPU or commit get it if all others agree."""
+    """Return the table; failed cases that lack device, GPU or commit get the value of all other cases, if it is one."""
     values = {}
     for name in MACHINE_COLUMNS:
         known = [value for value in table[name].unique() if value]
@@ -219,7 +219,7 @@ def _widest_axis(rows: pd.DataFrame) -> str:
 
 
 def own_ends(y: str) -> tuple[str, str]:
-    """Return the names (low, high) of a metric's interval columns; most metrics have none."""
+    """Return the column names (low, high) for the interval of metric `y`; a table may lack these columns."""
     return f"{y}_low", f"{y}_high"
 
 

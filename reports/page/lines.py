@@ -169,7 +169,7 @@ class FigurePanel:
         )
 
     def _telling(self, columns: list[str]) -> dict[str, set[str]]:
-        """Return, per column that varies, the systems whose line names must state its value."""
+        """Return {varying column: systems whose lines must state the column's value in their names}."""
         rows, own = self.rows, {"state_dtype", *option_columns(self.rows)}
         systems, found = set(rows["system"]), {}
         for column in columns:

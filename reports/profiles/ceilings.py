@@ -30,13 +30,13 @@ def common_ceilings(records: Iterable[Record], profiles: Iterable[Profile] = ())
 
 
 def with_common_ceilings(profiles: Sequence[Profile], records: Iterable[Record] = ()) -> list[Profile]:
-    """Return the profiles with each device's highest peaks in all profiles and records."""
+    """Return the profiles, each with the highest peaks of its device over all profiles and records."""
     highest = common_ceilings(records, profiles)
     return [replace(each, ceilings={**highest[str(each.environment.get("device"))]}) for each in profiles]
 
 
 def reached(region: Region) -> dict[str, float | None]:
-    """Return the region's peaks, each raised to the rate of the fastest kernel if higher.
+    """Return the region's peaks, each raised to the fastest kernel's rate if this is higher.
 
     On a power-capped GPU, a GEMM of the case can be 15% faster than the GEMM that measures the peak. Ignored are short
     kernels (`_LONG`), kernels with counted launches of unusual time (`_LIKE`), and implausible rates (`_PLAUSIBLE`).

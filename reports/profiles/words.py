@@ -116,7 +116,7 @@ def longest(region: Region) -> str:
 
 
 def _share_of_time(kernel: Kernel, region: Region) -> float:
-    """Return a kernel's share of the region's time; busy time is split by kernel times."""
+    """Return a kernel's share of the region's time; kernels share busy time in proportion to their times."""
     return _share_of_kernels(kernel, region) * region.busy_us / region.region_us
 
 

@@ -125,7 +125,7 @@ def few_rows_product(
 
 
 def _checked(x: Tensor, weights: Tensor, before: Norm | None, swiglu: bool, out: Tensor | None) -> tuple[Tensor, int]:
-    """Return x as rows [R, K], and N output columns. Raises ValueError for bad arguments."""
+    """Return x as rows [R, K], and the number N of output columns. Raises ValueError for bad arguments."""
     *many, K = x.shape
     N, odd = divmod(len(weights), 2) if swiglu else (len(weights), 0)
     if not (many and 1 <= math.prod(many) <= MOST_ROWS) or odd or weights.dtype != x.dtype:

@@ -28,7 +28,7 @@ def _unavailable(device: torch.device | int) -> str:
 def swiglu_product(x: Tensor, weights: Tensor, *, concurrent: bool = False) -> Tensor:
     """Return silu(x Wg^T) * (x Wu^T), [..., F] in x's dtype, for x [..., C].
 
-    weights [2 F, C]: Wg's rows before Wu's. Arithmetic is float32; the result is rounded, and with cuBLAS also x W^T.
+    weights [2 F, C]: Wg's rows before Wu's. Arithmetic is float32; the result is rounded. cuBLAS also rounds x W^T.
     concurrent: whether other kernels run at the same time. If so, thread blocks that start late compute fewer tiles.
     """
     rows = x.flatten(0, -2)

@@ -28,7 +28,7 @@ def tile(q: Tensor, mini_batch: int) -> dict[str, Any]:
     """Return compile-time arguments of the forward kernels by name, for q [..., H, D] and `mini_batch`, m.
 
     M, DP: m and D, padded to powers of two of at least 16. DOT: dtype of matmul operands.
-    UP: scale of gradients, and of weights in registers: 1024 in float16, where small ones would be subnormal; else 1.
+    UP: scale of gradients, and of weights in registers: 1024 in float16, where small values would be subnormal; else 1.
     """
     head_dim = q.shape[-1]
     return {

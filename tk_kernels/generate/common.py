@@ -79,7 +79,7 @@ PIECE_BYTES = 1 << 28
 
 
 def by_sequences(function: Callable[..., tuple[torch.Tensor | None, ...]], *given: torch.Tensor) -> Any:
-    """Apply `function` to slices of the tensors `given` [B, ...], of at most 256 MiB or one sequence, to save memory.
+    """Apply `function` to slices of the tensors `given` [B, ...] to save memory: one sequence, or more up to 256 MiB.
 
     Returns the tuple of `function`'s outputs, concatenated to [B, ...]. An output that is None stays None.
     """

@@ -273,7 +273,7 @@ class Learner(Generic[State]):
         layout: str,
         state: State | PrimalState | None = None,
     ) -> Outer:
-        """Return outer parameters in float64 (for float64 tokens) or float32; ValueError if wrong."""
+        """Return outer parameters in float64 (for float64 tokens) or float32; ValueError for bad arguments."""
         check_tokens(tokens, lr, layout, tuple(STATE_DTYPE))
         x = next(iter(tokens.values()))
         check_choice("lr.dtype", lr.dtype, (STATE_DTYPE[x.dtype],))
@@ -373,7 +373,7 @@ def _advance_(
 def _gradients(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, layers: list[Layer]
 ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
-    """Return q, q @ W1 + b1 and, per layer, the keys' (X, lr * G), all [B, H, n, width]."""
+    """Return q, q @ W1 + b1 and, for each layer, (X, lr * G) for the keys; all are [B, H, n, width]."""
     first, *others = layers
     q, k, offset = (x.to(first.weight.dtype).transpose(1, 2) for x in (q, k, gradient_offset(k, v, outer)))
     zq, zk = affine(torch.cat((q, k), 2), first.weight, first.bias).chunk(2, 2)

@@ -126,7 +126,7 @@ def apply_rows(w_shared, k_shared, g_shared, weights, low, scale, PLANES: gl.con
     """Store W - scale K^T g, 16 rows of W at a time, from a mini-batch's cached rows K and g.
 
     w_shared [D, D]: W; with PLANES, its high plane. k_shared, g_shared [16, D]: K and g, with zeros in rows m to 15.
-    weights, low [D, D]: the results (see `store_weights`); with PLANES, low is also read. scale: s of the last token.
+    weights, low [D, D]: the results (see `store_weights`); with PLANES, low is also read. scale: token_scale[m - 1].
     """
     D: gl.constexpr = 64
     product: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])

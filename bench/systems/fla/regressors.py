@@ -107,7 +107,7 @@ class Mesa(Layer):
         return self.heads * self.key_dim * (self.key_dim + self.value_dim)
 
     def work(self, case: Case) -> Work:
-        """Return FLOPs and bytes moved. FLOPs per token: 3 + 2 `iterations` per element of `Mesa`'s G, 5 of its S."""
+        """Return FLOPs and bytes moved. Per token: 3 + 2 `iterations` FLOPs for each element of G, 5 for each of S."""
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         gram, values = (self.heads * self.key_dim * dim for dim in (self.key_dim, self.value_dim))
         row = width * 2 * (self.key_dim + self.value_dim) + 4 * 2  # q, k, v and output; beta and g

@@ -54,7 +54,7 @@ def state_space(u: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Ten
 
 
 class ScannedMamba:
-    """Reference: transformers' Mamba (`inner`) with this module's scan, layers run on `device`."""
+    """Reference: transformers' Mamba (`inner`) with this module's scan; runs its layers on `device`."""
 
     def __init__(self, inner: Any, device: torch.device | str) -> None:
         self.inner, self.device = inner, torch.device(device)

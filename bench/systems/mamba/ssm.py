@@ -88,7 +88,7 @@ class MambaSSM(TunedLanguageModel):
         return super().build(case)
 
     def longest(self, config: MambaConfig) -> int:
-        """Return the longest prompt, in tokens, within causal-conv1d 1.7.0's uint32 indices."""
+        """Return the longest prompt, in tokens, that causal-conv1d 1.7.0 can index with uint32."""
         return (1 << 32) // config.inner_width
 
     def settings(self, case: Case) -> dict[str, str]:

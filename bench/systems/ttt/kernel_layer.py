@@ -44,7 +44,7 @@ STREAMED = 20  # a state larger than this many L2 caches is evicted between step
 
 
 def build(case: Case, form: str, precision: str, backend: str) -> Workload:
-    """Build a workload: forward on `backend`, or generate in `form`, states in `precision`."""
+    """Build a workload: forward on `backend`, or generate in `form` with states in `precision`."""
     config = ttt_config_of(case)
     return _forward(case, config, backend) if case.phase == "forward" else _generate(case, config, form, precision)
 
@@ -69,7 +69,7 @@ def _forward(case: Case, config: TTTConfig, backend: str) -> Workload:
 
 
 def _repeats(run: Callable[[], torch.Tensor], sequences: int) -> Check:
-    """Check that two calls of `run` agree bitwise, for up to KERNEL_CHECK_SEQUENCES sequences."""
+    """Check that two calls of `run` agree bitwise; compare at most KERNEL_CHECK_SEQUENCES sequences."""
     first, second = (run()[:: -(-sequences // KERNEL_CHECK_SEQUENCES)].clone() for _ in range(2))
     return Check.at_most("elements_that_differ_between_runs", float((first != second).sum()), 0.0)
 
@@ -221,7 +221,7 @@ def steps_in_turn(first: GenerateSet, config: TTTConfig, dtype: str) -> Steps:
 
 
 def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
-    """Return `at_least` or more sets, copies of `first`, evenly spaced over a mini-batch."""
+    """Return `first` and copies of it, at least `at_least` sets, at evenly spaced positions in a mini-batch."""
     m = len(first.tokens[0])
     count = -(-at_least // m) * m if at_least > m else next(n for n in range(at_least, m + 1) if m % n == 0)
     sets = [first, *(replace(first, state=deepcopy(first.state)) for _ in range(count - 1))]

@@ -146,7 +146,7 @@ class Batch:
     def steady_ms(self, sequences: int) -> list[float]:
         """Return times in ms of steps in which, as in the step before, all sequences generated.
 
-        sequences: their number. Raises RuntimeError if there is no such step.
+        sequences: number of all sequences. Raises RuntimeError if there is no such step.
         """
         pairs = pairwise(self.steps)
         samples = [(end - began) * 1e3 for (began, before), (end, now) in pairs if before == now == sequences]

@@ -106,7 +106,7 @@ class VllmSystem:
         return last_logits(reference, ids, last, torch.device(device()))
 
     def prompt_tokens(self, case: Case) -> int:
-        """Return the prompt length: the context; at most GENERATE_PROMPT for recurrent generate."""
+        """Return the prompt length: the context, but at most GENERATE_PROMPT for generate in recurrent models."""
         short = case.phase == "generate" and not self.steps_grow
         return min(case.context, GENERATE_PROMPT) if short else case.context
 
@@ -311,7 +311,7 @@ class Prefill(_Work):
 
 
 class EngineGenerate(_Work):
-    """Timed generate batches. A sample is a step's time; for TTT, the mean of a mini-batch."""
+    """Timed generate batches. A sample is a step's time; for TTT, the mean over a mini-batch's steps."""
 
     timed = "each step in which every sequence in flight generates"
 
@@ -324,7 +324,7 @@ class EngineGenerate(_Work):
             self.timed = f"{self.timed}; a sample is the mean of {self.units} steps"
 
     def centre(self) -> None:
-        """Shorten prompts by half the generated tokens, so steps average the case's context."""
+        """Shorten prompts by half the generated tokens, so that the mean context of steps is the case's."""
         self.context = max(1, self.context - self.new_tokens // 2)
         self.timed = f"{self.timed}; prompts of {self.context} tokens, so that these steps lie around the context"
 

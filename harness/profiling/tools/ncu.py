@@ -63,7 +63,7 @@ def wrapping(report: Path, phase_ranges: Sequence[str]) -> list[str]:
     """Return the start of a command that runs a worker under Nsight Compute.
 
     Inside `profiler_range`, Nsight Compute profiles kernels in `COUNTED_LAYER` and kernels outside all layers.
-    It replays each kernel with warm caches and unlocked clocks, so times differ from an ordinary run's.
+    It replays each kernel with warm caches and unlocked clocks, so times differ from ordinary runs.
     report: path for the report; the log next to it has the suffix .log.
     phase_ranges: names of the ranges around the layers.
     """
@@ -102,7 +102,7 @@ def read(table: str) -> dict[str, Counters]:
     """Return counters by kernel name from the table that `importing` prints.
 
     Kernel names are written as torch.profiler writes them.
-    Raises ProfileError if the table is empty or not Nsight Compute's.
+    Raises ProfileError if the table is empty or not from Nsight Compute.
     """
     groups: dict[str, list[Mapping[str, float]]] = defaultdict(list)
     for name, values in _rows(table):

@@ -219,7 +219,7 @@ def timeline_of(
 
 
 def _step_end(paths: Sequence[tuple[str, ...]]) -> int:
-    """Count launches from the first layer's first start to its second, given their paths; all if it starts once."""
+    """Count launches from the first layer's first start to its second; all if it starts once. paths: see `Launched`."""
     depths = [next((depth for depth, name in enumerate(path, start=1) if is_layer(name)), 0) for path in paths]
     layers = [(number, path[:depth]) for number, (path, depth) in enumerate(zip(paths, depths, strict=True)) if depth]
     for (_, before), (number, layer) in pairwise(layers):
