@@ -55,7 +55,8 @@ class TTTScheduler(AsyncScheduler):
 
     def _tokens_per_prompt(self) -> int:
         """Return the most tokens of a prompt that the next step reads, a multiple of the mini-batch; 0 for no limit."""
-        prompts = len(self.waiting) + sum(request.is_prefill_chunk for request in self.running)
+        room = min(self.max_num_active_reqs - len(self.running), self.kv_cache_manager.block_pool.get_num_free_blocks())
+        prompts = min(len(self.waiting), room) + sum(request.is_prefill_chunk for request in self.running)
         tokens = self.max_num_scheduled_tokens // max(1, min(prompts, self._prompts_at_once))
         return tokens // self._mini_batch * self._mini_batch
 

@@ -105,15 +105,26 @@ def test_scheduler_returns_the_same_as_that_of_vllm(schedulers):
 
 
 @pytest.mark.parametrize(
-    ("lengths", "at_once", "first"),
-    [([60, 60, 60], 4, [16] * 3), ([60, 60, 60], 2, [32, 32]), ([60], 4, [60]), ([20, 60], 4, [20, 32])],
+    ("lengths", "at_once", "room", "steps"),
+    [
+        ([60, 60, 60], 4, 11, [[16] * 3, [16] * 3]),
+        ([60, 60, 60], 2, 11, [[32, 32], [28, 28, 8]]),
+        ([60], 4, 11, [[60], [1]]),
+        ([20, 60], 4, 11, [[20, 32], [1, 28]]),
+        ([16, 60, 60], 4, 11, [[16] * 3, [1, 32, 31]]),
+        ([50, 60, 60], 4, 1, [[50], [1]]),  # the others must wait
+    ],
 )
-def test_prompts_share_a_step(schedulers, lengths, at_once, first):
+def test_prompts_share_a_step(schedulers, lengths, at_once, room, steps):
     ours = schedulers[1]
-    ours._prompts_at_once = at_once
+    ours._prompts_at_once, pool = at_once, ours.kv_cache_manager.block_pool
+    if ours.kv_cache_config.num_blocks > SLOTS:
+        ours.max_num_active_reqs = room
+    else:
+        pool.get_new_blocks(pool.get_num_free_blocks() - room)
     for number, length in enumerate(lengths):
         ours.add_request(random_request(Random(0), number, length)())
-    assert list(ours.schedule().num_scheduled_tokens.values()) == first
+    assert [list(ours.schedule().num_scheduled_tokens.values()) for _ in steps] == steps
 
 
 def test_scheduler_keeps_its_requests_after_an_exception(schedulers, monkeypatch):
