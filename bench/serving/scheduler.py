@@ -8,7 +8,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 
 from bench.models.hugging_face import read_config
 
-HEADS_AT_ONCE = 128  # heads of prompts that a step reads, if it can; a GPU has about as many SMs
+HEADS = 128  # a step reads 2^n prompts with at least so many heads, if it can; a GPU has about as many SMs
 
 
 class TTTScheduler(AsyncScheduler):
@@ -25,7 +25,7 @@ class TTTScheduler(AsyncScheduler):
         fits = self.max_num_running_reqs <= self.max_num_scheduled_tokens and self.num_sampled_tokens_per_step == 1
         self._plain = one_block and fits and self.local_prefill_interval <= 1 and not special
         config = read_config(self.vllm_config.model_config.model)
-        self._mini_batch, self._prompts_at_once = config.mini_batch, -(-HEADS_AT_ONCE // config.heads)
+        self._mini_batch, self._prompts_at_once = config.mini_batch, 1 << ((HEADS - 1) // config.heads).bit_length()
         self._divides = not self.scheduler_config.long_prefill_token_threshold
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
@@ -54,11 +54,11 @@ class TTTScheduler(AsyncScheduler):
         return step
 
     def _tokens_per_prompt(self) -> int:
-        """Return the most tokens of a prompt that the next step reads, a multiple of the mini-batch; 0 for no limit."""
+        """Return the most tokens of a prompt that the next step reads, a multiple of the mini-batch."""
         room = min(self.max_num_active_reqs - len(self.running), self.kv_cache_manager.block_pool.get_num_free_blocks())
         prompts = min(len(self.waiting), room) + sum(request.is_prefill_chunk for request in self.running)
         tokens = self.max_num_scheduled_tokens // max(1, min(prompts, self._prompts_at_once))
-        return tokens // self._mini_batch * self._mini_batch
+        return max(1, tokens // self._mini_batch) * self._mini_batch
 
     def _generating(self) -> list[Any]:
         """Return running requests that generate in this step; [] if vLLM's `schedule` is needed, as for a prompt."""
