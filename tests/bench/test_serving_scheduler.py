@@ -128,6 +128,18 @@ def test_prompts_share_a_step(schedulers, monkeypatch, lengths, shape, room, ste
     assert [list(ours.schedule().num_scheduled_tokens.values()) for _ in steps] == steps
 
 
+@pytest.mark.parametrize(
+    ("setting", "first"),
+    [({"long_prefill_token_threshold": 40}, [40, 24]), ({"enable_chunked_prefill": False}, [60])],
+)
+def test_settings_that_limit_prompts_are_kept(schedulers, monkeypatch, setting, first):
+    vars(schedulers[1].scheduler_config).update(setting)
+    ours = again(schedulers[1], monkeypatch, 32, 16)
+    for number in range(2):
+        ours.add_request(random_request(Random(0), number, 60)())
+    assert list(ours.schedule().num_scheduled_tokens.values()) == first
+
+
 def again(scheduler, monkeypatch, heads, mini_batch):
     """Return a new scheduler with the same settings, for a model of this shape."""
     model = SimpleNamespace(mini_batch=mini_batch, heads=heads)
