@@ -80,13 +80,12 @@ class KernelOperator(TorchOperator):
         self, projections: Projections, learner: Learner, state: Any, initial: Sequence[Tensor], sequences: Packed
     ) -> Tensor:
         """Run `forward_packed` for equally long sequences in the Hopper kernel, on copies of their states."""
-        batch, slots = len(sequences.slots), sequences.slots
+        batch, slots, outer = len(sequences.slots), sequences.slots, outer_parameters(learner)
         weights = read_slots(state, slots, sequences.start, initial)
         rows = [x.new_empty((batch, *x.shape[1:]), dtype=torch.float32) for x in state.gathered]
         whole = state.learner.state(*weights, *rows, torch.zeros_like(sequences.start))
-        q, k, v, lr = (x[0].unflatten(0, (batch, sequences.length)) for x in projections[:4])
-        outer = outer_parameters(learner)
-        out, after = self._ops.forward(q, k, v, lr, *outer, whole, start=0, inplace=True, backend=self._backend)
+        tokens = (x[0].unflatten(0, (batch, sequences.length)) for x in projections[:4])
+        out, after = self._ops.forward(*tokens, *outer, whole, start=0, inplace=True, backend=self._backend)
         write_slots(state, slots, after[:-1])
         return out.flatten(0, 1)[None]
 

@@ -8,14 +8,14 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 
 from bench.models.hugging_face import read_config
 
-HEADS_AT_ONCE = 128  # heads of prompts that a step reads, if it can; a GPU has about as many SMs
+HEADS = 128  # a step reads 2^n prompts with at least so many heads, if it can; a GPU has about as many SMs
 
 
 class TTTScheduler(AsyncScheduler):
     """vLLM's asynchronous scheduler with two changes, and with another order of requests in a step's output.
 
-    Steps in which all requests generate are scheduled faster, because states need no new cache blocks. Unless the user
-    sets `long_prefill_token_threshold`, a step divides its tokens among prompts, because one prompt leaves SMs idle.
+    Steps in which all requests generate are scheduled faster, because states need no new cache blocks. Unless chunked
+    prefill is off or the user sets `long_prefill_token_threshold`, prompts share a step, because one leaves SMs idle.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -24,9 +24,9 @@ class TTTScheduler(AsyncScheduler):
         one_block = self.block_size >= self.max_model_len and not self.cache_config.enable_prefix_caching
         fits = self.max_num_running_reqs <= self.max_num_scheduled_tokens and self.num_sampled_tokens_per_step == 1
         self._plain = one_block and fits and self.local_prefill_interval <= 1 and not special
-        config = read_config(self.vllm_config.model_config.model)
-        self._mini_batch, self._prompts_at_once = config.mini_batch, -(-HEADS_AT_ONCE // config.heads)
-        self._divides = not self.scheduler_config.long_prefill_token_threshold
+        config, limits = read_config(self.vllm_config.model_config.model), self.scheduler_config
+        self._mini_batch, self._prompts_at_once = config.mini_batch, 1 << ((HEADS - 1) // config.heads).bit_length()
+        self._divides = limits.enable_chunked_prefill and not limits.long_prefill_token_threshold
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         """Schedule a token per running request if all generate and none can start; otherwise call vLLM's method."""
@@ -54,10 +54,11 @@ class TTTScheduler(AsyncScheduler):
         return step
 
     def _tokens_per_prompt(self) -> int:
-        """Return the most tokens of a prompt that the next step reads, a multiple of the mini-batch; 0 for no limit."""
-        prompts = len(self.waiting) + sum(request.is_prefill_chunk for request in self.running)
+        """Return the most tokens of a prompt that the next step reads, a multiple of the mini-batch."""
+        room = min(self.max_num_active_reqs - len(self.running), self.kv_cache_manager.block_pool.get_num_free_blocks())
+        prompts = min(len(self.waiting), room) + sum(request.is_prefill_chunk for request in self.running)
         tokens = self.max_num_scheduled_tokens // max(1, min(prompts, self._prompts_at_once))
-        return tokens // self._mini_batch * self._mini_batch
+        return max(1, tokens // self._mini_batch) * self._mini_batch
 
     def _generating(self) -> list[Any]:
         """Return running requests that generate in this step; [] if vLLM's `schedule` is needed, as for a prompt."""

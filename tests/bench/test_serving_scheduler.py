@@ -105,15 +105,47 @@ def test_scheduler_returns_the_same_as_that_of_vllm(schedulers):
 
 
 @pytest.mark.parametrize(
-    ("lengths", "at_once", "first"),
-    [([60, 60, 60], 4, [16] * 3), ([60, 60, 60], 2, [32, 32]), ([60], 4, [60]), ([20, 60], 4, [20, 32])],
+    ("lengths", "shape", "room", "steps"),
+    [
+        ([60] * 5, (50, 4), 11, [[16] * 4, [16] * 4]),
+        ([60] * 5, (2, 16), 11, [[16] * 4, [16] * 4]),
+        ([60, 60, 60], (64, 16), 11, [[32, 32], [28, 28, 8]]),
+        ([60], (32, 16), 11, [[60], [1]]),
+        ([20, 60], (32, 16), 11, [[20, 32], [1, 28]]),
+        ([16, 60, 60], (32, 16), 11, [[16] * 3, [1, 32, 31]]),
+        ([50, 60, 60], (32, 16), 1, [[50], [1]]),  # the others must wait
+    ],
 )
-def test_prompts_share_a_step(schedulers, lengths, at_once, first):
-    ours = schedulers[1]
-    ours._prompts_at_once = at_once
+def test_prompts_share_a_step(schedulers, monkeypatch, lengths, shape, room, steps):
+    ours = again(schedulers[1], monkeypatch, *shape)
+    pool = ours.kv_cache_manager.block_pool
+    if ours.kv_cache_config.num_blocks > SLOTS:
+        ours.max_num_active_reqs = room
+    else:
+        pool.get_new_blocks(pool.get_num_free_blocks() - room)
     for number, length in enumerate(lengths):
         ours.add_request(random_request(Random(0), number, length)())
+    assert [list(ours.schedule().num_scheduled_tokens.values()) for _ in steps] == steps
+
+
+@pytest.mark.parametrize(
+    ("setting", "first"),
+    [({"long_prefill_token_threshold": 40}, [40, 24]), ({"enable_chunked_prefill": False}, [60])],
+)
+def test_settings_that_limit_prompts_are_kept(schedulers, monkeypatch, setting, first):
+    vars(schedulers[1].scheduler_config).update(setting)
+    ours = again(schedulers[1], monkeypatch, 32, 16)
+    for number in range(2):
+        ours.add_request(random_request(Random(0), number, 60)())
     assert list(ours.schedule().num_scheduled_tokens.values()) == first
+
+
+def again(scheduler, monkeypatch, heads, mini_batch):
+    """Return a new scheduler with the same settings, for a model of this shape."""
+    model = SimpleNamespace(mini_batch=mini_batch, heads=heads)
+    monkeypatch.setattr("bench.serving.scheduler.read_config", lambda folder: model)
+    settings = scheduler.vllm_config, scheduler.kv_cache_config, scheduler.structured_output_manager
+    return type(scheduler)(*settings, MODEL_LENGTH)
 
 
 def test_scheduler_keeps_its_requests_after_an_exception(schedulers, monkeypatch):
