@@ -14,8 +14,8 @@ HEADS = 128  # a step reads 2^n prompts with at least so many heads, if it can; 
 class TTTScheduler(AsyncScheduler):
     """vLLM's asynchronous scheduler with two changes, and with another order of requests in a step's output.
 
-    Steps in which all requests generate are scheduled faster, because states need no new cache blocks. Unless chunked
-    prefill is off or the user sets `long_prefill_token_threshold`, prompts share a step, because one leaves SMs idle.
+    Steps in which all requests generate are scheduled faster, because states need no new cache blocks. Prompts share a
+    step, because one leaves SMs idle, unless `enable_chunked_prefill` or `long_prefill_token_threshold` prevents it.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
