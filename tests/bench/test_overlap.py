@@ -126,7 +126,7 @@ def test_on_a_gpu_two_chunks_at_once_are_bitwise_one_after_the_other(learner: st
         assert all(map(torch.equal, found, expected))
 
 
-def test_a_product_knows_that_it_runs_is_overlapped(log) -> None:
+def test_a_product_knows_whether_it_is_overlapped(log) -> None:
     overlap = overlap_module.Overlap(torch.device("cpu"))
     assert not overlap_module.is_overlapped()
     with overlap.chunk():
