@@ -20,7 +20,7 @@ from tk_kernels.checks import (
     common_position,
 )
 from tk_kernels.forward import common
-from tk_kernels.generate.common import available
+from tk_kernels.generate.common import available, to_float32
 from tk_kernels.packed import Packed
 from tk_kernels.reference.layer import rope as rotate
 from tk_kernels.reference.learner import Learner
@@ -251,8 +251,3 @@ def _check_tokens(tokens: Tokens, outer: Outer, layout: str) -> None:
     if not least <= len(token_scale) <= most:
         raise ValueError(f"len(token_scale), the mini-batch, is {len(token_scale)}: must be {least} to {most}")
     check_devices(q=q, k=k, v=v, lr=lr, token_scale=token_scale, ln_weight=ln_weight, ln_bias=ln_bias)
-
-
-def to_float32(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return the tensors as contiguous float32, copied only if needed."""
-    return tuple(x.float().contiguous() for x in tensors)

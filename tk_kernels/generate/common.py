@@ -100,6 +100,11 @@ def float_copy(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.float32, copy=True).contiguous()
 
 
+def to_float32(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the tensors as contiguous float32, copied only if needed."""
+    return tuple(x.float().contiguous() for x in tensors)
+
+
 def rope_table(cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Return the kernels' RoPE table [m, 2, D] float32, from cos and sin [m, D/2].
 

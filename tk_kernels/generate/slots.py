@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from tk_kernels.generate.common import jit, load_weights, slot_of, store_weights, tl, triton
+from tk_kernels.generate.common import jit, load_weights, on_its_device, slot_of, store_weights, tl, to_float32, triton
 from tk_kernels.generate.step import StepState
 
 TILE = 4096  # most numbers that a program copies
@@ -19,11 +19,11 @@ def read_slots(state: StepState, slots: Tensor, start: Tensor, initial: Sequence
     read none gets a copy of `initial`: weights [H, ...] and biases [H, ...] or [H, 1, ...].
     """
     copies = []
-    for stored, first in zip(_parameters(state), initial, strict=True):
+    for stored, first in zip(_parameters(state), to_float32(*initial), strict=True):
         kept, _, is_transposed = stored
         shape = kept.mT.shape if is_transposed else kept.shape
         copies.append(torch.empty(len(slots), *shape[1:], dtype=torch.float32, device=kept.device))
-        _launch(stored, copies[-1], slots, first.float().contiguous(), start)
+        _launch(copies[-1], stored, slots, first, start)
     return copies
 
 
@@ -34,7 +34,7 @@ def write_slots(state: StepState, slots: Tensor, values: Sequence[Tensor]) -> No
     """
     rows = ((each, None, False) for each in state.gathered)
     for stored, x in zip((*_parameters(state), *rows), values, strict=True):
-        _launch(stored, x, slots)
+        _launch(x, stored, slots)
 
 
 def _parameters(state: StepState) -> Iterator[Stored]:
@@ -44,18 +44,17 @@ def _parameters(state: StepState) -> Iterator[Stored]:
         yield bias, None, False
 
 
-def _launch(stored: Stored, x: Tensor, slots: Tensor, first: Tensor | None = None, start: Tensor | None = None) -> None:
+@on_its_device
+def _launch(x: Tensor, stored: Stored, slots: Tensor, first: Tensor | None = None, start: Tensor | None = None) -> None:
     """Copy slots of a tensor [slots, H, R, C] or [slots, H, C] to x, or x to the slots if `start` is None."""
     kept, low, is_transposed = stored
     heads, *rows, columns = kept.shape[1:]
     (count,), padded = rows or (1,), triton.next_power_of_2(columns)
     block = min(triton.next_power_of_2(count), max(1, TILE // padded))
-    with torch.cuda.device_of(x):
-        _copy_slots.run(
-            kept, low, x, first, start, slots, kept.stride(0), H=heads, R=count, C=columns, CP=padded, BLOCK=block,
-            TRANSPOSED=is_transposed, PLANES=low is not None, grid=(len(slots), heads, triton.cdiv(count, block)),
-            warmup=False,
-        )  # fmt: skip
+    _copy_slots[(len(slots), heads, triton.cdiv(count, block))](
+        kept, low, x, first, start, slots, kept.stride(0), H=heads, R=count, C=columns, CP=padded, BLOCK=block,
+        TRANSPOSED=is_transposed, PLANES=low is not None,
+    )  # fmt: skip
 
 
 @jit
