@@ -147,10 +147,14 @@ def _cell(options: Mapping[str, Any], source_of: SourceOf) -> Number:
 
 
 def _selected(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
-    """Return rows that match `where`, {column: value}. "a|b" matches a or b; a tuple cell matches by any element."""
+    """Return rows that match `where`, {column: value}; a tuple cell matches by any element.
+
+    The value "a|b" matches a or b, and "" an option that the case does not have.
+    """
     for name, wanted in where.items():
         values = wanted.split("|") if isinstance(wanted, str) else [wanted]
-        cells = _column(rows, name).map(lambda cell: cell if isinstance(cell, tuple) else (cell,))
+        column = _column(rows, name).astype(object).fillna("")
+        cells = column.map(lambda cell: cell if isinstance(cell, tuple) else (cell,))
         rows = rows.loc[[any(value in cell for value in values) for cell in cells]]
     return rows
 
