@@ -77,8 +77,8 @@ def frame(
     """Return a table with one row per case, machine and commit, in the order of the records.
 
     Columns: `COLUMNS`, options, `SAMPLE_COLUMNS`, and if any row has a value: `REPEAT_COLUMNS`, rates, metrics,
-    notes, flags (`MARKS`). An unknown number is NaN, an unknown text is "".
-    latency_ms: the median of the processes' medians.
+    notes, flags (`MARKS`). An unknown number is NaN in `COLUMNS`, in other columns pd.NA. An unknown text is "", an
+    unset option pd.NA. latency_ms: the median of the processes' medians.
     latency_ms_low, latency_ms_high: the 95% interval within one process. `REPEAT_COLUMNS`: the interval over processes.
     process_spread: (largest - smallest process median) / latency_ms.
     processes: the number of processes with samples or, if none has samples, of all processes.

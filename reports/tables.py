@@ -122,7 +122,7 @@ def _heading(name: str, catalogue: Catalogue) -> str:
 
 
 def shown(value: Any, scale: float) -> str:
-    """Return a cell as printable text with four significant digits. scale: a number's divisor."""
+    """Return a cell as printable text, a float with about four digits. scale: a number's divisor."""
     number = plain(value)
     if isinstance(number, int | float) and not isinstance(number, bool) and scale != 1:
         number = number / scale

@@ -11,7 +11,7 @@ LEAD = "lead"  # the runs before the timed ones, which no profile shows
 
 
 class _Recording:
-    """Module state. on: whether PyTorch's profiler records ranges too. entered: called with their names."""
+    """Module state. on: whether PyTorch's profiler records ranges too. entered: called with each range's name."""
 
     on = False
     entered: Callable[[str], object] | None = None
@@ -63,7 +63,7 @@ def is_recorded() -> bool:
 
 @contextmanager
 def nvtx_range(name: str) -> Iterator[None]:
-    """Run the block in an NVTX range, and inside `recorded` in a range of PyTorch's profiler."""
+    """Run the block in an NVTX range (once torch uses CUDA) and, inside `recorded`, a profiler range."""
     if _Recording.entered:
         _Recording.entered(name)
     if _Recording.on:

@@ -74,12 +74,12 @@ class Kernel(Stored):
 
     @property
     def dram_bytes(self) -> float | None:
-        """DRAM bytes per launch, scaled to the mean time if `is_counted_unlike`; None if not counted."""
+        """DRAM bytes per launch; None if not counted. Scaled to `mean_us` if `is_counted_unlike`."""
         return self._of_mean_launch(self.counters.dram_bytes if self.counters else None)
 
     @property
     def operations(self) -> float | None:
-        """FLOPs per launch, scaled to the mean time if `is_counted_unlike`; None if not counted."""
+        """FLOPs per launch; None if not counted. Scaled to `mean_us` if `is_counted_unlike`."""
         return self._of_mean_launch(self.counters.operations if self.counters else None)
 
     @property
@@ -88,7 +88,7 @@ class Kernel(Stored):
 
     @property
     def is_counted_unlike(self) -> bool:
-        """Whether counted launches seem atypical: their mean time is far from the overall mean."""
+        """Whether the counted launches' mean time differs from `mean_us` by over 40% and over 2.5 µs."""
         counted_us = self.counters.time_us if self.counters else 0.0
         return bool(counted_us) and abs(counted_us - self.mean_us) > max(UNLIKE * self.mean_us, UNLIKE_US)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 
 class WorkerLost(Exception):
-    """Raised if a worker gives no usable answer; has status and reason for the case's record."""
+    """Raised if a worker gives no usable answer. `status`: for the case's record; str(error): its reason."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)

@@ -147,7 +147,7 @@ def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
 def compared(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
     """Return the comparison of two runs' cases.
 
-    A case regresses if its slowdown exceeds `fail_on` and, unless the runs are interleaved, also `STORED_BAR`.
+    A case regresses if its slowdown exceeds `fail_on` significantly; unless `interleaved`, also `STORED_BAR`.
     """
     both = [Pair(a.cases[key], b.cases[key]) for key in a.cases if key in a.measured and key in b.measured]
     interleaved = bool(a.turns) and a.turns == b.turns and min(a.repeats, b.repeats) >= LEAST_ROUNDS

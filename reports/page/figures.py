@@ -60,7 +60,7 @@ def axis_title(entry: MetricEntry) -> str:
 
 
 def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table; failed cases that lack device, GPU or commit get the value of all other cases, if it is one."""
+    """Return the table; fill a failed case's unknown device, GPU or commit if all others have the same."""
     values = {}
     for name in MACHINE_COLUMNS:
         known = [value for value in table[name].unique() if value]
