@@ -18,7 +18,7 @@ class Model:
 
     options: (name, value) for each of `MODEL_OPTIONS` that the case sets. weights_dtype: the loaded weights' dtype.
     head_rows_per_prompt: the number of prompt tokens for which the LM head runs; the next token needs only 1.
-    token_ids: how the input tokens are drawn. kept_between_samples: data that a sample leaves for the next.
+    token_ids: how the input tokens are drawn. kept_between_samples: data that a sample leaves for the next sample.
     """
 
     system: str

@@ -94,7 +94,7 @@ def _chosen(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
 
 
 def telling_apart(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
-    """Return `settings` that tell apart rows of equal system, backend, phase, batch, context."""
+    """Return a subset of `settings` that tells apart rows of equal system, backend, phase, batch, context."""
     found: list[str] = []
     while True:
         alike = table[table.duplicated([*_CASE, *found], keep=False)]

@@ -32,7 +32,7 @@ def input_sets(set_bytes: int, l2_bytes: int) -> int:
 
 
 def l2_bytes() -> int:
-    """Return the size of the L2 cache of torch's current device in bytes."""
+    """Return the L2 cache size, in bytes, of torch's current CUDA device."""
     import torch
 
     return torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
@@ -43,7 +43,7 @@ class CudaEventClock(Clock):
 
     timing: "eager" calls the callable and includes idle time of the GPU. "graph" replays it as a CUDA graph.
     l2: "warm" times several calls together. "cold" flushes the L2 cache before each call and times each call alone,
-        which adds microseconds. For short calls, use "warm" and rotate `input_sets` copies of the inputs.
+        which adds microseconds per call. For short calls, use "warm" and rotate `input_sets` copies of the inputs.
     """
 
     settles_s = SETTLES_S

@@ -59,7 +59,7 @@ class CallChecker:
         return self._outputs
 
     def before_sample(self) -> None:
-        """Check the last outputs and refill the inputs, at most every 0.25 s and for 2% of the time."""
+        """Check the last outputs and refill the inputs every 0.25 s, or less often if refills are slow."""
         now = time.monotonic()
         if self._workload.inputs and now >= self._next_at:
             if self._ran:
@@ -74,7 +74,7 @@ class CallChecker:
 
         clock: the clock that timed `run`.
         A second call is checked if an input has a token axis, or if `timed_check` draws new tokens itself
-        (`Workload.renews_past`). Before it, only early tokens change; the outputs of both calls must differ.
+        (`Workload.renews_past`). Before the second call, only early tokens change; both calls' outputs must differ.
         """
         if self._ran:
             self._check_outputs()
@@ -230,8 +230,8 @@ def lower_bound_check(workload: Workload, samples_ms: list[float]) -> list[Check
 def fill(given: Input, seed: int, early_only: bool = False) -> None:
     """Refill an input's tensor in place with random values.
 
-    early_only: refill only tokens before the last 64 or, of fewer than 128 tokens, only the first half. An input
-        without a token axis then keeps its values.
+    early_only: refill all tokens except the last 64; of fewer than 128 tokens, only the first half. An input without
+        a token axis then keeps its values.
     """
     import torch
 

@@ -64,7 +64,7 @@ def _worth_by_ranks(samples: Sequence[float]) -> int:
 
 
 def _worth_by_signs(samples: Sequence[float]) -> int:
-    """Return the effective size of n samples: n / (1 + 2 s), or n if they may be uncorrelated.
+    """Return the effective size of n samples: n / (1 + 2 s), or n if the signs may be uncorrelated.
 
     s: sum of the autocorrelations of the signs of (sample - median). Pairs of successive lags are added while a pair's
     sum is positive (Geyer, Practical Markov Chain Monte Carlo, 1992, section 3.3). 1 + 2 s is corrected for bias.

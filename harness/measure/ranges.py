@@ -48,7 +48,7 @@ def recorded(on: bool = True) -> Iterator[None]:
 
 @contextmanager
 def on_range(entered: Callable[[str], object]) -> Iterator[None]:
-    """Call `entered` with the name of each `nvtx_range` in the block, before it begins."""
+    """Call `entered` with the name of each `nvtx_range` in the block, before that range begins."""
     before, _Recording.entered = _Recording.entered, entered
     try:
         yield

@@ -123,7 +123,7 @@ class _Work:
         return self.clock.launch if self.clock else self.workload.run
 
     def load(self, run: Callable[[], object]) -> None:
-        """On a GPU, call `run` until clocks settle; set run counts `lead` (unprofiled) and `runs`."""
+        """On a GPU, call `run` until clocks settle; set `lead` (unprofiled runs) and `runs` (profiled)."""
         start, runs, took_s, capped = time.monotonic(), 0, 0.0, False
         while self.device == "cuda" and took_s < SETTLES_S:
             capped = self.repeat(run, 1) or capped
@@ -138,7 +138,7 @@ class _Work:
     def window(self, most: int = sys.maxsize) -> tuple[int, int]:
         """Return (number of unprofiled runs to begin with, number of runs to profile).
 
-        most: largest sum of both numbers; about a quarter of it is reserved for the unprofiled runs.
+        most: largest sum of both numbers; about a quarter of `most` is reserved for the unprofiled runs.
         """
         runs = min(self.runs, max(1, most - max(1, most // 4)))
         return min(self.lead, most - runs), runs

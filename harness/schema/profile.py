@@ -123,7 +123,7 @@ class Timeline(Stored):
     """Launches of one run or its first step, by start; fields are columns of equal length.
 
     kernel, range: indices into the profile's kernels and ranges; the range is -1 for a launch in no range.
-    wait_ns: time since the end of the previous launch, negative if they overlap. time_ns: duration.
+    wait_ns: time since the end of the previous launch, negative if launches overlap. time_ns: duration.
     left_out: number of the run's launches that the timeline omits.
     """
 
@@ -185,7 +185,7 @@ class Profile(Region):
     """Profile of a case: a `Region` with its case, status, tools and environment.
 
     status, reason: as in a record; every status except "ok" has a reason and no kernels.
-    tools: the profilers' versions. commands: their command lines without folders.
+    tools: {profiler: version}. commands: the profilers' command lines without folders.
     notes: sentences about doubtful or missing parts. environment: as in a record.
     stages_s: seconds of the stages "times" and "ratios" (counters), with model builds; version 0.1 also had "build".
     """

@@ -113,7 +113,7 @@ class _JobRun:
     stopped: Callable[[], bool]
 
     def cases(self, pending: list[Planned]) -> None:
-        """Run or skip the pending cases in order; append their records, except of a case skipped again."""
+        """Run or skip the pending cases in order; append records, except for a skip with the same reason."""
         run, name = self.run, self.slot.name
         whole = next(each for each in run.jobs if each.pair == self.job.pair)  # with the cases of other calls
         records = [each for each in latest(whole, run.job_records(whole)) if each.repeat == self.options.repeat]

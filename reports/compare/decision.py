@@ -69,7 +69,7 @@ class _Estimates:
 
     @classmethod
     def of(cls, cases: Sequence[Sequence[float]]) -> "_Estimates":
-        """Estimate each case's mean and variance; shrink variances, unless large, to their median."""
+        """Estimate each case's mean and variance; shrink variances, unless large, towards their median."""
         rounds = np.array([len(case) for case in cases], float)
         variance = np.array([np.var(case, ddof=1) for case in cases])
         shared, typical = min(PRIOR_ROUNDS, len(cases) - 1.0), np.median(variance)

@@ -221,7 +221,7 @@ class FigurePanel:
         return Line(name=name, short=short, system=values["system"], rows=rows, y=BOUND, **vars(look))
 
     def form_pairs(self) -> list[Line]:
-        """Return lines primal / dual; each point divides two rows that differ only in form."""
+        """Return lines of the ratio primal / dual; each point divides two rows that differ only in form."""
         rows, x = self.rows, self.entry.x
         forms = forms_of(rows)
         if set(forms) < {"dual", "primal"}:

@@ -99,7 +99,7 @@ def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> 
 def parts(region: Region) -> list[ProfilePart]:
     """Return the region's parts in `LABELS` order; their times add up to the region's time.
 
-    If kernels overlap, all times are scaled down so that the parts other than idle add up to the busy time.
+    If kernels overlap, their times are scaled down so that the parts other than idle add up to the busy time.
     """
     times: dict[str, float] = defaultdict(float)
     launches: dict[str, float] = defaultdict(float)

@@ -110,7 +110,7 @@ def files_of(run: Run, found: str) -> tuple[Entry, dict[str, str]]:
 
 
 def moment(text: str) -> datetime | None:
-    """Return an ISO 8601 time in UTC, also the zone of a time without zone; None for other text."""
+    """Return an ISO 8601 time in UTC, assumed for a time without a zone; None for other text."""
     try:
         found = datetime.fromisoformat(text)
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)

@@ -139,7 +139,7 @@ def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], 
 
 
 def last_runs(launched: Sequence[Launched], runs: int, recorded: int) -> tuple[Sequence[Launched], int]:
-    """Return (launches, run count) of the last `runs` of `recorded` runs; of all if their kernels differ."""
+    """Return (launches, run count) of the last `runs` of `recorded` runs; of all runs if kernels differ."""
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not _alike(in_order, recorded):
         return launched, recorded
@@ -219,7 +219,7 @@ def timeline_of(
 
 
 def _step_end(paths: Sequence[tuple[str, ...]]) -> int:
-    """Count launches from the first layer's start to its next start; all if it starts once. paths: per launch."""
+    """Count launches between the first layer's first two starts, or all. paths: each launch's ranges."""
     depths = [next((depth for depth, name in enumerate(path, start=1) if is_layer(name)), 0) for path in paths]
     layers = [(number, path[:depth]) for number, (path, depth) in enumerate(zip(paths, depths, strict=True)) if depth]
     for (_, before), (number, layer) in pairwise(layers):
