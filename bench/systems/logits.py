@@ -72,9 +72,9 @@ def limits_by_rounding(rounded: torch.Tensor | None, reference: torch.Tensor, ca
 def check_response(
     got: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor], width: int
 ) -> Checks:
-    """Check that early tokens change logits as in the reference, unless rounding hides it.
+    """Check that early tokens change logits as in the reference, unless rounding hides the change.
 
-    got, expected: logits of the model and of the reference, each a pair (before, after the change) of [rows, V].
+    got, expected: the model's and the reference's logits (before, after a change of early tokens), each [rows, V].
     The regression slope between the two changes must be near 1. width: the model's channels, for the limit on noise.
     """
     change, truth = (after.double() - before.double() for before, after in (got, expected))
