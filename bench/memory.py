@@ -30,7 +30,7 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
 
 
 def unstaggered(case: Case) -> str:
-    """Return why positions=staggered (several mini-batch positions) has no effect, or ""."""
+    """Return why a case's option positions=staggered has no effect; "" if it has one or is not set."""
     steps = case.phase == "generate" and case.timing != "engine" and case.option("scope", "model") == "model"
     if case.option("positions") != "staggered" or (steps and case.system in ("ttt-linear", "ttt-mlp")):
         return ""
@@ -38,7 +38,7 @@ def unstaggered(case: Case) -> str:
 
 
 def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
-    """Return the reason to skip if `planned.grows` and a smaller case ran out of memory or time; else ""."""
+    """Return why to skip a `planned.grows` case: a smaller case hit oom, timeout or a full cache. "" if none did."""
     if not planned.grows:
         return ""
     for record in earlier:
