@@ -163,6 +163,6 @@ def _suites(
 
 
 def suite_entry(suite: Suite, planned: Sequence[Planned], machine: Mapping[str, Any]) -> SuiteEntry:
-    """Return a suite's run.json entry: planned cases, and figures with backends for `machine`."""
+    """Return a suite's run.json entry: planned cases, and figures with backends that `machine` can run."""
     figures = tuple(replace(figure, primary=runnable(figure.primary, machine)) for figure in suite.figures)
     return SuiteEntry(suite.name, suite.question, figures, tuple(each.case.key for each in planned))

@@ -27,7 +27,7 @@ CHOICE_LIMITS = 4
 
 
 def check_logits(logits: torch.Tensor, reference: torch.Tensor, dtype: str, wider: float = 1.0) -> Checks:
-    """Check logits [..., V]: close to the reference's, and up to rounding with the same argmax.
+    """Check that logits [..., V] are close to the reference's and, up to rounding, have the same argmax.
 
     dtype: key of LOGIT_LIMITS. wider: factor on these limits.
     """

@@ -249,7 +249,7 @@ class Generate(PhaseWork):
 
     @torch.inference_mode()
     def measured(self, calls: int) -> dict[str, float | None]:
-        """Return ITL percentiles in ms, from steps timed one by one; {} without `positions`."""
+        """Return ITL percentiles in ms, from steps timed one by one; {} without the option `positions`."""
         if not self._times_steps:
             return {}
         count = TIMED_MINI_BATCHES * self.units + 1

@@ -58,7 +58,7 @@ class Given(NamedTuple):
 class Layer(ABC):
     """Base class of a recurrent layer: kernel, sizes, random inputs, naive implementation.
 
-    kernel: MODULE:FUNCTION, or MODULE:FUNCTION|FUNCTION for alternatives; for each case, the fastest one is timed.
+    kernel: MODULE:FUNCTION, or MODULE:FUNCTION|FUNCTION for alternatives; for each case, the fastest is timed.
     check_tokens: most tokens compared before timing. checked_tokens: most tokens compared in a timed call, in total.
     part: the part of the model, such as SCAN, to which a profile assigns the layer's work.
     """

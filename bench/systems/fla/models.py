@@ -107,7 +107,7 @@ class FlaForward(FlaWork, Forward):
 class FlaGenerate(FlaWork, Generate):
     """Timed generate: every call runs greedy steps from one state, which has read one token.
 
-    A step replaces the state's other tensors but overwrites `conv_state`, so each call runs on a copy of `conv_state`.
+    A step overwrites `conv_state`, so each call runs on a copy of it. A step replaces the state's other tensors.
     """
 
     renews_past = False  # a CUDA graph starts at the tensors of its capture
