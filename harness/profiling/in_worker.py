@@ -105,7 +105,7 @@ class _Work:
     def time_alone(self) -> None:
         engine_samples = self.workload.engine_samples
         if engine_samples is not None:
-            batches = iter(engine_samples(ALONE))
+            batches = iter(engine_samples())
             warm_up_engine(batches, ALONE, CudaEventClock() if self.device == "cuda" else Clock(), self.throttled)
             timing = take_engine_samples(batches, ALONE, self.throttled, self.workload.units)
             self.alone_us = median(timing.samples_ms) * 1e3 * self.units
