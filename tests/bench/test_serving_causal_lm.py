@@ -42,3 +42,9 @@ def test_padded_prompts_are_refused(folder):
     mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
     with pytest.raises(ValueError, match=r"^attention_mask with zeros: prompts must have one length"):
         model.generate(torch.ones(2, 3, dtype=torch.long), attention_mask=mask, max_new_tokens=1)
+
+
+def test_beams_are_refused(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with pytest.raises(ValueError, match="cannot use beam search with a cache"):
+        model.generate(torch.ones(1, 3, dtype=torch.long), num_beams=2, max_new_tokens=1)
