@@ -126,7 +126,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
         if suite.device == "cuda" and device != "cuda":
             anywhere = ", ".join(each.name for each in SUITES if not each.device)
             raise UserError(
-                f"suite {name}: needs a CUDA GPU and none was found; without a GPU run {anywhere}, "
+                f"suite {name}: needs a CUDA GPU, and this run is on the CPU; without a GPU run {anywhere}, "
                 f"or plan with `ttt-bench run {' '.join(request.suites or (name,))} --device cuda --dry-run`"
             )
         own = request.model_copy(update={"systems": systems})
