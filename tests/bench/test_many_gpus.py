@@ -92,6 +92,19 @@ def test_a_run_is_submitted_once(tmp_path: Path, commands: Path) -> None:
     assert (tmp_path / "out" / "run.json").read_bytes() == planned
 
 
+def test_the_array_is_as_large_as_what_is_left(tmp_path: Path, commands: Path) -> None:
+    call = ("run", *SMALL, "--device", "cpu", "--slurm", "tasks=3", "--out", "out")
+    fake_command(commands, "squeue", "")
+    said = ["2 tasks for 2 jobs of 4 cases", "1 task for 1 job of 2 cases", "out: every requested case is finished"]
+    for number, words in enumerate(said):
+        assert words in ttt_bench(*call, "--resume", cwd=tmp_path, path=commands).stdout
+        run = Run.open(tmp_path / "out")
+        for planned in run.jobs[number % 2].cases:
+            run.record_file(run.jobs[number % 2]).append(Record(planned.case, "failed", "a bug"))
+    assert "#SBATCH --array=0-0\n" in (tmp_path / "out" / "slurm.sbatch").read_text()
+    assert (tmp_path / "submitted").read_text() == "x\n" * 2
+
+
 def test_status_says_who_works(tmp_path: Path, commands: Path) -> None:
     call = ("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2", "--out", "out")
     ttt_bench(*call, cwd=tmp_path, path=commands)
