@@ -1,4 +1,4 @@
-"""systems.toml in the current folder names each system's interpreter; a broken file gives a one-sentence error."""
+"""Environments and systems.toml of the current folder start systems; a broken file gives a one-sentence error."""
 
 import sys
 import tomllib
@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from bench.catalogue.systems import ADAPTERS
-from bench.environments import worker_launches
+from bench.environments import notes_on_starts, worker_launches
 from bench.errors import UserError
 from bench.plan import plan
 from bench.request import RunRequest
-from harness.workers.process import Launch
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +21,6 @@ def file(tmp_path, monkeypatch):
 
 def test_every_system_runs_in_this_interpreter_where_there_is_no_file():
     assert {launch.command[0] for launch in worker_launches().values()} == {sys.executable}
-    assert set(worker_launches()) == {(each.system, each.backend) for each in ADAPTERS}
 
 
 def test_an_interpreter_of_its_own(file):
@@ -30,7 +28,7 @@ def test_an_interpreter_of_its_own(file):
     launch = worker_launches()["mamba", "torch"]
     assert (launch.command, launch.env) == (["/opt/mamba/bin/python"], {"A": "1"})
     assert launch.entry.startswith("bench.systems.")
-    assert worker_launches()["ttt-mlp", "torch"].command == Launch().command
+    assert worker_launches()["ttt-mlp", "torch"].command == [sys.executable]
 
 
 def test_a_container_command_after_a_byte_order_mark(file):
@@ -93,12 +91,18 @@ def test_cases_without_an_interpreter_are_skipped(file, exists):
     assert work.notes[1:] == ([] if exists else [f"no mamba/torch: {why} (.venv-vllm/bin/python)"])
 
 
-def test_what_make_baselines_writes_names_systems_that_exist(monkeypatch):
-    monkeypatch.chdir(Path(__file__).parents[2] / "bench/requirements")
-    found = worker_launches()
-    assert found["transformer", "vllm"].command == [".venv-vllm/bin/python"]
-    own = {pair for pair, launch in found.items() if launch.command != Launch().command}
-    assert own == {(each.system, each.backend) for each in ADAPTERS if each.install != "make bench"}
+@pytest.mark.parametrize("name", ["vllm", "mamba"])
+def test_an_environment_that_exists_starts_its_systems(file, name):
+    python = Path(f".venv-{name}/bin/python")
+    python.parent.mkdir(parents=True)
+    python.touch()
+    own = [each.label for each in ADAPTERS if each.install == f"make venv-{name}"]
+    commands = {"/".join(pair): launch.command for pair, launch in worker_launches().items()}
+    assert commands == {each.label: [str(python) if each.label in own else sys.executable] for each in ADAPTERS}
+    file.write_text(f'["{own[0]}"]\nenv = {{ A = "1" }}\n["{own[1]}"]\npython = "p"\n')
+    assert [worker_launches()[*label.split("/")].command for label in own[:2]] == [[str(python)], ["p"]]
+    by_file, by_default = ", ".join(own[:2]), ", ".join([own[0], *own[2:]])
+    assert notes_on_starts(own) == [f"systems.toml of this folder starts {by_file}; {python} starts {by_default}"]
 
 
 def test_each_environment_has_its_own_lock(monkeypatch):
