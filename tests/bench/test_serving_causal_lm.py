@@ -37,14 +37,10 @@ def test_generate_gives_the_tokens_of_our_own_loop(folder):
     assert made.tolist() == torch.cat(expected, 1).tolist()
 
 
-def test_padded_prompts_are_refused(folder):
-    model = AutoModelForCausalLM.from_pretrained(folder)
+def test_padded_prompts_and_beams_are_refused(folder):
+    model, ids = AutoModelForCausalLM.from_pretrained(folder), torch.ones(2, 3, dtype=torch.long)
     mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
     with pytest.raises(ValueError, match=r"^attention_mask with zeros: prompts must have one length"):
-        model.generate(torch.ones(2, 3, dtype=torch.long), attention_mask=mask, max_new_tokens=1)
-
-
-def test_beams_are_refused(folder):
-    model = AutoModelForCausalLM.from_pretrained(folder)
+        model.generate(ids, attention_mask=mask, max_new_tokens=1)
     with pytest.raises(ValueError, match="cannot use beam search with a cache"):
-        model.generate(torch.ones(1, 3, dtype=torch.long), num_beams=2, max_new_tokens=1)
+        model.generate(ids, num_beams=2, max_new_tokens=1)
