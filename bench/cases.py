@@ -17,7 +17,7 @@ from harness.schema.run_file import Job, Planned, jobs_of
 def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Checkpoint | None = None) -> list[Planned]:
     """Return the suite's requested cases; within a panel, contexts and batches ascend.
 
-    device: "cpu" or "cuda". checkpoint: sets system and size, and excludes panels of single layers.
+    device: "cpu" or "cuda". checkpoint: sets system, size and options, and excludes panels of single layers.
     """
     adapters = adapters_of(request.systems, device, checkpoint)
     found = (
@@ -34,7 +34,7 @@ def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Chec
 def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None = None) -> tuple[Adapter, ...]:
     """Return the adapters for `names` (SYSTEM or SYSTEM/BACKEND); if empty, all for `device`.
 
-    With a checkpoint, empty names select its system. Raises UserError for another system or an unknown name.
+    With a checkpoint, empty `names` select its system, and another system raises UserError. So does an unknown name.
     """
     if not names and not checkpoint:
         return tuple(adapter for adapter in ADAPTERS if device in adapter.devices)
@@ -125,7 +125,7 @@ def ordered_jobs(cases: Iterable[Planned]) -> tuple[Job, ...]:
 
 
 def _by_model(cases: Sequence[Planned]) -> list[Planned]:
-    """Group cases by model and, for an engine, by phase: a change of either restarts it."""
+    """Group cases by model and, for an engine, also by phase: another phase may restart the engine."""
     engine = any(each.case.timing == "engine" for each in cases)
     groups: dict[tuple, list[Planned]] = {}
     for each in cases:

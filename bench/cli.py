@@ -134,7 +134,7 @@ def run(
 
 
 def _request(call: typer.Context, **more: Any) -> RunRequest:
-    """Build the request from the name and parameters of `call`; `more` adds or replaces fields."""
+    """Return the request with the command name and parameters in `call`; `more` adds or replaces fields."""
     return RunRequest.stored({"command": call.info_name, **call.params, **more})
 
 
@@ -299,7 +299,7 @@ def ab(
 ) -> None:
     """Measure two commits alternately, and compare them.
 
-    Each case is faster, slower, same or undecided. Exit status 1 if a case is slower.
+    Each case is faster, slower, same or undecided. Exit status 1 if a case is slower (beyond --fail-on, if given).
     """
     from bench.commands import compare as commands
 

@@ -5,7 +5,7 @@ FLOPs, two per multiply-add:
 - Exceptions: the LM head multiplies only a sequence's last token, and the embedding has no FLOPs.
 - Causal attention: two GEMMs over T^2 / 2 pairs of tokens.
 - Mamba's scan: 6 per token and element of the state (arXiv 2312.00752, equation 2).
-- Delta rules: 7 per token and element for Gated DeltaNet, 9 for RWKV-7 (`bench.systems.fla.models`).
+- Delta rules: 7 per token and element of the state for Gated DeltaNet, 9 for RWKV-7 (`bench.systems.fla.models`).
 - TTT's inner loop: counted by `tk_kernels.cost`, including masked elements. The first rule excludes W1, b1, ...
 
 Bytes: weights once per call or step, token ids, and the state, KV cache and convolution inputs, read and written.

@@ -16,13 +16,13 @@ _PATHS = ("--out", "--output", "-o")
 
 
 def run_app(app: typer.Typer) -> Any:
-    """Run a Typer app on the command line's arguments; raise user errors instead of exiting."""
+    """Run a Typer app on sys.argv; return its result or exit status, and raise usage errors."""
     _refuse_arguments(sys.argv[1:], typer.main.get_command(app))
     return app(standalone_mode=False)
 
 
 def _refuse_arguments(words: Sequence[str], group: Any) -> None:
-    """Raise UserError if an option is given twice (Typer takes the last), or if a path is empty."""
+    """Raise UserError for an option with a value given twice, and for an empty --out or --output."""
     name = next((word for word in words if not word.startswith("-")), "")
     command = group.commands.get(name) if hasattr(group, "commands") else group  # an app with one command is no group
     given = [word.partition("=")[0] for word in words]

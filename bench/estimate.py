@@ -20,7 +20,7 @@ Durations = Mapping[str, float]  # seconds by case key
 def past_durations(machine: Mapping[str, Any] | None, out: Path) -> Durations:
     """Return each case's median seconds in earlier runs on the same kind of device, by case key.
 
-    Reads the runs in `out`, its subfolders and its sibling folders. Published runs supply cases that these runs lack.
+    Reads the runs in `out`, its subfolders and sibling folders; runs in RESULTS supply cases without a run there.
     machine: a snapshot of the machine; None stands for a machine with a GPU.
     """
     kind = machine["device_kind"] if machine else "cuda"
@@ -34,7 +34,7 @@ def _runs_in(folder: Path) -> set[Path]:
 
 
 def _tried(folder: Path) -> list[Record]:
-    """Return records of cases that ran; [] unless the folder has a readable run that measured time."""
+    """Return records of status ok, incorrect, oom or timeout; [] without a readable timed run."""
     try:
         run = Run.open(folder)
         records = run.records() if run.file.mode == "measure" else []

@@ -13,7 +13,7 @@ def kept_bytes(config: Any, case: Case, form: str = "dual") -> int:
 
 
 def state_bytes(config: Any, case: Case, form: str = "dual") -> int:
-    """Return bytes of a sequence's KV cache or state in all layers. form: "dual" or "primal"."""
+    """Return bytes of a sequence's KV cache or state in all layers. form: "dual" or "primal", for TTT in generate."""
     size = ELEMENT_BYTES[(case.state_dtype or case.dtype).removesuffix("-planes")]  # two planes of 16 bits are 4 bytes
     if isinstance(config, TransformerConfig):  # a key and a value per token and layer
         return 2 * config.layers * config.kv_width * case.context * size

@@ -19,7 +19,7 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
     """Return why the scheduler skips a case, or "" to run it.
 
     earlier: the job's records so far. memory_bytes: the device's memory; None if unknown.
-    If `planned.grows`, the memory estimate skips a whole model only after a smaller case was skipped.
+    With `planned.grows`, too high a memory estimate skips a whole model only if a smaller case was skipped.
     """
     if why := checkpoint_missing(planned.case) or unstaggered(planned.case):
         return why
@@ -30,7 +30,7 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
 
 
 def unstaggered(case: Case) -> str:
-    """Return why positions=staggered (several mini-batch positions) has no effect, or ""."""
+    """Return why a case's option positions=staggered has no effect; "" if it has one or is not set."""
     steps = case.phase == "generate" and case.timing != "engine" and case.option("scope", "model") == "model"
     if case.option("positions") != "staggered" or (steps and case.system in ("ttt-linear", "ttt-mlp")):
         return ""
@@ -38,7 +38,7 @@ def unstaggered(case: Case) -> str:
 
 
 def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
-    """Return the reason to skip if `planned.grows` and a smaller case ran out of memory or time; else ""."""
+    """Return why to skip a `planned.grows` case: a smaller case hit oom, timeout or a full cache. "" if none did."""
     if not planned.grows:
         return ""
     for record in earlier:

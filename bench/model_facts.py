@@ -1,4 +1,4 @@
-"""Check model comparability: size, vocabulary, dtype, logits rows, reuse between samples."""
+"""Check that models are comparable: size, vocabulary, dtype, number of logits, no reuse of data."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,13 +31,13 @@ class Facts:
         return {"parameters": self.parameters, "vocabulary": self.vocabulary}
 
     def settings(self) -> dict[str, str]:
-        """Return the facts for `Record.settings`."""
+        """Return weights' dtype, kind of token ids and `kept`, for `Record.settings`."""
         token_ids = "uniform over the vocabulary, new for each sample"
         return {"weights_dtype": self.dtype, "token_ids": token_ids, "kept_between_samples": self.kept}
 
 
 def facts_of(weights: Mapping[str, Any], vocabulary: int, **rest: Any) -> Facts:
-    """Return `Facts` of a model. weights: tensors by name, tied ones once. rest: other fields."""
+    """Return the `Facts` of a model. weights: tensors by name, tied tensors once. rest: other fields."""
     counts: dict[str, int] = {}
     for weight in weights.values():
         name = str(weight.dtype).removeprefix("torch.")
@@ -46,7 +46,7 @@ def facts_of(weights: Mapping[str, Any], vocabulary: int, **rest: Any) -> Facts:
 
 
 def checks(facts: Facts, case: Case) -> list[Check]:
-    """Check that dtype is the case's, kept is "nothing" and head_rows, if counted, is 1.
+    """Check that `facts` has the case's dtype, kept = "nothing" and, if counted, head_rows = 1.
 
     Without a checkpoint, further checks compare vocabulary and parameter count with the Transformer of the same size.
     """
@@ -68,7 +68,7 @@ def checks(facts: Facts, case: Case) -> list[Check]:
 
 
 def count_head_rows(call: Callable[[], Any], head: Any) -> tuple[Any, int]:
-    """Run `call`; return its result, and how many tokens `F.linear` multiplied by `head`."""
+    """Run `call`; return (its result, number of token rows that `F.linear` multiplied by weight `head`)."""
     import torch.nn.functional as F
     from torch.overrides import TorchFunctionMode
 

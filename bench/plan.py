@@ -65,7 +65,7 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """Messages on systems that another interpreter starts, and on systems without their interpreter."""
+        """Messages that name the planned systems that another interpreter starts, or that lack their interpreter."""
         planned = {"/".join(job.pair): self.worker_launches[job.pair] for job in self.jobs}
         found = ((label, no_interpreter(launch), launch.command[0]) for label, launch in planned.items())
         return [*notes_on_starts(planned), *(f"no {label}: {why} ({program})" for label, why, program in found if why)]
@@ -139,7 +139,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
 
 
 def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ...]:
-    """Replace backend `thunderkittens` by `triton` in labels if `machine` cannot run it."""
+    """Return labels with /triton for /thunderkittens if TTT_BENCH_ARCH or a GPU other than Hopper requires it."""
     capability = (machine["gpu"] or {}).get("compute_capability")
     if not hidden() and capability in (None, "9.0"):
         return tuple(labels)
@@ -163,6 +163,6 @@ def _suites(
 
 
 def suite_entry(suite: Suite, planned: Sequence[Planned], machine: Mapping[str, Any]) -> SuiteEntry:
-    """Return a suite's run.json entry: planned cases, and figures with backends for `machine`."""
+    """Return a suite's run.json entry: planned cases, and figures with backends that `machine` can run."""
     figures = tuple(replace(figure, primary=runnable(figure.primary, machine)) for figure in suite.figures)
     return SuiteEntry(suite.name, suite.question, figures, tuple(each.case.key for each in planned))

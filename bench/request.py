@@ -70,7 +70,7 @@ class RunRequest(BaseModel):
 
     @classmethod
     def stored(cls, request: Mapping[str, Any]) -> "RunRequest":
-        """Return the request that a run.json stores; ignore fields that this version does not know."""
+        """Return the request with these field values, such as run.json's; ignore unknown names."""
         return cls(**{name: value for name, value in request.items() if name in cls.model_fields})
 
     @property
@@ -97,7 +97,7 @@ class RunRequest(BaseModel):
         )
 
     def to_continue(self, out: Path, retry: str = "lost") -> str:
-        """Return the command that continues the run in `out`. retry: "lost" stands for --resume."""
+        """Return the command that continues the run in `out`. retry: the value of --retry, or "lost" for --resume."""
         again: dict[str, Any] = {"out": out, "resume": retry == "lost", "retry": retry}
         if self.command == "run":  # run.json has the cases, device and budget
             again |= dict.fromkeys(LISTS, ()) | {"device": "auto", "budget_s": None}

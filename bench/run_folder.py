@@ -20,7 +20,7 @@ from harness.workers.slurm import JOB, refuse_submitted
 def resumed(request: RunRequest, out: Path) -> Run | None:
     """Return the run in `out` that the request continues, or None for a new run.
 
-    Raises RunError if a Slurm job holds `out`, or if a new run's `out` is not empty; UserError if --retry finds no run.
+    RunError if a Slurm job holds `out`, or a new run's `out` is a file or not empty; UserError if --retry finds no run.
     """
     refuse_submitted(out)
     if request.resume and Run.exists(out):
@@ -32,9 +32,9 @@ def resumed(request: RunRequest, out: Path) -> Run | None:
 
 
 def open_run(work: Plan, out: Path, before: Run | None) -> Run:
-    """Add the plan to the run `before`, or to a new run in `out` if `before` is None; return the run.
+    """Add plan `work` to the run `before`, or to a new run in `out` if `before` is None; return the run.
 
-    Raises UserError if the plan does not fit `before`, and RunError if another process works on it.
+    Raises UserError if the plan does not fit `before`, and RunError if another process works on `before`.
     """
     if not work.machine["commit"] and (refusal := refusal_of_git()):
         note(f"no record of this run will name its commit: {refusal}")
@@ -47,7 +47,7 @@ def open_run(work: Plan, out: Path, before: Run | None) -> Run:
 
 
 def file_of(work: Plan, mode: Mode) -> RunFile:
-    """Return a new run's run.json content. mode: "measure" (`run`, `ab`) or "profile"."""
+    """Return a new run's run.json content. mode: "measure" (`run`, `ab`), "verify" or "profile"."""
     requests = (request_of(work),)
     return RunFile(mode, work.device, work.jobs, work.catalogue, work.policy, work.request.rounds, requests)
 
@@ -61,7 +61,7 @@ def request_of(work: Plan) -> PastRequest:
 
 
 def extended(work: Plan, out: Path) -> Run:
-    """Add the plan to the run in `out`; return it. RunError if another process works on it."""
+    """Add the plan to the run in `out`, delete its Slurm job file, return the run. RunError if the run is locked."""
     with Run.open(out).held():
         current = Run.open(out)  # read under the lock: another process may have extended it
         (out / JOB).unlink(missing_ok=True)
@@ -70,10 +70,10 @@ def extended(work: Plan, out: Path) -> Run:
 
 
 def retry_of(run: Run, retry: str) -> Retry:
-    """Return a function: given a finished case's record, whether to measure the case again.
+    """Return f(record): whether to measure the finished case of `record` again.
 
-    retry: "failed" repeats cases that are not ok, "flagged" cases with a flag of `Quality`, "lost" neither.
-    The flag `few_samples` alone does not repeat a case whose plan allows few samples: a repeat would take as few.
+    retry: "failed" repeats cases that are not ok, "flagged" cases with a flag of `Quality`, "lost" no finished case.
+    A case whose only flag is `few_samples` is not repeated if its planned min_samples is below FEWEST.
     """
     few = {each.case.key for job in run.jobs for each in job.cases if each.min_samples < FEWEST}
     doubtful = flagged(run.records(), few) if retry == "flagged" else set()
@@ -81,7 +81,7 @@ def retry_of(run: Run, retry: str) -> Retry:
 
 
 def refuse_another_kind(current: Run, work: Plan) -> None:
-    """Raise UserError unless `ttt-bench run` made the run, with the plan's device and budget."""
+    """Raise UserError unless `ttt-bench run` made the run, on the plan's device, with its --budget if given."""
     if current.file.mode != "measure":
         raise UserError(f"{current.folder}: is a run of mode {current.file.mode!r}, not 'measure'; name another folder")
     if current.file.repeats > 1:
@@ -98,7 +98,7 @@ def refuse_another_kind(current: Run, work: Plan) -> None:
 def refuse_another_device(current: Run, work: Plan) -> None:
     """Raise UserError if run and plan differ in device kind or in CPU or GPU model.
 
-    CPU or GPU models are not compared if this machine lacks the plan's device and can only submit the run to Slurm.
+    Models are compared only if this machine and that of the run's last request have the plan's kind of device.
     """
     if current.jobs and work.device != current.file.device:
         kinds = f"is a run on {current.file.device}, and these cases are for {work.device}"

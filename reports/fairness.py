@@ -18,7 +18,7 @@ class Model:
 
     options: (name, value) for each of `MODEL_OPTIONS` that the case sets. weights_dtype: the loaded weights' dtype.
     head_rows_per_prompt: the number of prompt tokens for which the LM head runs; the next token needs only 1.
-    token_ids: how the input tokens are drawn. kept_between_samples: data that a sample leaves for the next one.
+    token_ids: how the input tokens are drawn. kept_between_samples: data that a sample leaves for the next sample.
     """
 
     system: str
@@ -41,7 +41,7 @@ class Model:
 
 
 def fairness(records: Iterable[Record]) -> list[Model]:
-    """Return measured whole models by size and dtype; [] if none has a parameter count."""
+    """Return the measured whole models, sorted by size and dtype; [] if none has a parameter count."""
     timed = [each for each in records if each.status == "ok" and each.case.option("scope", "model") == "model"]
     models = dict.fromkeys(_model(record) for record in timed)
     counted = any(model.parameters is not None for model in models)

@@ -78,7 +78,7 @@ def chromium(*arguments: str) -> Iterator[Any]:
 def take(browser: Any, report: Path, figures: str = "") -> bytes:
     """Return a PNG of a suite's figures on `report`; the PNG's Description has titles and captions.
 
-    figures: as in `write_picture`.
+    figures: the suite's name, or "" for the first suite. report: the page's file.
     """
     page = _opened(browser, report, _WIDTH, 2)
     section = _suite(page, figures)
@@ -97,7 +97,7 @@ def _described(png: bytes, text: str) -> bytes:
 
 
 def take_alone(browser: Any, report: Path, figures: str, inches: float, is_pdf: bool) -> bytes:
-    """Return a suite's figures, `inches` wide: one PNG, or a PDF with a sheet per figure."""
+    """Return one PNG, or a PDF with a sheet per figure, of the suite `figures`, each `inches` wide."""
     page = _opened(browser, report, round(inches * _INCH), _DOTS / _INCH)
     section = _suite(page, figures)
     numbers = section.locator("figure").evaluate_all("all => all.map(each => Number(each.dataset.figure))")

@@ -77,9 +77,9 @@ def frame(
     """Return a table with one row per case, machine and commit, in the order of the records.
 
     Columns: `COLUMNS`, options, `SAMPLE_COLUMNS`, and if any row has a value: `REPEAT_COLUMNS`, rates, metrics,
-    notes, flags (`MARKS`). An unknown number is NaN, an unknown text is "".
-    latency_ms: the median of the processes' medians.
-    latency_ms_low, latency_ms_high: the 95% interval within one process. `REPEAT_COLUMNS`: the interval over processes.
+    notes, flags (`MARKS`). An unknown number is NaN in `COLUMNS`, in other columns pd.NA. An unknown text is "", an
+    unset option pd.NA. latency_ms: the median of the processes' medians.
+    latency_ms_low, _high: the 95% interval within processes (`pooled_interval`). `REPEAT_COLUMNS`: over processes.
     process_spread: (largest - smallest process median) / latency_ms.
     processes: the number of processes with samples or, if none has samples, of all processes.
     `ceilings`: the run's measured peaks by device (`common_ceilings`). By default they come from `records`; pass
@@ -151,7 +151,7 @@ def suites_of_cases(catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
 
 
 def _options(cases: Sequence[Case], table: pd.DataFrame, catalogue: Catalogue) -> pd.DataFrame:
-    """Return a table with a column per option that any case sets; NA without a value."""
+    """Return a table with a column per option that any case sets; pd.NA without a value."""
     names = list(dict.fromkeys(name for case in cases for name, _ in case.options))
     # A case does not store a default. It is filled in where the option varies: for the backend, or in a figure.
     varied = {(case.system_backend, name) for case in cases for name, _ in case.options}

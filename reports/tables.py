@@ -94,7 +94,7 @@ def _chosen(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
 
 
 def telling_apart(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
-    """Return `settings` that tell apart rows of equal system, backend, phase, batch, context."""
+    """Return a subset of `settings` that tells apart rows of equal system, backend, phase, batch, context."""
     found: list[str] = []
     while True:
         alike = table[table.duplicated([*_CASE, *found], keep=False)]
@@ -122,7 +122,7 @@ def _heading(name: str, catalogue: Catalogue) -> str:
 
 
 def shown(value: Any, scale: float) -> str:
-    """Return a cell as printable text with four significant digits. scale: a number's divisor."""
+    """Return a cell as printable text, a float with about four digits. scale: a number's divisor."""
     number = plain(value)
     if isinstance(number, int | float) and not isinstance(number, bool) and scale != 1:
         number = number / scale

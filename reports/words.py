@@ -52,9 +52,9 @@ def short_commit(commit: str, digits: int = 10) -> str:
 
 
 def left_out(rows: pd.DataFrame, catalogue: Catalogue) -> list[str]:
-    """Return a phrase per backend that skipped all cases: `no vLLM: there is no CUDA GPU`.
+    """Return phrases on backends that skipped all cases, such as `no vLLM: there is no CUDA GPU`.
 
-    For a backend with several reasons, each system is named.
+    If only some systems of a backend skipped all cases, or for several reasons, a phrase names system and backend.
     """
     found = []
     for backend, own in rows.groupby("backend", sort=False):

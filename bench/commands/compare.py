@@ -40,7 +40,7 @@ def compare(a: Path, b: Path, fail_on: str | None, markdown: bool) -> None:
 def ab(request: RunRequest, out: Path, fail_on: str | None, markdown: bool) -> None:
     """Measure two commits alternately into OUT/old and OUT/new, and compare them.
 
-    fail_on, markdown: as in `compare`, but `fail_on` None stands for the default slowdown.
+    fail_on, markdown: as in `compare`, but None for `fail_on` stands for a slowdown of `BAR`.
     Exit status 1 for a regression, 3 if nothing can be compared.
     """
     bar = None if fail_on is None else percentage(fail_on)
@@ -81,7 +81,7 @@ def percentage(text: str) -> float:
 
 
 def _show(a: Path, b: Path, fail_on: float | None, markdown: bool) -> comparing.Comparison:
-    """Print and return the comparison; exit status 3 if nothing can be compared."""
+    """Print and return the comparison. Exit status 3 if nothing is comparable, UserError if `fail_on` is too small."""
     try:
         found = comparing.compare(Run.open(a), Run.open(b), *([] if fail_on is None else [fail_on]))
     except comparing.NotComparable as error:
@@ -121,7 +121,7 @@ def _checkout(revision: str) -> Iterator[Path]:
 
 @dataclass
 class _Side:
-    """One commit of `ttt-bench ab`: its run, hash, and worker launch per (system, backend)."""
+    """One commit of `ttt-bench ab`: its run, its hash, and the worker command of each (system, backend)."""
 
     run: Run
     launches: Mapping[tuple[str, str], Launch]
@@ -159,7 +159,7 @@ class _Side:
 
 
 def _measure_interleaved(sides: Sequence[_Side], work: Plan) -> None:
-    """Alternate the sides job by job to cancel drift; drop cases that fail on one side."""
+    """Measure each job on both sides in turn; later rounds omit cases without a result on both sides."""
     jobs, rounds = list(work.jobs), work.request.rounds
     with Progress("ab") as progress:
         progress(Event("plan", total=2 * rounds * len(work.keys)))

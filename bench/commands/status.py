@@ -11,7 +11,7 @@ from harness.workers import slurm
 
 
 def status(out: Path) -> None:
-    """Print a run's unfinished jobs and counts and, if no process works on it, the command to continue."""
+    """Print unfinished jobs, cases by status and, if no process works on the run, how to continue it."""
     run = Run.open(out)
     submitted, states, unknown = slurm.submitted_job(out), dict[str, str](), ""
     try:

@@ -1,4 +1,4 @@
-"""`ttt-bench build --tune`: tune a layer's Triton launches; print `tuning.toml` sections."""
+"""`ttt-bench build --tune`: find fast launch settings of Triton kernels for `tuning.toml`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -57,7 +57,7 @@ def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
 
 
 def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning | None]:
-    """Return the name of generate's section in `tuning.toml`, and the fastest correct settings or None.
+    """Return (name of generate's section in `tuning.toml`, fastest correct settings or None).
 
     learner, form: as in `_rows`. precision: the state's, one of PRECISIONS.
     """
@@ -80,7 +80,7 @@ def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning |
 
 
 def fastest_forward(learner: str, row: str) -> tuple[str, Tuning | None]:
-    """Return the name of forward's section in `tuning.toml`, and the fastest correct settings or None.
+    """Return (name of forward's section in `tuning.toml`, fastest correct settings or None).
 
     learner: as in `_rows`. row: one of FORWARD_ROWS; it determines the model size and the batch.
     """

@@ -27,7 +27,7 @@ class CausalLM(nn.Module):
         raise NotImplementedError
 
     def generate_state(self, state: Any, into: Any = None) -> Any:
-        """Convert a `prefill` state for `generate_step`; return `state` if the model has one form.
+        """Convert a `prefill` state for `generate_step`; return `state` itself if both use one format.
 
         into: an earlier result for this `state`, to overwrite and return, so that CUDA graphs that use it stay valid.
         """
@@ -75,7 +75,7 @@ class CausalLM(nn.Module):
 
     @property
     def tied(self) -> dict[str, str]:
-        """Map further names of tied weights in checkpoints to the names in this model."""
+        """{other name of a tied weight in checkpoints: its name in this model}."""
         return {}
 
 

@@ -43,7 +43,7 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Return a folder's checkpoint, named by a hash of config.json and weights; CheckpointError if unsupported."""
+    """Return a folder's checkpoint; its name has a hash of config.json and weights. CheckpointError if unsupported."""
     config = read_config(folder)
     digest = hashlib.sha256()
     for file in (folder / CONFIG_FILE, *listed(folder, "*.safetensors")):
@@ -62,7 +62,7 @@ def register_checkpoint(folder: Path) -> Checkpoint:
 
 
 def checkpoint_folder(case: Case) -> Path | None:
-    """Return a case's checkpoint folder or None; CheckpointError if it is not registered."""
+    """Return the folder of a case's checkpoint; None without one, CheckpointError if not registered."""
     if missing := checkpoint_missing(case):
         raise CheckpointError(missing)
     name = str(case.option("checkpoint", ""))
@@ -76,7 +76,7 @@ def checkpoint_missing(case: Case) -> str:
 
 
 def config_of(case: Case) -> ModelConfig:
-    """Return a case's model configuration; ConfigError for an unknown system, size or backbone."""
+    """Return a case's model configuration; ConfigError for a wrong value, CheckpointError for a wrong checkpoint."""
     folder = checkpoint_folder(case)
     if folder is not None:
         return read_config(folder)

@@ -32,7 +32,7 @@ def from_seed(
 ) -> CausalLM:
     """Build a model with random weights; a seed gives different weights on CPU and GPU.
 
-    dtype: by default `default_dtype(device)`. options: arguments of the model's class, such as operator.
+    dtype: by default `default_dtype(device)`. options: arguments of the class, such as operator; unused for Mamba.
     """
     kind, dtype = model_class(config), dtype or default_dtype(device)
     if isinstance(config, MambaConfig):  # its package draws the weights

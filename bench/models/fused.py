@@ -68,7 +68,7 @@ class FusedBlock(TTTBlock):
         return swiglu_product(norm(h), self._gate_up, concurrent=is_overlapped())
 
     def _enter(self, h: Tensor, state: LayerState, pdl: bool) -> tuple[Tensor, Tensor]:
-        """Add any block convolution to h; return the sum and its RMSNorm. pdl: as in `product`."""
+        """Add the block convolution, if any, to h; return (sum, its RMSNorm). pdl: as in `product`."""
         if state.block_conv is None:
             return h, self.seq_norm(h)
         conv, eps = self.conv.conv, self.seq_modeling_block.config.norm_eps
@@ -104,7 +104,7 @@ class FusedBlock(TTTBlock):
         return slice(3 * config.width, 3 * config.width + config.heads)
 
     def _pack(self) -> None:
-        """Move weights that share an input into one matrix, and make the parameters views of it."""
+        """Make weights with a common input views of one matrix, and convolution weights contiguous in channels."""
         config, layer = self.seq_modeling_block.config, self.seq_modeling_block
         third = layer.g_proj if config.backbone == "mamba" else layer.k_proj
         # Spare rows hold the learning rate's weights, and zeros that pad them to a 16-byte load.
@@ -123,7 +123,7 @@ class FusedBlock(TTTBlock):
         return self
 
     def _follow_parameters(self, rope: Rotation) -> bool:
-        """If learning-rate weights or token scales changed, copy them; return whether they did."""
+        """If learning-rate weights or token scales changed, use their new values; return whether they changed."""
         layer = self.seq_modeling_block
         made_of = [weight._version for weight in (layer.learnable_ttt_lr_weight, layer.learnable_token_idx)]
         changed = made_of != self._made_of
@@ -150,9 +150,9 @@ def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
 
 
 def is_dependent(learner: str, batch: int) -> bool:
-    """Return whether dependent launches shorten a step of `batch` sequences (on an H200).
+    """Return whether programmatic dependent launches shorten a step of `batch` sequences (on an H200).
 
-    In larger batches, waiting programs occupy SMs. Above MOST_ROWS_FEW_OUTPUTS, plain cuBLAS launches prevent this.
+    Above MOST_DEPENDENT, waiting programs occupy SMs; above MOST_ROWS_FEW_OUTPUTS, plain cuBLAS launches prevent this.
     """
     return batch <= MOST_DEPENDENT[learner] or batch > MOST_ROWS_FEW_OUTPUTS
 

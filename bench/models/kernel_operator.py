@@ -63,7 +63,7 @@ class KernelOperator(TorchOperator):
     def forward_packed(
         self, projections: Projections, learner: Learner, state: Any, initial: Sequence[Tensor], sequences: Packed
     ) -> Tensor:
-        """Return the output [1, N, H, D] for N packed tokens; update the states of their sequences in `state`.
+        """Return the output [1, N, H, D] for N packed tokens; update their sequences' states in `state`.
 
         state: a generate state. initial: new sequences' weights (W1, ...). sequences: token ranges and rows in `state`.
         """

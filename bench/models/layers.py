@@ -33,12 +33,12 @@ def mark_layers(enabled: bool) -> None:
 
 
 def layer_range(index: int) -> AbstractContextManager[object]:
-    """Return a context manager for the NVTX range of a layer; it does nothing if ranges are off."""
+    """Return a layer's NVTX range; if ranges are off and no profiler records, a context without effect."""
     return nvtx_range(layer_name(index)) if _Ranges.enabled or is_recorded() else nullcontext()
 
 
 def operator_range() -> AbstractContextManager[object]:
-    """Return an inner loop's NVTX range, or a context manager without effect if ranges are off."""
+    """Return an inner loop's NVTX range; if ranges are off and no profiler records, a context without effect."""
     return nvtx_range(OPERATOR) if _Ranges.enabled or is_recorded() else nullcontext()
 
 
@@ -84,7 +84,7 @@ class CausalConv(nn.Module):
 
 
 def slide(cache: Tensor, x: Tensor) -> Tensor:
-    """Concatenate cache [B, 3, C] and x [B, T, C] along T; copy the last 3 tokens to cache."""
+    """Return cache [B, 3, C] and x [B, T, C] joined along T; copy the last 3 tokens to `cache`."""
     window = torch.cat((cache, x), dim=1)
     cache.copy_(window[:, -cache.shape[1] :])
     return window
@@ -96,7 +96,7 @@ def empty_conv_cache(batch: int, width: int, device: torch.device, dtype: torch.
 
 
 def rotate_halves(x: Tensor, rotated_by: Rotation) -> Tensor:
-    """Apply Llama's RoPE to channels (i, i + D/2) of x [B, T, H, D], in cos and sin's dtype."""
+    """Apply Llama's RoPE to channels (i, i + D/2) of x [B, T, H, D], computed in the dtype of cos and sin."""
     cos, sin = rotated_by
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

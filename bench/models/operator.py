@@ -117,7 +117,7 @@ def _is_primal(state: Any) -> bool:
 
 
 def ready_for_prefill(projections: Projections, learner: Learner, position: Tensor) -> Projections:
-    """Apply RoPE and compute learning rates. position [B]: token 0's position in its mini-batch."""
+    """Apply RoPE and compute learning rates (unless `ready`). position [B]: token 0's position in its mini-batch."""
     ahead = torch.arange(projections.q.shape[1], device=position.device)
     return ready_at(projections, learner, (position[:, None] + ahead) % learner.token_scale.shape[0])
 

@@ -1,4 +1,4 @@
-"""Run two prompt chunks on two CUDA streams: one's GEMMs overlap the other's inner loop.
+"""Run two prompt chunks on two CUDA streams, so a chunk's GEMMs overlap the other's inner loop.
 
 A TTT kernel has one thread block per head and sequence, so few sequences leave most SMs idle. A chunk may enter a layer
 once the previous chunk has left this layer, because only the layer's state connects the chunks.

@@ -20,7 +20,7 @@ CAPACITY_MULTIPLE = 64
 
 @dataclass
 class TransformerState:
-    """KV cache [layers, 2, B, KV heads, capacity, D]; position [1] int64: cached tokens.
+    """KV cache [layers, 2, B, KV heads, capacity, D]; position [1] int64: number of cached tokens.
 
     length: the same number on the host; None if unknown, as after generate_step (see `CausalLM`).
     """
@@ -66,7 +66,7 @@ class Attention(nn.Module):
         self.o_proj = linear(config.width, config.width, device, dtype)
 
     def forward(self, x: Tensor, rope: Rotation, attend: Attend) -> Tensor:
-        """Return the output for x [B, T, C]."""
+        """Return the output for x, both [B, T, C]. attend: attention over q, k, v and any cached tokens."""
         q, k, v = (p(x).unflatten(-1, (-1, self.config.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
         q, k, v = (x.transpose(1, 2) for x in (rotate_halves(q, rope), rotate_halves(k, rope), v))
         return self.o_proj(attend(q, k, v).transpose(1, 2).flatten(-2))

@@ -1,6 +1,6 @@
 """Write the lock files of this folder from pyproject.toml and the .in files, by `make lock`.
 
-A pin below the newest release gets a comment with the newest one.
+A comment above each pin of an older release names the newest release.
 """
 
 import re
@@ -31,7 +31,7 @@ OF_CUDA = re.compile(r"^(?:nvidia-(?!ml-py)|cuda-)")
 
 
 def compiled(*arguments: str, requirements: str = "") -> str:
-    """Return the pins of `uv pip compile`, or exit with its error. requirements: text for its stdin."""
+    """Run `uv pip compile` with `arguments`; return the pins, or exit with its error. requirements: its stdin."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-emit-index-url"]
     command += ["--no-emit-find-links", "--config-file", str(FOLDER / "uv.toml"), *arguments]
     done = subprocess.run(

@@ -15,7 +15,7 @@ class TTTScheduler(AsyncScheduler):
     """vLLM's asynchronous scheduler with two changes, and with another order of requests in a step's output.
 
     Steps in which all requests generate are scheduled faster, because states need no new cache blocks. Prompts share a
-    step, because one leaves SMs idle, unless `enable_chunked_prefill` or `long_prefill_token_threshold` prevents it.
+    step, to occupy all SMs, unless `enable_chunked_prefill` is off or `long_prefill_token_threshold` is set.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -29,7 +29,7 @@ class TTTScheduler(AsyncScheduler):
         self._divides = limits.enable_chunked_prefill and not limits.long_prefill_token_threshold
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        """Schedule a token per running request if all generate and none can start; otherwise call vLLM's method."""
+        """Return a step's schedule: made here if all requests generate and the settings allow it, else by vLLM."""
         starts = (self.waiting or self.kv_holding_waiting) and len(self.running) < self.max_num_active_reqs
         usual = self._plain and not (starts or throttle_prefills or self._pause_state)
         if not usual or not (requests := self._generating()):

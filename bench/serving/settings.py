@@ -1,4 +1,4 @@
-"""Register TTT models in vLLM."""
+"""Register TTT models in vLLM, with a check of the engine's settings."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ class TTTSettings(MambaModelConfig):
 
     @classmethod
     def verify_and_update_config(cls, vllm_config: Any) -> None:
-        """Raise ValueError if the checkpoint folder or a setting is not supported."""
+        """Raise ValueError for an unsupported checkpoint or setting; make `TTTScheduler` the default scheduler."""
         super().verify_and_update_config(vllm_config)
         if why := refused(vllm_config, read_config(vllm_config.model_config.model).mini_batch):
             raise ValueError(why)

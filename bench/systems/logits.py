@@ -27,7 +27,7 @@ CHOICE_LIMITS = 4
 
 
 def check_logits(logits: torch.Tensor, reference: torch.Tensor, dtype: str, wider: float = 1.0) -> Checks:
-    """Check logits [..., V]: close to the reference's, and up to rounding with the same argmax.
+    """Check that logits [..., V] are close to the reference's and, up to rounding, have the same argmax.
 
     dtype: key of LOGIT_LIMITS. wider: factor on these limits.
     """
@@ -72,9 +72,9 @@ def limits_by_rounding(rounded: torch.Tensor | None, reference: torch.Tensor, ca
 def check_response(
     got: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor], width: int
 ) -> Checks:
-    """Check that early tokens change logits as in the reference, unless rounding hides it.
+    """Check that early tokens change logits as in the reference, unless rounding hides the change.
 
-    got, expected: logits of the model and of the reference, each a pair (before, after the change) of [rows, V].
+    got, expected: the model's and the reference's logits (before, after a change of early tokens), each [rows, V].
     The regression slope between the two changes must be near 1. width: the model's channels, for the limit on noise.
     """
     change, truth = (after.double() - before.double() for before, after in (got, expected))

@@ -48,7 +48,7 @@ def last_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def greedy_steps(model: Any, ids: torch.Tensor, state: Any, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run greedy steps from ids [B] and update `state`; return the last logits [B, V] and all inputs [steps, B]."""
+    """Run greedy steps from ids [B], updating `state`; return (last logits [B, V], ids read [steps, B])."""
     read = []
     for _ in range(steps):
         read.append(ids)

@@ -13,7 +13,7 @@ def device() -> str:
 
 
 def repeatable(step: Callable[[], object]) -> Callable[[], object]:
-    """Run and capture `step`; return a CUDA-graph replay function, on a CPU `step` itself."""
+    """Run `step`, capture it in a CUDA graph and return the replay; on a CPU, only return `step`."""
     if device() == "cpu":
         return step
     with torch.inference_mode():

@@ -62,7 +62,7 @@ class PhaseWork:
         """Reset the state. By default, do nothing, because `run` resets the state itself."""
 
     def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
-        """Draw sequences, copy their tokens to all others, and return the check of a call's outputs."""
+        """Draw sequences, copy their tokens to the others, and return f(outputs, calls), which checks outputs."""
         tokens = self.tokens // self.case.batch
         if tokens > LONGEST_CHECKED:
             return not_compared(tokens, LONGEST_CHECKED)
@@ -103,7 +103,7 @@ class PhaseWork:
         return self.adapter.timed_check_reference(self.model, exact)
 
     def rounded_reference(self) -> Any:
-        """Return a reference in the case's dtype, whose rounding sets limits; None for fixed limits."""
+        """Return a reference in the case's dtype, to set check limits by its error; None for fixed limits."""
         return self.adapter.rounded_reference(self.model, self.case)
 
     @property
@@ -127,7 +127,7 @@ class PhaseWork:
     def repeat(self, rng: Random, rows: list[int]) -> list[int]:
         """Copy token ids of sequences `rows` to all others; return each sequence's source index.
 
-        A sequence of `rows` is its own source. Others copy a random one of `rows` at their position in the mini-batch.
+        A sequence of `rows` is its own source. Another copies a random sequence of `rows` at its mini-batch position.
         """
         alike = [[row for row in rows if self._ahead[row] == ahead] for ahead in self._ahead]
         sources = [row if row in rows else rng.choice(like) for row, like in enumerate(alike)]
@@ -141,7 +141,7 @@ class PhaseWork:
 
         Also check the input tokens of the steps `choices`, and that a new prefix changes logits as in the reference.
         tokens: the steps' inputs [steps, B]. sources: result of `repeat`. logits_after: result of `new_past`.
-        Worst copy: the sequence with the same tokens as the row whose logits differ most.
+        A row's worst copy: of the sequences with the row's tokens, the one whose logits differ most from the row's.
         """
         off = (logits.float() - logits[sources].float()).norm(dim=-1).nan_to_num(torch.inf)
         repeated = torch.tensor(sources, device=off.device)
@@ -164,11 +164,11 @@ class PhaseWork:
         return found + self._response(logits[rows], whole)
 
     def choices(self, steps: int) -> list[int]:
-        """Return the steps whose inputs are compared with the reference's argmax: the first and last after step 0."""
+        """Return indices of steps whose inputs are compared with the reference's argmax: 1 and the last, if any."""
         return sorted({1, steps - 1}) if steps > 1 else []
 
     def _response(self, got: torch.Tensor, expected: torch.Tensor) -> Checks:
-        """Check that logits `got` [rows, V] changed since the last check as `expected` did."""
+        """Check that logits `got` [rows, V] changed since the last check like the reference's, `expected`."""
         before, self._answered = self._answered, (got.clone(), expected)
         if before is None:
             return Checks([])
@@ -249,7 +249,7 @@ class Generate(PhaseWork):
 
     @torch.inference_mode()
     def measured(self, calls: int) -> dict[str, float | None]:
-        """Return ITL percentiles in ms, from steps timed one by one; {} without `positions`."""
+        """Return ITL percentiles in ms, from steps timed one by one; {} without the option `positions`."""
         if not self._times_steps:
             return {}
         count = TIMED_MINI_BATCHES * self.units + 1
@@ -354,5 +354,5 @@ class Request(PhaseWork):
         return token_times.metrics([[(first, steps)] for first, *steps in times])
 
     def choices(self, steps: int) -> list[int]:
-        """Return the steps whose inputs are compared with the reference's argmax: the first and the last."""
+        """Return indices of steps whose inputs are compared with the reference's argmax: the first and the last."""
         return sorted({0, steps - 1})

@@ -35,7 +35,7 @@ TRIAL = Policy(budget_s=0.2)  # how each kernel of a layer is timed if there are
 class Given(NamedTuple):
     """A layer's random input, and how the harness refills it and the checks slice it.
 
-    refill: new values: "normal" (standard deviation `scale`), "uniform" (0 to `scale`), or "" for a constant input.
+    refill: "normal" (standard deviation `scale`) or "uniform" (0 to `scale`) values; "" for a constant input.
     axis: index of the token axis; 0 if the input varies by sequence but not by token; None if all sequences share it.
     rows: number of entries along `axis` per token.
     """
@@ -58,7 +58,7 @@ class Given(NamedTuple):
 class Layer(ABC):
     """Base class of a recurrent layer: kernel, sizes, random inputs, naive implementation.
 
-    kernel: MODULE:FUNCTION, or MODULE:FUNCTION|FUNCTION for alternatives; for each case, the fastest one is timed.
+    kernel: MODULE:FUNCTION, or MODULE:FUNCTION|FUNCTION for alternatives; for each case, the fastest is timed.
     check_tokens: most tokens compared before timing. checked_tokens: most tokens compared in a timed call, in total.
     part: the part of the model, such as SCAN, to which a profile assigns the layer's work.
     """
@@ -83,11 +83,11 @@ class Layer(ABC):
 
     @abstractmethod
     def random_inputs(self, case: Case) -> dict[str, Given]:
-        """Return random inputs for `run` and `naive`, by name; Skip if the kernel lacks the case."""
+        """Return random inputs for `run` and `naive`, by name; Skip if the kernel cannot run the case."""
 
     @abstractmethod
     def run(self, kernel: Callable[..., Any], inputs: dict[str, Tensor]) -> Results:
-        """Call the kernel; return {"output": [B, T, H, V]} and the final state's tensors [B, ...]."""
+        """Call the kernel; return "output" [B, T, H, V] and the final state's tensors [B, ...], by name."""
 
     @abstractmethod
     def naive(self, **inputs: Tensor) -> Results:
@@ -152,7 +152,7 @@ class Regressor:
 def _fastest(
     kernels: Sequence[Callable[..., Any]], run: Callable[..., object]
 ) -> tuple[Callable[..., Any], dict[str, str]]:
-    """Tune and time each kernel; return the fastest, and a setting with all times ({} for one kernel)."""
+    """Tune the kernels; return (the fastest, settings with the measured times). A single kernel is not timed."""
     if len(kernels) == 1:
         prepare(partial(run, kernels[0]))
         return kernels[0], {}

@@ -40,7 +40,7 @@ class Checks:
 
     @property
     def reason(self) -> str:
-        """The failed checks with value and limit; "" if the checks passed."""
+        """The failed checks with value and limit, or "nothing was checked"; "" if all checks passed."""
         failed = (f"{c.name} is {c.value:.3g}, limit {c.limit:.3g}" for c in self.checks if not c.passed)
         return "; ".join(failed) if self.checks else "nothing was checked"
 

@@ -1,4 +1,4 @@
-"""Time GPU work with CUDA events around launches or graph replays, L2 cold or warm."""
+"""Time GPU work with CUDA events around calls or graph replays, L2 cold or warm."""
 
 import math
 import time
@@ -21,18 +21,18 @@ Call = Callable[[], object]
 
 
 def launches_for(run_ms: float) -> int:
-    """Return how many launches of `run_ms` milliseconds fill a sample of 1 ms, from 1 to 256."""
+    """Return how many calls of `run_ms` milliseconds fill a sample of 1 ms, at least 1, at most 256."""
     return MAX_LAUNCHES if run_ms <= 0 else min(MAX_LAUNCHES, max(1, math.ceil(SPAN_MS / run_ms)))
 
 
 def input_sets(set_bytes: int, l2_bytes: int) -> int:
-    """Return how many input copies of `set_bytes` to rotate so that no call finds one in L2."""
+    """Return how many copies of the inputs (`set_bytes` each) to rotate so that calls miss the L2."""
     # The other copies fill the cache twice, because an L2 does not replace exactly by LRU.
     return math.ceil(2 * l2_bytes / set_bytes) + 1
 
 
 def l2_bytes() -> int:
-    """Return the size of the L2 cache of torch's current device in bytes."""
+    """Return the L2 cache size, in bytes, of torch's current CUDA device."""
     import torch
 
     return torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
@@ -42,8 +42,8 @@ class CudaEventClock(Clock):
     """Times one callable on the current CUDA device with CUDA events.
 
     timing: "eager" calls the callable and includes idle time of the GPU. "graph" replays it as a CUDA graph.
-    l2: "warm" times several launches together. "cold" flushes the L2 cache before each launch and times each alone,
-        which adds microseconds. For short work, use "warm" and take `input_sets` copies of the inputs in turn.
+    l2: "warm" times several calls together. "cold" flushes the L2 cache before each call and times each call alone,
+        which adds microseconds per call. For short calls, use "warm" and rotate `input_sets` copies of the inputs.
     """
 
     settles_s = SETTLES_S
@@ -57,7 +57,7 @@ class CudaEventClock(Clock):
         self._events: list[tuple[Any, Any]] = []
 
     def prepare(self, run: Call, took_s: float | None = None) -> None:
-        """Prepare to sample `run`. took_s: seconds of a compiled call; None to compile and time `run`."""
+        """Prepare to sample `run`. took_s: seconds of a compiled call; None (or timing "graph"): measure it."""
         import torch
 
         self._events = _new_events(1)
@@ -122,7 +122,7 @@ def side_stream() -> Any:
 
 
 def repeatable(run: Call) -> Call:
-    """Compile by calling `run`; return a function that replays one call as a CUDA graph."""
+    """Call `run` two or three times to warm up, capture it in a CUDA graph; return the replay function."""
     _first_runs(run)
     return _captured([run])
 

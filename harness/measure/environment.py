@@ -44,7 +44,7 @@ _LONGEST = 200
 
 
 def child_environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return os.environ with CUDA_DEVICE_ORDER and `added`, without variables that change git or Slurm commands."""
+    """Return os.environ with CUDA_DEVICE_ORDER and `added`, without variables that redirect git or Slurm."""
     kept = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
     return {**kept, **DEVICE_ORDER, **(added or {})}
 
@@ -87,7 +87,7 @@ def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any
 
 
 def around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Return the snapshot `after`; its gpu and cpu hold the readings of both snapshots, "before" and "after"."""
+    """Return snapshot `after`, with readings of both snapshots as "before" and "after" in gpu and cpu."""
     return after | {part: _paired(before.get(part) or {}, after.get(part)) for part in ("gpu", "cpu")}
 
 
@@ -161,7 +161,7 @@ def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
 
 
 def refusal_of_git() -> str:
-    """Return git's error message if it cannot read a checkout's commit; otherwise ""."""
+    """Return git's error on reading this checkout's commit; "" without an error or without a checkout."""
     return ask_git(ROOT, "rev-parse", "HEAD")[1] if (ROOT / ".git").exists() else ""
 
 

@@ -53,13 +53,13 @@ class CallChecker:
         self._given = self._rows_of_inputs()
 
     def run(self) -> object:
-        """Call `Workload.run` and return its outputs; keep them for checks, because graph replays overwrite them."""
+        """Call `Workload.run`; keep its outputs for the checks, and return them."""
         self._outputs = None  # freed first: the timed call must not hold its outputs twice
         self._outputs = self._workload.run()
         return self._outputs
 
     def before_sample(self) -> None:
-        """Check the last outputs and refill inputs, at most every `RENEW_EVERY_S` seconds."""
+        """Check the last outputs and refill the inputs every 0.25 s, or less often if refills are slow."""
         now = time.monotonic()
         if self._workload.inputs and now >= self._next_at:
             if self._ran:
@@ -74,7 +74,7 @@ class CallChecker:
 
         clock: the clock that timed `run`.
         A second call is checked if an input has a token axis, or if `timed_check` draws new tokens itself
-        (`Workload.renews_past`). Before it, only early tokens change; the outputs of both calls must differ.
+        (`Workload.renews_past`). Before the second call, only early tokens change; both calls' outputs must differ.
         """
         if self._ran:
             self._check_outputs()
@@ -88,7 +88,7 @@ class CallChecker:
         return Checks([*self.missed, *checked.checks], "; ".join(filter(None, (checked.unchecked, renewed))))
 
     def _compared_call(self, clock: Clock, unchanged: str) -> Checks:
-        """Take a sample and check its outputs; unchanged: name of the check that fails if outputs ignore new inputs."""
+        """Take a sample and check its outputs. unchanged: name of the check that fails for unchanged outputs."""
         compare, checked = self._start_check()
         for each in tensors_of(self._outputs):
             _poison(each)
@@ -183,7 +183,7 @@ def tensors_of(outputs: Any) -> Iterator[Any]:
 
 
 def claim_checks(case: Case, workload: Workload) -> Iterator[Check]:
-    """Yield a failed check for each of `tokens` and `units` that does not fit the case."""
+    """Yield failed checks for `workload.tokens` and `workload.units` if they do not fit the case."""
     whole = case.context + case.new_tokens  # of a request
     claimed = case.batch * {"forward": case.context, "generate": 1, "request": whole}[case.phase]
     at_once = workload.metrics.get("sequences_at_once")
@@ -198,7 +198,8 @@ def claim_checks(case: Case, workload: Workload) -> Iterator[Check]:
 def shape_checks(case: Case, workload: Workload, outputs: Any) -> Iterator[Check]:
     """Yield a failed check for each tensor size that does not fit the case.
 
-    Inputs must have size batch at `batch_axis` and context at `token_axis`. Outputs must have an axis of size batch.
+    Inputs must have size batch at `batch_axis` and context at `token_axis`. Outputs must be tensors with an axis of
+    size batch, unless the workload has neither `inputs` nor `timed_check`.
     If a call has several `units`, it must return a tensor per unit, or its last tensor must be [units, batch, ...].
     """
     for each in workload.inputs.values():
@@ -229,8 +230,8 @@ def lower_bound_check(workload: Workload, samples_ms: list[float]) -> list[Check
 def fill(given: Input, seed: int, early_only: bool = False) -> None:
     """Refill an input's tensor in place with random values.
 
-    early_only: refill only tokens before the last `_RECENT` (in a short prompt, the first half). An input without a
-        token axis then keeps its values.
+    early_only: refill all tokens except the last 64; of fewer than 128 tokens, only the first half. An input without
+        a token axis then keeps its values.
     """
     import torch
 

@@ -21,10 +21,10 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
 
     low, high: ends of the median's 95% interval. For n independent samples, they are the r-th smallest and r-th
     largest sample. The number of samples below the true median is binomial(n, 1/2), so r is the largest rank with
-    1 - 2 P(binomial <= r - 1) >= 0.95. For correlated samples, r is computed from the effective sample size
-    (`independent_samples`) and multiplied by n over that size. If that size is below `FEWEST`, low and high are the
-    smallest and largest sample. With at least 30 samples, they then are the smallest and largest median of blocks
-    of at least `TOGETHER` successive samples. Raises ValueError if there are no samples.
+    1 - 2 P(binomial <= r - 1) >= 0.95. For correlated samples, r is computed from the effective sample size m
+    (`independent_samples`), then multiplied by (n + 1) / (m + 1). If m < `FEWEST`, low and high are the smallest and
+    largest sample or, for n >= 30, the smallest and largest median of blocks of at least `TOGETHER` successive samples.
+    Raises ValueError if there are no samples.
     """
     ordered = sorted(samples)
     count, worth = len(samples), independent_samples(samples)
@@ -40,7 +40,7 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
 
 
 def independent_samples(samples: Sequence[float]) -> int:
-    """Return the effective sample size: the smaller of the estimates by signs and by ranks."""
+    """Return the effective sample size: the smaller of `_worth_by_signs` and `_worth_by_ranks`."""
     # Signs show slow or irregular drift; ranks also show correlation in a few dozen samples.
     return min(_worth_by_signs(samples), _worth_by_ranks(samples))
 
@@ -64,10 +64,10 @@ def _worth_by_ranks(samples: Sequence[float]) -> int:
 
 
 def _worth_by_signs(samples: Sequence[float]) -> int:
-    """Return the effective size of n samples: n / (1 + 2 s), or n if they may be uncorrelated.
+    """Return the effective size of n samples: n / (1 + 2 s), or n if the signs may be uncorrelated.
 
     s: sum of the autocorrelations of the signs of (sample - median). Pairs of successive lags are added while a pair's
-    sum is positive (Geyer, Practical Markov Chain Monte Carlo, 1992, section 3.3).
+    sum is positive (Geyer, Practical Markov Chain Monte Carlo, 1992, section 3.3). 1 + 2 s is corrected for bias.
     """
     count, middle = len(samples), median(samples)
     above = int("0" + "".join("1" if sample > middle else "0" for sample in samples), 2)

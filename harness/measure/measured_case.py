@@ -121,7 +121,7 @@ class CaseRun:
         return self._accepts(checked)
 
     def _accepts(self, checked: Checks) -> bool:
-        """Add `checked` to the case's checks; if one failed, end the case as "incorrect". Return whether to go on."""
+        """Add `checked` to the case's checks; if a check failed, end the case as "incorrect", return False."""
         whole = (self._checks or Checks([])) + checked
         if whole.checks:
             self._checks = whole
@@ -226,7 +226,7 @@ class CaseRun:
 
 
 def _machine_after(workload: Workload, gpu: Gpu | None) -> dict[str, Any]:
-    """Return a snapshot with the throttle reasons of all samples and, if any is thermal, the peak temperature."""
+    """Return a snapshot with all samples' throttle reasons and, if any is thermal, the peak temperature."""
     after = snapshot(workload.device)
     if gpu and after["gpu"]:
         after["gpu"]["temperature_c"] = gpu.hottest_c or after["gpu"]["temperature_c"]

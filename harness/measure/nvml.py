@@ -85,7 +85,7 @@ class Gpu:
         return self._throttled
 
     def forget(self) -> None:
-        """Before a measurement, clear the throttle reasons and peak temperature of `throttled`."""
+        """Clear the throttle reasons and the peak temperature that `throttled` stored."""
         self.slowed_by.clear()
         self.hottest_c = None
         self._ask_at = -math.inf

@@ -11,7 +11,7 @@ LEAD = "lead"  # the runs before the timed ones, which no profile shows
 
 
 class _Recording:
-    """Module state. on: whether PyTorch's profiler records ranges too. entered: called with their names."""
+    """Module state. on: whether PyTorch's profiler records ranges too. entered: called with each range's name."""
 
     on = False
     entered: Callable[[str], object] | None = None
@@ -48,7 +48,7 @@ def recorded(on: bool = True) -> Iterator[None]:
 
 @contextmanager
 def on_range(entered: Callable[[str], object]) -> Iterator[None]:
-    """Call `entered` with the name of each `nvtx_range` in the block, before it begins."""
+    """Call `entered` with the name of each `nvtx_range` in the block, before that range begins."""
     before, _Recording.entered = _Recording.entered, entered
     try:
         yield
@@ -63,7 +63,7 @@ def is_recorded() -> bool:
 
 @contextmanager
 def nvtx_range(name: str) -> Iterator[None]:
-    """Run the block in an NVTX range, and inside `recorded` in a range of PyTorch's profiler."""
+    """Run the block in an NVTX range (once torch uses CUDA) and, inside `recorded`, a profiler range."""
     if _Recording.entered:
         _Recording.entered(name)
     if _Recording.on:

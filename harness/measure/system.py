@@ -48,18 +48,18 @@ class Workload:
         Later calls must not read these outputs. On a GPU, `run` must not wait for the device. For timing "graph", a
         CUDA graph must be able to capture it. If `units` is above 1, the outputs are one tensor for each unit, or
         their last tensor is [units, batch, ...].
-    units: units of work in one call of `run`, such as 16 generate steps; each sample is divided by it.
+    units: units of work in one call of `run`, such as 16 generate steps; each sample is divided by `units`.
     tokens: tokens that one unit processes, over all sequences. device: "cpu" or "cuda".
     capture: called before `run`; captures CUDA graphs that `run` and `measured` replay. Peak memory includes them.
     inputs: tensors that the harness refills between samples and before the checked calls.
     timed_check: compares outputs of a timed call with the reference; None without a reference. Called with a random
         generator before the checked call, to choose sequences and store their state. Returns a function f(outputs,
-        calls), called after `calls` calls of `run`. For an engine, both run after the last batch, with outputs None.
+        calls) -> Checks, called after `calls` calls of `run`. For an engine, both run after the last batch: f(None, 1).
     renews_past: whether `timed_check` itself draws new early tokens, because no input has a token axis. After a second
         call with new early tokens, the outputs must differ from the first call's.
     `check`: compares outputs with the reference before timing; None without a reference.
-    engine_samples: for a system that times itself; yields for each batch a list of milliseconds per unit. At least one
-        batch warms up; the last such batch counts if its samples began late enough.
+    engine_samples: for a system that times itself; yields for each batch a list of milliseconds per unit. The first
+        batches warm up (`timer.warm_up_engine`).
     engine_batch: for a system that times itself; runs a batch, enters the given context manager only around the part
         to profile (for generate, steps in which all sequences generate), and returns that part's units.
     measured: called after timing with the number of timed calls (for an engine, of samples); returns further metrics.
@@ -103,4 +103,4 @@ class SystemAdapter(Protocol):
         """Return in one sentence why the system cannot run on this machine; "" if it can."""
 
     def build(self, case: Case) -> Workload:
-        """Return a case's workload; Skip if the system cannot run it, NeedsFreshProcess if only a new process can."""
+        """Return the case's workload; raise Skip if the system cannot run the case, or NeedsFreshProcess."""

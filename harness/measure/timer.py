@@ -73,7 +73,7 @@ def never_throttled() -> bool:
 
 
 def measure(run: Callable[[], object], clock: Clock, policy: Policy, limited: bool = True) -> Timing:
-    """Prepare, warm up and time `run`; return the `Timing`. limited: warm up as long as a throttled device needs."""
+    """Prepare, warm up and time `run`. limited: warm up as long as a throttled device needs."""
     clock.prepare(run)
     warm_up(clock, policy, lambda: limited)
     return take_samples(clock, policy)
@@ -123,9 +123,9 @@ def take_samples(
     before_sample: Callable[[], None] = lambda: None,
     least_s: float = LEAST_S,
 ) -> Timing:
-    """Sample until the median is precise, or to `MAX_SAMPLES` or the time limit (`stop_reason`).
+    """Sample until `stop_reason` ends it: at a precise median, `MAX_SAMPLES` or the time limit.
 
-    throttled: called after each sample, returns whether the device is throttled. before_sample: called before each one.
+    before_sample, throttled: called before and after each sample; `throttled` returns whether the device is throttled.
     least_s: seconds of sampling before a precise median can end it.
     """
     timing = Timing([], [], "")
@@ -149,7 +149,7 @@ def warm_up_engine(
 
     batches_ms: yields each batch's samples in ms per unit of work. units: units in a sample.
     throttled: returns whether the device is throttled; then the warm-up lasts longer.
-    Return the batches that count as samples: [the last one] if enough time had passed when its samples began, or [].
+    Return the batches that count as samples: [the last batch] if its samples began after enough warm-up, otherwise [].
     """
     start, limited = time.monotonic(), False
     for batch in batches_ms:
@@ -192,15 +192,15 @@ def take_engine_samples(
 def stop_reason(
     samples: list[float], elapsed_s: float, policy: Policy, due: bool | None = None, least_s: float = LEAST_S
 ) -> str:
-    """Return the criterion that ends sampling, or "" if sampling continues.
+    """Return the criterion that ends sampling; "" to continue, always below `policy.min_samples`.
 
-    "interval": both ends of the median's 95% interval are within the fraction `policy.precision` of the median.
+    "interval": the median's 95% interval lies within ±`policy.precision` of the median, as a fraction, after at least
+        `LEAST_SAMPLES` samples and min(least_s, policy.budget_s) seconds.
     "count": there are `MAX_SAMPLES` samples.
-    "budget": `policy.budget_s` is over, and the ends are within `DOUBTFUL` times the precision; or the extended budget
-        is over: the smaller of PATIENCE * budget_s and budget_s + LONGEST_WAIT_S. With fewer than 1.5 * min_samples
-        samples, the extended budget is budget_s + LONGEST_WAIT_S.
+    "budget": `policy.budget_s` is over, and the interval lies within ±`DOUBTFUL` * precision, or the extended budget is
+        over. A budget of 0 is not extended. Otherwise, the extended budget is min(PATIENCE * budget_s, budget_s +
+        LONGEST_WAIT_S); with fewer than 1.5 * min_samples samples, it is budget_s + LONGEST_WAIT_S.
     due: whether to compute the interval now; None to compute it after every 10% more samples, which saves time.
-    least_s: seconds of sampling before a narrow interval can end it.
     """
     if len(samples) < policy.min_samples:
         return ""

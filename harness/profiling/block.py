@@ -11,7 +11,7 @@ from harness.schema.profile import ProfileError, Region
 
 
 class Profiled:
-    """Result of `profiled`; `region`, set when the block ends, has its kernels and times."""
+    """Result of `profiled`: `region`, set when the block ends, has the block's kernels and times."""
 
     region: Region
 

@@ -116,13 +116,13 @@ class _Work:
             self.alone_us = median(take_samples(self.clock, ALONE, self.throttled).samples_ms) * 1e3 * self.calls
 
     def timed(self) -> Callable[[], object]:
-        """Return the function of a timed run: a graph replay, eager calls or an engine's batch."""
+        """Return the function that does a timed run: a graph replay, eager calls or an engine's batch."""
         if self.is_engine:
             return lambda: self._once(self._on_the_hosts_clock())
         return self.clock.launch if self.clock else self.workload.run
 
     def load(self, run: Callable[[], object]) -> None:
-        """On a GPU, call `run` until clocks settle; set run counts `lead` (unprofiled) and `runs`."""
+        """On a GPU, call `run` until clocks settle; set `lead` (unprofiled runs) and `runs` (profiled)."""
         start, runs, took_s, capped = time.monotonic(), 0, 0.0, False
         while self.device == "cuda" and took_s < SETTLES_S:
             capped = self.repeat(run, 1) or capped
@@ -137,7 +137,7 @@ class _Work:
     def window(self, most: int = sys.maxsize) -> tuple[int, int]:
         """Return (number of unprofiled runs to begin with, number of runs to profile).
 
-        most: largest sum of both numbers; about a quarter of it is reserved for the unprofiled runs.
+        most: largest sum of both numbers; about a quarter of `most` is reserved for the unprofiled runs.
         """
         runs = min(self.runs, max(1, most - max(1, most // 4)))
         return min(self.lead, most - runs), runs
@@ -155,7 +155,7 @@ class _Work:
         return Runs(runs, self.units, self.calls, self.host_us[-runs:], self.alone_us, self.case.timing == "graph")
 
     def ranged(self, region: AbstractContextManager[Found]) -> Found:
-        """Run a call or engine batch with NVTX ranges inside `region`; return `region`'s value."""
+        """Run a call or engine batch with NVTX ranges inside `region`; return the value that `region` yields."""
         entered: list[Found] = []
 
         @contextmanager
@@ -225,7 +225,7 @@ def _captured(work: _Work) -> dict[str, Any]:
     """Run one call with NVTX ranges, then the timed runs, while Nsight Systems captures.
 
     Return {"seen": the fields of `Runs` for the timed runs, "apart": whether they exclude the call with ranges}.
-    For an engine's generate steps, only that call runs: it is the timed run, and "apart" is False.
+    For an engine's generate steps, the call with ranges is also the only timed run, and "apart" is False.
     """
     if work.is_part:
         work.ranged(profiler_range(work.device))

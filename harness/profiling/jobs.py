@@ -56,7 +56,7 @@ class Profiler:
 
         All jobs are timed first, each on the next free GPU slot. Nsight Compute then counts on the first slot.
         Counting delays launches on the machine's other GPUs, so no job is timed meanwhile.
-        Raises RunError for a lost GPU.
+        Raises RunError for a lost GPU or a locked run.
         """
         with signals_raise(), self.run.held():
             (self.run.folder / "profiles").mkdir(exist_ok=True)
@@ -178,7 +178,7 @@ class JobProfiler:
         self.slot.refuse_lost_gpu()
 
     def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> str:
-        """Report `error` to the user, return the message, and drop the profiler for `part` if it would fail again."""
+        """Report `error`; return the message. Drop the profiler for `part` if it would fail again."""
         advice = "" if isinstance(error, ToolLost) else "; try again (--resume), or say --with torch"
         why = sentence(f"{error}{advice}")
         self.profiler.say(why)

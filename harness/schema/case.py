@@ -21,7 +21,7 @@ STORED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Stored:
-    """Base of stored dataclasses; pydantic checks types when reading, not in constructors."""
+    """Base of dataclasses stored as JSON; pydantic checks types when reading, not in constructors."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STORED
 
@@ -58,9 +58,9 @@ class Case:
     phase: "forward" (a prompt), "generate" (steady-state steps) or "request" (a prompt, then steps).
     size: name of the model size, such as "1.3b". batch: number of sequences.
     context: tokens of each prompt; for "generate", tokens of each sequence before the timed steps.
-    dtype: of weights and activations. state_dtype: of the recurrent state or KV cache, "" for the system's default.
+    dtype: dtype of weights and activations. state_dtype: dtype of the recurrent state or KV cache, "" for the default.
     timing: "eager" (ordinary calls), "graph" (replays of a CUDA graph) or "engine" (the system times itself).
-    l2: "warm", or "cold" to flush the L2 cache before each launch.
+    l2: "warm", or "cold" to flush the L2 cache before each timed call.
     options: (name, value) pairs that differ from their defaults, sorted by name.
     """
 
@@ -103,7 +103,7 @@ class Case:
 
     @model_serializer
     def to_dict(self) -> dict[str, Any]:
-        """Return nondefault fields as JSON values; `options` becomes an object."""
+        """Return {field: JSON value} for fields that differ from their defaults; `options` becomes an object."""
         known = self.__dataclass_fields__.values()
         values = {f.name: value for f in known if (value := getattr(self, f.name)) != f.default}
         return values | ({"options": dict(self.options)} if self.options else {})

@@ -73,7 +73,7 @@ class AxisEntry(Stored):
 class PaperClaim(Stored):
     """A claim of the TTT paper on a figure: from x = `at_least` on, `system` beats `other`.
 
-    text: the claim in words, as captions quote it.
+    text: the claim in words, as the page quotes it.
     margin: share by which `system` may be worse and still satisfy the claim.
     """
 
@@ -93,7 +93,7 @@ class FigureEntry(Stored):
     split: axes; each combination of their values has a figure of its own.
     forms: whether to add a figure of y's ratio between TTT's primal and dual form.
     `lower_bound`: whether to draw the roofline bound (the metric `lower_bound_ms`). y_log: whether y is logarithmic.
-    best: whether the caption compares the highest y of each line, instead of all lines' y at each x.
+    best: whether the figure's sentence compares the lines' highest y, instead of their y at each x.
     primary: lines, named SYSTEM/BACKEND, that answer the figure's question; empty for all lines.
     claims: claims of the paper, checked on the primary lines.
     """
@@ -129,7 +129,7 @@ class SuiteEntry(Stored):
 
 @dataclass(frozen=True)
 class Catalogue(Stored):
-    """A run's labels, styles, suites and figures; ValueError for an unknown metric or axis."""
+    """A run's labels, styles, suites and figures; ValueError if a figure names an unknown metric or axis."""
 
     systems: tuple[SystemEntry, ...] = ()
     backends: tuple[BackendEntry, ...] = ()
@@ -150,7 +150,7 @@ class Catalogue(Stored):
                         raise ValueError(f"{where}: {axis!r} is no axis")
 
     def merged(self, newer: "Catalogue") -> "Catalogue":
-        """Merge with `newer`, which replaces entries of equal name; suites keep their old cases."""
+        """Return the union with `newer`, whose entries win for equal names; suites keep the cases of both."""
         parts: dict[str, Any] = {}
         for kind in ("systems", "backends", "metrics", "axes", "suites"):
             entries = {each.name: each for each in getattr(self, kind)}
@@ -171,10 +171,10 @@ class Catalogue(Stored):
         return next((each.label for each in self.backends if each.name == name), name)
 
     def metric(self, name: str) -> MetricEntry:
-        """Return the entry of metric `name`; if the catalogue lacks it, one labelled `name`."""
+        """Return the entry of metric `name`; if the catalogue lacks it, a new entry labelled `name`."""
         return next((each for each in self.metrics if each.name == name), MetricEntry(name, name))
 
     def axis(self, name: str) -> AxisEntry:
-        """Return the entry of axis `name`; if missing, one labelled `name` with hyphens for underscores."""
+        """Return the entry of axis `name`; if missing, a new entry labelled `name`, hyphens for underscores."""
         words = name.replace("_", "-")
         return next((each for each in self.axes if each.name == name), AxisEntry(name, words, f"{words} {{}}"))

@@ -44,14 +44,14 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def listed(folder: Path, pattern: str = "*") -> list[Path]:
-    """Return the folder's visible paths that match `pattern`, sorted; [] if it does not exist."""
+    """Return a folder's non-hidden paths that match `pattern`, sorted; [] if `folder` is no folder."""
     found = (path for path in folder.iterdir() if path.match(pattern)) if folder.is_dir() else ()
     return sorted(path for path in found if not path.name.startswith("."))
 
 
 @contextmanager
 def refusing(path: Path, verb: str, refusal: type[Exception]) -> Iterator[None]:
-    """Turn the block's OSError into `refusal`: `PATH: cannot be VERB: REASON`."""
+    """Turn the block's OSError into a `refusal` with the message `PATH: cannot be VERB: REASON`."""
     try:
         yield
     except OSError as error:

@@ -11,8 +11,8 @@ class Policy:
     """When to stop sampling: at a precise median or after a time, as in NVBench.
 
     precision: largest distance between the median and an end of its 95% interval, as a share of the median.
-    budget_s: seconds of sampling; up to five times as many while that distance exceeds twice `precision`.
-        With 0, the warm-up is skipped and sampling ends after `min_samples` samples.
+    budget_s: seconds of sampling; `timer.stop_reason` extends them while an end of the interval is more than twice
+        `precision` away. With 0, the warm-up is skipped and sampling ends after `min_samples` samples.
     min_samples: fewest samples, taken even if the budget is over.
     Raises ValueError for an invalid field and ignores unknown fields, such as those of earlier versions.
     """

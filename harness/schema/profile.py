@@ -74,12 +74,12 @@ class Kernel(Stored):
 
     @property
     def dram_bytes(self) -> float | None:
-        """DRAM bytes per launch, scaled to the mean time if `is_counted_unlike`; None if not counted."""
+        """DRAM bytes per launch; None if not counted. Scaled to `mean_us` if `is_counted_unlike`."""
         return self._of_mean_launch(self.counters.dram_bytes if self.counters else None)
 
     @property
     def operations(self) -> float | None:
-        """FLOPs per launch, scaled to the mean time if `is_counted_unlike`; None if not counted."""
+        """FLOPs per launch; None if not counted. Scaled to `mean_us` if `is_counted_unlike`."""
         return self._of_mean_launch(self.counters.operations if self.counters else None)
 
     @property
@@ -88,7 +88,7 @@ class Kernel(Stored):
 
     @property
     def is_counted_unlike(self) -> bool:
-        """Whether counted launches seem atypical: their mean time is far from the overall mean."""
+        """Whether the counted launches' mean time differs from `mean_us` by over 40% and over 2.5 µs."""
         counted_us = self.counters.time_us if self.counters else 0.0
         return bool(counted_us) and abs(counted_us - self.mean_us) > max(UNLIKE * self.mean_us, UNLIKE_US)
 
@@ -123,7 +123,7 @@ class Timeline(Stored):
     """Launches of one run or its first step, by start; fields are columns of equal length.
 
     kernel, range: indices into the profile's kernels and ranges; the range is -1 for a launch in no range.
-    wait_ns: time since the end of the previous launch, negative if they overlap. time_ns: duration.
+    wait_ns: time since the end of the previous launch, negative if launches overlap. time_ns: duration.
     left_out: number of the run's launches that the timeline omits.
     """
 
@@ -185,7 +185,7 @@ class Profile(Region):
     """Profile of a case: a `Region` with its case, status, tools and environment.
 
     status, reason: as in a record; every status except "ok" has a reason and no kernels.
-    tools: the profilers' versions. commands: their command lines without folders.
+    tools: {profiler: version}. commands: the profilers' command lines without folders.
     notes: sentences about doubtful or missing parts. environment: as in a record.
     stages_s: seconds of the stages "times" and "ratios" (counters), with model builds; version 0.1 also had "build".
     """

@@ -1,4 +1,4 @@
-"""Write messages and failure reasons: one printable sentence, without folders."""
+"""Format messages and failure reasons as one printable sentence without folder names."""
 
 import math
 import os
@@ -63,7 +63,7 @@ def clipped(text: str, limit: int) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return `text` on one line, without the folders of paths, shortened to `LIMIT` characters."""
+    """Return `text` as one line of at most `LIMIT` characters, without folders and torch's memory advice."""
     line, home = " ".join(printable(text).split()), os.path.expanduser("~")
     line = line.replace(home, "~") if len(home) > 1 else line  # `_FOLDERS` may leave its last part, a user's name
     return clipped(_ADVICE.sub("", _FOLDERS.sub("", line)), LIMIT)
@@ -89,7 +89,7 @@ def invalid(error: ValidationError) -> str:
 
 
 def raised_at(error: BaseException) -> str:
-    """Return the innermost frame outside packages, as ` (my_rnn.py, line 18)`, or ""."""
+    """Return the innermost frame outside installed packages: ` (my_rnn.py, line 18)`; "" for none."""
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:
         frames.append((error.filename, error.lineno))
@@ -102,7 +102,7 @@ def _frame(frames: Iterable[tuple[str, int | str | None]]) -> str:
 
 
 def error_line(stderr: str) -> str:
-    """Return stderr's last error line, otherwise its last line, shortened like `sentence`."""
+    """Return the last line of `stderr` that names an error, else the last line, formatted by `sentence`."""
     lines = [line for line in stderr.splitlines() if not _NOISE.match(line)]
     telling = [line for line in lines if _ERROR.search(line)]
     last = (telling or lines or [""])[-1]

@@ -82,11 +82,11 @@ _Status = Annotated[str, BeforeValidator(lambda text: "incorrect" if text == "ga
 class Record:
     """Result of one case; ValueError if fields are wrong or contradict each other.
 
-    repeat: number of the repeat, from 0; each measures the case in a fresh process.
+    repeat: number of the repeat, from 0; each repeat measures the case in a fresh process.
     status: one of `STATUSES`, explained in harness/README.md. All except "ok" have a reason and no samples.
     samples_ms: raw samples in milliseconds per unit of work, such as a generate step.
     throttled: for each sample, whether the GPU was throttled.
-    calls: units of work in one sample. tokens: tokens of one unit.
+    calls: units of work in one sample. tokens: tokens of one unit, over all sequences.
     stop: why sampling ended: "interval" (the median was precise), "budget" (of time) or "count" (of samples).
     `check`: `Checks.to_dict()` of the outputs before timing and of the timed call; None without checks.
     metrics: further results; NaN and infinity become None. settings: the system's settings, as text.

@@ -95,7 +95,7 @@ class Run:
             (self.folder / "records").mkdir(exist_ok=True)
 
     def joined(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
-        """Merge the run's jobs with a later request's `jobs`; a case in both is planned once."""
+        """Return the run's jobs merged with a later request's `jobs`; a case in both is planned once."""
         return jobs_of(planned for job in (*self.jobs, *jobs) for planned in job.cases)
 
     def extend(self, jobs: Iterable[Job], catalogue: Catalogue, request: PastRequest) -> None:
@@ -194,7 +194,7 @@ class Run:
 
 
 def latest(job: Job, records: Iterable[Record]) -> list[Record]:
-    """Return the last record of each (case, repeat), in job order; its `earlier` lists the older ones."""
+    """Return the last record of each (case, repeat), in job order; set its `earlier` to the older records."""
     last: dict[tuple[str, int], Record] = {}
     for record in records:
         before = last.get((record.case.key, record.repeat))

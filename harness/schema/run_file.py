@@ -25,7 +25,7 @@ class Planned(Stored):
     """A case of a job, and how to run it.
 
     min_samples: fewest samples, summed over all repeats, even if they take longer than the run's budget.
-    grows: whether to skip the case after a case with a smaller batch or context exceeded memory or the time limit.
+    grows: whether to skip the case if a case of smaller batch or context ran out of memory, time or KV cache.
     """
 
     case: Case

@@ -49,7 +49,7 @@ def needed_ms(flops: float | None, moved: float | None, ceilings: Mapping[str, f
 
 
 def lower_bound_ms(flops: float | None, moved: float | None, ceilings: Mapping[str, float | None]) -> float | None:
-    """Return the roofline bound in ms, the longer time of `needed_ms` (or the known one); None if both are unknown."""
+    """Return the roofline bound in ms: the maximum of `needed_ms`, ignoring NaN; None if both are NaN."""
     found = [each for each in needed_ms(flops, moved, ceilings) if not math.isnan(each)]
     return max(found, default=None)
 

@@ -15,7 +15,7 @@ CpuSeconds = tuple[float, float, float]
 def load_between(start: CpuSeconds, end: CpuSeconds) -> dict[str, Any]:
     """Return the machine's load between two moments, from the `cpu_seconds` at both.
 
-    others_share: share of CPU time that other processes used. idle_share: idle share. {} if no clock tick passed.
+    others_share: other processes' share of CPU time. idle_share: share of idle CPU time. {} if no clock tick passed.
     """
     busy, idle, own = (after - before for after, before in zip(end, start, strict=True))
     whole = busy + idle

@@ -20,7 +20,7 @@ from typing import Any
 
 
 class WorkerLost(Exception):
-    """Raised if a worker gives no usable answer; has status and reason for the case's record."""
+    """Raised if a worker gives no usable answer. `status`, str(error): status and reason for the record."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
@@ -52,7 +52,7 @@ def line_of(message: Mapping[str, Any]) -> bytes:
 
 
 def answer_in(buffer: bytearray) -> dict[str, Any] | None:
-    """Remove the first complete answer from `buffer` and return it; None if none is there.
+    """Remove the first complete answer from `buffer` and return it; None if there is no answer.
 
     Skip other lines, such as messages of a container client or an interpreter.
     """

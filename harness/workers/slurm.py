@@ -45,7 +45,7 @@ class SlurmRequest:
 def parsed(text: str) -> SlurmRequest:
     """Return the request in a value of --slurm, such as `partition=gpu,time=01:00:00,gpus=4`.
 
-    `gpus=4` gives four tasks with one GPU each, `tasks=4` four tasks without one. Raises SlurmError for a wrong option.
+    `gpus=4` gives four tasks with a GPU each, `tasks=4` four tasks without GPU. Raises SlurmError for a wrong option.
     """
     options: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):

@@ -147,7 +147,7 @@ def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
 def compared(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
     """Return the comparison of two runs' cases.
 
-    A case regresses if its slowdown exceeds `fail_on` and, unless the runs are interleaved, also `STORED_BAR`.
+    A case regresses if its slowdown significantly exceeds `fail_on` and, in separate runs, also `STORED_BAR`.
     """
     both = [Pair(a.cases[key], b.cases[key]) for key in a.cases if key in a.measured and key in b.measured]
     interleaved = bool(a.turns) and a.turns == b.turns and min(a.repeats, b.repeats) >= LEAST_ROUNDS
@@ -174,7 +174,7 @@ class Pair:
 
     @property
     def log_ratios(self) -> list[float]:
-        """log(B's / A's median time per token) for each round with a result in both runs."""
+        """log(B's median / A's median), as times per token, for each round with a result in both runs."""
         a, b = self.a.log_ms, self.b.log_ms
         return [b[repeat] - a[repeat] for repeat in a if repeat in b]
 

@@ -24,8 +24,8 @@ Numbers = NDArray[np.float64]
 class CaseResult:
     """A case's outcome, such as "slower", and the ratio of B's time to A's.
 
-    ratio: the geometric mean over the rounds; for two separate runs, the ratio of their medians.
-    low, high: the ratio's 95% interval. regressed: whether the slowdown exceeds `fail_on` by more than noise.
+    ratio: from `decide`, the geometric mean over the rounds; otherwise, B's median / A's median.
+    low, high: the ratio's 95% interval. regressed: whether the slowdown exceeds `decide`'s `fail_on`, beyond noise.
     """
 
     outcome: str
@@ -69,7 +69,7 @@ class _Estimates:
 
     @classmethod
     def of(cls, cases: Sequence[Sequence[float]]) -> "_Estimates":
-        """Estimate each case's mean and variance; shrink the variances towards the median of all."""
+        """Estimate each case's mean and variance; shrink variances, unless large, towards their median."""
         rounds = np.array([len(case) for case in cases], float)
         variance = np.array([np.var(case, ddof=1) for case in cases])
         shared, typical = min(PRIOR_ROUNDS, len(cases) - 1.0), np.median(variance)

@@ -25,10 +25,7 @@ def script_hash(script: str) -> str:
 
 @cache
 def plotly_source() -> str:
-    """Return plotly.js's source, with only scatter plots registered.
-
-    Registering all types took most of the CPU time before the first figure.
-    """
+    """Return plotly.js's source with only scatter plots registered: other types delay the first figure."""
     return _OTHER_CHARTS.sub("", get_plotlyjs().replace("\r\n", "\n"))
 
 

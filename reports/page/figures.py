@@ -60,7 +60,7 @@ def axis_title(entry: MetricEntry) -> str:
 
 
 def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table; failed cases that lack device, GPU or commit get the value of all other cases, if it is one."""
+    """Return the table; fill a failed case's unknown device, GPU or commit if all others share a value."""
     values = {}
     for name in MACHINE_COLUMNS:
         known = [value for value in table[name].unique() if value]
@@ -113,7 +113,7 @@ def _drawn(looks: Looks, suite: str, entry: FigureEntry, rows: pd.DataFrame) -> 
 
 @dataclass(frozen=True)
 class _Panel(FigurePanel):
-    """Builds a figure and, if its entry sets `forms`, another one with primal / dual ratios."""
+    """Builds a figure and, if its entry sets `forms`, another figure of primal / dual ratios."""
 
     suite: str
 

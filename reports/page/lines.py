@@ -79,7 +79,7 @@ class Looks:
         return replace(self.systems[system], dash=self.dashes.get(backend, DASHES[0]))
 
     def words(self, column: str, value: Any, phase: str = "") -> str:
-        """Return a column's value as legends show it; a missing value is "", a missing device "device not recorded".
+        """Return a column's value as legends show it; "" if missing, or "device not recorded" for a device.
 
         phase: the case's phase, on which the words for the column "timing" depend.
         """
@@ -221,7 +221,7 @@ class FigurePanel:
         return Line(name=name, short=short, system=values["system"], rows=rows, y=BOUND, **vars(look))
 
     def form_pairs(self) -> list[Line]:
-        """Return lines primal / dual; each point divides two rows that differ only in form."""
+        """Return lines of the ratio primal / dual; each point divides two rows that differ only in form."""
         rows, x = self.rows, self.entry.x
         forms = forms_of(rows)
         if set(forms) < {"dual", "primal"}:

@@ -101,7 +101,7 @@ class View:
 
     @cached_property
     def ranked(self) -> list[Line]:
-        """Lines to rank: primary ones, and measured ones of systems not in `FigureEntry.primary`."""
+        """Lines to rank: primary lines, and lines with points of systems not in `primary_systems`."""
         drawn = [line for line in self.figure.lines if not line.y and not line.base_rows]
         named = self.figure.primary_systems
         return [line for line in drawn if line.primary or (line.system not in named and self.points(line))]
@@ -110,8 +110,8 @@ class View:
     def alike(self) -> list[Line]:
         """The largest set of ranked lines that agree in all settings except system and backend.
 
-        For each line with points, the candidate set is all lines that agree with it. The candidate with the most lines
-        with points wins. Ties go to more settings at their defaults, then to the candidate of the later line.
+        Each line with points gives a candidate set: all lines that agree with it. The set wins in which most lines
+        have points; among equals, the set with more settings at their defaults, then the set of the later line.
         """
         own = {line.name: self._settings(line) for line in self.ranked}
         best: tuple[tuple[int, int], list[Line]] = (0, 0), []
@@ -153,12 +153,12 @@ class View:
 
     @cached_property
     def held(self) -> list[str]:
-        """Settings, such as `batch 16`, shared by the compared lines but not by all ranked ones."""
+        """Settings, such as `batch 16`, that the compared lines share, but not all ranked lines."""
         values = dict(chain.from_iterable(self._settings(line).items() for line in self.compared))
         return [format_setting(self.catalogue.axis(name), value) for name, value in values.items()]
 
     def labels(self, lines: Sequence[Line], omitted: Collection[str] = ()) -> dict[str, str]:
-        """Return {name of the line: its short name if that is unique among `lines`, else its name}.
+        """Return {line name: the line's short name if unique among `lines`, else its name}.
 
         omitted: parts of names to leave out, such as the settings in `held`.
         """
@@ -199,7 +199,7 @@ class View:
                 yield Point(float(cells[x]), float(value) / scale, low, high, doubt)
 
     def reach(self, line: Line) -> float:
-        """Return the line's largest x, "unstarted" cases excluded; infinite if x is measured."""
+        """Return the line's largest x, "unstarted" cases excluded; infinite if x is a result."""
         if self.figure.along:  # x is a result, so no line stops at one
             return math.inf
         rows = self.rows([line])
@@ -236,7 +236,7 @@ def standings(view: View) -> list[Standing]:
 def best_standing(view: View) -> Standing | None:
     """Rank the compared lines by their highest values; None for fewer than two lines.
 
-    A line that was not tried up to the x of the overall highest value is left out, because it may rise further.
+    A line whose `reach` is below the x of the highest value of all lines is left out, because it may rise further.
     """
     labels = view.labels(view.alike, view.held)
     tops = [(max(view.points(line), key=lambda point: point.value), line) for line in view.compared]

@@ -99,7 +99,7 @@ def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> 
 def parts(region: Region) -> list[ProfilePart]:
     """Return the region's parts in `LABELS` order; their times add up to the region's time.
 
-    If kernels overlap, all times are scaled down so that the parts other than idle add up to the busy time.
+    If kernels overlap, their times are scaled down so that the parts other than idle add up to the busy time.
     """
     times: dict[str, float] = defaultdict(float)
     launches: dict[str, float] = defaultdict(float)
@@ -191,7 +191,7 @@ def _outside_is_head(paths: Sequence[tuple[str, ...]]) -> bool:
 
 
 def _shares(region: Region) -> Iterator[tuple[Kernel, str, float]]:
-    """Yield (kernel, part, share of its time there); without NVTX ranges, by kernel name."""
+    """Yield (kernel, part, share of the kernel's time in the part); without ranges, by kernel name."""
     part_finder = _part_finder(region)
     by_kernel: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for each in region.ranges:

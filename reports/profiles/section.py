@@ -36,7 +36,7 @@ class Section:
 
 @dataclass(frozen=True)
 class BarPiece:
-    """A part in a profiled case's time bar; the longest bar of a group is `_BAR` wide.
+    """A part in a profiled case's time bar; the longest bar of a group is 1000 units wide.
 
     x, width: the start and width of the part's piece of the bar. share: the part's share of the region's time.
     lower_bound: the width of the strip that shows the part's lower bound; None if unknown.
@@ -100,7 +100,7 @@ class ShownProfile:
 
 
 def section(records: Sequence[Record], profiles: Collection[Profile], catalogue: Catalogue) -> Section | None:
-    """Return the section on profiles; None without times. records: for peaks and latencies."""
+    """Return the section on profiles; None if no profile has times. records: for peaks and latencies."""
     with_work = [profile for profile in profiles if profile.status == "ok" and profile.region_us]
     good = with_common_ceilings(with_work, records)
     if not good:

@@ -20,9 +20,9 @@ MARKER = "ttt-bench-site.json"  # identifies a folder as a site; has the paths o
 
 
 def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] = lambda text: None) -> int:
-    """Write a site of the run folders `runs` to `out`; remove other runs' files from `out`.
+    """Write a site of the run folders `runs` to `out`; delete files that only an earlier call wrote.
 
-    on_run: called with a line of progress for each run. Returns the number of removed files.
+    on_run: called with a line of progress for each run. Returns the number of deleted files.
     Raises RecordError if a folder is no run, a run is repeated, or `out` is neither new, empty nor a site.
     Raises OSError if `out` cannot be written.
     """
@@ -50,7 +50,7 @@ def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] 
 
 
 def _files_of_site(out: Path) -> set[str]:
-    """Return paths of the site's files in `out`, if any; RecordError if `out` is no site."""
+    """Return the files listed in `out`'s marker, none if `out` is new; RecordError if `out` is no site."""
     if not out.is_dir() or not listed(out):
         return set()
     try:

@@ -34,14 +34,14 @@ class Compared:
 
 
 def comparisons(entries: Sequence[Entry]) -> list[Compared]:
-    """Return a site's comparisons by the module's rules. entries: the runs, newest first."""
+    """Return the comparisons that the module's docstring lists. entries: the runs, newest first."""
     timed = [entry for entry in entries if entry.run.file.mode == "measure" and entry.held.measured]
     pairs = {(a.id, b.id): (a, b) for a, b in _pairs(timed)}
     return [Compared(a, b, compared(a.held, b.held), _profiles(a, b)) for a, b in pairs.values()]
 
 
 def _pairs(entries: Sequence[Entry]) -> Iterator[tuple[Entry, Entry]]:
-    """Yield pairs (older, newer) by the module's rules. entries: the runs, the newest first."""
+    """Yield (older, newer) for the pairs of runs to compare. entries: the runs, the newest first."""
     by_model: dict[str, list[Entry]] = {}
     for entry in entries:
         by_model.setdefault(entry.held.side.device, []).append(entry)

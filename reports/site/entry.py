@@ -49,7 +49,7 @@ class Entry:
 
 
 def slug(name: str) -> str:
-    """Return the name as a file name: lower case, digits, single hyphens; never empty."""
+    """Return the name as a file name: 1 to 48 characters of a-z, 0-9 and single hyphens."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower())[:_SLUG_LIMIT].strip("-") or "x"
 
 
@@ -110,7 +110,7 @@ def files_of(run: Run, found: str) -> tuple[Entry, dict[str, str]]:
 
 
 def moment(text: str) -> datetime | None:
-    """Convert an ISO 8601 time to UTC, the default zone; return None for other text."""
+    """Return an ISO 8601 time in UTC, assumed for a time without a zone; None for other text."""
     try:
         found = datetime.fromisoformat(text)
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)

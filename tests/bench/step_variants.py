@@ -1,6 +1,7 @@
 """Print as JSON the kernels that the vLLM plug-in's warm-up launches, and the variants that only later steps launch.
 
-The later steps are random. Launches are recorded as on an H200, not run. Variants differ in alignments and strides.
+The later steps are random. Launches are compiled for an H200 and recorded, not run. Variants differ in alignments and
+strides.
 """
 
 import json
@@ -46,14 +47,19 @@ def look_like_an_h200() -> set[Variant]:
     few_rows.shared_bytes = mlp.shared_bytes = lambda device: SHARED_BYTES
     for module in (linear, mlp):
         module.section_name = lambda suits_sm90, device: f"{SM90} {GPU}" if suits_sm90 else GPU
-    driver.set_active(SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 90, 32)))
+    current = {"get_current_device": lambda: 0, "get_current_stream": lambda device: 0}
+    driver.set_active(SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 90, 32), **current))
     pages.LEAST_TOKENS = 1  # so that few tokens are a batch
     variants: set[Variant] = set()
+    run = JITFunction.run
 
     def record(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
         *_, binder = kernel.device_caches[0]
         _, specialization, options = binder(*arguments, **named)
-        variants.add((kernel.__name__, str(specialization), str(options)))
+        variant = kernel.__name__, str(specialization), str(options)
+        if variant not in variants:
+            run(kernel, *arguments, grid=grid, warmup=True, **named)  # compile it, because the interpreter takes more
+        variants.add(variant)
 
     def load(library: str) -> SimpleNamespace:
         if library != swiglu_product.KERNEL:  # memory alignment decides whether it runs

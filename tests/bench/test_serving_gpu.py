@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -199,9 +200,12 @@ def test_ten_thousand_requests_leave_no_slot_taken(tmp_path):
 def test_vllm_serve_streams_over_http(tmp_path, learner):
     folder = made(tmp_path, learner)
     (prompt,) = random_prompts([37], 512)
-    address = "http://127.0.0.1:8731"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder), "--skip-tokenizer-init"]
-    command += ["--port", "8731", "--max-model-len", "2048", "--max-num-seqs", "16"]
+    command += ["--port", str(port), "--max-model-len", "2048", "--max-num-seqs", "16"]
     command += ["--gpu-memory-utilization", "0.2", "--kv-cache-memory-bytes", str(CACHE_BYTES)]
     variables = {name: value for name, value in os.environ.items() if name != "VLLM_ENABLE_V1_MULTIPROCESSING"}
     log = (tmp_path / "serve.log").open("w")

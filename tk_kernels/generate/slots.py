@@ -1,6 +1,7 @@
 """Copies between a generate state's slots and float32 tensors of a batch, for forward kernels that read no slots."""
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -18,12 +19,10 @@ def read_slots(state: StepState, slots: Tensor, start: Tensor, initial: Sequence
     slots [B]: the sequences' indices in `state`. start [B]: how many tokens each has read before. A sequence that has
     read none gets a copy of `initial`: weights [H, ...] and biases [H, ...] or [H, 1, ...].
     """
-    copies = []
-    for stored, first in zip(_parameters(state), to_float32(*initial), strict=True):
-        kept, _, is_transposed = stored
-        shape = kept.mT.shape if is_transposed else kept.shape
-        copies.append(torch.empty(len(slots), *shape[1:], dtype=torch.float32, device=kept.device))
-        _launch(copies[-1], stored, slots, first, start)
+    stored = [*_parameters(state)]
+    shapes = [kept.mT.shape if is_transposed else kept.shape for kept, _, is_transposed in stored]
+    copies = [torch.empty(len(slots), *shape[1:], dtype=torch.float32, device=slots.device) for shape in shapes]
+    _launch(slots, stored, copies, tuple(to_float32(*initial)), start)
     return copies
 
 
@@ -33,8 +32,7 @@ def write_slots(state: StepState, slots: Tensor, values: Sequence[Tensor]) -> No
     values: the tensors of a reference state without its position, in float32 and contiguous.
     """
     rows = ((each, None, False) for each in state.gathered)
-    for stored, x in zip((*_parameters(state), *rows), values, strict=True):
-        _launch(x, stored, slots)
+    _launch(slots, [*_parameters(state), *rows], values)
 
 
 def _parameters(state: StepState) -> Iterator[Stored]:
@@ -45,36 +43,70 @@ def _parameters(state: StepState) -> Iterator[Stored]:
 
 
 @on_its_device
-def _launch(x: Tensor, stored: Stored, slots: Tensor, first: Tensor | None = None, start: Tensor | None = None) -> None:
-    """Copy slots of a tensor [slots, H, R, C] or [slots, H, C] to x, or x to the slots if `start` is None."""
-    kept, low, is_transposed = stored
-    heads, *rows, columns = kept.shape[1:]
-    (count,), padded = rows or (1,), triton.next_power_of_2(columns)
-    block = min(triton.next_power_of_2(count), max(1, TILE // padded))
-    _copy_slots[(len(slots), heads, triton.cdiv(count, block))](
-        kept, low, x, first, start, slots, kept.stride(0), H=heads, R=count, C=columns, CP=padded, BLOCK=block,
-        TRANSPOSED=is_transposed, PLANES=low is not None,
-    )  # fmt: skip
+def _launch(
+    slots: Tensor,
+    stored: Sequence[Stored],
+    copies: Sequence[Tensor],
+    initial: tuple[Tensor, ...] | None = None,
+    start: Tensor | None = None,
+) -> None:
+    """Copy slots of tensors [slots, H, R, C] or [slots, H, C] to `copies`, or `copies` to the slots without `start`."""
+    kept, low, transposed = zip(*stored, strict=True)
+    programs, shapes = _blocks(tuple(x.shape[2:] for x in kept), transposed)
+    heads, strides = kept[0].shape[1], tuple(x.stride(0) for x in kept)
+    _copy_slots[(len(slots), heads, programs)](
+        kept, low, tuple(copies), initial, strides, start, slots, H=heads, SHAPES=shapes
+    )
+
+
+@cache
+def _blocks(
+    shapes: tuple[tuple[int, ...], ...], transposed: tuple[bool, ...]
+) -> tuple[int, tuple[tuple[int, ...], ...]]:
+    """Return (number of blocks, SHAPES of `_copy_slots`) for tensors of `shapes`, (R, C) or (C,)."""
+    found, blocks = [], 0
+    for (*rows, columns), is_transposed in zip(shapes, transposed, strict=True):
+        (count,), padded = rows or (1,), triton.next_power_of_2(columns)
+        block = min(triton.next_power_of_2(count), max(1, TILE // padded))
+        found.append((blocks, count, columns, padded, block, is_transposed))
+        blocks += triton.cdiv(count, block)
+    return blocks, tuple(found)
 
 
 @jit
-def _copy_slots(
-    kept, low, x, first, start, slots, stride,
-    H: tl.constexpr, R: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, BLOCK: tl.constexpr,
-    TRANSPOSED: tl.constexpr, PLANES: tl.constexpr,
-):  # fmt: skip
-    """Copy BLOCK rows of one head of one sequence; the grid is (B, H, R / BLOCK).
+def _copy_slots(kept, low, copies, initial, strides, start, slots, H: tl.constexpr, SHAPES: tl.constexpr):
+    """Copy a block of rows of one tensor, of one head of one sequence; the grid is (B, H, blocks of all tensors).
 
-    start [B]: copy slots of `kept`, `low` [slots, H, R, C] to x, or `first` where start is 0. None: copy x to slots.
-    x [B, H, R, C], first [H, R, C]: contiguous float32; with TRANSPOSED [B, H, C, R], [H, C, R]. stride: over slots.
+    kept, low, copies, initial, strides: tuples with an element per tensor, as `_copy_block` takes them. start [B]: copy
+    slots of `kept`, `low` to `copies`, or `initial` where start is 0. None: copy `copies` to the slots.
+    SHAPES: per tensor, the number of its first block, then the last arguments of `_copy_block`.
+    """
+    for i in tl.static_range(len(SHAPES)):
+        row = (tl.program_id(2) - SHAPES[i][0]) * SHAPES[i][4]
+        if (row >= 0) & (row < SHAPES[i][1]):
+            first = None if start is None else initial[i]
+            _copy_block(kept[i], low[i], copies[i], first, strides[i], start, slots, row, H,
+                        SHAPES[i][1], SHAPES[i][2], SHAPES[i][3], SHAPES[i][4], SHAPES[i][5])  # fmt: skip
+
+
+@jit
+def _copy_block(
+    kept, low, x, first, stride, start, slots, row, H: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, BLOCK: tl.constexpr, TRANSPOSED: tl.constexpr,
+):  # fmt: skip
+    """Copy BLOCK rows of C numbers from `row` on; CP is C rounded up to a power of two.
+
+    kept, low [slots, H, R, C]: the stored tensor, `stride` over slots, and its low plane or None.
+    x [B, H, R, C], first [H, R, C]: contiguous float32; with TRANSPOSED [B, H, C, R], [H, C, R].
     """
     seq, head = tl.program_id(0), tl.program_id(1)
-    r = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)[:, None]
+    r = row + tl.arange(0, BLOCK)[:, None]
     c = tl.arange(0, CP)[None, :]
     mask = (r < R) & (c < C)
     at_slot = slot_of(slots, seq, True) * stride + head * (R * C) + r * C + c
     at = head * (R * C) + (c * R + r if TRANSPOSED else r * C + c)
     x += seq.to(tl.int64) * (H * R * C)
+    PLANES: tl.constexpr = low is not None
     if start is None:
         store_weights(kept, low, at_slot, tl.load(x + at, mask=mask, other=0), mask, PLANES)
     elif tl.load(start + seq) == 0:

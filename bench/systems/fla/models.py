@@ -75,7 +75,7 @@ class FlaModel(PackageModel):
 
 
 class FlaWork(PhaseWork):
-    """Base class of timed work. Checks use untuned kernels, because tuning would take minutes."""
+    """Base class of fla's timed work. Checks use untuned kernels, because tuning would take minutes."""
 
     def checks(self, logits: Tensor, rows: list[int], *rest: Any, **named: Any) -> Checks:
         def read_pieces() -> None:
@@ -87,7 +87,7 @@ class FlaWork(PhaseWork):
 
 
 class FlaForward(FlaWork, Forward):
-    """Timed forward. A long prompt's reference is the timed model on pieces of the prompt."""
+    """Timed forward. Beyond RECURRENT_CHECKED_TOKENS, the reference is the timed model on pieces of the prompt."""
 
     @property
     def _is_long(self) -> bool:
@@ -107,7 +107,7 @@ class FlaForward(FlaWork, Forward):
 class FlaGenerate(FlaWork, Generate):
     """Timed generate: every call runs greedy steps from one state, which has read one token.
 
-    A step replaces the state's other tensors but overwrites `conv_state`, so each call runs on a copy of `conv_state`.
+    A step overwrites `conv_state`, so each call runs on a copy of it. A step replaces the state's other tensors.
     """
 
     renews_past = False  # a CUDA graph starts at the tensors of its capture
@@ -207,7 +207,7 @@ class Fla(TunedLanguageModel):
         return FlaModel(inner, RECURRENT_TOKENS)
 
     def rounded_reference(self, model: FlaModel, case: Case) -> FlaModel | None:
-        """Return `model` on fla's recurrent kernels, whose rounding error sets limits; None for float32."""
+        """Return `model` on fla's recurrent kernels, to set check limits by its error; None for float32."""
         return None if case.dtype == "float32" else FlaModel(model.inner, RECURRENT_TOKENS)
 
 

@@ -107,7 +107,7 @@ class Mesa(Layer):
         return self.heads * self.key_dim * (self.key_dim + self.value_dim)
 
     def work(self, case: Case) -> Work:
-        """Return FLOPs and bytes moved. Per token: 3 + 2 `iterations` FLOPs for each element of G, 5 for each of S."""
+        """Return FLOPs and bytes moved. FLOPs per token: 3 + 2 `iterations` per element of G, 5 per element of S."""
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         gram, values = (self.heads * self.key_dim * dim for dim in (self.key_dim, self.value_dim))
         row = width * 2 * (self.key_dim + self.value_dim) + 4 * 2  # q, k, v and output; beta and g
@@ -180,7 +180,7 @@ class TTTLinear(Layer):
         return layer_work(ttt_config_of(case), case)[TTT]
 
     def random_inputs(self, case: Case) -> dict[str, Given]:
-        """Draw q, k, v [B, T, H, D], rates eta [B, T, H, 1], LN's w, b [H, D], state W [B, H, D, D], b [B, H, 1, D]."""
+        """Draw q, k, v [B, T, H, D], rates eta [B, T, H, 1], LN's w, b [H, D], first W [B, H, D, D], b [B, H, 1, D]."""
         if refused := [f"{name}={value}" for name in ("form", "mini_batch", "part") if (value := case.option(name))]:
             raise Skip(f"{case.system_backend} has no {' and no '.join(refused)}; {case.system}/torch has")
         given = layer_inputs(ttt_config_of(case), case.batch, case.context, getattr(torch, case.dtype))

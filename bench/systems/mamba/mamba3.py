@@ -36,7 +36,7 @@ class Mamba3(Layer):
 
     @property
     def matrix(self) -> int:
-        """Number of elements in S of one sequence."""
+        """Number of elements of S in one sequence: heads * key_dim * value_dim."""
         return super().state_numbers
 
     @property
@@ -100,7 +100,7 @@ class Mamba3(Layer):
 
 
 def rotated(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotate neighboring pairs in the first 2 S of x's K channels by `angles` [..., S] radians."""
+    """Rotate neighboring pairs of x's first 2 R channels by `angles` [..., R] radians; x [..., K]."""
     pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
     turns = torch.polar(torch.ones_like(angles), angles)
     turns = F.pad(turns, (0, pairs.shape[-1] - turns.shape[-1]), value=1)

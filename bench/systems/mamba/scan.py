@@ -17,7 +17,7 @@ PIECE_NUMBERS = 1 << 26  # elements in a piece's states, one per token; three su
 
 
 def selective_scan(decay: Tensor, inputs: Tensor, state: Tensor) -> Tensor:
-    """Return x [B, T, ...] with x_t = decay_t * x_(t-1) + inputs_t, from x_0 = `state`.
+    """Return x [B, T, ...] with x_t = decay_t * x_(t-1) + inputs_t, from x_0 = `state` [B, ...].
 
     decay [B, T, ...], within [0, 1], is broadcast to inputs [B, T, ...]; both are overwritten.
     """
@@ -54,7 +54,7 @@ def state_space(u: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Ten
 
 
 class ScannedMamba:
-    """Reference: transformers' Mamba (`inner`) with this module's scan; runs its layers on `device`."""
+    """Reference model: transformers' Mamba `inner` with this module's scan, run on `device` layer by layer."""
 
     def __init__(self, inner: Any, device: torch.device | str) -> None:
         self.inner, self.device = inner, torch.device(device)

@@ -47,7 +47,7 @@ class MambaSSMModel(PackageModel):
         torch._foreach_zero_([tensor for tensors in state.key_value_memory_dict.values() for tensor in tensors])
 
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Read whole prompts, a few per `inner` call: its scan must start from an empty state."""
+        """Read prompts whole, a few per call of `inner`, whose scan must start from an empty state."""
         check_ids(ids, 2, state.max_batch_size)
         rows = max(1, PREFILL_TOKENS // ids.shape[1])
         pieces = [slice(start, start + rows) for start in range(0, ids.shape[0], rows)]
@@ -128,7 +128,7 @@ class Mamba2SSM(MambaSSM):
     layer = "Mamba2"
 
     def longest(self, config: MambaConfig) -> int:
-        """Return the longest prompt, in tokens, whose channels Triton can index with int32."""
+        """Return the longest prompt, in tokens, whose in_proj output Triton can index with int32."""
         # a token's channels: inputs and z; B and C, 128 each; a time step per head of 64
         return (1 << 31) // (2 * config.inner_width + 2 * 128 + config.inner_width // 64)
 

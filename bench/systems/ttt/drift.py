@@ -35,7 +35,7 @@ class Exact:
 def compared(adapter: Any, workload: Workload, model: Any, case: Case) -> Workload:
     """Return the workload; its check also measures and limits the drift over `context` tokens.
 
-    adapter: stores the last exact run, which the next case uses if it differs only in the state's precision.
+    adapter: stores the last exact run, for a next case that differs only in the state's precision.
     """
     own = workload.check
     assert own is not None

@@ -44,7 +44,7 @@ STREAMED = 20  # a state larger than this many L2 caches is evicted between step
 
 
 def build(case: Case, form: str, precision: str, backend: str) -> Workload:
-    """Build a workload: forward on `backend`, or generate in `form` with states in `precision`."""
+    """Build the case's workload: forward on `backend`, or generate in `form` with states in `precision`."""
     config = ttt_config_of(case)
     return _forward(case, config, backend) if case.phase == "forward" else _generate(case, config, form, precision)
 
@@ -192,7 +192,7 @@ class Steps:
 def _exact_steps(some: GenerateSet, begun: Any, rows: list[int], calls: int, rounds: int) -> torch.Tensor:
     """Run the float64 reference for calls * rounds steps; return the last outputs [rows, H, D].
 
-    If the kernels' state stores W in 16 bits, W is rounded after each step. begun: state of `rows` before the calls.
+    W is rounded after each step if the kernels store it in 16 bits without planes. begun: initial state of `rows`.
     """
     reference = import_module(some.generate.__name__.rpartition(".")[0] + ".reference")
     precision = PRECISIONS[some.state.precision]
@@ -215,7 +215,7 @@ def generate_set(config: TTTConfig, batch: int, dtype: str, form: str, precision
 
 
 def steps_in_turn(first: GenerateSet, config: TTTConfig, dtype: str) -> Steps:
-    """Return steps of `first` and enough copies that each step reads its state from DRAM."""
+    """Return `Steps` over `first` and enough copies of it that each step reads its state from DRAM."""
     streamed = first.state_bytes > STREAMED * l2_bytes()
     return Steps(staggered(first, 1 if streamed else input_sets(first.state_bytes, l2_bytes())), config, dtype)
 
@@ -247,7 +247,7 @@ def _check_steps(config: TTTConfig) -> int:
 def check_generate(
     config: TTTConfig, sequences: int, dtype: str, form: str, precision: str, launch: Tuning | None = None
 ) -> Checks:
-    """Check random sequences' generate steps over two mini-batches against a float64 reference.
+    """Check generate steps of random sequences, past two mini-batch ends, against a float64 reference.
 
     Results are cached: many cases share a result. launch: launch settings; None for the settings in `tuning.toml`.
     """

@@ -99,7 +99,7 @@ def layer_workload(
     settings: dict[str, str],
     most: int,
 ) -> Workload:
-    """Return a workload that times `run`. exact: returns the reference's results. most: limit on compared tokens."""
+    """Return a workload that times `run`. exact, most: see `layer_timed_check`."""
     return Workload(
         run=run,
         tokens=case.batch * case.context,
@@ -119,7 +119,7 @@ def layer_timed_check(
     """Return a `Workload.timed_check` of random sequences' outputs and final states.
 
     exact(sequences, tokens): returns the reference's results for the first `tokens` tokens of these sequences.
-    At most `most` outputs are compared. From a longer sequence, only the first `most` are, and no final state.
+    At most `most` tokens are compared; of a longer sequence, its first `most` tokens without the final state.
     """
     tokens, whole = min(case.context, most), case.context <= most
 
@@ -214,7 +214,7 @@ def exact_forward(reference: Any, inputs: dict[str, Any], rows: list[int], token
 
 
 def _exact_outputs(reference: Any, arguments: dict[str, Any], trace: Any, rows: list[int], tokens: int) -> Results:
-    """Return float64 outputs for the first `tokens` tokens of `rows`. trace: W and gradients by `reference.states`."""
+    """Return float64 outputs for the first `tokens` tokens of `rows`. trace: first result of `reference.states`."""
     batch, mini_batches = len(arguments["q"]), tokens // len(arguments["token_scale"])
     exact = {name: to_float64(x[rows, :tokens] if name in PER_TOKEN else x) for name, x in arguments.items()}
     states = tuple(x[:mini_batches].unflatten(1, (batch, -1))[:, rows].flatten(1, 2).double() for x in trace)

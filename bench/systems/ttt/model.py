@@ -36,13 +36,13 @@ class TTTLanguageModel(LanguageModel):
         return reference
 
     def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return a dual-form copy, on CUDA graphs: the primal form is too slow on long prompts."""
+        """Return a copy in `dtype` and the dual form, on CUDA graphs: the primal form is slow on long prompts."""
         reference = super().reference(model, dtype)
         reference.operator = ReplayedOperator(reference.config.learner)
         return reference
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
-        """Return a reference in the case's dtype; None for 16-bit states, which no reference has."""
+        """Return a reference in the case's dtype; None for float32 and for 16-bit states, which no reference has."""
         return None if case.state_dtype in ("bfloat16", "float16") else super().rounded_reference(model, case)
 
     def _compare(self, model: Any, case: Case) -> Checks:
@@ -64,7 +64,7 @@ class TTTLanguageModel(LanguageModel):
 
 
 class TTTTorch(TTTLanguageModel):
-    """Adapter of ttt-linear/torch and ttt-mlp/torch, which run the dual form in PyTorch."""
+    """Adapter of ttt-linear/torch and ttt-mlp/torch: PyTorch, in the dual form unless `form` is set."""
 
     def build(self, case: Case) -> Workload:
         return layer.build(case) if case.option("scope", "model") == "layer" else super().build(case)

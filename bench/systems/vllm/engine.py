@@ -41,8 +41,8 @@ SPARE_BLOCKS = 0.01  # share of the cache's blocks left free; the engine preempt
 class Settings:
     """An engine's settings; cases with equal settings share an engine.
 
-    graphs: a value of GRAPHS, which selects the step sizes with a CUDA graph. cuda_graphs: vLLM's cudagraph_mode.
-    attention: such as FLASH_ATTN-2. For attention, model_runner and cuda_graphs, "" leaves the choice to vLLM.
+    graphs: one of GRAPHS; selects the step sizes, in tokens, that get a CUDA graph. cuda_graphs: vLLM's cudagraph_mode.
+    attention: BACKEND-VERSION, such as FLASH_ATTN-2. "" for attention, model_runner or cuda_graphs: vLLM chooses.
     """
 
     size: str
@@ -125,7 +125,7 @@ class Batch:
         return (ends[-1] - self.started) * 1e3
 
     def requests(self) -> list[tuple[list[int], list[float]]]:
-        """Return each request's new tokens and engine-core timestamps, in order of arrival."""
+        """Return (new tokens, their engine-core timestamps) for each request, in order of arrival."""
         found: dict[str, tuple[list[int], list[float]]] = {}
         for at, outputs in self.received:
             for request_id, *tokens in outputs:
@@ -253,7 +253,7 @@ class Engine:
         return self.core.scheduler.kv_cache_config.num_blocks
 
     def sequences_that_fit(self, tokens: int) -> int:
-        """Return how many sequences of `tokens` tokens fit, with SPARE_BLOCKS of the cache free."""
+        """Return how many sequences of `tokens` tokens may run at once, with SPARE_BLOCKS of the cache free."""
         blocks_each = sum(-(-tokens // size) for size in self._block_sizes())
         return min(int(self.cache_blocks() * (1 - SPARE_BLOCKS)) // blocks_each, self.settings.max_num_seqs)
 

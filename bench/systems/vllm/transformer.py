@@ -17,7 +17,7 @@ BEST_VERSION = {9: "3", 10: "4"}
 class VllmTransformer(VllmSystem):
     """Adapter of the systems transformer/vllm and transformer-gqa/vllm.
 
-    The option `attention`, such as FLASH_ATTN-2, replaces the attention kernel that is best for the GPU.
+    The option `attention`, such as FLASH_ATTN-2, selects an attention kernel other than the GPU's best.
     """
 
     implementation = "vllm.model_executor.models.llama:LlamaForCausalLM"

@@ -19,7 +19,7 @@ class Tools:
     """The chosen profilers.
 
     times: the profiler for times. ratios: the profiler for hardware counters, "" for none.
-    versions: version by Nsight program (nsys, ncu), "" for an unusable one. summary: the choice in one sentence.
+    versions: version of each Nsight program (nsys, ncu), "" if missing; {} on a CPU. summary: the choice as a sentence.
     """
 
     times: Literal["kineto", "nsys"]

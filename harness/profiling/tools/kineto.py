@@ -21,7 +21,7 @@ _LAUNCH = ("cuda_runtime", "cuda_driver")
 def recording(
     device: str, with_ranges: bool, keep: Path | None = None, before: Callable[[], object] | None = None
 ) -> Iterator[list[Launched]]:
-    """Record the block with torch.profiler; then fill the yielded list with kernels ("cuda") or operators ("cpu").
+    """Record the block with torch.profiler; then fill the yielded list with kernels or, on "cpu", operators.
 
     with_ranges: whether to record each `nvtx_range` too, which slows the block down.
     keep: path for the compressed trace, for a viewer such as Perfetto; None to discard the trace.

@@ -99,7 +99,7 @@ def complaint(log: str) -> str:
 
 
 def read(table: str) -> dict[str, Counters]:
-    """Return counters by kernel name from the table that `importing` prints.
+    """Return {kernel name: counters} from the table that the command of `importing` prints.
 
     Kernel names are written as torch.profiler writes them.
     Raises ProfileError if the table is empty or not from Nsight Compute.

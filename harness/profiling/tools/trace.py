@@ -90,7 +90,7 @@ class Runs:
 def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Runs) -> dict[str, Any]:
     """Return a profile's fields: the fields that `found_in` returns, "units" and "notes".
 
-    launched: launches of the runs that `seen` describes; the slowest and fastest quarter of the runs are ignored.
+    launched: launches of the runs that `seen` describes; only the middle half of the runs counts (`_typical`).
     ranged: launches of one call with ranges. "region_us" and "longest_gap_us" exclude delays by the profiler.
     """
     kept, runs, region_us, notes = _typical(launched, seen)
@@ -139,7 +139,7 @@ def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], 
 
 
 def last_runs(launched: Sequence[Launched], runs: int, recorded: int) -> tuple[Sequence[Launched], int]:
-    """Return (launches, run count) of the last `runs` of `recorded` runs, or of all if the runs' kernels differ."""
+    """Return (launches, run count) of the last `runs` of `recorded` runs; of all runs if kernels differ."""
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not _alike(in_order, recorded):
         return launched, recorded
@@ -219,7 +219,7 @@ def timeline_of(
 
 
 def _step_end(paths: Sequence[tuple[str, ...]]) -> int:
-    """Count launches from the first layer's first start to its second; all if it starts once. paths: see `Launched`."""
+    """Count launches between the first layer's first two starts, or all. paths: each launch's ranges."""
     depths = [next((depth for depth, name in enumerate(path, start=1) if is_layer(name)), 0) for path in paths]
     layers = [(number, path[:depth]) for number, (path, depth) in enumerate(zip(paths, depths, strict=True)) if depth]
     for (_, before), (number, layer) in pairwise(layers):
