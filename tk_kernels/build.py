@@ -68,7 +68,7 @@ class KernelResources:
 
 @dataclass(frozen=True)
 class Built:
-    """A compiled kernel. `folder` (cached) holds library, compiler log and `ingredients`."""
+    """A compiled .cu file. `folder`, in the cache, holds library, compiler log and `ingredients`."""
 
     name: str
     folder: Path
@@ -81,7 +81,7 @@ class Built:
 
     @property
     def resources(self) -> list[KernelResources]:
-        """Each kernel's registers and spills from the compiler log, demangled by c++filt if found."""
+        """Each kernel's registers and spills from the compiler log; c++filt, if found, demangles names."""
         log = (self.folder / LOG).read_text()
         if shutil.which("c++filt"):
             log = subprocess.run(["c++filt"], input=log, capture_output=True, text=True, check=True).stdout
@@ -130,7 +130,7 @@ def unavailable(name: str) -> str:
 
 @functools.cache
 def load(name: str) -> Any:
-    """Return a kernel's tvm-ffi module, compiled if needed; BuildError if it cannot run here."""
+    """Return a kernel's tvm-ffi module, compiled if needed. Raises BuildError if it cannot run here."""
     reason = unavailable(name)
     if reason:
         raise BuildError(reason)
@@ -218,7 +218,7 @@ def source_digest(name: str) -> str:
 
 
 def _compiler_version(nvcc: Path | None) -> str | None:
-    """Return nvcc's version, such as `13.0, V13.0.88`; None without nvcc. Raises BuildError if nvcc does not run."""
+    """Return nvcc's version, such as `13.0, V13.0.88`, or "unknown"; None for None. BuildError if it cannot run."""
     if nvcc is None:
         return None
     try:
@@ -230,7 +230,7 @@ def _compiler_version(nvcc: Path | None) -> str | None:
 
 
 def _folder(name: str, wanted: dict[str, str | None]) -> Path:
-    """Return the kernel's cache folder, named by a hash of `wanted` without tool versions."""
+    """Return the kernel's cache folder, named by a hash of `wanted` without nvcc and ThunderKittens."""
     known = [wanted[each] for each in ("sources", "flags", "host", "tvm_ffi", "architecture")]
     key = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
     return cache_directory() / "kernels" / f"{name.replace('/', '.')}-{key}"

@@ -28,7 +28,7 @@ def check_contiguous(name: str, tensor: Tensor) -> None:
 
 
 def check_devices(**tensors: Tensor | None) -> None:
-    """Raise ValueError unless all tensors, by name, are on one device. Skips None."""
+    """Raise ValueError unless all tensors are on one device; skip arguments that are None."""
     given = [(name, x) for name, x in tensors.items() if x is not None]
     (first, x), *others = given
     for name, other in others:
@@ -73,10 +73,10 @@ def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.d
 
 
 def common_position(position: Tensor, start: int | None, mini_batch: int) -> int:
-    """Return all sequences' position in the mini-batch. Raises ValueError if positions differ or are not 0 to m - 1.
+    """Return all sequences' position in the mini-batch: `start`, or if it is None, the value in `position` [B].
 
-    position [B]: each sequence's position. start: the common position; None to read `position`, which
-    waits for the GPU. mini_batch: m.
+    Reading `position` waits for the GPU. mini_batch: m.
+    Raises ValueError if the positions differ or are not 0 to m - 1.
     """
     values = sorted(set(position.tolist())) if start is None else [start]
     if len(values) > 1:

@@ -1,8 +1,7 @@
-"""Count FLOPs and bytes of one TTT layer without its projections. Needs no torch.
+"""Count FLOPs and bytes of the TTT operator (ttt_layer.md, "Inside TTT", step 5). Needs no torch.
 
-A multiply-add is two FLOPs.
-D: head dimension. F = 4D: hidden units of TTT-MLP. m: mini-batch size. LayerNorm, GELU and other elementwise parts are
-O(F) per token and not counted.
+A multiply-add is two FLOPs. LayerNorm, GELU and other elementwise operations are not counted.
+D: head dimension. F = 4D: hidden units of TTT-MLP. m: mini-batch size.
 """
 
 from itertools import pairwise
@@ -10,38 +9,39 @@ from itertools import pairwise
 from tk_kernels import FORMS, check_choice
 
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-SUM_BYTES = BIAS_BYTES = 4  # per element of the primal form's gradient sums, and of the biases
+SUM_BYTES = BIAS_BYTES = 4  # bytes per element of the gradient sums (primal form) and of the biases
 
 
 class Cost:
-    """FLOPs and bytes of TTT-Linear or TTT-MLP; the methods take the sizes of a problem.
+    """Formulas for FLOPs and bytes of TTT-Linear or TTT-MLP; the methods take the sizes of a problem.
 
-    widths: each layer's input width, then the last layer's output width, in multiples of D: (1, 1) or (1, 4, 1).
+    widths: input width of each layer of the inner model, then the output width, in multiples of D: (1, 1), (1, 4, 1).
     """
 
     def __init__(self, *widths: int) -> None:
         pairs = list(pairwise(widths))
-        self._weights = sum(inputs * outputs for inputs, outputs in pairs)  # times D^2
-        self._backward = self._weights - pairs[0][0] * pairs[0][1]  # weights that G is multiplied with, times D^2
-        self._biases = sum(outputs for _, outputs in pairs)  # times D
-        self._row = sum(inputs + outputs for inputs, outputs in pairs)  # a token's inputs and gradients, times D
+        self._weights = sum(inputs * outputs for inputs, outputs in pairs)  # number of weights / D^2
+        self._backward = self._weights - pairs[0][0] * pairs[0][1]  # number of weights after layer 1 / D^2
+        self._biases = sum(outputs for _, outputs in pairs)  # number of biases / D
+        self._row = sum(inputs + outputs for inputs, outputs in pairs)  # elements of a token's cached rows / D
 
     def state_bytes(self, batch: int, heads: int, head_dim: int, element_bytes: int = 4) -> int:
-        """Return bytes of all sequences' and heads' weights and biases, `element_bytes` each."""
+        """Return the bytes of weights and biases of all sequences and heads, `element_bytes` per element."""
         return batch * heads * (self._weights * head_dim + self._biases) * head_dim * element_bytes
 
     def forward_flops(self, batch: int, tokens: int, heads: int, head_dim: int, mini_batch: int = 16) -> int:
         """Return the FLOPs of the dual form over `batch` sequences of `tokens` tokens each.
 
-        m: `mini_batch`. in, out: a layer's widths. X, Xbar: its inputs for K, Q. G: the loss's gradient at its output.
+        m: `mini_batch`. in, out: a layer's widths. X, Xbar: the layer's inputs for K and for Q.
+        G: the loss's gradient at the layer's output.
         Per token and head, X @ W, Xbar @ W, X^T @ G and (except in layer 1) G @ W^T take 2 * in * out each.
-        P = Xbar @ X^T takes 2 * m * in, and P @ G takes 2 * m * out: masked elements count.
+        P = Xbar @ X^T takes 2 * m * in, P @ G takes 2 * m * out, both including the masked elements of P.
         """
         products = 2 * (3 * self._weights + self._backward) * head_dim**2
         return batch * tokens * heads * (products + 2 * mini_batch * self._row * head_dim)
 
     def forward_bytes(self, batch: int, tokens: int, heads: int, head_dim: int, element_bytes: int = 2) -> int:
-        """Return a fused forward's minimum bytes: q, k, v, lr, output once; weights, biases twice.
+        """Return a fused forward's minimum traffic in bytes: q, k, v, lr and output once, weights and biases twice.
 
         element_bytes: bytes per element of q, k, v and the output; lr, weights and biases are float32.
         """
@@ -51,7 +51,7 @@ class Cost:
     def generate_flops(self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual") -> float:
         """Return the FLOPs of a generate step of `batch` sequences, averaged over a mini-batch.
 
-        dual: as `forward_flops`, which defines the symbols, with (m+1)/2 rows on average instead of m. s: token scale.
+        `forward_flops` defines the symbols. s: token scale. dual: as `forward_flops`, with (m+1)/2 rows instead of m.
         primal: X @ W, dW += X^T @ G, W_t = W - s dW, Xbar @ W_t and (except in layer 1) G @ W^T take 2 * in * out each.
         """
         check_choice("form", form, FORMS)
@@ -63,7 +63,7 @@ class Cost:
     def generate_state_bytes(
         self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual", state: str = "planes"
     ) -> int:
-        """Return state bytes: weights, float32 biases, cached rows (dual) or gradient sums (primal).
+        """Return the bytes of all states: weights, float32 biases, cached rows (dual) or gradient sums (primal).
 
         state: dtype of the weights: "float32", "float16", "bfloat16" or "planes" (float32 as two 16-bit tensors).
         Raises ValueError for an unknown form or state.
@@ -93,19 +93,19 @@ class Cost:
     def generate_bytes(
         self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual", state: str = "planes"
     ) -> float:
-        """Return minimum bytes per step: `generate_state_traffic` + 2 per element of q, k, v, out."""
+        """Return the minimum bytes of a step: `generate_state_traffic` plus 2 per element of q, k, v, out."""
         traffic = self.generate_state_traffic(batch, heads, head_dim, mini_batch, form, state)
         return traffic + batch * heads * 8 * head_dim
 
 
 def _weight_bytes(form: str, state: str) -> tuple[int, int, int]:
-    """Return bytes per weight: stored, read per token, and moved in addition at a mini-batch's last token.
+    """Return bytes per weight: (stored, read per token, further traffic at a mini-batch's last token).
 
-    An element of a cached row has the second size. state: see `generate_state_bytes`. `form` is only checked.
+    An element of a cached row has as many bytes as a token reads per weight. Raises ValueError for an unknown argument.
     """
     check_choice("form", form, FORMS)
     check_choice("state", state, ("planes", *ELEMENT_BYTES))
-    if state == "planes":  # a token reads the high plane; the last one also reads the low one, writes both
+    if state == "planes":  # each token reads the high plane; a mini-batch's last one also reads low, writes both
         return 4, 2, 6
     size = ELEMENT_BYTES[state]
     return size, size, size

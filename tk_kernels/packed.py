@@ -1,4 +1,4 @@
-"""Sequences of different lengths packed in tensors [N, ...], as FlashAttention's `varlen`."""
+"""Layout of sequences packed in tensors [N, ...], as in FlashAttention's varlen functions."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,10 +15,10 @@ class Packed:
 
     cu_seqlens [S + 1] int32: sequence s has the tokens cu_seqlens[s] to cu_seqlens[s + 1] - 1, or none.
     start [S] int32: number of earlier tokens per sequence. With 0, a sequence starts from the initial weights.
-    slots [S] int64: index of each sequence's state in the tensors of states, all different.
-    chunks [at least N // CHUNK + S, 2] int32: per chunk of up to CHUNK tokens, its sequence and its offset in that
-    sequence. In surplus rows the offset is at or past the sequence's end.
-    tokens: N. length: tokens per sequence, if all have the same number and begin at a mini-batch's start; otherwise 0.
+    slots [S] int64: index of each sequence's state in dimension 0 of the state's tensors; no two are equal.
+    chunks [at least N // CHUNK + S, 2] int32: for each chunk of up to CHUNK tokens, (sequence, offset of the chunk in
+    the sequence). In surplus rows the offset is at or past the sequence's end.
+    tokens: N. length: tokens per sequence if known to be equal and all begin at a mini-batch's start; else 0.
     """
 
     cu_seqlens: Tensor
@@ -30,14 +30,14 @@ class Packed:
 
     @cached_property
     def positions(self) -> Tensor:
-        """Position [N] of each token in its sequence, counting the `start` earlier tokens."""
+        """Position [N] int64 of each token in its sequence, counting the `start` earlier tokens."""
         lengths = self.cu_seqlens.diff()
         moved = (self.start - self.cu_seqlens[:-1]).repeat_interleave(lengths, output_size=self.tokens)
         return moved + torch.arange(self.tokens, device=moved.device)
 
 
 def packed(cu_seqlens: Tensor, start: Tensor, slots: Tensor, tokens: int, length: int = 0) -> Packed:
-    """Return a `Packed` with these fields; `chunks` is computed on the device without a sync."""
+    """Return a `Packed` with these fields; `chunks` is computed on the device without a host sync."""
     sequences = len(slots)
     counts = -(-cu_seqlens.diff() // CHUNK)
     ends = counts.cumsum(0)

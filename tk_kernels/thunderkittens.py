@@ -26,14 +26,14 @@ def cache_directory() -> Path:
 
 
 def find_thunderkittens() -> Path | None:
-    """Return THUNDERKITTENS_ROOT or, if unset, the cached clone; None if it has no headers."""
+    """Return THUNDERKITTENS_ROOT or, if unset, the cached clone; None if that folder has no headers."""
     named = os.environ.get("THUNDERKITTENS_ROOT")
     root = Path(named) if named else _clone_path()
     return root if (root / HEADER).is_file() else None
 
 
 def thunderkittens_version(root: Path | None) -> str | None:
-    """Return the pinned commit if `root` holds its headers, else their digest; None without `root`."""
+    """Return the pinned commit if root's headers match it, else their digest; None if `root` is None."""
     if root is None:
         return None
     digest = hashlib.sha256()
@@ -44,7 +44,7 @@ def thunderkittens_version(root: Path | None) -> str | None:
 
 
 def fetch_thunderkittens() -> Path:
-    """Return the cached clone at the pinned commit; fetch it if missing, BuildError on failure."""
+    """Return the cached clone at the pinned commit, fetched if missing. Raises BuildError if that fails."""
     target = _clone_path()
     with in_cache("ThunderKittens cannot be kept"), alone(target.parent / ".fetch.lock"):
         if not (target / HEADER).is_file():
@@ -57,7 +57,7 @@ def fetch_thunderkittens() -> Path:
 
 @contextmanager
 def in_cache(what: str) -> Iterator[None]:
-    """Convert the block's OSError to a BuildError that begins with `what`: "x cannot be built"."""
+    """Convert an OSError in the block to a BuildError. The message begins with `what`: "x cannot be built"."""
     try:
         yield
     except OSError as error:
@@ -67,7 +67,7 @@ def in_cache(what: str) -> Iterator[None]:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Lock `path` so that one process at a time runs the block; no lock if unsupported."""
+    """Lock `path` so that one process at a time runs the block; no lock if the file system has none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as lock:
         with suppress(OSError):

@@ -16,7 +16,7 @@ from bench.models.checkpoint import copy_tensors
 from bench.models.fused import FusedBlock
 from bench.models.hugging_face import read_config
 from bench.models.kernel_operator import KernelOperator
-from bench.models.ttt import TTTModel
+from bench.models.ttt import LayerState, TTTModel
 from bench.serving.pages import Layout, Step, hidden, warm_up
 from tk_kernels.packed import packed
 
@@ -39,9 +39,9 @@ class States(MambaBase):
 
     @kv_cache.setter
     def kv_cache(self, pages: Sequence[Tensor]) -> None:
-        """Store the pages, and views of the states in the pages; an empty list frees the cache."""
+        """Store the pages, and the states as views of the pages; an empty list frees the cache."""
         self._pages = pages
-        self.views = self.layout.views(pages[0]) if len(pages) else []
+        self.state = self.layout.state(pages[0]) if len(pages) else None
 
     def get_state_shape(self) -> tuple[tuple[int, ...], ...]:
         return ((self.layout.page_bytes,),)
@@ -93,15 +93,15 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
                 self._is_warm = True
             step, layers = self._one_prompt(len(input_ids), input_ids.device)
         else:
-            step, layers = metadata.step, [each.views for each in self.states]
-        x = hidden(self.ttt, self.layout, layers, input_ids, step)
+            step, layers = metadata.step, [each.state for each in self.states if each.state is not None]
+        x = hidden(self.ttt, layers, input_ids, step)
         return F.pad(self.ttt.model.norm(x), (0, 0, 0, len(input_ids) - len(x)))
 
-    def _one_prompt(self, tokens: int, device: torch.device) -> tuple[Step, list[list[Tensor]]]:
-        """Return, for vLLM's dummy runs, a step of one prompt and each layer's views of one shared scratch page."""
+    def _one_prompt(self, tokens: int, device: torch.device) -> tuple[Step, list[LayerState]]:
+        """Return, for vLLM's dummy runs, a step of one prompt and each layer's state in one shared scratch page."""
         ends = torch.tensor([0, tokens], dtype=torch.int32, device=device)
-        page = self.layout.views(torch.zeros(1, self.layout.page_bytes, dtype=torch.int8, device=device))
-        return packed(ends, ends[:1], ends[:1].long(), tokens), [page] * len(self.states)
+        state = self.layout.state(torch.zeros(1, self.layout.page_bytes, dtype=torch.int8, device=device))
+        return packed(ends, ends[:1], ends[:1].long(), tokens), [state] * len(self.states)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         return F.linear(hidden_states, self.ttt.head)

@@ -75,47 +75,42 @@ class Layout:
 
         mapped(self._empty, place)
 
-    def views(self, pages: Tensor) -> list[Tensor]:
-        """Return views of the state's tensors [slots, ...] in a layer's pages [slots, bytes] int8."""
-        return [
-            pages[:, offset : offset + prod(shape) * dtype.itemsize].view(dtype).unflatten(1, shape)
-            for offset, shape, dtype in self.spans
-        ]
+    def state(self, pages: Tensor) -> LayerState:
+        """Return the states in a layer's pages [slots, bytes] int8 as views [slots, ...]; their position is None."""
+        spans = iter(self.spans)
 
-    def generating(self, views: Sequence[Tensor], slots: Tensor, positions: Tensor) -> LayerState:
-        """Return the state in a layer's `views` for a generate step on slots [B].
+        def view(_: Tensor) -> Tensor:
+            offset, shape, dtype = next(spans)
+            return pages[:, offset : offset + prod(shape) * dtype.itemsize].view(dtype).unflatten(1, shape)
 
-        positions [B, H]: each request's position in the mini-batch, repeated for all heads.
-        """
-        state = self._with(views, positions)
-        return replace(state, inner=replace(state.inner, slots=slots), slots=slots)
-
-    def packed(self, views: Sequence[Tensor], sequences: Packed) -> LayerState:
-        """Return a layer's state for a forward over packed sequences; the forward updates their slots in `views`."""
-        return replace(self._with(views, sequences.start), sequences=sequences)
-
-    def _with(self, views: Sequence[Tensor], positions: Tensor) -> LayerState:
-        tensors = iter(views)
-        state = mapped(self._empty, lambda _: next(tensors))
-        return replace(state, inner=replace(state.inner, position=positions))
+        return mapped(self._empty, view)
 
 
-def hidden(model: TTTModel, layout: Layout, layers: Sequence[Sequence[Tensor]], ids: Tensor, step: Step) -> Tensor:
+def generating(state: LayerState, slots: Tensor, positions: Tensor) -> LayerState:
+    """Return `state`, a result of `Layout.state`, for a generate step on slots [B].
+
+    positions [B, H]: each request's position in the mini-batch, repeated for all heads.
+    """
+    return replace(state, inner=replace(state.inner, position=positions, slots=slots), slots=slots)
+
+
+def hidden(model: TTTModel, layers: Sequence[LayerState], ids: Tensor, step: Step) -> Tensor:
     """Return the residual stream [n, C] for a step's n tokens; update the slots' states.
 
-    model: with `FusedBlock`. ids [N]: n token ids, then padding. layers: for each layer, the result of `Layout.views`.
+    model: with `FusedBlock`. ids [N]: n token ids, then padding. layers: for each layer, the result of `Layout.state`.
     """
     operator = model.operator
     assert isinstance(operator, KernelOperator)
     if isinstance(step, Packed):
         h = model.model.embed_tokens(ids[None, : step.tokens])
-        for views, block in zip(layers, model.blocks, strict=True):
+        for state, block in zip(layers, model.blocks, strict=True):
             initial = block.seq_modeling_block.learner_weights()
             learn = partial(operator.forward_packed, initial=initial, sequences=step)
-            h = block(h, model._rope, layout.packed(views, step), learn)
+            inner = replace(state.inner, position=step.start)
+            h = block(h, model._rope, replace(state, inner=inner, sequences=step), learn)
         return h[0]
     positions = step.positions[:, None].repeat(1, model.config.heads)  # as the kernels read them
-    states = [layout.generating(views, step.slots, positions) for views in layers]
+    states = [generating(state, step.slots, positions) for state in layers]
     batch = len(step.slots)
     return model._hidden_step(ids[:batch, None], TTTState(batch, states))[:, 0]
 
@@ -128,9 +123,9 @@ def warm_up(model: TTTModel, layout: Layout) -> None:
     by the first such step.
     """
     page = torch.zeros(1, layout.page_bytes, dtype=torch.int8, device=model.device)
-    layers = [layout.views(page)] * len(model.blocks)
+    layers = [layout.state(page)] * len(model.blocks)
     sequences = [1 << power for power in range(LEAST_ROWS.bit_length())]
     for count, length in (*((count, 0) for count in sequences), (1, 1)):  # of length 1: the CUDA kernel for batches
         zeros = torch.zeros(count, dtype=torch.int32, device=model.device)
         ends = torch.arange(count + 1, dtype=torch.int32, device=model.device)
-        hidden(model, layout, layers, zeros.long(), packed(ends, zeros, zeros.long(), count, length))
+        hidden(model, layers, zeros.long(), packed(ends, zeros, zeros.long(), count, length))

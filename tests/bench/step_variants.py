@@ -86,14 +86,14 @@ def main(learner: str, backbone: str) -> None:
     config = replace(model_config(f"ttt-{learner}", "tiny", backbone=backbone), layers=2)
     model = from_seed(config, 0, "cpu", torch.bfloat16, operator=KernelOperator(learner), block=FusedBlock)
     layout = Layout(config, model.operator, torch.bfloat16)
-    views = layout.views(torch.zeros(SLOTS, layout.page_bytes, dtype=torch.int8))
+    state = layout.state(torch.zeros(SLOTS, layout.page_bytes, dtype=torch.int8))
     variants = look_like_an_h200()
     with torch.no_grad():
         warm_up(model, layout)
         warm = set(variants)
         for _ in range(STEPS):
             step = random_step()
-            hidden(model, layout, [views] * 2, torch.zeros(step.tokens, dtype=torch.int64), step)
+            hidden(model, [state] * 2, torch.zeros(step.tokens, dtype=torch.int64), step)
     print(json.dumps({"launched": sorted({name for name, *_ in warm}), "cold": sorted(variants - warm)}))
 
 

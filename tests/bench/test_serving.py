@@ -25,6 +25,7 @@ from harness.measure.correctness import relative_error
 from tests.interpreter import DEVICE, INTERPRETED
 from tk_kernels.forward.operator import THUNDERKITTENS
 from tk_kernels.packed import packed
+from tk_kernels.reference.token_rows import mapped
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 # Relative error of the logits of a request in a mixed step against the model in float32, in PyTorch
@@ -53,9 +54,11 @@ def test_the_tensors_of_a_page_begin_at_64_bytes_and_do_not_meet():
     assert shapes[2:5] == ((2, 16, 10), (2, 16, 10), (2, 10, 10))
     assert offsets == (0, 128, 256, 896, 1536, 1984, 2432)
     pages = torch.zeros(3, layout.page_bytes, dtype=torch.int8)
-    for number, view in enumerate(layout.views(pages)):
+    views = []
+    mapped(layout.state(pages), views.append)
+    for number, view in enumerate(views):
         view[1] = number
-    assert [float(view[1].float().mean()) for view in layout.views(pages)] == list(range(7))
+    assert [float(view[1].float().mean()) for view in views] == list(range(7))
     assert not pages[0].any()
 
 
@@ -88,7 +91,7 @@ def assert_served(learner, backbone, steps, operator, dtype=torch.float32):
     plain.copy_weights(model)
     layout = Layout(config, operator, dtype)
     pages = torch.full((6, len(model.blocks), layout.page_bytes), 3, dtype=torch.int8, device=DEVICE)
-    layers = [layout.views(each) for each in pages.unbind(1)]
+    layers = [layout.state(each) for each in pages.unbind(1)]
     ids = torch.randint(512, (4, 60), generator=torch.Generator().manual_seed(0)).to(DEVICE)
     slots, done, last = [3, 1, 5, 2], [0, 0, 0, 0], {}
     for tokens in steps:
@@ -107,7 +110,7 @@ def assert_served(learner, backbone, steps, operator, dtype=torch.float32):
             step = Generating(where, before % 16)
         batch = torch.cat([ids[r, done[r] : done[r] + tokens[r]] for r in order])
         with torch.no_grad():
-            rows = hidden(model, layout, layers, batch, step)
+            rows = hidden(model, layers, batch, step)
         ends = torch.tensor([tokens[request] for request in order], device=DEVICE).cumsum(0)
         for request, row in zip(order, rows[ends - 1], strict=True):
             done[request] += tokens[request]
@@ -142,9 +145,9 @@ def test_a_served_step_has_no_dependent_launches(monkeypatch):
     assert dependent == [False] + [True] * 5  # new parameters come before the first launch
     dependent.clear()
     layout, slots = Layout(config, operator, torch.float32), torch.tensor([2, 1])
-    layers = [layout.views(torch.zeros(3, layout.page_bytes, dtype=torch.int8))]
+    layers = [layout.state(torch.zeros(3, layout.page_bytes, dtype=torch.int8))]
     with torch.no_grad():
-        hidden(model, layout, layers, slots, Generating(slots, slots.int()))
+        hidden(model, layers, slots, Generating(slots, slots.int()))
     assert dependent == [False] * 6
 
 

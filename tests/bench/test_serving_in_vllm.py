@@ -170,6 +170,6 @@ def test_a_cache_that_vllm_frees_is_not_kept(vllm, model):
     (states,) = vllm.compilation_config.static_forward_context.values()
     assert isinstance(states.kv_cache, tuple)
     states.bind_kv_cache(torch.zeros(3, 1, 1, model.layout.page_bytes, dtype=torch.int8))
-    assert states.views[0].data_ptr() == states.kv_cache[0].data_ptr()
+    assert states.state.block_conv.data_ptr() == states.kv_cache[0].data_ptr()
     states.kv_cache = []  # as vLLM does
-    assert not states.views
+    assert states.state is None

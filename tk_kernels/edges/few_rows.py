@@ -1,6 +1,6 @@
 """GEMMs y = x W^T with few rows of x, fused with a norm before or a SwiGLU after.
 
-Such a GEMM takes as long as reading W, so the fused operations cost nothing and save a launch.
+Such a GEMM takes as long as reading W, so the fused operations add no time and save a launch.
 With one or two rows of x, a program loads whole rows of W and sums on CUDA cores. The program applies the norm's mean
 and scale to the sums, so loads of weights do not wait for the norm. With more rows, tensor cores multiply tiles.
 """
@@ -57,12 +57,12 @@ class Norm:
 
 
 def fits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
-    """Whether `suits` accepts the arguments and x's GPU has enough shared memory for the kernel."""
+    """Whether `suits` accepts the arguments and x is on a GPU with enough shared memory for the kernel."""
     return x.is_cuda and suits(x, weights, swiglu=swiglu) and shared_bytes(x.device) >= SHARED_BYTES
 
 
 def suits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
-    """Whether `few_rows_product` supports such arguments and is no slower than cuBLAS (on an H100). Ignores devices."""
+    """Whether `few_rows_product` supports x and weights and is no slower than cuBLAS (on an H100). Ignores devices."""
     most = MOST_ROWS if len(weights) >= MANY_OUTPUTS * (1 + swiglu) else MOST_ROWS_FEW_OUTPUTS
     few = x.shape[-1] <= x.numel() <= most * x.shape[-1]
     laid_out = x.ndim > 1 and x.stride(-1) == 1 and weights.is_contiguous() and _fits_int32_offsets(x)
@@ -89,9 +89,9 @@ def few_rows_product(
     out: Tensor | None = None,
     pdl: bool = False,
 ) -> Tensor:
-    """Return before(x) W^T, [..., N] in x's dtype, for x [..., K] and weights W [N, K].
+    """Return before(x) W^T, or x W^T without `before`: [..., N] in x's dtype, for weights W [N, K].
 
-    Without `before`, return x W^T.
+    x [..., K]: 1 to 64 rows.
     out [..., N]: add the result to this tensor in place, and return it. `out` must share no memory with the inputs.
     swiglu: W is [2 N, K], Wg's rows before Wu's, and the result is silu(y Wg^T) * (y Wu^T) with y = before(x).
     swiglu supports neither `out` nor an output gate.
@@ -125,7 +125,7 @@ def few_rows_product(
 
 
 def _checked(x: Tensor, weights: Tensor, before: Norm | None, swiglu: bool, out: Tensor | None) -> tuple[Tensor, int]:
-    """Return x as rows [R, K], and the number N of output columns. Raises ValueError for bad arguments."""
+    """Return (x as rows [R, K], number N of output columns). Raises ValueError for bad arguments."""
     *many, K = x.shape
     N, odd = divmod(len(weights), 2) if swiglu else (len(weights), 0)
     if not (many and 1 <= math.prod(many) <= MOST_ROWS) or odd or weights.dtype != x.dtype:
@@ -159,7 +159,7 @@ def _few_rows_product(
 ):  # fmt: skip
     """Compute OUTPUTS columns of out [R, N] = x W^T on tensor cores, INPUTS columns of x at a time.
 
-    ROWS: R, padded to a power of two. DOT: dtype of operands. STAGES: pipeline stages. Others: see `_few_rows_summed`.
+    ROWS: R, padded to a power of two, at least 16. DOT: dtype of operands. Other arguments: see `_few_rows_summed`.
     """
     let_next_begin(PDL)
     wait_for_previous(PDL)
@@ -234,7 +234,7 @@ def _few_rows_summed(
             total += tl.where(here[:, None], _products(w, entering)[None, :], 0.0)
             if SWIGLU:
                 up += tl.where(here[:, None], _products(v, entering)[None, :], 0.0)
-            # The norm's sums come after the weights' sums: in front, they would delay each load of a weight.
+            # Compute the norm's sums after the weights' sums: before, they would delay each load of a weight.
             if GATED:
                 of_mean += tl.where(here[:, None], _products(w, factor)[None, :], 0.0)
                 of_bias += tl.where(here[:, None], _products(w, shift)[None, :], 0.0)

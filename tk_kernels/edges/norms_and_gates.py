@@ -1,4 +1,4 @@
-"""One-launch kernels around a TTT layer: LayerNorm with output gate, RMSNorm, SwiGLU."""
+"""Kernels for operations around a TTT layer: LayerNorm with output gate, RMSNorm, SwiGLU."""
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float,
 
 @on_its_device
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
-    """Return x / rms(x) * weight over the last dimension, in x's dtype; weight is [C].
+    """Return x / sqrt(mean(x^2) + eps) * weight in x's dtype, for x [..., C] and weight [C].
 
     pdl: use programmatic dependent launch; the kernel reads `weight` before earlier launches end.
     Arithmetic is float32; the result is rounded once. Raises ValueError on a wrong shape, stride or device.
@@ -74,7 +74,7 @@ def swiglu(x: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Return x as [N, C], a view if possible, else a copy; ValueError unless stride(-1) == 1."""
+    """Return x as [N, C], a view if possible, else a copy. Raises ValueError unless stride(-1) is 1."""
     if x.stride(-1) != 1:
         raise ValueError(f"strides {x.stride()}: the last must be 1")
     return x.view(-1, x.shape[-1]) if x.is_contiguous() else x.flatten(0, -2)
@@ -100,7 +100,7 @@ def _norm_gate(
 
 @jit
 def rms_normed(row, weight, C: tl.constexpr, eps):
-    """Return row / rms(row) * weight in float32; `row` has C channels, then zeros as padding."""
+    """Return row / sqrt(mean(row^2) + eps) * weight in float32; `row` has C channels, then zeros as padding."""
     return row * (1.0 / tl.sqrt(tl.sum(row * row, 0) / C + eps)) * weight
 
 

@@ -21,7 +21,7 @@ from tk_kernels.packed import CHUNK, Packed
 
 TAPS = 4  # inputs per output of a convolution
 # A program computes CHUNK tokens, one after the other; it also reads the three inputs before them.
-BLOCK = 128  # channels per program of query_key: one warp, four per thread
+BLOCK = 128  # channels per program of query_key, which is one warp: four channels per thread
 
 
 @on_its_device
@@ -38,14 +38,14 @@ def residual_convolution(
     slots: Tensor | None = None,
     sequences: Packed | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return h + conv(RMSNorm(h)) and the RMSNorm of that sum, both [B, T, C] in h's dtype.
+    """Return (y, RMSNorm(y)) with y = h + conv(RMSNorm(h)), both [B, T, C] in h's dtype.
 
-    h [B, T, C] contiguous. cache [B, 3, C]: the last three inputs of the convolution, replaced in place.
+    h [B, T, C] contiguous. cache [B, 3, C]: the last three inputs of conv, oldest first, replaced in place.
     slots [B], only with T = 1: sequence b uses cache[slots[b]]. The cache may have any size and stride in dimension 0.
-    sequences, only with B = 1: the layout of T packed tokens. Packed sequence s uses cache[sequences.slots[s]].
+    sequences, only with B = 1: layout of T packed tokens. Sequence s uses cache[sequences.slots[s]]; at start 0, zeros.
     norm, next_norm [C]: weights of the first and second RMSNorm. weight [C, 1, 4], bias [C]: parameters of conv.
     pdl: use programmatic dependent launch; the kernel reads cache, norms, weight and bias before earlier launches end.
-    Sums are float32; the convolution's inputs and the sum with h are rounded to h's dtype.
+    Sums are float32; the convolution's inputs and y are rounded to h's dtype.
     Raises ValueError on a wrong shape, stride or device, and if T * C exceeds 2^31.
     """
     B, T, C = h.shape
@@ -86,14 +86,14 @@ def query_key(
     slots: Tensor | None = None,
     sequences: Packed | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, k [B, T, H, D] with RoPE, in x's dtype, and lr [B, T, H] float32.
+    """Return (q, k, lr): q, k [B, T, H, D] with RoPE, in x's dtype, and lr [B, T, H] float32.
 
     x [B, T, C]: input of both convolutions.
     lr_logits [B, T, H], lr_bias [H]: lr = base_lr * sigmoid(lr_logits + lr_bias) / D.
     x and lr_logits can be slices of columns of one wider tensor.
     cache [B, 3, C]: each sequence's last three inputs, replaced in place. slots, sequences: see `residual_convolution`.
     conv_q, conv_k: weight [C, 1, 4] and bias [C] of each convolution. rope: cos and sin [m, D/2] float32.
-    position [S] or [S, H]: each sequence's number of earlier tokens, or that number modulo m. S = B unless packed.
+    position [S] or [S, H], for S sequences: number of earlier tokens of each sequence, or that number modulo m.
     pdl: use programmatic dependent launch; cache, position, conv_q, conv_k are read before earlier launches end.
     Sums are float32; q and k are rounded once, after RoPE. Raises ValueError on a wrong shape, dtype, stride or device.
     """
@@ -180,7 +180,7 @@ def _rounded_rms_norm(row, weight, C: tl.constexpr, eps):
 
 @jit
 def _taps(weight, channel, valid, weight_stride, tap_stride):
-    """Return the channels' four taps in float32, for the inputs 0, 1, 2 and 3 tokens back."""
+    """Return (w0, w1, w2, w3) in float32: the channels' taps for the inputs 0, 1, 2 and 3 tokens back."""
     at = weight + channel * weight_stride
     w3 = tl.load(at, mask=valid, other=0).to(tl.float32)
     w2 = tl.load(at + tap_stride, mask=valid, other=0).to(tl.float32)
@@ -191,7 +191,7 @@ def _taps(weight, channel, valid, weight_stride, tap_stride):
 
 @jit
 def _cached(at, valid, C: tl.constexpr):
-    """Load a sequence's last three inputs, oldest first: three rows of C channels at `at`."""
+    """Load a sequence's last three inputs, oldest first, from three rows of C channels at `at`."""
     r3 = tl.load(at, mask=valid, other=0, cache_modifier=".cg")
     r2 = tl.load(at + C, mask=valid, other=0, cache_modifier=".cg")
     r1 = tl.load(at + 2 * C, mask=valid, other=0, cache_modifier=".cg")
@@ -200,7 +200,7 @@ def _cached(at, valid, C: tl.constexpr):
 
 @jit
 def _packed_chunk(cu_seqlens, chunks, chunk):
-    """Return (sequence, chunk's offset in it, sequence's first packed row, its token count)."""
+    """Return (sequence, chunk's offset in the sequence, sequence's first row in [N, ...], sequence's length)."""
     seq = tl.load(chunks + 2 * chunk).to(tl.int64)
     first = tl.load(chunks + 2 * chunk + 1)
     token = tl.load(cu_seqlens + seq)
@@ -214,7 +214,7 @@ def _residual_convolution(
     C: tl.constexpr, CP: tl.constexpr, CHUNK: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
     cu_seqlens=None, starts=None, chunks=None, after_stride=0, PACKED: tl.constexpr = False,
 ):  # fmt: skip
-    """Compute a chunk of tokens of `residual_convolution`. Local variables x0 to x3: inputs 0 to 3 tokens back."""
+    """One program of `residual_convolution`: up to CHUNK tokens. Variables x0 to x3: inputs 0 to 3 tokens back."""
     let_next_begin(PDL)
     rc = tl.arange(0, CP)
     valid = rc < C
@@ -284,7 +284,7 @@ def _query_key(
     SLOTS: tl.constexpr, PDL: tl.constexpr,
     cu_seqlens=None, starts=None, chunks=None, after_stride=0, PACKED: tl.constexpr = False,
 ):  # fmt: skip
-    """Compute BLOCK channels of a chunk of tokens of `query_key`. Variables x0 to x3: inputs 0 to 3 tokens back."""
+    """One program of `query_key`: BLOCK channels, up to CHUNK tokens. Variables x0 to x3: inputs 0 to 3 tokens back."""
     let_next_begin(PDL)
     C: tl.constexpr = H * D
     BLOCKS: tl.constexpr = (C + BLOCK - 1) // BLOCK

@@ -28,7 +28,7 @@ def _unavailable(device: torch.device | int) -> str:
 def swiglu_product(x: Tensor, weights: Tensor, *, concurrent: bool = False) -> Tensor:
     """Return silu(x Wg^T) * (x Wu^T), [..., F] in x's dtype, for x [..., C].
 
-    weights [2 F, C]: Wg's rows before Wu's. Arithmetic is float32; the result is rounded. cuBLAS also rounds x W^T.
+    weights [2 F, C]: Wg's rows, then Wu's. Arithmetic is float32. The result is rounded; cuBLAS first rounds x W^T too.
     concurrent: whether other kernels run at the same time. If so, thread blocks that start late compute fewer tiles.
     """
     rows = x.flatten(0, -2)
@@ -41,7 +41,7 @@ def swiglu_product(x: Tensor, weights: Tensor, *, concurrent: bool = False) -> T
 
 
 def fits(rows: Tensor, weights: Tensor) -> bool:
-    """Whether the Hopper kernel takes rows [M, C], weights [2 F, C]: bfloat16, M >= 256; F, C multiples of 64."""
+    """Whether the Hopper kernel can run: aligned bfloat16 rows [M, C], weights [2 F, C]; M >= 256; 64 divides F, C."""
     outputs, inputs = len(weights) // 2, weights.shape[1]
     return (
         rows.is_cuda

@@ -52,7 +52,7 @@ def launch(
 ) -> None:
     """Launch an operator's forward kernel on T tokens that begin at a mini-batch's start; write to `outputs`.
 
-    run: the operator's launch function, called as run(q, k, rest, m, B, settings); rest: the kernel's other arguments.
+    run: launch function, called as run(q, k, rest, m, B, settings, warmup=compile_only); rest: other kernel arguments.
     tokens: q, k with RoPE, v, lr. outer: token_scale, ln_weight, ln_bias. Shapes: see `ForwardOperator.forward`.
     weights: each layer's weight and bias. To update them in place, pass them in `outputs` too.
     outputs: the tensors for the outputs, the next weights and biases, and the last mini-batch's cached rows.
@@ -78,7 +78,7 @@ def launch_packed(
 ) -> Tensor:
     """Return the outputs [N, H, D] of packed sequences; update the slots of `state` that these sequences use.
 
-    run: see `launch`. kernel: the kernel to launch; `run` gets its `cu_seqlens` and later parameters by keyword.
+    run: see `launch`. kernel: the Triton kernel; its parameters from `cu_seqlens` on are keyword arguments of `run`.
     Other arguments: see `forward_packed`.
     """
     q, k, v, lr = tokens
@@ -98,7 +98,7 @@ def launch_packed(
 
 @jit
 def packed_sequence(cu_seqlens, start, slots, seq, m: tl.constexpr):
-    """Return a packed sequence's first row in [N, ...], length, number n of earlier tokens, n % m, and state slot."""
+    """Return (first row in [N, ...], length, number n of earlier tokens, n % m, state slot) of sequence `seq`."""
     token = tl.load(cu_seqlens + seq)
     count = tl.load(cu_seqlens + seq + 1) - token
     before = tl.load(start + seq)
@@ -107,7 +107,7 @@ def packed_sequence(cu_seqlens, start, slots, seq, m: tl.constexpr):
 
 @jit
 def keys_at(k, rows, token, begin, k_token, column, D: tl.constexpr, PACKED: tl.constexpr):
-    """Return the addresses of elements (token, column) of K; k_token is the stride of tokens.
+    """Return the addresses of elements (token, column) of K; k_token: K's stride over tokens.
 
     With PACKED, tokens -begin to -1 are earlier tokens of the mini-batch, with keys in the state's `rows` [m, D].
     """
@@ -143,14 +143,14 @@ def sums_of_six(s0, s1, s2, s3, s4, s5):
 
 @jit
 def normalization(s0, s1, D: tl.constexpr):
-    """Return mean and 1/std of rows z [D], from each row's sum s0 and sum of squares s1."""
+    """Return (mean, 1/std) of rows z [D], from each row's sum s0 and sum of squares s1; eps 1e-6."""
     mean = s0 * (1.0 / D)
     return mean, tl.rsqrt(tl.maximum(s1 * (1.0 / D) - mean * mean, 0.0) + 1e-6)
 
 
 @jit
 def gradient_coefficients(s0, s1, s2, s3, s4, s5, weight_squared, D: tl.constexpr):
-    """Return mean, 1/std, mean(g) and mean(g * xhat) / std of rows z [D], the terms of `ln_l2_grad`.
+    """Return (mean, 1/std, mean(g), mean(g * xhat) / std) of rows z [D], the terms of `ln_l2_grad`.
 
     The notation is that of ttt_layer.md, step 5, with LayerNorm's weight and bias, and target R.
     Each argument is a sum over a row: s0 of z, s1 of z^2, s2 of u, s3 of u z, s4 of o z, s5 of o, weight_squared of
@@ -173,7 +173,7 @@ def tanh(x):
 
 @jit
 def gelu_tanh(x):
-    """Return GELU(x) in its tanh form, and the value of that tanh, for `gelu_slope`."""
+    """Return (GELU(x) in its tanh form, the value of the tanh, which `gelu_slope` needs)."""
     th = tanh(x * (0.7978845608028654 + 0.035677408136300125 * x * x))
     half = 0.5 * x
     return half + half * th, th

@@ -72,7 +72,7 @@ class ForwardOperator:
         return build.unavailable(self.kernels[mini_batch])
 
     def choice(self, q: Tensor, mini_batch: int) -> str:
-        """Return the first of "thunderkittens", "triton" and "reference" that can run tokens like q [B, T, H, D]."""
+        """Return the first of "thunderkittens", "triton", "reference" that supports q [B, T, H, D] and `mini_batch`."""
         kernel = self.kernels.get(mini_batch)
         takes = kernel and q.is_cuda and q.dtype == torch.bfloat16 and q.shape[3] == HEAD_DIM
         if takes and not hopper_unavailable(str(kernel), os.environ.get("TTT_BENCH_ARCH")):
@@ -100,7 +100,7 @@ class ForwardOperator:
 
         q, k, v [B, T, H, D]: bfloat16, float16 or float32. D: 64, 96 or 128, stride 1. Other strides: multiples of 8.
         lr [B, T, H]: learning rates, which a layer computes as base_lr * sigmoid(...) / D.
-        token_scale [m], none below 0; its length is the mini-batch, 4 to 64. ln_weight, ln_bias [H, D].
+        token_scale [m], not negative; m, the mini-batch size, is 4 to 64. ln_weight, ln_bias [H, D].
         state: float32, all sequences at the same position, F = 4 D for TTT-MLP. If the position is inside a mini-batch,
         the tokens up to the end of that mini-batch run in the reference.
         rope: whether to apply RoPE to q and k (theta 10000, position in the mini-batch, interleaved pairs).
@@ -184,7 +184,7 @@ class ForwardOperator:
     def _by_reference(
         self, tokens: Sequence[Tensor], outer: Sequence[Tensor], state: State, start: int, rope: bool
     ) -> tuple[Tensor, State]:
-        """Run the reference in float32 from position `start`; return outputs in q's dtype and the next state."""
+        """Run the reference in float32 from position `start`; return (outputs in q's dtype, next state)."""
         given = to_float32(*_with_rope(tokens, start, len(outer[0]), rope))
         reference: Callable[..., tuple[Tensor, State]] = self.learner.forward
         out, state = reference(*given, *outer, state, start=start)
@@ -208,7 +208,7 @@ def forward_packed(
     state: Any,
     sequences: Packed,
 ) -> Tensor:
-    """Run an operator's portable Triton forward on packed sequences; return the outputs [N, H, D] in q's dtype.
+    """Run an operator's portable forward kernel on packed sequences; return the outputs [N, H, D] in q's dtype.
 
     launch: `launch_packed` of ttt_linear.forward or ttt_mlp.forward. sequences: the layout of the N tokens.
     tokens: q, k, v [N, H, D] in the dtype of the state's rows, q and k with RoPE, lr [N, H].

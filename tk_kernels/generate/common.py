@@ -79,7 +79,7 @@ PIECE_BYTES = 1 << 28
 
 
 def by_sequences(function: Callable[..., tuple[torch.Tensor | None, ...]], *given: torch.Tensor) -> Any:
-    """Apply `function` to slices of the tensors `given` [B, ...] to save memory: one sequence, or more up to 256 MiB.
+    """Apply `function` to slices of tensors `given` [B, ...] to save memory. A slice is one sequence, or up to 256 MiB.
 
     Returns the tuple of `function`'s outputs, concatenated to [B, ...]. An output that is None stays None.
     """
@@ -126,10 +126,10 @@ def runs_sm90(device: torch.device) -> bool:
 
 
 def dependent_launch(pdl: bool) -> dict[str, bool]:
-    """Return Triton's launch arguments; if `pdl`, they request programmatic dependent launch (PDL) on Hopper or newer.
+    """Return Triton's launch arguments; if `pdl`, request PDL on Hopper or newer unless TTT_BENCH_ARCH is set.
 
-    With PDL, a kernel starts as soon as the launch before it allows, reads its parameters and state, then waits for all
-    earlier launches. So a launch without PDL must separate the kernel from the writes of its parameters and state.
+    PDL (programmatic dependent launch): a kernel starts when the launch before it allows, reads parameters and state,
+    then waits for earlier launches. A launch without PDL must separate the kernel from writes of parameters and state.
     """
     if not pdl or triton.knobs.runtime.interpret or hidden() or torch.cuda.get_device_capability() < (9, 0):
         return {"PDL": False}
@@ -139,7 +139,7 @@ def dependent_launch(pdl: bool) -> dict[str, bool]:
 def section_name(suits_sm90: bool, device: torch.device) -> str:
     """Return the name under which `tuning` looks up launch settings: the GPU's name, or "cpu".
 
-    It begins with "sm_90" if a Gluon kernel will run. suits_sm90: whether a Gluon kernel supports the state.
+    If a Gluon kernel will run, "sm_90 " precedes the GPU's name. suits_sm90: whether a Gluon kernel supports the state.
     """
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return f"{SM90} {gpu}" if suits_sm90 and runs_sm90(device) else gpu
@@ -184,7 +184,7 @@ def join(high, low):
 def store_weights(weights, low, at, x, mask, PLANES: tl.constexpr):
     """Write the float32 tile x to `weights` at the offsets `at`, in the dtype of `weights`.
 
-    With PLANES, write the planes of `split_planes` to `weights` and `low`.
+    With PLANES, write x's high plane to `weights` and its low plane to `low` (see `split_planes`).
     """
     if PLANES:
         bits = tl.where(x == x, x.to(tl.int32, bitcast=True), 0x7FC00000)
@@ -197,7 +197,7 @@ def store_weights(weights, low, at, x, mask, PLANES: tl.constexpr):
 
 @jit
 def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
-    """Load a float32 tile at the offsets `at` of `weights`; with PLANES, join the planes `weights` and `low`."""
+    """Load a tile at the offsets `at` of `weights` as float32; with PLANES, join the planes `weights` and `low`."""
     x = tl.load(weights + at, mask=mask, other=0)
     if PLANES:
         x = join(x, tl.load(low + at, mask=mask, other=0))
@@ -206,7 +206,7 @@ def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
 
 @jit
 def load_token(x, at, rd, valid, ROPE: tl.constexpr):
-    """Load a row [D] of Q or K from x + at; return (row, row), with ROPE (row, row with each pair swapped).
+    """Load channels `rd` of a row of Q or K at x + at; return (row, row), with ROPE (row, row with each pair swapped).
 
     `rotate` applies RoPE later: a use of the row here might need a barrier, which would delay further loads.
     """
@@ -219,7 +219,7 @@ def load_token(x, at, rd, valid, ROPE: tl.constexpr):
 
 @jit
 def load_angles(rope, position, rd, valid, D: tl.constexpr, ROPE: tl.constexpr):
-    """Load cos and sin for `position` from a `rope_table`, at channels `rd` where `valid`; without ROPE, two zeros."""
+    """Load (cos, sin) for `position` from a `rope_table`, at channels `rd` where `valid`; without ROPE, (0, 0)."""
     cos, sin = 0.0, 0.0
     if ROPE:
         cos = tl.load(rope + position * (2 * D) + rd, mask=valid, other=0)
@@ -261,7 +261,7 @@ def columns(x, FIRST: tl.constexpr, DOT: tl.constexpr):
 
 @jit
 def normalise(z, valid, D: tl.constexpr):
-    """Return xhat = (z - mean) / std and 1/std, for z [D], with the biased variance and eps 1e-6."""
+    """Return (xhat, 1/std) of z [D], with xhat = (z - mean) / std, the biased variance and eps 1e-6."""
     centred = tl.where(valid, z - tl.sum(z, 0) / D, 0.0)
     rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / D + 1e-6)
     return centred * rstd, rstd
@@ -278,7 +278,7 @@ def ln_l2_grad(z, target, weight, bias, valid, D: tl.constexpr):
 
 @jit
 def to_float32_again(x):
-    """Convert x to float32, bfloat16 by a shift: with `.to`, the compiler would keep an earlier result in registers."""
+    """Convert x to float32 again, bfloat16 by a shift: the compiler would merge two `.to`, which takes registers."""
     if x.dtype == tl.bfloat16:
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     return x.to(tl.float32)
@@ -286,7 +286,7 @@ def to_float32_again(x):
 
 @jit
 def gelu(x):
-    """Return GELU(x) in its tanh form, x * (1 + tanh(u)) / 2 = x * sigmoid(2u), with u a polynomial of x."""
+    """Return GELU(x) in its tanh form, x * (1 + tanh(u)) / 2 = x * sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3)."""
     return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
 
 

@@ -16,8 +16,8 @@ Stored = tuple[Tensor, Tensor | None, bool]  # a tensor with slots, its low plan
 def read_slots(state: StepState, slots: Tensor, start: Tensor, initial: Sequence[Tensor]) -> list[Tensor]:
     """Return float32 copies [B, H, ...] of the weights and biases of B sequences, in the layout of the reference.
 
-    slots [B]: the sequences' indices in `state`. start [B]: how many tokens each has read before. A sequence that has
-    read none gets a copy of `initial`: weights [H, ...] and biases [H, ...] or [H, 1, ...].
+    slots [B]: the sequences' indices in `state`. start [B]: number of tokens that each sequence has read before.
+    A sequence with start 0 gets a copy of `initial`: weights [H, ...] and biases [H, ...] or [H, 1, ...].
     """
     stored = [*_parameters(state)]
     shapes = [kept.mT.shape if is_transposed else kept.shape for kept, _, is_transposed in stored]
@@ -50,7 +50,7 @@ def _launch(
     initial: tuple[Tensor, ...] | None = None,
     start: Tensor | None = None,
 ) -> None:
-    """Copy slots of tensors [slots, H, R, C] or [slots, H, C] to `copies`, or `copies` to the slots without `start`."""
+    """With `start`, copy slots of `stored` to `copies`, or `initial` where start is 0; else copy `copies` to slots."""
     kept, low, transposed = zip(*stored, strict=True)
     programs, shapes = _blocks(tuple(x.shape[2:] for x in kept), transposed)
     heads, strides = kept[0].shape[1], tuple(x.stride(0) for x in kept)
@@ -63,7 +63,7 @@ def _launch(
 def _blocks(
     shapes: tuple[tuple[int, ...], ...], transposed: tuple[bool, ...]
 ) -> tuple[int, tuple[tuple[int, ...], ...]]:
-    """Return (number of blocks, SHAPES of `_copy_slots`) for tensors of `shapes`, (R, C) or (C,)."""
+    """Return (number of blocks, SHAPES of `_copy_slots`) for tensors with last dimensions `shapes`: (R, C) or (C,)."""
     found, blocks = [], 0
     for (*rows, columns), is_transposed in zip(shapes, transposed, strict=True):
         (count,), padded = rows or (1,), triton.next_power_of_2(columns)
@@ -94,7 +94,7 @@ def _copy_block(
     kept, low, x, first, stride, start, slots, row, H: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, BLOCK: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
-    """Copy BLOCK rows of C numbers from `row` on; CP is C rounded up to a power of two.
+    """Copy BLOCK rows of C numbers from `row` on, as `start` says in `_copy_slots`. CP: C padded to a power of two.
 
     kept, low [slots, H, R, C]: the stored tensor, `stride` over slots, and its low plane or None.
     x [B, H, R, C], first [H, R, C]: contiguous float32; with TRANSPOSED [B, H, C, R], [H, C, R].

@@ -37,11 +37,11 @@ class StepState:
     position [B, H] int32: tokens so far in the current mini-batch, the same for all heads of a sequence.
     gathered, dual form: cached rows [B, H, m, width], first each layer's inputs, then each layer's lr * G. G is the
     loss's gradient at the layer's output. The rows' dtype is `precision`; with "planes", it is bfloat16.
-    gathered, primal form: each layer's float32 gradient sums dW, in the weight's layout, and db.
+    gathered, primal form: for each layer, float32 gradient sums dW, in the weight's layout, and db.
     layers: for each layer, its weight [B, H, ...] (with "planes", the high plane), low plane or None, and bias
-    [B, H, width]. All weights except the last are transposed, so that each row belongs to one hidden unit.
-    slots [B], int32 or int64, dual form only: sequence b uses index slots[b] of the weights, biases and gathered. These
-    tensors can hold more than B sequences, at any stride. The step then reads `position` [B, H] without advancing it.
+    [B, H, width] float32. All weights except the last are transposed: each row belongs to one hidden unit.
+    slots [B], int32 or int64, dual form only: sequence b uses index slots[b] of weights, biases and cached rows, which
+    can hold more than B sequences, at any stride. With slots, the step reads `position` [B, H] without advancing it.
     """
 
     form: str
@@ -57,14 +57,14 @@ class StepState:
     sm90_widths: ClassVar[tuple[int, ...]]  # widths of the layers' outputs that `generate_sm90.py` supports
 
     def kernel(self, launch: Tuning) -> tuple[Any, dict[str, Any]]:
-        """Return the kernel that `launch` selects, and its compile-time arguments for this operator."""
+        """Return (kernel that the settings `launch` select, compile-time arguments by name)."""
         raise NotImplementedError
 
     @classmethod
     def from_state(cls, state: Any, form: str = "dual", precision: str = "planes") -> Any:
-        """Return a copy of the reference's `state`, at any position, in this form and precision.
+        """Return a copy of `state` in the given form and precision.
 
-        Raises ValueError for an unknown form or precision.
+        state: a reference state with cached rows, at any position. Raises ValueError for an unknown form or precision.
         """
         check_choice("form", form, FORMS)
         check_choice("precision", precision, tuple(PRECISIONS))
@@ -119,7 +119,7 @@ class StepState:
         return [bias for _, _, bias in self.layers]
 
     def suits_sm90(self) -> bool:
-        """Whether `generate_sm90.py` supports this state: dual form, 16-bit weights or planes, D = 64, m <= 16."""
+        """Whether `generate_sm90.py` supports this state: dual form, 16-bit weights or planes, m <= 16, D = 64."""
         in_16_bits = self.form == "dual" and self.precision != "float32"
         widths = tuple(bias.shape[2] for bias in self.biases())
         return in_16_bits and widths == self.sm90_widths and self.mini_batch <= 16
@@ -129,12 +129,12 @@ class StepState:
         return section_name(self.suits_sm90(), self.position.device)
 
     def default_launch(self) -> Tuning:
-        """Return the settings of `tuning.toml` for this state; their field `sm90` selects the kernel."""
+        """Return the launch settings of `tuning` for this state; the field `sm90` selects the kernel."""
         return tuning(self.operator, self.form, self.precision, self.tuned_as())
 
 
 def portable_constants(state: StepState, block: int) -> dict[str, Any]:
-    """Return compile-time arguments of the portable kernels, by name.
+    """Return compile-time arguments of the portable generate kernels, by name.
 
     DP, MP: D and m, padded to powers of two, MP to at least 16. DOT: dtype of matmul operands.
     BLOCK: rows of a weight to rewrite at once, at most `block`.

@@ -18,11 +18,11 @@ FORWARD_ROWS = {"ttt_linear": ("few", "crowded", "wide"), "ttt_mlp": ("narrow", 
 
 @dataclass(frozen=True)
 class Tuning:
-    """Launch settings of one kernel: a row of `tuning.toml`, whose keys are these fields."""
+    """Launch settings of one kernel; a row of `tuning.toml` has these fields as keys."""
 
     warps: int  # warps of the program that owns one head of one sequence
-    block: int  # rows (Linear) or hidden units (MLP) of the state rewritten at a time; forward: 0 without blocks
-    matrix: bool = False  # MLP, dual: weight times vector on tensor cores, else in float32
+    block: int  # rows of W (Linear) or hidden units (MLP) rewritten at a time; forward: 0 without blocks
+    matrix: bool = False  # MLP, dual: multiply weights by vectors on tensor cores, not in float32
     sm90: bool = False  # dual: run `generate_sm90.py`, which uses only warps and registers
     registers: int = 0  # most registers per thread; 0 lets the compiler choose
     stages: int = 0  # forward: pipeline stages of the loop's loads
@@ -30,7 +30,7 @@ class Tuning:
 
 @cache
 def tuning(operator: str, form: str, row: str, name: str) -> Tuning:
-    """Return the settings in `row` of the file that TTT_BENCH_TUNING names or, if the row is missing, of `tuning.toml`.
+    """Return the settings in `row` of the file that TTT_BENCH_TUNING names; without that file or row, of `tuning.toml`.
 
     In each file, search the sections whose names are prefixes of `name`, longest first, then the section "default".
     operator: "ttt_linear" or "ttt_mlp". form: "dual", "primal" or "forward". name: a result of `section_name`.

@@ -9,7 +9,7 @@ from torch import Tensor
 from tk_kernels import ROPE_THETA
 
 EPS = 1e-6  # for every LayerNorm
-Rotation = tuple[Tensor, Tensor]  # cos and sin
+Rotation = tuple[Tensor, Tensor]  # cos, sin: see `rotation`
 
 
 class Outer(NamedTuple):
@@ -29,7 +29,7 @@ def rope(x: Tensor, position: Tensor, theta: float = ROPE_THETA) -> Tensor:
 
 
 def rotation(position: Tensor, head_dim: int, dtype: torch.dtype, theta: float = ROPE_THETA) -> Rotation:
-    """Return cos, sin [*position.shape, 1, D/2] of position * theta^(-2i/D), in float64 if `dtype` is, else float32."""
+    """Return (cos, sin) of position * theta^(-2i/D), [*position.shape, 1, D/2], float64 if `dtype` is, else float32."""
     dtype = torch.promote_types(dtype, torch.float32)
     exponent = torch.arange(0, head_dim, 2, device=position.device, dtype=dtype) / head_dim
     angle = position[..., None, None] * theta**-exponent

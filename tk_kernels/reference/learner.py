@@ -88,11 +88,10 @@ class Learner(Generic[State]):
     """The reference of TTT-Linear or TTT-MLP: checks arguments and computes mini-batches.
 
     state: class of states with cached rows, a named tuple with its fields in the order of `layers_of`.
-    primal: class of states with gradient sums dW and db instead of rows. dW and db, shaped like W and b, are sums over
-    the mini-batch's tokens so far: lr_j times the loss's gradient with respect to W and to b.
     together: the most mini-batches to compute at once; fewer if mini-batches have more than 16 tokens.
-    No method changes the caller's state, except `generate_step` with `inplace`. Methods on tokens run without autograd,
-    and without autocast, which would round.
+    The attribute `primal` is the class of states with gradient sums instead of rows. dW, shaped like W, is the sum of
+    lr_j * d loss_j / d W over the mini-batch's tokens j so far; db likewise.
+    Only `generate_step` with `inplace` changes the caller's state. Methods on tokens run without autograd and autocast.
     """
 
     def __init__(self, state: type[State], together: int) -> None:
@@ -230,11 +229,11 @@ class Learner(Generic[State]):
         *,
         start: int | None = None,
     ) -> tuple[Trace, State]:
-        """Run `forward`'s sequential part; return a trace for `outputs`, and the final state.
+        """Run the sequential part of `forward`; return (trace, state after the tokens).
 
-        start: see `forward`. The trace is a tuple of tensors in the tokens' dtype, for N mini-batches:
+        start: see `forward`. The trace, which `outputs` reads, holds tensors in the tokens' dtype, for N mini-batches:
         W [N, B*H, in + 8, out] of each layer at each mini-batch's start: weight, bias, 7 rows of zeros;
-        inputs [N, B*H, m, in + 8] of each layer except the first;
+        inputs [N, B*H, m, in + 8] of each layer except the first, padded by `with_bias_input`;
         gradients [N, B*H, m, out] of each layer, not multiplied by lr.
         Raises ValueError unless the tokens are whole mini-batches.
         """
@@ -256,7 +255,7 @@ class Learner(Generic[State]):
         ln_bias: Tensor,
         trace: Trace,
     ) -> Tensor:
-        """Return the outputs [B, T, H, D], by the parallel part of `forward`.
+        """Run the parallel part of `forward`; return the outputs [B, T, H, D].
 
         trace: the first result of `states` for the same tokens. Raises ValueError for an incomplete mini-batch.
         """
@@ -273,7 +272,7 @@ class Learner(Generic[State]):
         layout: str,
         state: State | PrimalState | None = None,
     ) -> Outer:
-        """Return outer parameters in float64 (for float64 tokens) or float32; ValueError for bad arguments."""
+        """Return `outer` in float64 (for float64 tokens) or float32. Raises ValueError for bad arguments."""
         check_tokens(tokens, lr, layout, tuple(STATE_DTYPE))
         x = next(iter(tokens.values()))
         check_choice("lr.dtype", lr.dtype, (STATE_DTYPE[x.dtype],))
@@ -287,7 +286,7 @@ class Learner(Generic[State]):
 
 
 def _train_(k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: tuple) -> Trace:
-    """Train `state` in place on whole mini-batches; return their weights, inputs and gradients."""
+    """Train `state` in place on whole mini-batches; return the trace described in `Learner.states`."""
     layers, mini_batch = layers_of(state), len(outer.token_scale)
     keys = with_bias_input(tiled(k, mini_batch))
     last_eta = outer.token_scale[-1] * tiled(lr, mini_batch).unsqueeze(-1)
@@ -319,13 +318,13 @@ def _train_(k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: tuple) -> Tra
 
 
 def _parts(trace: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
-    """Split a trace into weights, inputs (of layers after the first) and gradients."""
+    """Split a trace into (weights, inputs of layers after the first, gradients), in order of layers."""
     layers = (len(trace) + 1) // 3
     return trace[:layers], trace[layers:-layers], trace[-layers:]
 
 
 def _read(q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tensor:
-    """Return Q + LN(Zbar of the last layer). A layer's Zbar is Xbar @ W + b - tril(eta * (Xbar @ X^T + 1)) @ G."""
+    """Return the outputs Q + LN(Zbar), [B, T, H, D], for the tokens of `trace` (ttt_layer.md, step 5)."""
     mini_batch = len(outer.token_scale)
     queries, keys = (with_bias_input(tiled(x, mini_batch).flatten(0, 1)) for x in (q, k))
     scale = outer.token_scale[:, None].expand(-1, mini_batch).tril()  # [m, m]: s_i for j <= i, otherwise 0
@@ -340,7 +339,7 @@ def _read(q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tenso
 def _advance_(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: Any, form: str = "dual", rows: bool = True
 ) -> Tensor:
-    """Run n tokens, update `state`; return outputs [B, n, H, D]. rows=False: state of gradient sums, n must be 1."""
+    """Run n tokens of one mini-batch; update `state`, return outputs [B, n, H, D]. rows=False: gradient sums, n = 1."""
     layers, token_scale = layers_of(state, rows), outer.token_scale
     positions = state.position.long()[:, None] + torch.arange(q.shape[1], device=q.device)  # [B, n]
     x, z, new = _gradients(q, k, v, lr, outer, layers)
@@ -373,7 +372,7 @@ def _advance_(
 def _gradients(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, layers: list[Layer]
 ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
-    """Return q, q @ W1 + b1 and, for each layer, (X, lr * G) for the keys; all are [B, H, n, width]."""
+    """Return (q, q @ W1 + b1, [(X, lr * G) per layer]), X and G for the keys; all tensors are [B, H, n, width]."""
     first, *others = layers
     q, k, offset = (x.to(first.weight.dtype).transpose(1, 2) for x in (q, k, gradient_offset(k, v, outer)))
     zq, zk = affine(torch.cat((q, k), 2), first.weight, first.bias).chunk(2, 2)
@@ -394,5 +393,5 @@ def gelu(z: Tensor) -> Tensor:
 
 
 def gelu_backward(grad: Tensor, z: Tensor) -> Tensor:
-    """Return grad * gelu'(z), the gradient before a GELU from the gradient after it."""
+    """Return grad * gelu'(z) (tanh form): the gradient at z, from the gradient at gelu(z)."""
     return torch.ops.aten.gelu_backward(grad, z, approximate="tanh")

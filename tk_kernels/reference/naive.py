@@ -33,12 +33,12 @@ class State(NamedTuple):
     """State of one head of one sequence: weights at mini-batch start, gradient sums since."""
 
     weights: Weights
-    sums: Weights  # of lr_j * d loss_j / d weight over the tokens of this mini-batch so far
-    position: int  # tokens of this mini-batch so far, 0 to m - 1
+    sums: Weights  # sum of lr_j * d loss_j / d weight over the tokens of this mini-batch so far
+    position: int  # number of tokens of this mini-batch so far, 0 to m - 1
 
 
 def fresh_state(*weights: Tensor) -> State:
-    """Return the state of a new sequence with these weights."""
+    """Return the state of a new sequence: these weights, gradient sums of 0."""
     return State(weights, tuple(map(torch.zeros_like, weights)), 0)
 
 
@@ -49,7 +49,7 @@ def linear(x: Tensor, weights: Weights) -> Tensor:
 
 
 def mlp(x: Tensor, weights: Weights) -> Tensor:
-    """Return f(x) of TTT-MLP, [..., D]; weights: W1 [D, F], b1 [F], W2 [F, D], b2 [D]."""
+    """Return f(x) of TTT-MLP, [..., D] for x [..., D]; weights: W1 [D, F], b1 [F], W2 [F, D], b2 [D]."""
     W1, b1, W2, b2 = weights
     return gelu(x @ W1 + b1, approximate="tanh") @ W2 + b2
 
@@ -72,9 +72,9 @@ def train(
     *,
     read_updated: bool = True,
 ) -> tuple[Tensor, State]:
-    """For each token t, train f, then evaluate f(q_t); return [f(q_t)] [T, D] and final state.
+    """Train f on each token t, then evaluate f(q_t). Return (all f(q_t) [T, D], state after the tokens).
 
-    loss: function of weights, k_t and v_t. q, k, v [T, D], lr [T], token_scale [m].
+    loss: function of weights, k_t and v_t. One head of one sequence: q, k, v [T, D], lr [T], token_scale [m].
     read_updated: evaluate with the weights theta_t after token t; False: with the weights of the mini-batch's start.
     """
     outputs = [q[:0]]

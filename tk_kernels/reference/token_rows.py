@@ -1,6 +1,6 @@
 """Outputs and updates of an affine layer of inner model f, at any token of a mini-batch.
 
-A state holds W and b at the mini-batch's start. For its tokens so far, it holds rows, or gradient sums dW and db.
+A state holds W and b at the mini-batch's start, and rows, or gradient sums dW and db, of the tokens so far.
 Rows: x_rows [B, H, m, D] of inputs x_j, g_rows [B, H, m, F] of lr_j times the loss's gradient G_j at the output.
 Other shapes: x [B, H, n, D] for n tokens; W, dW [B, H, D, F]; b, db [B, H, F]; positions [B, n] int64.
 """
@@ -27,14 +27,14 @@ def causal_scale(positions: Tensor, token_scale: Tensor) -> Tensor:
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return x @ weight + bias, [B, H, n, F]."""
+    """Return x @ weight + bias, [B, H, n, F], for x [B, H, n, D]."""
     return x @ weight + bias.unsqueeze(-2)
 
 
 def stepped_affine(x: Tensor, weight: Tensor, bias: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> Tensor:
-    """Return x_t @ W_t + b_t, [B, H, n, F], in the primal form, for n tokens; scale: from `causal_scale`.
+    """Return x_t @ W_t + b_t, [B, H, n, F], in the primal form, for n tokens x [B, H, n, D].
 
-    Materializes W_t = W - s_t * sum_{j <= t} x_j^T g_j for every token: [B, H, n, D, F].
+    Materializes W_t = W - s_t * sum_{j <= t} x_j^T g_j, [B, H, n, D, F]. scale: the s_t, from `causal_scale`.
     """
     steps = (x_rows.unsqueeze(-1) * g_rows.unsqueeze(-2)).flatten(-2)  # [B, H, m, D * F]
     weights = weight.unsqueeze(2) - (scale @ steps).unflatten(-1, weight.shape[2:])
@@ -52,13 +52,13 @@ def apply_rows_(weight: Tensor, bias: Tensor, x_rows: Tensor, g_rows: Tensor, sc
 
 
 def add_to_sums_(dW: Tensor, db: Tensor, x: Tensor, g: Tensor) -> None:
-    """Add one token per sequence to the gradient sums in place: dW += x^T @ g, db += g."""
+    """Add one token per sequence, x [B, H, 1, D] and g [B, H, 1, F], in place: dW += x^T @ g, db += g."""
     dW.view(-1, *dW.shape[2:]).baddbmm_(x.flatten(0, 1).mT, g.flatten(0, 1))
     db.add_(g.squeeze(2))
 
 
 def apply_sums_(weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, scale: Tensor, ends: Tensor) -> None:
-    """Update W -= scale * dW, b -= scale * db in place; zero dW, db where `ends` [B]. scale: see `apply_rows_`."""
+    """Update W -= scale * dW, b -= scale * db in place; zero dW, db if `ends` [B] is true. scale: see `apply_rows_`."""
     weight.addcmul_(scale, dW, value=-1)
     bias.addcmul_(scale[..., 0], db, value=-1)
     dW.masked_fill_(ends[:, None, None, None], 0)
@@ -72,7 +72,7 @@ def rows_before(rows: Tensor, position: Tensor) -> Tensor:
 
 
 def summed_rows(x_rows: Tensor, g_rows: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-    """Return gradient sums dW [B, H, D, F] and db [B, H, F] over rows before `position` [B]."""
+    """Return the gradient sums (dW [B, H, D, F], db [B, H, F]) over the rows before `position` [B]."""
     g = rows_before(g_rows, position)
     return rows_before(x_rows, position).mT @ g, g.sum(2)
 
@@ -83,7 +83,7 @@ def clone(state: State) -> State:
 
 
 def mapped(state: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Return a state with `function` applied to each tensor. A state is a tensor, or a dataclass or tuple of states."""
+    """Return `state` with `function` applied to each tensor in nested tuples and dataclasses; other values stay."""
     if isinstance(state, Tensor):
         return function(state)
     if is_dataclass(state) and not isinstance(state, type):
@@ -100,14 +100,14 @@ def to_float64(state: Any) -> Any:
 
 
 def overwrite(state: Any, after: Any) -> None:
-    """Copy the tensors of state `after` into those of `state`, unless they are the same tensors."""
+    """Copy each tensor of `after` into the matching tensor of `state`, unless both are the same object."""
     for old, new in zip(_tensors(state), _tensors(after), strict=True):
         if old is not new:
             old.copy_(new)
 
 
 def _tensors(state: Any) -> list[Tensor]:
-    """List the tensors of a (nested) state, as `mapped` defines it, in field order."""
+    """List the tensors in nested tuples, lists and dataclasses, in field order."""
     if isinstance(state, Tensor):
         return [state]
     parts = [getattr(state, field.name) for field in fields(state)] if is_dataclass(state) else state

@@ -40,7 +40,7 @@ class GenerateState(StepState):
     """State of TTT-Linear's `generate_step`.
 
     layers: W [B, H, D, D], its low plane [B, H, D, D] int16 or None, and b [B, H, D] float32.
-    gathered: cached rows of K and of lr * G, [B, H, m, D] each; in the primal form the gradient sums dW and db.
+    gathered: cached rows of K and of lr * G, [B, H, m, D] each; primal form: sums dW [B, H, D, D], db [B, H, D].
     """
 
     operator = "ttt_linear"
@@ -64,7 +64,7 @@ def _dual(
     """Run one token of one head of one sequence; the grid is B * H programs.
 
     q, k, v, out [B, H, D], lr [B, H], each with a stride over B. position [B, H].
-    weights, low [slots, H, D, D], b [slots, H, D], rows_k, rows_g [slots, H, m, D]: the state.
+    The state, with S slots: weights, low [S, H, D, D], b [S, H, D], rows_k, rows_g [S, H, m, D].
     """
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H

@@ -34,7 +34,7 @@ def dual(
     H: gl.constexpr, m: gl.constexpr, SLOTS: gl.constexpr,
     PLANES: gl.constexpr, ROPE: gl.constexpr, LOGITS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Like `_dual` of `generate.py`, with some of its arguments. PDL: see `dependent_launch`."""
+    """Run one token like `_dual` of `generate.py`, with arguments of the same names. PDL: see `dependent_launch`."""
     let_next_begin(PDL)
     D: gl.constexpr = 64
     copied: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])  # a thread copies 8 columns, 16 bytes

@@ -11,7 +11,7 @@ KERNELS = dict.fromkeys((16, 32), "ttt_linear/forward_sm90")  # for Hopper, by m
 
 
 def schedule(q: Tensor, mini_batch: int) -> tuple[int, int]:
-    """Return warps per head and heads per thread block of the Hopper kernel, for q [B, T, H, D]."""
+    """Return (warps per head, heads per thread block) of the Hopper kernel, for q [B, T, H, D]."""
     return (4, 1) if q.shape[0] * q.shape[2] <= 2 * processors(q) or mini_batch > 16 else (2, 4)
 
 

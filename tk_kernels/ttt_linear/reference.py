@@ -8,7 +8,7 @@ from tk_kernels.reference.learner import Learner
 
 
 class LinearState(NamedTuple):
-    """State with cached rows: weights at mini-batch start, and rows of its tokens so far.
+    """Weights at a mini-batch's start, and cached rows of the mini-batch's tokens so far.
 
     W [B, H, D, D] and b [B, H, D]: master weights, float32 or float64.
     k_rows, g_rows [B, H, m, D]: inputs k_j, and lr_j times the loss's gradient G_j at the output.

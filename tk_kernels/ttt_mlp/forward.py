@@ -82,8 +82,8 @@ def _forward(
     """Run one head of one sequence; the grid is B * H programs. M, DP, DOT, UP: see `tile`. N: warps. S: stages.
 
     q, k, v [B, T, H, D]: stride 1 in D. Contiguous: lr [B, T, H], W1 [B, H, D, F], W2 [B, H, F, D], out, biases, rows.
-    PACKED: q, k, v, out are [tokens, H, D]; `slots` selects the state's W1 (transposed), W2, biases and rows.
-    low1, low2: low planes of W1, W2 if PLANES. W1_first to b2_first: the weights and biases of a new sequence.
+    PACKED: q, k, v, out are [tokens, H, D], lr [tokens, H]. `slots` selects the state's W1^T, W2, biases and rows.
+    low1, low2: low planes of W1^T, W2 if PLANES. W1_first to b2_first: the weights and biases of a new sequence.
     """
     # k, k_again and k_third are one tensor, loaded once for each layout in shared memory that a matmul needs.
     pid = tl.program_id(0).to(tl.int64)

@@ -27,7 +27,7 @@ def forward(
     w_stride=0, b1_stride=0, b2_stride=0, d_stride=0, f_stride=0,
     PACKED: gl.constexpr = False, PLANES: gl.constexpr = False,
 ):  # fmt: skip
-    """Run one head of one sequence. Arguments: a subset of `_forward`'s in `forward.py`."""
+    """Run one head of one sequence. `_forward` in `forward.py` explains the arguments."""
     D: gl.constexpr = 64
     F: gl.constexpr = 256
     M: gl.constexpr = 16

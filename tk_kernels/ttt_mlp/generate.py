@@ -47,9 +47,9 @@ WIDE = Tuning(warps=8, block=32)  # settings for wider heads
 class GenerateState(StepState):
     """State of TTT-MLP's `generate_step`.
 
-    layers: W1 transposed [B, H, F, D], its low plane [B, H, F, D] int16 or None, and b1 [B, H, F] float32; then W2
-    [B, H, F, D], its low plane or None, and b2 [B, H, D].
-    gathered: cached rows of K, X2, lr * G1 and lr * G2; in the primal form dW1 (transposed), db1, dW2 and db2.
+    layers: (W1^T [B, H, F, D], low plane or None, b1 [B, H, F]), (W2 [B, H, F, D], low plane or None, b2 [B, H, D]).
+    gathered, dual form: rows of K [B, H, m, D], X2 [B, H, m, F], lr * G1 [B, H, m, F], lr * G2 [B, H, m, D].
+    gathered, primal form: dW1^T, db1, dW2, db2, shaped like weights and biases. Dtypes: see `StepState`.
     """
 
     operator = "ttt_mlp"
@@ -167,8 +167,8 @@ def _dual(
         )  # fmt: skip
 
 
-# Matrix times vector, in float32, or with MATRIX on tensor cores. There the vector fills two of 16 columns (`columns`),
-# so only weights and cached rows are rounded to 16 bits.
+# Matrix times vector, in float32, or with MATRIX on tensor cores. For tensor cores, `columns` splits the vector into a
+# rounded part and the rounding error, so only weights and cached rows lose precision.
 
 
 @jit
@@ -187,7 +187,7 @@ def sum_rows(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
 
 @jit
 def first_products(w1, past_g1, k, q, weight1, MATRIX: tl.constexpr, DOT: tl.constexpr):
-    """Return w1 @ k for Z1, and w1 @ q + weight1 @ past_g1 for Z1bar, both [F] in float32.
+    """Return (w1 @ k, w1 @ q + weight1 @ past_g1) for (Z1, Z1bar), both [F] in float32.
 
     w1 [F, D], k, q [D]. past_g1 [m, F]: cached rows lr * G1. weight1 [m]: their factors. MATRIX, DOT: see `sum_rows`.
     """
@@ -212,7 +212,7 @@ def _primal(
     PLANES: tl.constexpr, ROPE: tl.constexpr, LOGITS: tl.constexpr,
     BLOCK: tl.constexpr, MATRIX: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Like `_dual`, with gradient sums instead of cached rows; dW1 is transposed like weights1."""
+    """Like `_dual`, with sums dW1^T, dW2 [B, H, F, D], db1 [B, H, F], db2 [B, H, D] instead of cached rows."""
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
     rd, rf = tl.arange(0, DP), tl.arange(0, FP)

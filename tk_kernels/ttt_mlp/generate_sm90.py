@@ -39,7 +39,7 @@ def dual(
     H: gl.constexpr, m: gl.constexpr, SLOTS: gl.constexpr,
     PLANES: gl.constexpr, ROPE: gl.constexpr, LOGITS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Like `_dual` of `generate.py`, with some of its arguments. PDL: see `dependent_launch`."""
+    """Run one token like `_dual` of `generate.py`, with arguments of the same names. PDL: see `dependent_launch`."""
     let_next_begin(PDL)
     D: gl.constexpr = 64
     F: gl.constexpr = 256
@@ -215,10 +215,10 @@ def apply_rows(
     high, weights, low, bias, rows_f, rows_d, scale,
     G: gl.constexpr, FW: gl.constexpr, m: gl.constexpr, PLANES: gl.constexpr, BIAS: gl.constexpr,
 ):  # fmt: skip
-    """Update and store W -= scale rows_f^T rows_d, 16 hidden units of each warp at a time.
+    """Store W - scale rows_f^T rows_d, 16 hidden units of each warp at a time.
 
     rows_f [m, F], rows_d [m, D]: a mini-batch's cached rows. With BIAS, also update bias -= scale sum(rows_f).
-    high [G, FW, D]: W in shared memory; with PLANES, its high plane.
+    high [G, FW, D]: W in shared memory; with PLANES, its high plane. scale: token_scale[m - 1].
     weights, low [F, D]: the results (see `store_weights`); with PLANES, low is also read.
     The matmul's columns are a permutation of d (bits 4-3 and 2-1 swapped), so a thread's results are neighbours in d.
     """

@@ -1,4 +1,4 @@
-"""TTT-MLP generate in Triton for heads wider than 64: dual form, blocks of hidden units.
+"""TTT-MLP generate in Triton for heads of more than 64 channels: dual form, blocks of hidden units.
 
 `generate.py` holds W1 and W2 of a head in registers. This kernel reads them twice per token, in blocks of hidden units.
 The first pass computes Z2; the second rereads the weights and computes G1 and the output.
@@ -135,9 +135,9 @@ def apply_rows(
     D: tl.constexpr, F: tl.constexpr, m: tl.constexpr,
     PLANES: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Update one head by W1 -= s K^T g1, W2 -= s X2^T g2, b1 -= s sum(g1), b2 -= s sum(g2), with s = `scale`.
+    """Update one head by W1 -= s K^T g1, W2 -= s X2^T g2, b1 -= s sum(g1), b2 -= s sum(g2), s = `scale`.
 
-    rd, rm: the padded indices along D and along m.
+    scale: token_scale[m - 1]. K, X2, g1, g2: the cached rows. rd, rm: the padded indices along D and along m.
     """
     valid = rd < D
     rows_d = rm[:, None] * D + rd[None, :]

@@ -8,7 +8,7 @@ from tk_kernels.reference.learner import Learner
 
 
 class MLPState(NamedTuple):
-    """State with cached rows: weights at mini-batch start, and rows of its tokens so far.
+    """Weights at a mini-batch's start, and cached rows of the mini-batch's tokens so far.
 
     W1 [B, H, D, F], b1 [B, H, F], W2 [B, H, F, D], b2 [B, H, D]: master weights, float32 or float64 (paper: F = 4 D).
     k_rows [B, H, m, D] and x2_rows [B, H, m, F]: inputs of the two layers.
