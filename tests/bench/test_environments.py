@@ -19,28 +19,14 @@ def file(tmp_path, monkeypatch):
     return tmp_path / "systems.toml"
 
 
-def test_every_system_runs_in_this_interpreter_where_there_is_no_file():
-    assert {launch.command[0] for launch in worker_launches().values()} == {sys.executable}
-
-
-def test_an_interpreter_of_its_own(file):
+def test_an_interpreter_or_after_a_byte_order_mark_a_container_of_its_own(file):
     file.write_text('["mamba/torch"]\npython = "/opt/mamba/bin/python"\nenv = { A = "1" }\n')
     launch = worker_launches()["mamba", "torch"]
     assert (launch.command, launch.env) == (["/opt/mamba/bin/python"], {"A": "1"})
     assert launch.entry.startswith("bench.systems.")
     assert worker_launches()["ttt-mlp", "torch"].command == [sys.executable]
-
-
-def test_a_container_command_after_a_byte_order_mark(file):
     file.write_bytes(b'\xef\xbb\xbf["mamba/torch"]\ncommand = ["docker", "run", "-i", "image", "python"]\n')
     assert worker_launches()["mamba", "torch"].command == ["docker", "run", "-i", "image", "python"]
-
-
-def test_a_plan_names_the_file_in_one_sentence(file):
-    request = RunRequest(suites=("quick",), systems="mamba/torch,ttt-mlp/torch", device="cpu")
-    assert plan(request).notes == []
-    file.write_text('["mamba/torch"]\nenv = { A = "1" }\n["mamba/vllm"]\n')
-    assert plan(request).notes == ["systems.toml of this folder starts mamba/torch"]
 
 
 @pytest.mark.parametrize(
@@ -93,16 +79,18 @@ def test_cases_without_an_interpreter_are_skipped(file, exists):
 
 @pytest.mark.parametrize("name", ["vllm", "mamba"])
 def test_an_environment_that_exists_starts_its_systems(file, name):
+    assert {launch.command[0] for launch in worker_launches().values()} == {sys.executable}
     python = Path(f".venv-{name}/bin/python")
     python.parent.mkdir(parents=True)
     python.touch()
     own = [each.label for each in ADAPTERS if each.install == f"make venv-{name}"]
     commands = {"/".join(pair): launch.command for pair, launch in worker_launches().items()}
     assert commands == {each.label: [str(python) if each.label in own else sys.executable] for each in ADAPTERS}
-    file.write_text(f'["{own[0]}"]\nenv = {{ A = "1" }}\n["{own[1]}"]\npython = "p"\n')
-    assert [worker_launches()[*label.split("/")].command for label in own[:2]] == [[str(python)], ["p"]]
-    by_file, by_default = ", ".join(own[:2]), ", ".join([own[0], *own[2:]])
-    assert notes_on_starts(own) == [f"systems.toml of this folder starts {by_file}; {python} starts {by_default}"]
+    first, second, *_ = own
+    file.write_text(f'["{first}"]\nenv = {{ A = "1" }}\n["{second}"]\npython = "p"\n')
+    assert [worker_launches()[*label.split("/")].command for label in (first, second)] == [[str(python)], ["p"]]
+    sentence = f"systems.toml of this folder starts {first}, {second}; {python} starts {first}"
+    assert notes_on_starts((first, second, "ttt-mlp/torch")) == [sentence]
 
 
 def test_each_environment_has_its_own_lock(monkeypatch):
