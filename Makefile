@@ -43,10 +43,10 @@ endif
 	$(PY) -m bench run $(SUITES) --out "$(OUT)" --resume $(RUN_OPTIONS)
 	$(if $(findstring --dry-run,$(RUN_OPTIONS)),,$(PY) -m bench report "$(OUT)")
 
-# Environments of their own for systems whose pins conflict, and the systems.toml that names them.
+# Environments of their own for systems whose pins conflict; bench/environments.py finds them.
 baselines: venv-vllm venv-mamba
 
-venv-vllm venv-mamba: venv-%: systems.toml
+venv-vllm venv-mamba: venv-%:
 	@echo "make: checks .venv-$* and installs what it lacks (log: .venv-$*.log)"
 	@$(MAKE) --no-print-directory .venv-$*/.installed >.venv-$*.log 2>&1 || { \
 	  rm -f .venv-$*/.installed; tail -n 5 .venv-$*.log; \
@@ -76,9 +76,6 @@ venv-vllm venv-mamba: venv-%: systems.toml
 	MAMBA_FORCE_BUILD=TRUE CAUSAL_CONV1D_FORCE_BUILD=TRUE $(call MAMBA_PIP,install) .venv-mamba/packages/*
 	.venv-mamba/bin/python -m pip install --quiet --no-deps --editable .
 	@touch $@
-
-systems.toml:
-	cp bench/requirements/systems.toml $@
 
 # The tables of Markdown files, from published runs; reports/results/tables.toml defines them.
 numbers: $(INSTALLED)

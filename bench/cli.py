@@ -324,7 +324,7 @@ def profile(
 ) -> None:
     """Profile cases: where their time goes, and why.
 
-    OUT/profiles/ holds one profile per case.
+    OUT/profiles/ holds one profile per case. Default: all cases of the run in OUT.
     """
     from bench.commands.profile import profile
 

@@ -1,4 +1,4 @@
-"""How to start each system's worker: with this Python, or as systems.toml defines.
+"""How to start each system's worker: in this Python, in .venv-NAME of `make venv-NAME`, or as systems.toml defines.
 
 ["transformer/vllm"]
 python = "~/.venvs/vllm/bin/python"       # overridden by: command = ["docker", "run", "-i", "IMAGE", "python"]
@@ -13,14 +13,13 @@ import re
 import sys
 import tomllib
 from collections.abc import Container
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from bench.catalogue.systems import ADAPTERS, MAMBA, VLLM
+from bench.catalogue.systems import ADAPTERS, MAMBA, VLLM, Adapter
 from bench.errors import UserError, unknown
 from harness.measure.nvml import VARIABLE as GPU_VARIABLE
 from harness.measure.nvml import visible_gpus
@@ -28,7 +27,7 @@ from harness.schema.files import read_regular, refusing
 from harness.schema.reason import invalid
 from harness.workers.process import Launch
 
-SYSTEMS_FILE = Path("systems.toml")  # of the current folder
+SYSTEMS_FILE = Path("systems.toml")  # of the current folder; optional
 # A worker on the CPU sees no GPU. GNU OpenMP spins GOMP_SPINCOUNT times before a thread sleeps. With its default count,
 # a contended core slows a step a hundredfold; without spinning, an idle machine loses a factor of four.
 CPU_ENV = {"GOMP_SPINCOUNT": "30000", GPU_VARIABLE: ""}
@@ -42,14 +41,20 @@ class _Entry(BaseModel):
     env: dict[str, str] = {}
 
 
-def notes_on_file(labels: Container[str]) -> list[str]:
-    """Return [a sentence that names the `labels` (SYSTEM/BACKEND) in ./systems.toml]; [] if it has none."""
-    own = [label for label in _read() if label in labels]
-    return [f"{SYSTEMS_FILE} of this folder starts {', '.join(own)}"] if own else []
+def notes_on_starts(labels: Container[str]) -> list[str]:
+    """Return [a sentence: which `labels` (SYSTEM/BACKEND) systems.toml or another interpreter starts]; [] for none."""
+    entries, starts = _read(), dict[str, list[str]]()
+    for each in (adapter for adapter in ADAPTERS if adapter.label in labels):
+        entry = entries.get(each.label, _Entry())
+        starters = [f"{SYSTEMS_FILE} of this folder"] if each.label in entries else []
+        for starter in starters if entry.command or entry.python else [*starters, _interpreter(each)]:
+            starts.setdefault(starter, []).append(each.label)
+    starts.pop(sys.executable, None)
+    return ["; ".join(f"{starter} starts {', '.join(own)}" for starter, own in starts.items())] if starts else []
 
 
 def worker_launches(device: str = "") -> dict[tuple[str, str], Launch]:
-    """Return the launch of each (system, backend): from systems.toml, else with this interpreter.
+    """Return the launch of each (system, backend): by systems.toml, its own environment, or this interpreter.
 
     device: "cpu" hides the GPU from the workers. Raises UserError if systems.toml cannot be read or has a mistake.
     """
@@ -58,10 +63,17 @@ def worker_launches(device: str = "") -> dict[tuple[str, str], Launch]:
     unset = {name: value for name, value in CPU_ENV.items() if name == GPU_VARIABLE or name not in os.environ}
     found = {}
     for each in ADAPTERS:
-        launch, locked = entries.get(each.label, Launch()), _locked(*_LOCKS.get(each.install, here))
-        env = {**(unset if device == "cpu" else {}), **launch.env}
-        found[each.system, each.backend] = replace(launch, entry=each.entry, locked=locked, env=env)
+        entry = entries.get(each.label, _Entry())
+        command = entry.command or [os.path.expanduser(entry.python or _interpreter(each))]
+        env, locked = (unset if device == "cpu" else {}) | entry.env, _locked(*_LOCKS.get(each.install, here))
+        found[each.system, each.backend] = Launch(command, each.entry, env, locked=locked)
     return found
+
+
+def _interpreter(adapter: Adapter) -> str:
+    """Return the interpreter that the adapter's `make venv-NAME` creates, if it exists; otherwise this interpreter."""
+    program = f".venv-{adapter.install.removeprefix('make venv-')}/bin/python"
+    return program if os.path.exists(program) else sys.executable
 
 
 @cache
@@ -78,7 +90,7 @@ def no_interpreter(launch: Launch) -> str:
     return "its interpreter does not exist; `make baselines` creates the environments" if missing else ""
 
 
-def _read() -> dict[str, Launch]:
+def _read() -> dict[str, _Entry]:
     if not os.path.lexists(SYSTEMS_FILE):
         return {}
     with refusing(SYSTEMS_FILE, "read", UserError):
@@ -93,10 +105,6 @@ def _read() -> dict[str, Launch]:
         if label not in names:
             raise unknown(f"{SYSTEMS_FILE}: system [{label}]", label, names)
     try:
-        entries = TypeAdapter(dict[str, _Entry]).validate_python(tables)
+        return TypeAdapter(dict[str, _Entry]).validate_python(tables)
     except ValidationError as error:
         raise UserError(f"{SYSTEMS_FILE}: {invalid(error)}") from None
-    return {
-        label: Launch(command=entry.command or [os.path.expanduser(entry.python or sys.executable)], env=entry.env)
-        for label, entry in entries.items()
-    }

@@ -8,7 +8,7 @@ from typing import Any
 from bench.cases import adapters_of, ordered_jobs, suite_cases
 from bench.catalogue import CATALOGUE
 from bench.catalogue.suites import BUDGETS_S, DEFAULT_SUITES, GROUPS, SUITES, Suite, find_suite
-from bench.environments import no_interpreter, notes_on_file, worker_launches
+from bench.environments import no_interpreter, notes_on_starts, worker_launches
 from bench.errors import UserError
 from bench.memory import skip_reason, total_memory_bytes
 from bench.models.case_model import Checkpoint, register_checkpoint
@@ -65,10 +65,10 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """Messages that name the planned systems set in systems.toml or lacking their interpreter."""
+        """Messages that name the planned systems that another interpreter starts, or that lack their interpreter."""
         planned = {"/".join(job.pair): self.worker_launches[job.pair] for job in self.jobs}
         found = ((label, no_interpreter(launch), launch.command[0]) for label, launch in planned.items())
-        return [*notes_on_file(planned), *(f"no {label}: {why} ({program})" for label, why, program in found if why)]
+        return [*notes_on_starts(planned), *(f"no {label}: {why} ({program})" for label, why, program in found if why)]
 
     def skip(self, planned: Planned, earlier: Sequence[Record]) -> str:
         """Return why the scheduler skips a case, or "" to run it. earlier: its job's records so far."""
@@ -126,7 +126,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
         if suite.device == "cuda" and device != "cuda":
             anywhere = ", ".join(each.name for each in SUITES if not each.device)
             raise UserError(
-                f"suite {name}: needs a CUDA GPU and none was found; without a GPU run {anywhere}, "
+                f"suite {name}: needs a CUDA GPU, and this run is on the CPU; without a GPU run {anywhere}, "
                 f"or plan with `ttt-bench run {' '.join(request.suites or (name,))} --device cuda --dry-run`"
             )
         own = request.model_copy(update={"systems": systems})

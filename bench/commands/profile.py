@@ -31,10 +31,10 @@ COUNTED_LAYERS = COUNTED + 1  # layers 0 to COUNTED
 
 
 def profile(request: RunRequest, out: Path) -> None:
-    """Profile the request's cases into `out`; exit status 1 if every profile failed."""
+    """Profile the request's cases, by default all of the run in `out`, into `out`; exit 1 if every profile failed."""
     refuse_submitted(out)
     before = Run.open(out) if Run.exists(out) else None
-    work = plan(request, before if before and before.file.mode == "profile" else None)
+    work = plan(request, before)
     work.refuse_elsewhere()
     slots = slots_of(work.gpus(), work.device)
     tools = choose(request.way, work.device)

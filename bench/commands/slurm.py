@@ -32,25 +32,27 @@ def submit(request: RunRequest, out: Path) -> None:
     before = resumed(request, out)
     work = plan(request, before)
     current = open_run(work, out, before)
-    tasks = min(wanted.tasks, len(work.jobs))
     with current.held(), refusing(out, "written", RunError):
+        retry = retry_of(current, request.retry)
+        left = [cases for job in with_keys(current.jobs, work.keys) if (cases := unfinished(current, job, 0, retry))]
+        if not left:
+            print(f"{out}: every requested case is finished; submitted no Slurm job")
+            return
+        tasks = min(wanted.tasks, len(left))
         (out / "log").mkdir(exist_ok=True)
         log = f"{out.resolve()}/log/task-".replace("%", "%%") + "%a.log"
         script = slurm.script(wanted, tasks, _command(request, out), str(Path.cwd()), log)
         write_atomically(out / SCRIPT, script)
-        retry = retry_of(current, request.retry)
-        # Tasks share only the jobs that have cases left.
-        left = [each for job in with_keys(current.jobs, work.keys) for each in unfinished(current, job, 0, retry)]
-        write_atomically(out / KEYS, "".join(f"{planned.case.key}\n" for planned in left))
+        write_atomically(out / KEYS, "".join(f"{planned.case.key}\n" for cases in left for planned in cases))
         try:
             array = slurm.submit(str(out / SCRIPT))
         except slurm.SlurmError as error:
             raise UserError(f"{error}; the run is planned; to submit it: {request.to_continue(out)}") from None
         write_atomically(out / slurm.JOB, array)
     note(*work.notes)
-    jobs = counted(len(work.jobs), "job")
+    jobs = counted(len(left), "job")
     print(
-        f"Slurm job {array}: {counted(tasks, 'task')} for {jobs} of {counted(len(work.keys), 'case')}\n"
+        f"Slurm job {array}: {counted(tasks, 'task')} for {jobs} of {counted(sum(map(len, left)), 'case')}\n"
         f"  to follow it:  ttt-bench status {out}\n"
         f"  to cancel it:  scancel {array}\n"
         f"  its script:    {out / SCRIPT}"

@@ -54,14 +54,6 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
         assert isinstance(model, TTTModel)
         return cls(config or HuggingFaceConfig.from_pretrained(folder), model).eval()
 
-    def generate(self, *arguments: Any, **options: Any) -> Any:
-        """Call transformers' `generate`; ValueError for beam search, because beams would share a state."""
-        config = options.get("generation_config") or self.generation_config
-        beams = options.get("num_beams") or getattr(config, "num_beams", None) or 1
-        if beams > 1:
-            raise ValueError(f"num_beams {beams}: TTT models search greedily or sample, so use 1")
-        return super().generate(*arguments, **options)
-
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False

@@ -155,8 +155,7 @@ class CaseRun:
         if not self._accepts(Checks(list(claim_checks(self.case, workload)))) or workload.timed_check is None:
             return None
         if workload.engine_samples is not None:
-            once = replace(self.policy, min_samples=1, budget_s=0.0)
-            take_engine_samples(workload.engine_samples(once), once)
+            take_engine_samples(workload.engine_samples(), replace(self.policy, min_samples=1, budget_s=0.0))
             self._accepts(_check_engine(workload))
         else:
             clock = Clock() if workload.device == "cpu" else CudaEventClock()
@@ -189,7 +188,7 @@ class CaseRun:
         batches: Iterator[Sequence[float]] | None = None
         kept: list[Sequence[float]] = []
         if workload.engine_samples is not None:
-            batches = iter(workload.engine_samples(policy))
+            batches = iter(workload.engine_samples())
         elif metered:  # the energy counter needs that long
             policy = replace(policy, budget_s=max(policy.budget_s, LASTS_S))
         with nvtx_range(self.case.phase):

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from harness.measure.correctness import Checks
 from harness.schema.case import Case
-from harness.schema.policy import Policy
 from harness.schema.work import Work
 
 REPLAYED = "replayed from a graph"  # `settings["prompt"]` of a request that replays its prompt
@@ -59,8 +58,8 @@ class Workload:
     renews_past: whether `timed_check` itself draws new early tokens, because no input has a token axis. After a second
         call with new early tokens, the outputs must differ from the first call's.
     `check`: compares outputs with the reference before timing; None without a reference.
-    engine_samples: for a system that times itself. Called with the `Policy`; yields for each batch a list of
-        milliseconds per unit. The first batches warm up (`timer.warm_up_engine`).
+    engine_samples: for a system that times itself; yields for each batch a list of milliseconds per unit. The first
+        batches warm up (`timer.warm_up_engine`).
     engine_batch: for a system that times itself; runs a batch, enters the given context manager only around the part
         to profile (for generate, steps in which all sequences generate), and returns that part's units.
     measured: called after timing with the number of timed calls (for an engine, of samples); returns further metrics.
@@ -78,7 +77,7 @@ class Workload:
     timed_check: Callable[[Random], Callable[[Any, int], Checks]] | None = None
     renews_past: bool = False
     check: Callable[[], Checks] | None = None
-    engine_samples: Callable[[Policy], Iterable[Sequence[float]]] | None = None
+    engine_samples: Callable[[], Iterable[Sequence[float]]] | None = None
     engine_batch: Callable[[AbstractContextManager[object]], int] | None = None
     measured: Callable[[int], Mapping[str, float | None]] | None = None
     metrics: dict[str, float | None] = field(default_factory=dict)

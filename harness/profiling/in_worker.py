@@ -103,9 +103,8 @@ class _Work:
                 break
 
     def time_alone(self) -> None:
-        engine_samples = self.workload.engine_samples
-        if engine_samples is not None:
-            batches = iter(engine_samples(ALONE))
+        if self.workload.engine_samples is not None:
+            batches = iter(self.workload.engine_samples())
             warm_up_engine(batches, ALONE, CudaEventClock() if self.device == "cuda" else Clock(), self.throttled)
             timing = take_engine_samples(batches, ALONE, self.throttled, self.workload.units)
             self.alone_us = median(timing.samples_ms) * 1e3 * self.units

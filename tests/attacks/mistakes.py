@@ -144,7 +144,7 @@ class TokensOverstated(Honest):
 class TokensOfAnEngine(TokensOverstated):
     def claim(self, workload: Workload) -> None:
         super().claim(workload)
-        workload.timed_check, workload.engine_samples = None, lambda policy: repeat([1.0])
+        workload.timed_check, workload.engine_samples = None, lambda: repeat([1.0])
         workload.metrics = {"sequences_at_once": workload.tokens}
 
 
@@ -182,7 +182,7 @@ class SmallerModelTimed(Honest):
 
 class InventedSamples(Honest):
     def claim(self, workload: Workload) -> None:
-        workload.timed_check, workload.engine_samples = None, lambda policy: repeat([1.0])
+        workload.timed_check, workload.engine_samples = None, lambda: repeat([1.0])
         workload.metrics = {"flops": 1e12, "bytes": 1e9, "product_tflops": 1.0, "copy_gbs": 10.0}  # roofline bound: 1 s
 
 

@@ -40,7 +40,7 @@ class TorchTransformer:
             jitter = 1 + len(file.read().split()) % 5 / 1000
         samples = [ms * jitter * (1 + at / 1000) for at in range(9)]
         tokens = case.batch * (case.context if case.phase == "forward" else 1)
-        return Workload(run=lambda: None, tokens=tokens, engine_samples=lambda policy: repeat(samples))
+        return Workload(run=lambda: None, tokens=tokens, engine_samples=lambda: repeat(samples))
 """
 ONE = ("quick", "--systems", "transformer/torch", "--context", "64", "--batch", "1", "--device", "cpu")
 

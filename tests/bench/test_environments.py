@@ -1,4 +1,4 @@
-"""systems.toml in the current folder names each system's interpreter; a broken file gives a one-sentence error."""
+"""Environments and systems.toml of the current folder start systems; a broken file gives a one-sentence error."""
 
 import sys
 import tomllib
@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from bench.catalogue.systems import ADAPTERS
-from bench.environments import worker_launches
+from bench.environments import notes_on_starts, worker_launches
 from bench.errors import UserError
 from bench.plan import plan
 from bench.request import RunRequest
-from harness.workers.process import Launch
 
 
 @pytest.fixture(autouse=True)
@@ -20,29 +19,14 @@ def file(tmp_path, monkeypatch):
     return tmp_path / "systems.toml"
 
 
-def test_every_system_runs_in_this_interpreter_where_there_is_no_file():
-    assert {launch.command[0] for launch in worker_launches().values()} == {sys.executable}
-    assert set(worker_launches()) == {(each.system, each.backend) for each in ADAPTERS}
-
-
-def test_an_interpreter_of_its_own(file):
+def test_an_interpreter_or_after_a_byte_order_mark_a_container_of_its_own(file):
     file.write_text('["mamba/torch"]\npython = "/opt/mamba/bin/python"\nenv = { A = "1" }\n')
     launch = worker_launches()["mamba", "torch"]
     assert (launch.command, launch.env) == (["/opt/mamba/bin/python"], {"A": "1"})
     assert launch.entry.startswith("bench.systems.")
-    assert worker_launches()["ttt-mlp", "torch"].command == Launch().command
-
-
-def test_a_container_command_after_a_byte_order_mark(file):
+    assert worker_launches()["ttt-mlp", "torch"].command == [sys.executable]
     file.write_bytes(b'\xef\xbb\xbf["mamba/torch"]\ncommand = ["docker", "run", "-i", "image", "python"]\n')
     assert worker_launches()["mamba", "torch"].command == ["docker", "run", "-i", "image", "python"]
-
-
-def test_a_plan_names_the_file_in_one_sentence(file):
-    request = RunRequest(suites=("quick",), systems="mamba/torch,ttt-mlp/torch", device="cpu")
-    assert plan(request).notes == []
-    file.write_text('["mamba/torch"]\nenv = { A = "1" }\n["mamba/vllm"]\n')
-    assert plan(request).notes == ["systems.toml of this folder starts mamba/torch"]
 
 
 @pytest.mark.parametrize(
@@ -93,12 +77,20 @@ def test_cases_without_an_interpreter_are_skipped(file, exists):
     assert work.notes[1:] == ([] if exists else [f"no mamba/torch: {why} (.venv-vllm/bin/python)"])
 
 
-def test_what_make_baselines_writes_names_systems_that_exist(monkeypatch):
-    monkeypatch.chdir(Path(__file__).parents[2] / "bench/requirements")
-    found = worker_launches()
-    assert found["transformer", "vllm"].command == [".venv-vllm/bin/python"]
-    own = {pair for pair, launch in found.items() if launch.command != Launch().command}
-    assert own == {(each.system, each.backend) for each in ADAPTERS if each.install != "make bench"}
+@pytest.mark.parametrize("name", ["vllm", "mamba"])
+def test_an_environment_that_exists_starts_its_systems(file, name):
+    assert {launch.command[0] for launch in worker_launches().values()} == {sys.executable}
+    python = Path(f".venv-{name}/bin/python")
+    python.parent.mkdir(parents=True)
+    python.touch()
+    own = [each.label for each in ADAPTERS if each.install == f"make venv-{name}"]
+    commands = {"/".join(pair): launch.command for pair, launch in worker_launches().items()}
+    assert commands == {each.label: [str(python) if each.label in own else sys.executable] for each in ADAPTERS}
+    first, second, *_ = own
+    file.write_text(f'["{first}"]\nenv = {{ A = "1" }}\n["{second}"]\npython = "p"\n')
+    assert [worker_launches()[*label.split("/")].command for label in (first, second)] == [[str(python)], ["p"]]
+    sentence = f"systems.toml of this folder starts {first}, {second}; {python} starts {first}"
+    assert notes_on_starts((first, second, "ttt-mlp/torch")) == [sentence]
 
 
 def test_each_environment_has_its_own_lock(monkeypatch):

@@ -92,6 +92,19 @@ def test_a_run_is_submitted_once(tmp_path: Path, commands: Path) -> None:
     assert (tmp_path / "out" / "run.json").read_bytes() == planned
 
 
+def test_the_array_is_as_large_as_what_is_left(tmp_path: Path, commands: Path) -> None:
+    call = ("run", *SMALL, "--device", "cpu", "--slurm", "tasks=3", "--out", "out")
+    fake_command(commands, "squeue", "")
+    said = ["2 tasks for 2 jobs of 4 cases", "1 task for 1 job of 2 cases", "out: every requested case is finished"]
+    for number, words in enumerate(said):
+        assert words in ttt_bench(*call, "--resume", cwd=tmp_path, path=commands).stdout
+        run = Run.open(tmp_path / "out")
+        for planned in run.jobs[number % 2].cases:
+            run.record_file(run.jobs[number % 2]).append(Record(planned.case, "failed", "a bug"))
+    assert "#SBATCH --array=0-0\n" in (tmp_path / "out" / "slurm.sbatch").read_text()
+    assert (tmp_path / "submitted").read_text() == "x\n" * 2
+
+
 def test_status_says_who_works(tmp_path: Path, commands: Path) -> None:
     call = ("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2", "--out", "out")
     ttt_bench(*call, cwd=tmp_path, path=commands)
@@ -99,6 +112,7 @@ def test_status_says_who_works(tmp_path: Path, commands: Path) -> None:
     assert text.count("held by Slurm job 4711") == 2
     assert "0 of 4 cases" in text.splitlines()
     assert "1 running, 1 pending" in text
+    assert "squeue is not installed on this machine" in ttt_bench("status", "out", cwd=tmp_path).stdout
     fake_command(commands, "squeue", 'echo "Invalid job id specified" >&2; exit 1')
     text = ttt_bench("status", "out", cwd=tmp_path, path=commands).stdout
     assert "held by" not in text
@@ -124,13 +138,6 @@ def test_status_counts_the_jobs_that_are_done(tmp_path: Path, capsys: pytest.Cap
     assert lines() == [table[0], table[2], "1 of 2 jobs done", "1 of 2 cases: 1 failed", *nobody]
     run.record_file(jobs[1]).append(Record(jobs[1].cases[0].case, "failed", "a bug"))
     assert lines() == ["2 of 2 jobs done", "2 of 2 cases: 2 failed"]
-
-
-def test_status_of_a_copied_run_needs_no_slurm(tmp_path: Path, commands: Path) -> None:
-    ttt_bench("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2", "--out", "out", cwd=tmp_path, path=commands)
-    done = ttt_bench("status", "out", cwd=tmp_path)
-    assert done.returncode == 0
-    assert "squeue is not installed on this machine" in done.stdout
 
 
 def test_what_slurm_refuses_is_said_and_the_plan_stays(tmp_path: Path, commands: Path) -> None:

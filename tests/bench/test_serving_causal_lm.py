@@ -37,8 +37,9 @@ def test_generate_gives_the_tokens_of_our_own_loop(folder):
     assert made.tolist() == torch.cat(expected, 1).tolist()
 
 
-def test_padded_prompts_are_refused(folder):
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
+def test_padded_prompts_and_beams_are_refused(folder):
+    model, ids = AutoModelForCausalLM.from_pretrained(folder), torch.ones(2, 3, dtype=torch.long)
     with pytest.raises(ValueError, match=r"^attention_mask with zeros: prompts must have one length"):
-        model.generate(torch.ones(2, 3, dtype=torch.long), attention_mask=mask, max_new_tokens=1)
+        model.generate(ids, attention_mask=torch.tensor([[0, 1, 1], [1, 1, 1]]), max_new_tokens=1)
+    with pytest.raises(ValueError, match="cannot use beam search with a cache"):
+        model.generate(ids, num_beams=2, max_new_tokens=1)

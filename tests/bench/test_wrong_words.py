@@ -42,7 +42,7 @@ def test_a_terminal_without_an_arrow_shows_a_question_mark(tmp_path):
         ),
         (
             ["run", "fig15-forward", "--device", "cpu"],
-            ["suite fig15-forward: needs a CUDA GPU", "without a GPU run quick, or plan"],
+            ["suite fig15-forward: needs a CUDA GPU, and this run is on the CPU; without a GPU run quick, or plan"],
         ),
         (["run", "quick", "--retry", "failed"], ["--retry: name the run by --out"]),
         (["run", "quick", "--resume"], ["--resume: name the run by --out"]),

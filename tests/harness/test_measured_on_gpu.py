@@ -17,7 +17,7 @@ from harness.schema.case import Case, Mode
 from harness.schema.policy import Policy
 
 torch = pytest.importorskip("torch")
-ENGINE: dict[str, Any] = {"engine_samples": lambda policy: [[100.0] * 5] * 2, "policy": {"budget_s": 0.0}}
+ENGINE: dict[str, Any] = {"engine_samples": lambda: [[100.0] * 5] * 2, "policy": {"budget_s": 0.0}}
 
 
 class FakeDevice:
@@ -257,6 +257,6 @@ def test_a_throttled_engine_settles(monkeypatch: pytest.MonkeyPatch) -> None:
         return []
 
     monkeypatch.setattr(measured_case, "warm_up_engine", warm)
-    engine = {"engine_samples": lambda policy: [[1.0] * 5]}
+    engine = {"engine_samples": lambda: [[1.0] * 5]}
     assert on_fake_device(monkeypatch, FakeDevice(hot=True), case(timing="engine"), **engine).status == "ok"
     assert asked == [True]

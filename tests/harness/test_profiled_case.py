@@ -288,7 +288,7 @@ def test_only_the_last_runs_count() -> None:
 
 
 def test_an_engine_without_a_batch_for_a_profiler_is_refused() -> None:
-    workload = Workload(run=print, engine_samples=lambda policy: [[1.0]])
+    workload = Workload(run=print, engine_samples=lambda: [[1.0]])
     with pytest.raises(ProfileError, match="engine_batch"):
         in_worker.profile(case(timing="engine"), workload)
 
@@ -304,7 +304,7 @@ def engine(events: list[str], monkeypatch: pytest.MonkeyPatch) -> Workload:
             events.append("steps")
         return 7
 
-    def samples(policy: Policy) -> Iterator[list[float]]:
+    def samples() -> Iterator[list[float]]:
         for first_ms in (50.0, 2.0):
             events.append("sampled")
             yield [first_ms, 2.0, 2.0, 2.0, 30.0]

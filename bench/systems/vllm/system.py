@@ -29,7 +29,6 @@ from bench.systems.vllm.engine import MEMORY_SHARE, SEQUENCES, Batch, Engine, Se
 from harness.measure.correctness import Check, Checks
 from harness.measure.system import NeedsFreshProcess, Workload
 from harness.schema.case import Case
-from harness.schema.policy import Policy
 
 # The engine's core runs in this process: a separate one admits requests one by one and splits a batch. No network.
 # FlashInfer's sampler would compile at the first request.
@@ -264,7 +263,7 @@ class _Work:
         self.ran(self.prompts(), around=around)
         return 1
 
-    def samples(self, policy: Policy) -> Iterator[list[float]]:
+    def samples(self) -> Iterator[list[float]]:
         """Run batches without end; after each batch, yield its samples in ms."""
         while True:
             yield self.samples_of(self.once())

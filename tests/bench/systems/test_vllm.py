@@ -54,7 +54,7 @@ def test_generate_runs_as_many_sequences_as_the_cache_holds_and_says_so(llm):
     workload = VllmTransformer().build(CASE)
     assert workload.metrics["sequences_at_once"] == 2
     assert workload.tokens == 2
-    assert len(take_engine_samples(workload.engine_samples(FEW), FEW).samples_ms) >= vllm_system.STEADY_STEPS
+    assert len(take_engine_samples(workload.engine_samples(), FEW).samples_ms) >= vllm_system.STEADY_STEPS
     assert llm.started[0].count == 2
     two = VllmTransformer().build(replace(CASE, batch=2)).metrics
     assert (workload.metrics["flops"], workload.metrics["bytes"]) == (two["flops"], two["bytes"])
@@ -63,7 +63,7 @@ def test_generate_runs_as_many_sequences_as_the_cache_holds_and_says_so(llm):
 def test_generate_with_room_for_all(llm):
     workload = VllmTransformer().build(CASE)
     assert (workload.metrics["sequences_at_once"], workload.tokens) == (4, 4)
-    batches = list(islice(workload.engine_samples(FEW), 2))  # batch after batch, without end
+    batches = list(islice(workload.engine_samples(), 2))  # batch after batch, without end
     assert min(len(batch) for batch in batches) >= vllm_system.STEADY_STEPS
     assert workload.metrics["context_at_last_step"] > 48
 
@@ -84,7 +84,7 @@ def test_the_steps_that_are_timed_lie_around_the_context(llm, monkeypatch):
     )
     llm.blocks = 400
     workload = VllmTransformer().build(replace(CASE, context=256))
-    next(iter(workload.engine_samples(FEW)))
+    next(iter(workload.engine_samples()))
     tokens = workload.metrics["context_at_last_step"] - lengths[-1]
     assert abs(lengths[-1] + tokens / 2 - 256) <= 1
     assert f"prompts of {lengths[-1]} tokens" in workload.settings["timed"]
@@ -167,7 +167,7 @@ def test_another_error_of_the_engines_start_is_no_lack_of_memory(llm):
 def test_forward_times_whole_batches(llm):
     workload = VllmTransformer().build(replace(CASE, phase="forward", batch=3))
     assert workload.tokens == 3 * 48
-    timing = take_engine_samples(workload.engine_samples(FEW), Policy(min_samples=2, budget_s=0))
+    timing = take_engine_samples(workload.engine_samples(), Policy(min_samples=2, budget_s=0))
     assert (len(timing.samples_ms), timing.stop) == (2, "budget")
     assert llm.started[0].count == 6
 
