@@ -201,7 +201,7 @@ def _facts(source: Source) -> list[str]:
         unique = dict.fromkeys(UNSTEADY if each in UNSTEADY_TIMES.values() else each for each in marks_in(cell))
         flags.update(unique.keys())
     planned = sum(len(job.cases) for job in source.run.jobs)
-    results = [f"{measured[KEY].nunique()} of {planned}", *(f"{count} {flag}" for flag, count in flags.items())]
+    results = [f"{len(measured)} of {planned}", *(f"{count} {flag}" for flag, count in flags.items())]
     return [gpu, period, commit, "; ".join(results)]
 
 

@@ -33,7 +33,7 @@ def write_report(run_folder: Path, out: Path) -> list[str]:
 
 
 def write_table(run_folder: Path, fmt: str, systems: Sequence[str] = (), columns: Sequence[str] = ()) -> None:
-    """Write a table with one row per case and machine to standard output.
+    """Write a table with one row per case to standard output.
 
     fmt: "csv", "json", "markdown" or "text". systems: write only these, each NAME or NAME/BACKEND.
     columns: write only these. ("all",): all columns. (): all columns for "csv" and "json", else a selection.
