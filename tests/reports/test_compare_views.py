@@ -41,7 +41,7 @@ def test_a_point_without_an_interval_confirms_nothing(tmp_path, counts, told):
 
 def test_cases_have_the_labels_of_the_page(tmp_path):
     catalogue = Catalogue(
-        systems=(SystemEntry("ttt-linear", "TTT-Linear", "TTT", 0, "circle"),),
+        systems=(SystemEntry("ttt-linear", "TTT-Linear", 0, "circle"),),
         backends=(BackendEntry("torch", "PyTorch", "solid"),),
     )
     found = compare(
