@@ -220,6 +220,9 @@ def report(
     given = [name for name, path in targets.items() if path is not None]
     if len(given) > 1:
         raise UserError(f"{' '.join(given)}: use one of them")
+    unused = [name for name, value in {"--inches": inches, "--figures": figures}.items() if value]
+    if unused and not (png or pdf):
+        raise UserError(f"{', '.join(unused)}: only with --png or --pdf")
     target = output or png or pdf or run / "report.html"
     with refusing(target, "written", UserError):
         if png or pdf:

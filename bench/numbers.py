@@ -28,6 +28,7 @@ from harness.schema.files import read_regular, refusing, write_atomically
 from harness.schema.profile import Profile
 from harness.schema.reason import counted, format_number, span
 from harness.schema.run import Run
+from reports import grid
 from reports.compare.comparison import compare
 from reports.compare.views import NEAR
 from reports.profiles.ceilings import common_ceilings, with_common_ceilings
@@ -92,7 +93,7 @@ def _table(name: str, definitions: Mapping[str, Definition], source_of: SourceOf
         head, *lines = kind(definition, source_of)
     except UserError as error:
         raise UserError(f"table {name}: {error}") from None
-    table = "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ["---"] * len(head), *lines))
+    table = grid.markdown(head, lines, [False] * len(head))
     meanings: dict[str, str] = {}
     for _, sign, meaning in SIGNS if kind is _cases else ():
         if f" {sign} " in table:
@@ -201,7 +202,7 @@ def _facts(source: Source) -> list[str]:
         unique = dict.fromkeys(UNSTEADY if each in UNSTEADY_TIMES.values() else each for each in marks_in(cell))
         flags.update(unique.keys())
     planned = sum(len(job.cases) for job in source.run.jobs)
-    results = [f"{measured[KEY].nunique()} of {planned}", *(f"{count} {flag}" for flag, count in flags.items())]
+    results = [f"{len(measured)} of {planned}", *(f"{count} {flag}" for flag, count in flags.items())]
     return [gpu, period, commit, "; ".join(results)]
 
 

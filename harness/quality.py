@@ -76,7 +76,7 @@ class Quality:
 def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) -> Quality:
     """Return a case's flags.
 
-    group: the case's records from one machine and commit. timing: samples of the ok records (`timing_of`) if known.
+    group: the case's records. timing: samples of the ok records (`timing_of`) if known.
     """
     measured = timed(record for record in group if record.status == "ok")
     if not measured:
@@ -94,13 +94,12 @@ def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) ->
 
 
 def flagged(records: Iterable[Record], few: Container[str] = ()) -> set[str]:
-    """Return the keys of cases with any flag of `Quality` on at least one machine or commit.
+    """Return the keys of cases with any flag of `Quality`.
 
     few: keys of cases whose flag `few_samples` is ignored.
     """
-    groups = {key: by_machine(own) for key, own in by_case(records).items()}
-    found = {key: map(quality_of, machines) for key, machines in groups.items()}
-    return {key for key, flags in found.items() if {*flags} - {Quality(), Quality(few_samples=key in few)}}
+    found = {key: quality_of(own) for key, own in by_case(records).items()}
+    return {key for key, flags in found.items() if flags not in (Quality(), Quality(few_samples=key in few))}
 
 
 def timing_of(measured: Iterable[Record]) -> ProcessSamples:
@@ -115,22 +114,8 @@ def by_case(records: Iterable[Record]) -> dict[str, list[Record]]:
     return found
 
 
-def by_machine(repeats: Sequence[Record]) -> list[list[Record]]:
-    """Group the repeats of a case by machine and commit.
-
-    A failed repeat joins the first group if its machine and commit have no ok repeat.
-    """
-    machines: dict[tuple[str, str, str], list[Record]] = {}
-    for record in sorted(repeats, key=lambda each: each.status != "ok"):
-        machine = machine_of(record)
-        if record.status != "ok" and machine not in machines:
-            machine = next(iter(machines), machine)
-        machines.setdefault(machine, []).append(record)
-    return list(machines.values())
-
-
 def machine_of(record: Record) -> tuple[str, str, str]:
-    """Return `by_machine`'s key: (device name, GPU `device_id`, commit), each "" if unknown."""
+    """Return a record's (device name, GPU `device_id`, commit), each "" if unknown."""
     found = record.environment
     return str(found.get("device") or ""), device_id_of(found), commit_name(found)
 

@@ -14,26 +14,19 @@ def write_report(run_folder: Path, out: Path) -> list[str]:
 
     On failure, an existing page is kept. Raises RecordError if the run is unreadable, or `out` is a file but no page.
     """
-    from reports.page.html import TITLE, render, run_title
-    from reports.profiles.ceilings import common_ceilings
-    from reports.profiles.section import section
-    from reports.stats import frame
+    from reports.page.html import run_page
     from reports.words import left_out
 
     run = Run.open(run_folder)
     refuse_overwriting(out, "HTML page", (b"<!doctype html", b"<html"))
-    records, profiles = _records(run), run.profiles().values()
-    table = frame(records, run.catalogue, common_ceilings(records, profiles))
-    profiled = section(records, profiles, run.catalogue)
-    title = f"{TITLE}: {run_title(run.folder.resolve().name, table)}"
-    page = render(records, run.catalogue, title, profiled, table=table, missing=run.missing(records))
+    page, table = run_page(run, _records(run), run.profiles().values())
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)
     return left_out(table, run.catalogue)
 
 
 def write_table(run_folder: Path, fmt: str, systems: Sequence[str] = (), columns: Sequence[str] = ()) -> None:
-    """Write a table with one row per case and machine to standard output.
+    """Write a table with one row per case to standard output.
 
     fmt: "csv", "json", "markdown" or "text". systems: write only these, each NAME or NAME/BACKEND.
     columns: write only these. ("all",): all columns. (): all columns for "csv" and "json", else a selection.

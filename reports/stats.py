@@ -1,4 +1,4 @@
-"""Statistics of the timed samples: a table with a row per case and machine."""
+"""Statistics of the timed samples: a table with a row per case."""
 
 import math
 import re
@@ -12,7 +12,7 @@ import pandas as pd
 from harness.measure.interval import FEWEST
 from harness.measure.nvml import heat_note, is_hot
 from harness.measure.system import REPLAYED
-from harness.quality import STEADY, by_case, by_machine, machine_of, merged_metrics, quality_of, timed, timing_of
+from harness.quality import STEADY, by_case, machine_of, merged_metrics, quality_of, timed, timing_of
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.reason import counted, printable
@@ -43,7 +43,7 @@ SAMPLE_COLUMNS = ("samples", "processes", "throttled", "stop", "started_at")
 NOTES, MARKS = "notes", "marks"
 # Numbers computed from other columns (`_computed`).
 COMPUTED_COLUMNS = ("model_size", "tokens_per_s_each", "flops_per_token", "flops_share", "tokens_per_j")
-_TIMING, _QUALITY, _RECORDS = "_timing", "_quality", "records"  # keys of a row that are no columns
+_TIMING, _QUALITY = "_timing", "_quality"  # keys of a row that are no columns
 # The flags of a point, the gravest first.
 CACHE_FULL, FEW_SAMPLES, LOADED, HOT = "cache full", "few samples", "contended", "thermally throttled"
 UNSTEADY = "unsteady"
@@ -74,7 +74,7 @@ _USED_METRICS = {*WORK_METRICS, *FAIRNESS_METRICS, *FIDELITY_METRICS, "sequences
 def frame(
     records: Iterable[Record], catalogue: Catalogue, ceilings: Mapping[str, Mapping[str, float]] | None = None
 ) -> pd.DataFrame:
-    """Return a table with one row per case, machine and commit, in the order of the records.
+    """Return a table with one row per case, in the order of the records.
 
     Columns: `COLUMNS`, options, `SAMPLE_COLUMNS`, and if any row has a value: `REPEAT_COLUMNS`, rates, metrics,
     notes, flags (`MARKS`). An unknown number is NaN in `COLUMNS`, in other columns pd.NA. An unknown text is "", an
@@ -86,16 +86,11 @@ def frame(
     them if `records` are only a part of the run, or if profiles may raise a peak.
     """
     records = list(records)
-    cases = by_case(records)
-    groups = [group for case in cases.values() for group in by_machine(case)]
+    groups = [sorted(case, key=lambda record: record.status != "ok") for case in by_case(records).values()]
     ceilings = common_ceilings(records) if ceilings is None else ceilings
     memberships = suites_of_cases(catalogue)
     metrics = metric_columns((metric for group in groups for record in group for metric in record.metrics), catalogue)
-    rows = [
-        _row(group, len(cases[key]), memberships.get(key, ()), metrics, ceilings)
-        for group in groups
-        for key in [group[0].case.key]
-    ]
+    rows = [_row(group, memberships.get(group[0].case.key, ()), metrics, ceilings) for group in groups]
     late = (*REPEAT_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS, *metrics, NOTES, MARKS)
     table = pd.DataFrame(rows, columns=[*COLUMNS, *SAMPLE_COLUMNS, *late])
     extra = _options([group[0].case for group in groups], table, catalogue)
@@ -105,14 +100,13 @@ def frame(
 
 
 def case_statuses(table: pd.DataFrame) -> Counter[str]:
-    """Return the number of cases by status; a case on several machines counts once."""
-    columns = [*CASE_COLUMNS[1:], *SETTING_COLUMNS, *option_columns(table)]
-    return Counter(table.drop_duplicates(columns)["status"])
+    """Return the number of cases by status."""
+    return Counter(table["status"])
 
 
 def row_keys(records: Iterable[Record]) -> list[str]:
     """Return the case key of each row of `frame(records)`."""
-    return [group[0].case.key for case in by_case(records).values() for group in by_machine(case)]
+    return [*by_case(records)]
 
 
 def marks_in(cell: Any, y: str = "") -> tuple[str, ...]:
@@ -171,22 +165,17 @@ def _options(cases: Sequence[Case], table: pd.DataFrame, catalogue: Catalogue) -
 
 
 def _row(
-    group: list[Record],
-    records: int,
-    suites: tuple[str, ...],
-    metrics: Sequence[str],
-    ceilings: Mapping[str, Mapping[str, float]],
+    group: list[Record], suites: tuple[str, ...], metrics: Sequence[str], ceilings: Mapping[str, Mapping[str, float]]
 ) -> dict[str, Any]:
-    """Return a case's row on one machine.
+    """Return a case's row.
 
-    group: the case's records from that machine. records: the number of the case's records from all machines.
-    `ceilings`: the run's measured peaks by device.
+    group: the case's records, the ok ones first. `ceilings`: the run's measured peaks by device.
     """
     first = group[0]
     measured = [record for record in group if record.status == "ok"]
     found = merged_metrics(measured or group)
     row: dict[str, Any] = {column: getattr(first.case, column) for column in (*CASE_COLUMNS[1:], *SETTING_COLUMNS)}
-    row |= {"suites": suites, "status": first.status, "reason": first.reason, _RECORDS: records}
+    row |= {"suites": suites, "status": first.status, "reason": first.reason}
     row |= _statistics(measured, group)
     row[_QUALITY] = quality_of(group, row.get(_TIMING))
     row |= {name: math.nan if found.get(name) is None else found[name] for name in metrics}
@@ -276,7 +265,7 @@ def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
     yield from (heat_note(record.environment) for record in timed(group) if is_hot(record.environment))
     for record in group:
         if record.status != "ok":
-            yield f"process {record.repeat + 1} of {row[_RECORDS]}: {record.status}: {record.reason}"
+            yield f"process {record.repeat + 1} of {len(group)}: {record.status}: {record.reason}"
         elif record.check is None:
             yield "compared with no reference"
         elif record.check.get("unchecked"):

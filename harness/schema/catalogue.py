@@ -1,11 +1,11 @@
 """Labels and styles stored in each run, so that reports can draw other versions' runs."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, AliasChoices, Field
+from pydantic import AfterValidator, AliasChoices, ConfigDict, Field
 
-from harness.schema.case import Scalar, Stored, one_of
+from harness.schema.case import STORED, Scalar, Stored, one_of
 
 # Styles that pages can draw.
 TONES = 8  # colours, numbered from 0
@@ -17,12 +17,13 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 class SystemEntry(Stored):
     """Label and drawing style of a system in reports.
 
-    family: kind of the system, such as "TTT". tone: index of its colour, below `TONES`. marker: one of `MARKERS`.
+    tone: index of its colour, below `TONES`. marker: one of `MARKERS`.
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STORED | ConfigDict(extra="ignore")  # older runs have a `family`
 
     name: str
     label: str
-    family: str
     tone: Annotated[int, Field(ge=0, lt=TONES)]
     marker: Annotated[str, one_of(*MARKERS)]
 

@@ -197,10 +197,10 @@ class Pair:
             yield f"sequences at once differ: tokens per sample are {said}; the ratio compares times per token"
         if self.on_other_hosts:
             yield "CPU overhead of another host"
-        if hot := [name for name, side in sides.items() if side.hot]:
+        if hot := [name for name, side in sides.items() if side.quality.hot]:
             yield f"thermally throttled in {' and '.join(hot)}"
-        if changed := [name for name, side in sides.items() if side.changed]:
-            yield f"samples drifted in {' and '.join(changed)}"
+        if unsteady := [name for name, side in sides.items() if side.quality.unsteady or side.quality.unsteady_times]:
+            yield f"unsteady in {' and '.join(unsteady)}"
         throttled = [name for name, side in sides.items() if side.throttled]
         if len(throttled) == 1:
             yield f"throttled in {throttled[0]} only"

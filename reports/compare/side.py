@@ -12,8 +12,7 @@ from scipy import stats
 
 from harness.measure.environment import DIRTY, changes_speed
 from harness.measure.interval import FEWEST, median_interval
-from harness.measure.nvml import is_hot
-from harness.quality import DRIFT, by_case, commit_name, ends_apart, timed
+from harness.quality import ProcessSamples, Quality, by_case, commit_name, quality_of, timed
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.reason import counted, printable
@@ -51,9 +50,9 @@ class CaseSide:
     tokens: {repeat: tokens that the latency covers}; for an engine, they depend on how many sequences fit into memory.
     below, above: the distances from log(ms per token) to the ends of its 95% interval; infinite if unknown.
     samples, rounds, timed: the numbers of samples in all processes, planned processes, and processes with samples.
+    quality: the case's flags, for times per token.
     others: the largest share of a contended CPU that other programs used; 0 if no CPU was contended.
-    throttled: whether the GPU was power-capped or thermally throttled in any sample. hot: whether thermally throttled.
-    changed: whether the samples of the case's only process drifted; False for several processes.
+    throttled: whether the GPU was power-capped or thermally throttled in any sample.
     devices: GPU or CPU of each machine. facts: other properties, such as package versions.
     host_bound: whether an engine's batch is so small that the CPU limits the speed.
     started_at: when the first timed record started; "" if unknown.
@@ -71,8 +70,7 @@ class CaseSide:
     rounds: int
     others: float
     throttled: bool
-    hot: bool
-    changed: bool
+    quality: Quality
     devices: tuple[Mapping[str, str], ...]
     facts: Mapping[str, str]
     host_bound: bool
@@ -89,7 +87,7 @@ class CaseSide:
 
     @property
     def is_sound(self) -> bool:
-        return self.samples >= FEWEST and not (self.others or self.hot or self.changed)
+        return self.quality == Quality()
 
     @property
     def on_cpu(self) -> bool:
@@ -173,6 +171,7 @@ def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) ->
     name = printable(BETWEEN.join([catalogue.system_label(case.system), catalogue.backend_label(case.backend)]))
     medians = _medians(measured)
     tokens = {record.repeat: record.tokens or 1 for record in measured if record.repeat in medians}
+    per_token = tuple(tuple(ms / (record.tokens or 1) for ms in record.samples_ms) for record in measured)
     below, above = _interval(measured, {repeat: ms / tokens[repeat] for repeat, ms in medians.items()})
     return CaseSide(
         case=case,
@@ -189,8 +188,7 @@ def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) ->
             (each.environment["cpu"]["others_share"] for each in measured if is_loaded(each.environment)), default=0.0
         ),
         throttled=any(any(record.throttled) for record in records),
-        hot=any(is_hot(record.environment) for record in measured),
-        changed=len(measured) == 1 and ends_apart(measured[0].samples_ms) > DRIFT,
+        quality=quality_of(records, ProcessSamples(per_token)),
         devices=_devices(measured),
         facts=_facts(measured),
         host_bound=case.timing == "engine" and case.batch <= FEW_SEQUENCES,

@@ -42,8 +42,10 @@ def answer(comparison: Comparison) -> str:
     total = within + len(beyond)
     word = "Confirmed" if within and len(beyond) <= BEYOND * total else "Not confirmed"
     said = f"{word}: {within} of {counted(total, 'point')} within {comparison.near:.0%}."
+    if not total:
+        said = f"Undecided: no point has an interval; {counted(len(rows), 'point')} within {comparison.near:.0%}."
     more = counted(len(rows) - total, "more point")
-    left = f"Within {comparison.near:.0%} without an interval: {more}." if total < len(rows) else ""
+    left = f"Within {comparison.near:.0%} without an interval: {more}." if 0 < total < len(rows) else ""
     return " ".join(filter(None, [said, left, _beyond(beyond), _counts(comparison, {"slower", "faster", "lost"})]))
 
 

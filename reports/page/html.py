@@ -1,7 +1,7 @@
 """Render a run's records as one HTML file that opens from disk without a network."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pandas as pd
@@ -9,8 +9,10 @@ from markupsafe import Markup
 
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
+from harness.schema.profile import Profile
 from harness.schema.reason import counted, printable
 from harness.schema.record import Record
+from harness.schema.run import Run
 from reports.fairness import fairness
 from reports.machines import machines
 from reports.page.data import page_data
@@ -18,7 +20,8 @@ from reports.page.embedding import packed, packed_plotly, plotly_source, script_
 from reports.page.figures import Figure, ends, figures
 from reports.page.findings import crossings, finding, flags, headline, small_models, unfinished
 from reports.page.ranking import View
-from reports.profiles.section import Section
+from reports.profiles.ceilings import common_ceilings
+from reports.profiles.section import Section, section
 from reports.profiles.section import script as profile_script
 from reports.resources import environment, source
 from reports.stats import case_statuses, frame, row_keys, suites_of_cases
@@ -40,6 +43,19 @@ STATUS_MEANINGS = {
     MISSING: "planned, without a record: the run ended early or still runs",
 }
 UNTIMED = "No case was timed: the run only profiled or checked its cases. `ttt-bench run` measures them."
+
+
+def run_page(
+    run: Run, records: list[Record], profiles: Collection[Profile], in_site: str = ""
+) -> tuple[str, pd.DataFrame]:
+    """Return a run's page, and its table (`stats.frame`).
+
+    records, profiles: all of the run. in_site: see `render`.
+    """
+    table = frame(records, run.catalogue, common_ceilings(records, profiles))
+    name = ", ".join(filter(None, [printable(run.folder.resolve().name), " and ".join(devices_of(table))]))
+    title, profiled = name if in_site else f"{TITLE}: {name}", section(records, profiles, run.catalogue)
+    return render(records, run.catalogue, title, profiled, table, run.missing(records), in_site), table
 
 
 def render(
@@ -105,11 +121,6 @@ def render(
 def devices_of(table: pd.DataFrame) -> list[str]:
     """Return the distinct device names in a `stats.frame` table."""
     return [device for device in table["device"].unique() if device]
-
-
-def run_title(name: str, table: pd.DataFrame) -> str:
-    """Return the title of a run's page: the folder's name, then the devices."""
-    return ", ".join(filter(None, [printable(name), " and ".join(devices_of(table))]))
 
 
 def failures(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue) -> list[dict[str, Any]]:

@@ -89,8 +89,8 @@ class Looks:
             return self.catalogue.system_label(value)
         if column == "backend":
             return self.catalogue.backend_label(value)
-        if column in ("device", "device_id", "commit"):
-            return {"device": value, "device_id": f"GPU {value}", "commit": f"commit {short_commit(value, 8)}"}[column]
+        if column in ("device", "commit"):
+            return value if column == "device" else f"commit {short_commit(value, 8)}"
         if column == "timing":
             return (_REQUEST_TIMINGS if phase == "request" else _TIMINGS).get(value, f"timing {value}")
         if column == "backbone" and value in _BACKBONES:
@@ -109,14 +109,12 @@ class FigurePanel:
     def identity(self) -> list[str]:
         """Return the columns whose values decide which rows form one line.
 
-        `device_id` and `timing` are included only if a line would otherwise have two points at one x.
+        `timing` is included only if a line would otherwise have two points at one x.
         """
         case = ("system", "backend", "size", "batch", "context", *SETTING_COLUMNS, *option_columns(self.rows))
         x = self.entry.along or self.entry.x
         late = ("timing", "device_id", self.entry.x, x)
         columns = [name for name in (*case, *MACHINE_COLUMNS) if name not in late]
-        if self.rows.duplicated([*columns, "timing", x]).any():
-            columns.append("device_id")
         if self.rows.duplicated([*columns, x]).any():
             columns.append("timing")
         return columns

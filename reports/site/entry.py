@@ -11,11 +11,8 @@ from pathlib import Path
 from harness.schema.reason import printable
 from harness.schema.run import Run
 from reports.compare.side import RunCases
-from reports.page.html import render, run_title
+from reports.page.html import run_page
 from reports.page.lines import Look, system_looks
-from reports.profiles.ceilings import common_ceilings
-from reports.profiles.section import section
-from reports.stats import frame
 from reports.tables import csv_text
 
 PLOTLY = "assets/plotly.js"
@@ -80,15 +77,14 @@ def files_of(run: Run, found: str) -> tuple[Entry, dict[str, str]]:
 
     found: the run's id. Raises RecordError if the run is unreadable.
     """
-    records, profiles, path = run.records(), list(run.profiles().values()), f"runs/{found}.html"
+    records, profiles, path = run.records(), run.profiles().values(), f"runs/{found}.html"
     files: dict[str, str] = {}
     looks: dict[str, Look] = {}
     moments = [when for record in records if (when := moment(record.started_at))]
     if records:
-        table = frame(records, run.catalogue, common_ceilings(records, profiles))
-        title, profiled = run_title(run.folder.resolve().name, table), section(records, profiles, run.catalogue)
+        page, table = run_page(run, records, profiles, found)
         files = {
-            path: render(records, run.catalogue, title, profiled, table, run.missing(records), found),
+            path: page,
             f"downloads/{found}.csv": csv_text(table),
             f"downloads/{found}.jsonl": "".join(f"{record.to_json()}\n" for record in records),
         }

@@ -53,6 +53,8 @@ def test_a_terminal_without_an_arrow_shows_a_question_mark(tmp_path):
         (["run", "quick", "--bogus"], ["No such option: --bogus"]),
         (["table", "none"], ["none: no such folder"]),
         (["table", "none", "--csv", "--json"], ["--csv --json: one format at a time"]),
+        (["report", "a", "--inches", "5", "--figures", "b"], ["--inches, --figures: only with --png or --pdf"]),
+        (["report", "a", "--figures", "b", "--output", "c"], ["--figures: only with --png or --pdf"]),
         (["compare", "a"], ["Missing argument 'B'"]),
         (["generate", "--checkpoint", ".", "--prompt", "a"], [".: holds no config.json"]),
     ],

@@ -64,7 +64,7 @@ def change(folder: Path, meddle: Callable[[dict[str, Any]], object]) -> None:
     path.write_text(json.dumps(replaced if isinstance(replaced, list | str) else values))
 
 
-STYLE = {"name": "fake", "label": "Fake", "family": "", "tone": 0, "marker": "circle"}
+STYLE = {"name": "fake", "label": "Fake", "tone": 0, "marker": "circle"}
 WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda v: v.update(schema=7), "schema: Input should be 1, not 7; update ttt-bench"),
     (lambda v: v.update(tool="their-bench"), "tool: Input should be 'ttt-bench', not 'their-bench'"),
@@ -90,9 +90,10 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
 ]
 
 
-def test_older_names_in_a_catalogue_are_read_as_todays(folder: Path) -> None:
+def test_older_names_in_a_catalogue_are_read_as_todays_or_ignored(folder: Path) -> None:
     def older(values: dict[str, Any]) -> None:
         values["catalogue"]["metrics"].append({"name": "floor_share", "label": "Share"})
+        values["catalogue"]["systems"].append(STYLE | {"family": "recurrent"})
         figure = values["catalogue"]["suites"][0]["figures"][0]
         figure.update(y="floor_share", floor=True)
         figure.pop("lower_bound", None)
@@ -100,7 +101,7 @@ def test_older_names_in_a_catalogue_are_read_as_todays(folder: Path) -> None:
     new_run(folder, [case(batch=1)])
     change(folder, older)
     read = Run.open(folder).catalogue
-    assert read.metrics[-1].name == "lower_bound_share"
+    assert (read.metrics[-1].name, read.system_label("fake")) == ("lower_bound_share", "Fake")
     assert (read.suites[0].figures[0].y, read.suites[0].figures[0].lower_bound) == ("lower_bound_share", True)
 
 

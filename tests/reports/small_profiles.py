@@ -11,9 +11,7 @@ from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned, RunFile
 from reports.profiles.section import Section, section
 
-CATALOGUE = Catalogue(
-    (SystemEntry("ttt", "TTT <b>", "TTT", 0, "circle"),), (BackendEntry("fast", "the fast one", "solid"),)
-)
+CATALOGUE = Catalogue((SystemEntry("ttt", "TTT <b>", 0, "circle"),), (BackendEntry("fast", "the fast one", "solid"),))
 COUNTERS = Counters(2, 9.0, 1e7, None, 1e9, {"sm": 44.0, "tensor": 33.0}, 61.0, 72.0, {"barrier": 0.5, "selected": 0.2})
 
 

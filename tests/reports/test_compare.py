@@ -355,7 +355,14 @@ def test_samples_that_changed_in_their_course_are_unreliable(tmp_path):
     moved = replace(steady, samples_ms=[12.0] * 8 + [20.0] * (len(steady.samples_ms) - 8))
     [row] = compare(*two(tmp_path, [steady], [moved])).rows
     assert row.result.outcome == "unreliable"
-    assert row.notes == ("samples drifted in B",)
+    assert row.notes == ("unsteady in B",)
+
+
+def test_an_unsteady_ttft_is_unreliable(tmp_path):
+    wide = {"time_to_first_token_ms": 9.0, "time_to_first_token_ms_low": 7.0, "time_to_first_token_ms_high": 11.0}
+    steady = timed(a_case(phase="request"), 10)
+    [row] = compare(*two(tmp_path, [replace(steady, metrics=wide)], [timed(steady.case, 20)])).rows
+    assert (row.result.outcome, row.notes) == ("unreliable", ("unsteady in A",))
 
 
 def test_runs_without_timing_are_refused(tmp_path):

@@ -25,7 +25,7 @@ def test_a_run_is_confirmed_with_19_of_20_points_within_3_percent(tmp_path, beyo
 @pytest.mark.parametrize(
     ("counts", "told"),
     [
-        ((5, 1), "Not confirmed: 0 of 0 points within 3%. Within 3% without an interval: 2 more points."),
+        ((5, 1), "Undecided: no point has an interval; 2 points within 3%."),
         ((9, 1), "Confirmed: 1 of 1 point within 3%. Within 3% without an interval: 1 more point."),
         ((9, 6), "Confirmed: 2 of 2 points within 3%."),
     ],
@@ -41,7 +41,7 @@ def test_a_point_without_an_interval_confirms_nothing(tmp_path, counts, told):
 
 def test_cases_have_the_labels_of_the_page(tmp_path):
     catalogue = Catalogue(
-        systems=(SystemEntry("ttt-linear", "TTT-Linear", "TTT", 0, "circle"),),
+        systems=(SystemEntry("ttt-linear", "TTT-Linear", 0, "circle"),),
         backends=(BackendEntry("torch", "PyTorch", "solid"),),
     )
     found = compare(

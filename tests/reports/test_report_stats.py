@@ -22,7 +22,6 @@ from reports.stats import (
     REPEAT_COLUMNS,
     SAMPLE_COLUMNS,
     UNSTEADY,
-    case_statuses,
     frame,
     marks_in,
 )
@@ -211,29 +210,9 @@ def test_two_processes_are_unsteady_beyond_a_tenth_of_their_median(second, marks
 
 
 def test_a_case_is_ok_if_any_process_was_and_says_which_failed():
-    lost = synthetic.lost(FORWARD, "killed", "signal 9")
-    lost.repeat = 1
-    row = table_of(synthetic.ok(FORWARD, 3.0), lost).iloc[0]
+    row = table_of(synthetic.lost(FORWARD, "killed", "signal 9"), synthetic.ok(FORWARD, 3.0, repeat=1)).iloc[0]
     assert (row["status"], row["reason"], row["samples"], row["processes"]) == ("ok", "", 30, 1)
-    assert row["notes"] == "process 2 of 2: killed: signal 9"
-
-
-def test_a_process_that_failed_is_said_where_it_ran():
-    here, there = synthetic.environment(), synthetic.environment(commit="b" * 40)
-    lost = replace(synthetic.lost(FORWARD, "failed", "boom"), repeat=2, environment=there)
-    measured = [synthetic.ok(FORWARD, 3.0, repeat=n, environment=place) for n, place in enumerate((here, there))]
-    table = table_of(*measured, lost)
-    assert list(table["notes"].fillna("")) == ["", "process 3 of 3: failed: boom"]
-
-
-def test_processes_of_two_machines_or_commits_are_never_pooled():
-    here, there = synthetic.environment(), synthetic.environment(commit="b" * 40)
-    records = [synthetic.ok(FORWARD, 3.0, environment=here), synthetic.ok(FORWARD, 9.0, repeat=1, environment=there)]
-    table = table_of(*records)
-    assert list(table["samples"]) == [30, 30]
-    assert list(table["latency_ms"]) == pytest.approx([3.0, 9.0], rel=0.05)
-    assert table["commit"].nunique() == 2
-    assert case_statuses(table) == {"ok": 1}
+    assert row["notes"] == "process 1 of 2: killed: signal 9"
 
 
 def test_rates_and_memory_follow_from_latency_tokens_and_bytes():

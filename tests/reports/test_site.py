@@ -142,6 +142,7 @@ def test_the_downloads_hold_what_the_run_does(tmp_path, capsys):
     assert downloads[".jsonl"].read_text().splitlines() == [each.to_json() for each in Run.open(folder).records()]
     page = only(tmp_path / "site", "runs/*.html").read_text()
     assert all(f'href="../downloads/{path.name}"' in page for path in downloads.values())
+    assert "<title>paper, " in page
 
 
 def test_the_index_has_the_note_of_a_run_beside_its_tables(tmp_path):
