@@ -4,8 +4,8 @@
 python = "~/.venvs/vllm/bin/python"       # overridden by: command = ["docker", "run", "-i", "IMAGE", "python"]
 env = { VLLM_USE_FLASHINFER_SAMPLER = "0" }
 
-With --gpus, a worker in a container must see the GPU of its job: ["docker", "run", "-i", "--gpus", "all", "--env",
-"CUDA_VISIBLE_DEVICES", "--env", "CUDA_DEVICE_ORDER", "IMAGE", "python"]. A case that runs on another GPU fails.
+ttt-bench's --gpus selects a job's GPU by two variables, which docker must pass on: ["docker", "run", "-i", "--gpus",
+"all", "--env", "CUDA_VISIBLE_DEVICES", "--env", "CUDA_DEVICE_ORDER", "IMAGE", "python"]. A case on another GPU fails.
 """
 
 import os

@@ -17,7 +17,7 @@ class ConfigError(ValueError):
 
 
 class CheckpointError(UserError):
-    """An unsupported or damaged checkpoint; the message names file, key and expected value."""
+    """An unusable checkpoint or folder; the message says what is wrong and where."""
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ class FusedBlock(TTTBlock):
         return slice(3 * config.width, 3 * config.width + config.heads)
 
     def _pack(self) -> None:
-        """Make weights with a common input views of one matrix, and convolution weights contiguous in channels."""
+        """Pack weights that share an input into one matrix; make convolution weights contiguous in channels."""
         config, layer = self.seq_modeling_block.config, self.seq_modeling_block
         third = layer.g_proj if config.backbone == "mamba" else layer.k_proj
         # Spare rows hold the learning rate's weights, and zeros that pad them to a 16-byte load.

@@ -84,7 +84,7 @@ class PastRequest(Stored):
 class RunFile(Stored):
     """Contents of run.json.
 
-    repeats: how often each case is measured, each time in a fresh process.
+    repeats: how often each case is measured, in different processes.
     requests: the calls that planned or resumed the run, oldest first.
     mode: "measure" to time cases, "verify" only to check outputs, "profile" for a run of profiles alone.
     """

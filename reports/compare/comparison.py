@@ -208,7 +208,7 @@ class Pair:
     @property
     def elsewhere(self) -> str:
         """The difference between the two devices, "another GPU" or "another CPU"; "" for none."""
-        a, b = _device_facts(self.a), _device_facts(self.b)
+        a, b = self.a.device, self.b.device
         what = next((what for what in (*a, *b) if a.get(what) != b.get(what)), "")
         return f"another {what.removesuffix(' cores')}" if what else ""
 
@@ -261,18 +261,10 @@ def _stored_outcome(pair: Pair, middle: float, half: float) -> str:
     return NOISE if max(abs(middle), own) <= noise else "unreliable"
 
 
-def _device_facts(side: CaseSide) -> dict[str, str]:
-    names = dict.fromkeys(name for device in side.devices for name in device)
-    return {
-        name: " and ".join(dict.fromkeys(device.get(name) or "not recorded" for device in side.devices))
-        for name in names
-    }
-
-
 def _differences(pairs: Sequence[Pair]) -> Iterator[Difference]:
     found: dict[str, dict[tuple[str, str], list[str]]] = {}
     for pair in pairs:
-        a, b = (_device_facts(side) | dict(side.facts) for side in (pair.a, pair.b))
+        a, b = ({**side.device, **side.facts} for side in (pair.a, pair.b))
         is_recorded = a.get(VARIABLES) == b.get(VARIABLES)
         for what in dict.fromkeys((*a, *b)):
             if a.get(what, "") != b.get(what, "") and (is_recorded or not what.startswith("variable ")):

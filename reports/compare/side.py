@@ -49,11 +49,11 @@ class CaseSide:
     medians: {repeat: median latency in ms}; {} without a result. why: the reason for no result, else "".
     tokens: {repeat: tokens that the latency covers}; for an engine, they depend on how many sequences fit into memory.
     below, above: the distances from log(ms per token) to the ends of its 95% interval; infinite if unknown.
-    samples, rounds, timed: the numbers of samples in all processes, planned processes, and processes with samples.
+    samples: total over all processes. rounds: number of planned processes. timed: number of processes with samples.
     quality: the case's flags, for times per token.
     others: the largest share of a contended CPU that other programs used; 0 if no CPU was contended.
     throttled: whether the GPU was power-capped or thermally throttled in any sample.
-    devices: GPU or CPU of each machine. facts: other properties, such as package versions.
+    device: the machine's GPU or CPU; {} without a result. facts: other properties, such as package versions.
     host_bound: whether an engine's batch is so small that the CPU limits the speed.
     started_at: when the first timed record started; "" if unknown.
     """
@@ -71,7 +71,7 @@ class CaseSide:
     others: float
     throttled: bool
     quality: Quality
-    devices: tuple[Mapping[str, str], ...]
+    device: Mapping[str, str]
     facts: Mapping[str, str]
     host_bound: bool
     started_at: str
@@ -91,7 +91,7 @@ class CaseSide:
 
     @property
     def on_cpu(self) -> bool:
-        return any(device.get("GPU") == NO_GPU for device in self.devices)
+        return self.device.get("GPU") == NO_GPU
 
     @cached_property
     def middle(self) -> float:
@@ -189,7 +189,7 @@ def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) ->
         ),
         throttled=any(any(record.throttled) for record in records),
         quality=quality_of(records, ProcessSamples(per_token)),
-        devices=_devices(measured),
+        device=_device(measured[0]) if measured else {},
         facts=_facts(measured),
         host_bound=case.timing == "engine" and case.batch <= FEW_SEQUENCES,
         started_at=min((record.started_at for record in measured if record.started_at), default=""),
@@ -217,11 +217,6 @@ def _interval(measured: Sequence[Record], medians: Mapping[int, float]) -> tuple
     middle, low, high = median_interval(samples)
     known = low > 0 and len(samples) >= FEWEST  # fewer samples have no interval
     return (math.log(middle / low), math.log(high / middle)) if known else (math.inf, math.inf)
-
-
-def _devices(measured: Iterable[Record]) -> tuple[dict[str, str], ...]:
-    found = {json.dumps(device, sort_keys=True): device for device in map(_device, measured)}
-    return tuple(found[name] for name in sorted(found))
 
 
 def _device(record: Record) -> dict[str, str]:

@@ -29,7 +29,7 @@ NAMED_GROUPS = 3  # the most groups of cases that the answer names
 
 
 def answer(comparison: Comparison) -> str:
-    """Return one to three sentences that sum up the comparison."""
+    """Return one to four sentences that sum up the comparison."""
     rows = comparison.rows
     if not rows:
         return "Nothing was compared: no case has a result in both runs."

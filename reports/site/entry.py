@@ -106,7 +106,7 @@ def files_of(run: Run, found: str) -> tuple[Entry, dict[str, str]]:
 
 
 def moment(text: str) -> datetime | None:
-    """Return an ISO 8601 time in UTC, assumed for a time without a zone; None for other text."""
+    """Parse an ISO 8601 time and convert it to UTC (the default zone); None for other text."""
     try:
         found = datetime.fromisoformat(text)
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)

@@ -83,8 +83,8 @@ def _case(points: Sequence[Point]) -> dict[str, Any]:
 
 
 def _machine(side: CaseSide) -> str:
-    devices = [" · ".join(_said({**device, "driver": side.facts["driver"]})) for device in side.devices]
-    return " and ".join(devices) or "device not recorded"
+    known = {**side.device, "driver": side.facts["driver"]} if side.device else {}
+    return " · ".join(_said(known)) or "device not recorded"
 
 
 def _said(device: Mapping[str, str]) -> Iterable[str]:

@@ -193,17 +193,6 @@ def test_cases_on_another_device_have_a_ratio_only(tmp_path, a, b, outcome):
     assert (found.rows[0].result.ratio, found.regressions) == (pytest.approx(2), 0)
 
 
-@pytest.mark.parametrize(
-    ("of_a", "of_b"),
-    [(["H100"], ["H100", "H200"]), (["A100", "H100"], ["H100"]), (["A100", "H100"], ["A100", "H200"])],
-)
-def test_a_device_that_only_one_side_has_leaves_a_ratio_only(tmp_path, of_a, of_b):
-    sides = ([timed(a_case(), 10, on_gpu(name), at) for at, name in enumerate(names)] for names in (of_a, of_b))
-    found = compare(*two(tmp_path, *sides, repeats=2))
-    assert found.counts == {"another GPU": 1}
-    assert found.differences[0].sentence == f"GPU {' and '.join(of_a)} → {' and '.join(of_b)}"
-
-
 def test_what_differs_is_named_with_the_systems_it_is_true_of(tmp_path):
     cases = [a_case(), a_case(system="transformer")]
     newer = on_gpu(commit="b" * 40, dirty=True, software={"python": "3.12", "torch": "2.12"})

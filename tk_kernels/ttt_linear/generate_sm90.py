@@ -1,4 +1,4 @@
-"""TTT-Linear generate on Hopper: the dual form for 16-bit weights or planes.
+"""TTT-Linear generate on Hopper: dual form, weights in 16 bits or as planes (`split_planes`).
 
 The kernel computes `_dual` of `generate.py` for D = 64 and m <= 16, in Gluon. A program is one warp and owns one head
 of one sequence. `cp.async` copies W and the cached rows to shared memory, so that they occupy no registers between the

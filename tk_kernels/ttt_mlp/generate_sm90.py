@@ -1,10 +1,10 @@
-"""TTT-MLP generate on Hopper: the dual form for 16-bit weights or planes.
+"""TTT-MLP generate on Hopper: dual form, weights in 16 bits or as planes (`split_planes`).
 
 The kernel computes `_dual` of `generate.py` for D = 64, F = 256 and m <= 16, in Gluon.
-One program of four warps owns one head of one sequence. `cp.async` copies W1 and W2 whole to shared memory. Three
-programs fit on an SM, so the loads of one overlap with the work of the others. Each warp owns F/4 hidden units, so sums
-over D stay within a warp, and warps exchange data only for Z2 and Z2bar. Matrix times vector is float32 on CUDA cores;
-the update of the weights, at a mini-batch's last token, runs on tensor cores.
+One program of four warps owns one head of one sequence. `cp.async` copies W1 and W2 (their high planes) whole to shared
+memory. Three programs fit on an SM, so the loads of one overlap with the work of the others. Each warp owns F/4 hidden
+units, so sums over D stay within a warp, and warps exchange data only for Z2 and Z2bar. Matrix times vector is float32
+on CUDA cores; the update of the weights, at a mini-batch's last token, runs on tensor cores.
 """
 
 from triton.experimental import gluon

@@ -123,7 +123,7 @@ class MambaSSM(TunedLanguageModel):
 
 
 class Mamba2SSM(MambaSSM):
-    """Adapter of mamba2/mamba-ssm: Mamba-2 with Mamba's width, depth and parameter count."""
+    """Adapter of mamba2/mamba-ssm: Mamba-2 with Mamba's width and depth, and about as many parameters."""
 
     layer = "Mamba2"
 
