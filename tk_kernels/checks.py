@@ -39,7 +39,7 @@ def check_devices(**tensors: Tensor | None) -> None:
 def check_tokens(tokens: dict[str, Tensor], lr: Tensor, layout: str, dtypes: tuple[torch.dtype, ...]) -> None:
     """Raise ValueError unless `tokens` share a shape and one of `dtypes`, and lr has that shape without the last axis.
 
-    layout: the tokens' shape in letters, such as "[B, T, H, D]".
+    layout: the expected shape in letters, such as "[B, T, H, D]"; only its number of dimensions is checked.
     """
     first, *others = tokens
     x = tokens[first]

@@ -15,7 +15,7 @@ SUM_BYTES = BIAS_BYTES = 4  # bytes per element of the gradient sums (primal for
 class Cost:
     """Formulas for FLOPs and bytes of TTT-Linear or TTT-MLP; the methods take the sizes of a problem.
 
-    widths: input width of each layer of the inner model, then the output width, in multiples of D: (1, 1), (1, 4, 1).
+    widths: each layer's input width, then the output width, in multiples of D. TTT-Linear: (1, 1). TTT-MLP: (1, 4, 1).
     """
 
     def __init__(self, *widths: int) -> None:
@@ -79,7 +79,7 @@ class Cost:
     ) -> float:
         """Return the minimum state bytes that a step of `batch` sequences moves, averaged over a mini-batch.
 
-        Every token reads the weights and biases; the last of the m tokens also rewrites the weights.
+        A token reads biases and weights (of "planes", the high plane); the last of m tokens also rewrites the weights.
         Dual form: a token reads the cached rows of (m-1)/2 earlier tokens on average, and writes its own.
         Primal form: per mini-batch, the gradient sums are read and written m-1 times each.
         """

@@ -17,7 +17,7 @@ HEADER = Path("include") / "kittens.cuh"
 
 
 class BuildError(RuntimeError):
-    """A kernel cannot be built or loaded on this machine; the message names the missing part."""
+    """A kernel cannot be built or loaded, or ThunderKittens cannot be fetched; the message says why."""
 
 
 def cache_directory() -> Path:

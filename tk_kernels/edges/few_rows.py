@@ -1,8 +1,8 @@
-"""GEMMs y = x W^T with few rows of x, fused with a norm before or a SwiGLU after.
+"""GEMMs y = x W^T with few rows of x, with a norm before, a SwiGLU after, or both.
 
-Such a GEMM takes as long as reading W, so the fused operations add no time and save a launch.
-With one or two rows of x, a program loads whole rows of W and sums on CUDA cores. The program applies the norm's mean
-and scale to the sums, so loads of weights do not wait for the norm. With more rows, tensor cores multiply tiles.
+Such a GEMM takes as long as reading W, so fused operations add no time and save a launch. With one or two rows of x,
+CUDA cores sum whole rows of W. The norm's mean and scale apply to the sums, so loads of W do not wait for the norm.
+With more rows, or with two and an output gate, a separate kernel computes the norm, and tensor cores multiply tiles.
 """
 
 import math
@@ -159,7 +159,7 @@ def _few_rows_product(
 ):  # fmt: skip
     """Compute OUTPUTS columns of out [R, N] = x W^T on tensor cores, INPUTS columns of x at a time.
 
-    ROWS: R, padded to a power of two, at least 16. DOT: dtype of operands. Other arguments: see `_few_rows_summed`.
+    ROWS: R padded to a power of two >= 16. DOT: operands' dtype. STAGES: pipeline stages. Rest: see `_few_rows_summed`.
     """
     let_next_begin(PDL)
     wait_for_previous(PDL)

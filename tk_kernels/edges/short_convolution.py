@@ -44,7 +44,7 @@ def residual_convolution(
     slots [B], only with T = 1: sequence b uses cache[slots[b]]. The cache may have any size and stride in dimension 0.
     sequences, only with B = 1: layout of T packed tokens. Sequence s uses cache[sequences.slots[s]]; at start 0, zeros.
     norm, next_norm [C]: weights of the first and second RMSNorm. weight [C, 1, 4], bias [C]: parameters of conv.
-    pdl: use programmatic dependent launch; the kernel reads cache, norms, weight and bias before earlier launches end.
+    pdl: use programmatic dependent launch; the kernel may read all arguments except h before earlier launches end.
     Sums are float32; the convolution's inputs and y are rounded to h's dtype.
     Raises ValueError on a wrong shape, stride or device, and if T * C exceeds 2^31.
     """
@@ -94,7 +94,7 @@ def query_key(
     cache [B, 3, C]: each sequence's last three inputs, replaced in place. slots, sequences: see `residual_convolution`.
     conv_q, conv_k: weight [C, 1, 4] and bias [C] of each convolution. rope: cos and sin [m, D/2] float32.
     position [S] or [S, H], for S sequences: number of earlier tokens of each sequence, or that number modulo m.
-    pdl: use programmatic dependent launch; cache, position, conv_q, conv_k are read before earlier launches end.
+    pdl: use programmatic dependent launch; all but x, rope, lr_logits, lr_bias may be read before earlier launches end.
     Sums are float32; q and k are rounded once, after RoPE. Raises ValueError on a wrong shape, dtype, stride or device.
     """
     (B, T, C), (m, pairs), H = x.shape, rope[0].shape, lr_logits.shape[-1]

@@ -28,7 +28,7 @@ def _unavailable(device: torch.device | int) -> str:
 def swiglu_product(x: Tensor, weights: Tensor, *, concurrent: bool = False) -> Tensor:
     """Return silu(x Wg^T) * (x Wu^T), [..., F] in x's dtype, for x [..., C].
 
-    weights [2 F, C]: Wg's rows, then Wu's. Arithmetic is float32. The result is rounded; cuBLAS first rounds x W^T too.
+    weights [2 F, C]: Wg's rows, then Wu's. Sums are float32. If `fits` is False, cuBLAS also rounds x Wg^T and x Wu^T.
     concurrent: whether other kernels run at the same time. If so, thread blocks that start late compute fewer tiles.
     """
     rows = x.flatten(0, -2)

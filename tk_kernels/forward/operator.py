@@ -107,7 +107,7 @@ class ForwardOperator:
         start: the state's position, 0 to m - 1; None to read it from the device, which waits for the GPU.
         inplace: write the next state to the tensors of `state`, and return `state`. False: do not change `state`.
         backend: "thunderkittens", "triton" or "reference"; "" takes the first of these that can run q.
-        Raises ValueError for unsupported arguments.
+        Raises ValueError for unsupported arguments, and BuildError if "thunderkittens" cannot run here.
         """
         tokens, outer = (q, k, v, lr), (token_scale, ln_weight, ln_bias)
         shapes = self._checked(tokens, outer, state, inplace)

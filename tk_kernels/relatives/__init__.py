@@ -1,1 +1,1 @@
-"""Variants of the TTT layer from other publications, in naive form; only tests use them."""
+"""Variants and special cases of the TTT layer, from publications; only tests use them."""
