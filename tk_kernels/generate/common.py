@@ -69,7 +69,7 @@ def join_planes(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
 
 
 def store(x: torch.Tensor, precision: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return float32 x as (high, low) planes if `precision` is "planes", else as (x in the dtype `precision`, None)."""
+    """Return `split_planes(x)` for float32 x if `precision` is "planes", else (x in the dtype `precision`, None)."""
     if PRECISIONS[precision].planes:
         return split_planes(x)
     return x.to(PRECISIONS[precision].weights, copy=True).contiguous(), None
@@ -79,7 +79,7 @@ PIECE_BYTES = 1 << 28
 
 
 def by_sequences(function: Callable[..., tuple[torch.Tensor | None, ...]], *given: torch.Tensor) -> Any:
-    """Apply `function` to slices of tensors `given` [B, ...] to save memory. A slice is one sequence, or up to 256 MiB.
+    """Apply `function` to slices of tensors `given` [B, ...] to save memory: up to 256 MiB each, at least one sequence.
 
     Returns the tuple of `function`'s outputs, concatenated to [B, ...]. An output that is None stays None.
     """
@@ -197,7 +197,7 @@ def store_weights(weights, low, at, x, mask, PLANES: tl.constexpr):
 
 @jit
 def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
-    """Load a tile at the offsets `at` of `weights` as float32; with PLANES, join the planes `weights` and `low`."""
+    """Load a tile at the offsets `at` of `weights` as float32; with PLANES, `join` it with its low plane in `low`."""
     x = tl.load(weights + at, mask=mask, other=0)
     if PLANES:
         x = join(x, tl.load(low + at, mask=mask, other=0))
@@ -278,7 +278,7 @@ def ln_l2_grad(z, target, weight, bias, valid, D: tl.constexpr):
 
 @jit
 def to_float32_again(x):
-    """Convert x to float32 again, bfloat16 by a shift: the compiler would merge two `.to`, which takes registers."""
+    """Convert x to float32 again, bfloat16 by a shift; else the compiler keeps the first conversion in registers."""
     if x.dtype == tl.bfloat16:
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     return x.to(tl.float32)

@@ -50,7 +50,7 @@ def _launch(
     initial: tuple[Tensor, ...] | None = None,
     start: Tensor | None = None,
 ) -> None:
-    """With `start`, copy slots of `stored` to `copies`, or `initial` where start is 0; else copy `copies` to slots."""
+    """With `start`, fill `copies` from slots of `stored` (start 0: from `initial`); else copy `copies` to slots."""
     kept, low, transposed = zip(*stored, strict=True)
     programs, shapes = _blocks(tuple(x.shape[2:] for x in kept), transposed)
     heads, strides = kept[0].shape[1], tuple(x.stride(0) for x in kept)
@@ -77,8 +77,8 @@ def _blocks(
 def _copy_slots(kept, low, copies, initial, strides, start, slots, H: tl.constexpr, SHAPES: tl.constexpr):
     """Copy a block of rows of one tensor, of one head of one sequence; the grid is (B, H, blocks of all tensors).
 
-    kept, low, copies, initial, strides: tuples with an element per tensor, as `_copy_block` takes them. start [B]: copy
-    slots of `kept`, `low` to `copies`, or `initial` where start is 0. None: copy `copies` to the slots.
+    kept, low, copies, initial, strides: tuples of `_copy_block`'s kept, low, x, first, stride, an element per tensor.
+    start [B]: fill `copies` from the slots, or from `initial` where start is 0. None: copy `copies` to the slots.
     SHAPES: per tensor, the number of its first block, then the last arguments of `_copy_block`.
     """
     for i in tl.static_range(len(SHAPES)):
@@ -96,8 +96,8 @@ def _copy_block(
 ):  # fmt: skip
     """Copy BLOCK rows of C numbers from `row` on, as `start` says in `_copy_slots`. CP: C padded to a power of two.
 
-    kept, low [slots, H, R, C]: the stored tensor, `stride` over slots, and its low plane or None.
-    x [B, H, R, C], first [H, R, C]: contiguous float32; with TRANSPOSED [B, H, C, R], [H, C, R].
+    kept [slots, H, R, C]: the stored tensor, with `stride` over slots. low: its low plane in the same layout, or None.
+    x [B, H, R, C], first [H, R, C]: contiguous float32. With TRANSPOSED, x is [B, H, C, R], and first is [H, C, R].
     """
     seq, head = tl.program_id(0), tl.program_id(1)
     r = row + tl.arange(0, BLOCK)[:, None]

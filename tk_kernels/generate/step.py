@@ -33,7 +33,7 @@ FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 class StepState:
     """State of `generate_step`, updated in place; each operator has a subclass `GenerateState`.
 
-    form: "dual" or "primal". precision: "float32", "planes", "bfloat16" or "float16". mini_batch: m.
+    form: "dual" or "primal". precision: "float32", "bfloat16", "float16" or "planes" (`split_planes`). mini_batch: m.
     position [B, H] int32: tokens so far in the current mini-batch, the same for all heads of a sequence.
     gathered, dual form: cached rows [B, H, m, width], first each layer's inputs, then each layer's lr * G. G is the
     loss's gradient at the layer's output. The rows' dtype is `precision`; with "planes", it is bfloat16.
@@ -119,7 +119,7 @@ class StepState:
         return [bias for _, _, bias in self.layers]
 
     def suits_sm90(self) -> bool:
-        """Whether `generate_sm90.py` supports this state: dual form, 16-bit weights or planes, m <= 16, D = 64."""
+        """Whether `generate_sm90.py` supports this state: dual form, not "float32", m <= 16, D = 64 (MLP: F = 256)."""
         in_16_bits = self.form == "dual" and self.precision != "float32"
         widths = tuple(bias.shape[2] for bias in self.biases())
         return in_16_bits and widths == self.sm90_widths and self.mini_batch <= 16

@@ -74,7 +74,7 @@ def _forward(
     lr [B, T, H], W [B, H, D, D], b [B, H, D], k_rows and g_rows [B, H, m, D].
     m, M, D, DP, DOT, UP: see `tile`. N: warps. S: pipeline stages of the loads.
     PACKED: q, k, v, out are [tokens, H, D], lr [tokens, H]. `slots` selects the generate state's W, b and rows.
-    low: low plane of W if PLANES. W_first, b_first: weights of a new sequence. cu_seqlens, start: see `Packed`.
+    low: W's low plane (`split_planes`) if PLANES. W_first, b_first: initial W and b. cu_seqlens, start: see `Packed`.
     """
     # q_again is q: Triton 3.8 would not swizzle one copy in shared memory that two matmuls read.
     pid = tl.program_id(0).to(tl.int64)

@@ -3,9 +3,9 @@
 The kernels compute the function of `reference.py` in the dual or the primal form (ttt_layer.md, "Three forms"):
 
 dual    caches the rows of K and lr * G, reads W at every token, rewrites it at a mini-batch's last token;
-        on Hopper with 16-bit weights or planes, `generate_sm90.py` has the kernel
+        on Hopper, `generate_sm90.py` has the kernel for states that `suits_sm90` accepts
 
-primal  reads W and reads and writes the sum of lr * K^T G at every token (arXiv 2407.04620, Section 3.1)
+primal  reads W and adds to the sum of lr * K^T G at every token, rewrites W at the last (arXiv 2407.04620, Section 3.1)
 
 A program reads its sequence's position from device memory, so positions can differ and a CUDA graph can replay the
 launch.
@@ -39,7 +39,7 @@ __all__ = ["GenerateState", "available", "generate_step"]
 class GenerateState(StepState):
     """State of TTT-Linear's `generate_step`.
 
-    layers: W [B, H, D, D], its low plane [B, H, D, D] int16 or None, and b [B, H, D] float32.
+    layers: one tuple, (W [B, H, D, D], its low plane (`split_planes`) [B, H, D, D] int16 or None, b [B, H, D] float32).
     gathered: cached rows of K and of lr * G, [B, H, m, D] each; primal form: sums dW [B, H, D, D], db [B, H, D].
     """
 
@@ -64,7 +64,7 @@ def _dual(
     """Run one token of one head of one sequence; the grid is B * H programs.
 
     q, k, v, out [B, H, D], lr [B, H], each with a stride over B. position [B, H].
-    The state, with S slots: weights, low [S, H, D, D], b [S, H, D], rows_k, rows_g [S, H, m, D].
+    The state, with S slots: weights, low [S, H, D, D] (see `store_weights`), b [S, H, D], rows_k, rows_g [S, H, m, D].
     """
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H

@@ -43,7 +43,7 @@ def run(
     settings: Tuning | None,
     **options: Any,
 ) -> None:
-    """Launch the kernel for q's shape and dtype, in Gluon only if `settings` is None. Arguments: ttt_linear's `run`."""
+    """Launch the kernel for q and `mini_batch`, in Gluon only without `settings`. Arguments: ttt_linear's `run`."""
     heads, head_dim = q.shape[-2:]
     hidden = 4 * head_dim
     row = "narrow" if head_dim <= IN_REGISTERS and mini_batch <= ROWS_IN_REGISTERS else "wide"
@@ -79,11 +79,11 @@ def _forward(
     w_stride=0, b1_stride=0, b2_stride=0, d_stride=0, f_stride=0,
     PACKED: tl.constexpr = False, PLANES: tl.constexpr = False,
 ):  # fmt: skip
-    """Run one head of one sequence; the grid is B * H programs. M, DP, DOT, UP: see `tile`. N: warps. S: stages.
+    """Run one head of one sequence; grid: B * H programs. M, DP, DOT, UP: see `tile`. N: warps. S: pipeline stages.
 
     q, k, v [B, T, H, D]: stride 1 in D. Contiguous: lr [B, T, H], W1 [B, H, D, F], W2 [B, H, F, D], out, biases, rows.
     PACKED: q, k, v, out are [tokens, H, D], lr [tokens, H]. `slots` selects the state's W1^T, W2, biases and rows.
-    low1, low2: low planes of W1^T, W2 if PLANES. W1_first to b2_first: the weights and biases of a new sequence.
+    low1, low2: low planes (`split_planes`) of W1^T, W2 if PLANES. W1_first to b2_first: parameters of a new sequence.
     """
     # k, k_again and k_third are one tensor, loaded once for each layout in shared memory that a matmul needs.
     pid = tl.program_id(0).to(tl.int64)

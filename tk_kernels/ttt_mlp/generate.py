@@ -3,9 +3,9 @@
 The kernels compute the function of `reference.py` in the dual or the primal form (ttt_layer.md, "Three forms"):
 
 dual    caches the rows of K, X2, lr * G1 and lr * G2, reads W1 and W2 at every token, rewrites them at a mini-batch's
-        last token; on Hopper with 16-bit weights or planes, `generate_sm90.py` has the kernel
+        last token; on Hopper, `generate_sm90.py` has the kernel for states that `suits_sm90` accepts
 
-primal  reads W1 and W2 and reads and writes the sums of their gradients at every token; D up to 64
+primal  reads W1 and W2 and adds to the sums of their gradients at every token, rewrites them at the last; D up to 64
 
 A program reads its sequence's position from device memory, so positions can differ.
 """
@@ -49,7 +49,7 @@ class GenerateState(StepState):
 
     layers: (W1^T [B, H, F, D], low plane or None, b1 [B, H, F]), (W2 [B, H, F, D], low plane or None, b2 [B, H, D]).
     gathered, dual form: rows of K [B, H, m, D], X2 [B, H, m, F], lr * G1 [B, H, m, F], lr * G2 [B, H, m, D].
-    gathered, primal form: dW1^T, db1, dW2, db2, shaped like weights and biases. Dtypes: see `StepState`.
+    gathered, primal form: dW1^T, db1, dW2, db2, shaped like weights and biases. Dtypes and planes: see `StepState`.
     """
 
     operator = "ttt_mlp"
@@ -86,7 +86,7 @@ def _dual(
 
     q, k, v, out [B, H, D], lr [B, H], each with a stride over B. position [B, H].
     The state, with S slots: weights1 (W1^T), weights2, low1, low2 [S, H, F, D], b1 [S, H, F], b2 [S, H, D], rows_k,
-    rows_g2 [S, H, m, D], rows_x2, rows_g1 [S, H, m, F].
+    rows_g2 [S, H, m, D], rows_x2, rows_g1 [S, H, m, F]. low1, low2: see `store_weights`.
     """
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
