@@ -74,7 +74,7 @@ class Quality:
 
 
 def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) -> Quality:
-    """Return a case's flags.
+    """Return a case's flags; no flags if no ok record has samples.
 
     group: the case's records. timing: samples of the ok records (`timing_of`) if known.
     """

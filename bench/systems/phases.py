@@ -168,7 +168,7 @@ class PhaseWork:
         return sorted({1, steps - 1}) if steps > 1 else []
 
     def _response(self, got: torch.Tensor, expected: torch.Tensor) -> Checks:
-        """Check that logits `got` [rows, V] changed since the last check like the reference's, `expected`."""
+        """After the first call, check that `got` [rows, V] changed since the last call like `expected` (reference)."""
         before, self._answered = self._answered, (got.clone(), expected)
         if before is None:
             return Checks([])

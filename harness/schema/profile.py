@@ -40,7 +40,7 @@ class Counters(Stored):
     use: percent of peak throughput by unit (sm, l2, dram, tensor).
     occupancy: active warps in percent of an SM's warps. l2_hit: hit rate in percent.
     stalls: share of a warp's time between two instructions, by stall reason; the shares sum to at most 1.
-    l2_peak_gbs, fp32_peak_tflops: peak L2 bandwidth and float32 throughput at the clocks of the counted launches.
+    l2_peak_gbs: peak L2 bandwidth. fp32_peak_tflops: peak float32 throughput. Both at the counted launches' clocks.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STORED | ConfigDict(extra="ignore")
