@@ -35,22 +35,22 @@ class ProcessSamples:
 
     @cached_property
     def spread(self) -> float:
-        """Range of the processes' medians, divided by their median; NaN for one process."""
+        """Range of the processes' medians, divided by their median; NaN for one process or a latency of 0."""
         medians = [median(samples) for samples in self.processes]
         repeated = len(medians) > 1 and self.latency_ms > 0
         return (max(medians) - min(medians)) / self.latency_ms if repeated else math.nan
 
     @cached_property
     def over_processes(self) -> tuple[float, float] | None:
-        """95% interval (low, high) of the median in ms, over processes; None for one process."""
+        """95% interval (low, high) of the median in ms, over processes; None if `spread` is NaN."""
         return None if math.isnan(self.spread) else repeats_interval(self.processes)[1:]
 
     @property
     def is_unsteady(self) -> bool:
         """Whether the times vary too much for a reliable latency.
 
-        One process: its interval exceeds ±10%, its quartiles are 10% apart, or its first and last quarter are 5% apart.
-        Two processes: their medians are over 10% apart. More processes: the interval over processes exceeds ±10%.
+        One process: its interval is over 20% wide, `quartiles_apart` exceeds 10%, or `ends_apart` exceeds 5%.
+        Two processes: their medians are over 10% apart. More processes: the interval over processes is over 20% wide.
         """
         if self.over_processes and len(self.processes) == 2:  # Student's interval is 13 times the medians' distance
             return self.spread > STEADY
@@ -74,7 +74,7 @@ class Quality:
 
 
 def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) -> Quality:
-    """Return a case's flags.
+    """Return a case's flags; no flags if no ok record has samples.
 
     group: the case's records. timing: samples of the ok records (`timing_of`) if known.
     """

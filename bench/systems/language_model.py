@@ -86,7 +86,7 @@ class LanguageModel:
         return model.config
 
     def reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return a model with the same weights in `dtype`; checks call its `init_state`, `prefill` and `logits`."""
+        """Return a model with the same weights in `dtype`; it has at least `init_state`, `prefill` and `logits`."""
         reference = type(model)(model.config, device(), dtype)
         reference.copy_weights(model)
         return reference

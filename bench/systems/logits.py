@@ -74,7 +74,7 @@ def check_response(
 ) -> Checks:
     """Check that early tokens change logits as in the reference, unless rounding hides the change.
 
-    got, expected: the model's and the reference's logits (before, after a change of early tokens), each [rows, V].
+    got: the model's logits (before, after) a change of early tokens, each [rows, V]. expected: the reference's logits.
     The regression slope between the two changes must be near 1. width: the model's channels, for the limit on noise.
     """
     change, truth = (after.double() - before.double() for before, after in (got, expected))
@@ -86,7 +86,7 @@ def check_response(
 
 
 def choice_check(name: str, logits: torch.Tensor, chosen: torch.Tensor, dtype: str, wider: float = 1.0) -> Check:
-    """Check that tokens `chosen` [...] have the largest `logits` [..., V], up to `wider` times `dtype`'s limit."""
+    """Check that logits [..., V] at tokens `chosen` [...] are near their maximum; `wider` scales `dtype`'s limit."""
     below = logits.amax(-1) - logits.gather(-1, chosen[..., None])[..., 0]
     limit = CHOICE_LIMITS * wider * LOGIT_LIMITS[dtype][0]
     return Check.at_most(name, float((below / logits.std(-1)).amax()), limit)

@@ -10,7 +10,7 @@ from tk_kernels.build import NO_GPU
 
 
 def cannot_import(*modules: str) -> str:
-    """Return the first of `modules` that cannot be imported, and why; "" if all can.
+    """Return package and error of the first of `modules` that cannot be imported; "" if all can.
 
     Any exception counts as a failure, because an extension built for another torch or CUDA can raise any.
     """

@@ -62,7 +62,7 @@ class PhaseWork:
         """Reset the state. By default, do nothing, because `run` resets the state itself."""
 
     def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
-        """Draw sequences, copy their tokens to the others, and return f(outputs, calls), which checks outputs."""
+        """Draw sequences, copy their tokens to the others; return a check f(outputs, calls), empty for long prompts."""
         tokens = self.tokens // self.case.batch
         if tokens > LONGEST_CHECKED:
             return not_compared(tokens, LONGEST_CHECKED)
@@ -139,7 +139,7 @@ class PhaseWork:
     ) -> Checks:
         """Compare logits [B, V] of the sequences `rows`, and of each row's worst copy, with the reference.
 
-        Also check the input tokens of the steps `choices`, and that a new prefix changes logits as in the reference.
+        Also check inputs of the steps that `choices` returns, and that a new prefix changes logits as in the reference.
         tokens: the steps' inputs [steps, B]. sources: result of `repeat`. logits_after: result of `new_past`.
         A row's worst copy: of the sequences with the row's tokens, the one whose logits differ most from the row's.
         """
@@ -168,7 +168,7 @@ class PhaseWork:
         return sorted({1, steps - 1}) if steps > 1 else []
 
     def _response(self, got: torch.Tensor, expected: torch.Tensor) -> Checks:
-        """Check that logits `got` [rows, V] changed since the last check like the reference's, `expected`."""
+        """After the first call, check that `got` [rows, V] changed since the last call like `expected` (reference)."""
         before, self._answered = self._answered, (got.clone(), expected)
         if before is None:
             return Checks([])
@@ -348,7 +348,7 @@ class Request(PhaseWork):
         return self._logits, self._read
 
     def measured(self, calls: int) -> dict[str, float | None]:
-        """Return median TTFT and ITL in ms of the last `calls` calls, equal for all sequences."""
+        """Return medians of TTFT and ITL in ms, with intervals, of the last `calls` calls (`token_times.metrics`)."""
         last = list(self._moments)[-calls:]
         times = [[(later - earlier) * 1e3 for earlier, later in pairwise(moments)] for moments in last]
         return token_times.metrics([[(first, steps)] for first, *steps in times])

@@ -36,7 +36,7 @@ def percentiles(steps_ms: Sequence[float]) -> dict[str, float | None]:
 
 
 def of_arrivals(requests: Sequence[tuple[float, Sequence[float]]], seconds: float) -> dict[str, float | None]:
-    """Return percentiles of ITL and TTFT in ms, and the goodput.
+    """Return `percentiles` of all ITLs, the 99th percentile of TTFT in ms, and the goodput.
 
     Goodput: requests per second whose TTFT is within TTFT_LIMIT_MS and whose mean ITL is within ITL_LIMIT_MS.
     requests: (TTFT, ITLs) of each request in ms. seconds: from first arrival to last token, summed over batches.

@@ -147,7 +147,7 @@ def cpu_model() -> str:
 def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
     """Return (commit, dirty) of the checkout `root`, by default the one with this file.
 
-    dirty: whether source files outside reports/results changed or are untracked, None if unknown.
+    dirty: whether `uncommitted` lists any file; None if unknown.
     Without a commit from git, return the pair in TTT_BENCH_COMMIT, which a run sets for its workers, or ("", None).
     """
     root = root or ROOT

@@ -1,7 +1,7 @@
 """Check that the timed call does the case's work: outputs must depend on fresh inputs.
 
 Between samples the inputs are refilled with random values; outputs must be finite and change for every sequence.
-After the last sample the outputs are set to NaN, the timed call runs once more, and its outputs are compared with the
+After the last sample the outputs are set to NaN, the timed call runs again, and its outputs are compared with the
 reference (`Workload.timed_check`). Numbers of tokens, units of work and tensor sizes are compared with the case.
 
 These checks find mistakes, not an adapter that cheats on purpose.

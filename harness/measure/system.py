@@ -18,7 +18,7 @@ class Skip(Exception):
 
 
 class NeedsFreshProcess(Exception):
-    """Raised by `SystemAdapter.build` if a case needs another engine, so a new process."""
+    """Raised by `SystemAdapter.build` if a case needs an engine that only a new process can start."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Input:
     """A tensor that `Workload.run` reads, refilled in place by the harness.
 
     fill: "normal" (standard deviation `scale`), "uniform" (0 to `scale`) or "tokens" (integers below `scale`).
-    batch_axis, token_axis: the axes of sequences and of tokens; None without such an axis.
+    batch_axis: the axis of sequences. token_axis: the axis of tokens. None: the tensor has no such axis.
     """
 
     tensor: Any
@@ -63,7 +63,7 @@ class Workload:
     engine_batch: for a system that times itself; runs a batch, enters the given context manager only around the part
         to profile (for generate, steps in which all sequences generate), and returns that part's units.
     measured: called after timing with the number of timed calls (for an engine, of samples); returns further metrics.
-    metrics, settings: numbers and texts for the record; the metrics `flops` and `bytes` are per unit.
+    metrics: numbers for the record, of which `flops` and `bytes` are per unit. settings: texts for the record.
     work: least FLOPs and bytes per unit, by part (`PRODUCTS` to `OTHER` in `harness.schema.work`); {} if not counted.
     All functions above must raise MemoryError or torch's OutOfMemoryError when memory is exhausted.
     """
@@ -103,4 +103,4 @@ class SystemAdapter(Protocol):
         """Return in one sentence why the system cannot run on this machine; "" if it can."""
 
     def build(self, case: Case) -> Workload:
-        """Return the case's workload; raise Skip if the system cannot run the case, or NeedsFreshProcess."""
+        """Return a case's workload; raise Skip if the case cannot run, NeedsFreshProcess if it needs a new process."""

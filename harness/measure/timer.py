@@ -29,7 +29,7 @@ READS = 10  # budgets that an engine may take in all, prompts included
 class Timing:
     """Raw samples in milliseconds.
 
-    throttled: for each sample, whether the device was throttled at its end, by a query at most 20 ms old.
+    throttled: for each sample, whether the device was throttled after the sample (for an engine, after its batch).
     stop: why sampling ended, "interval", "count" or "budget", as `stop_reason` explains.
     """
 
@@ -125,7 +125,7 @@ def take_samples(
 ) -> Timing:
     """Sample until `stop_reason` ends it: at a precise median, `MAX_SAMPLES` or the time limit.
 
-    before_sample, throttled: called before and after each sample; `throttled` returns whether the device is throttled.
+    before_sample: called before each sample. throttled: called after it, returns whether the device is throttled.
     least_s: seconds of sampling before a precise median can end it.
     """
     timing = Timing([], [], "")

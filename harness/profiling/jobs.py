@@ -52,7 +52,7 @@ class Profiler:
     resume: bool = False
 
     def jobs(self, jobs: Sequence[Job], slots: Sequence[GpuSlot] = (DEFAULT_SLOT,)) -> list[Profile]:
-        """Profile the jobs' cases; return the profiles.
+        """Profile the cases that `pending` returns for each job; return their profiles.
 
         All jobs are timed first, each on the next free GPU slot. Nsight Compute then counts on the first slot.
         Counting delays launches on the machine's other GPUs, so no job is timed meanwhile.
@@ -67,7 +67,7 @@ class Profiler:
         return [self.stored(planned) for job in left for planned in job.cases]
 
     def pending(self, job: Job) -> tuple[Planned, ...]:
-        """Return a job's cases to profile; with `resume`, only cases that lack times or counters."""
+        """Return a job's cases to profile; with `resume`, only cases without times or, if `tools.ratios`, counters."""
 
         def is_done(found: Profile | None) -> bool:
             return bool(found and (not self.tools.ratios or any(kernel.counters for kernel in found.kernels)))

@@ -88,7 +88,7 @@ class Case:
 
     @property
     def label(self) -> str:
-        """The case in a few words: `ttt_linear/triton 1.3b generate B=1 T=2048 bfloat16 graph`."""
+        """The case in a few words: `ttt-linear/triton 1.3b generate B=1 T=2048 bfloat16 graph`."""
         words = [self.system_backend, self.size, self.phase, f"B={self.batch}", f"T={self.context}"]
         words += [self.dtype, *([f"state {self.state_dtype}"] if self.state_dtype not in ("", self.dtype) else [])]
         words += [self.timing, *(["cold"] if self.l2 == "cold" else [])]

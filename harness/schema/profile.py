@@ -26,7 +26,7 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 class ProfileError(RecordError):
-    """Raised for an unusable profile or report; one sentence with the file and the reason."""
+    """Raised for an unusable profile or report, or a profiler that cannot run; one sentence with the reason."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Counters(Stored):
 
     A counter that was not measured is None. Counters that only earlier versions had are ignored.
     launches: number of counted launches. time_us: their mean time.
-    dram_bytes, l2_bytes: bytes per launch that DRAM and the L2 cache transfer.
+    dram_bytes: bytes per launch that DRAM transfers. l2_bytes: bytes per launch that the L2 cache transfers.
     operations: FLOPs per launch, by tensor cores and float32 instructions.
     use: percent of peak throughput by unit (sm, l2, dram, tensor).
     occupancy: active warps in percent of an SM's warps. l2_hit: hit rate in percent.
     stalls: share of a warp's time between two instructions, by stall reason; the shares sum to at most 1.
-    l2_peak_gbs, fp32_peak_tflops: peak L2 bandwidth and float32 throughput at the clocks of the counted launches.
+    l2_peak_gbs: peak L2 bandwidth. fp32_peak_tflops: peak float32 throughput. Both at the counted launches' clocks.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STORED | ConfigDict(extra="ignore")
@@ -122,7 +122,7 @@ class Range(Stored):
 class Timeline(Stored):
     """Launches of one run or its first step, by start; fields are columns of equal length.
 
-    kernel, range: indices into the profile's kernels and ranges; the range is -1 for a launch in no range.
+    kernel: indices into the profile's kernels. range: indices into its ranges, -1 for a launch in no range.
     wait_ns: time since the end of the previous launch, negative if launches overlap. time_ns: duration.
     left_out: number of the run's launches that the timeline omits.
     """

@@ -76,7 +76,7 @@ def of_exception(error: BaseException) -> str:
 
 
 def invalid(error: ValidationError) -> str:
-    """Return pydantic's first error: `samples_ms.2: Input should be a valid number, not 'many'`."""
+    """Return pydantic's first error, tool and schema first: `repeat: Input should be a valid integer, not 'many'`."""
     # A wrong tool or schema explains all other errors.
     first = min(error.errors(include_url=False), key=lambda each: each["loc"][:1] not in (("tool",), ("schema",)))
     where = ".".join(map(str, first["loc"]))

@@ -33,7 +33,7 @@ def utc_now() -> str:
 
 
 class RecordError(ValueError):
-    """Raised for an unusable record or file; the message is one printable sentence."""
+    """Raised if records cannot be read, stored or reported; the message is one printable sentence."""
 
     def __init__(self, message: str) -> None:
         super().__init__(clipped(message, MESSAGE_LIMIT))
@@ -142,7 +142,7 @@ _ADAPTER: TypeAdapter[Record] = TypeAdapter(Record)
 
 @dataclass(frozen=True)
 class RecordFile:
-    """A file of records, a line of JSON each; only the process with the run's lock appends.
+    """A file of records, a line of JSON each; only one process at a time appends.
 
     An incomplete last line, left by a killed writer, is ignored by `read` and removed by `append`.
     """

@@ -17,7 +17,7 @@ Pair = tuple[str, str]  # (system, backend)
 
 
 class RunError(RecordError):
-    """Raised for an unusable run folder; one sentence with the path and the reason."""
+    """Raised for an unusable or locked run folder or a lost GPU; one sentence with the reason."""
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ class WorkerProcess:
         profiler: for mode "profile", the profiler's name "tool" and a path for Kineto's trace, "keep".
         last: whether no request follows; otherwise, a worker that reports itself unhealthy is killed.
         If the case needs a new process, one is started and gets the request too.
-        Raises WorkerLost without a usable answer within `limit_s` seconds, and KeyboardInterrupt if the run should end.
+        Raises WorkerLost if the system cannot run or gives no usable answer in time, KeyboardInterrupt to end the run.
         """
         request = {"do": "case", "case": case.to_dict(), "policy": asdict(policy), "mode": mode, "profiler": profiler}
         with self._killed_if_lost():

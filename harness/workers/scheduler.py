@@ -29,8 +29,8 @@ class Event:
     """Progress of a run, reported to `Options.on_event`.
 
     kind: "plan" (before the first case), "start" (of a case) or "record" (end of a case).
-    planned, record: the case and its result. slot: name of the case's GPU slot, "" for the only slot.
-    total, kept: for "plan", the number of cases to run, and the number of cases that an earlier call finished.
+    planned: the case. record: its result. slot: name of the case's GPU slot, "" for the only slot.
+    total: for "plan", number of cases to run. kept: for "plan", number of cases that an earlier call finished.
     """
 
     kind: str
@@ -72,7 +72,7 @@ def run_jobs(
     A case with a record runs again if it was skipped, killed or not started, or if `options.retry` returns True.
     launches: the worker command of each (system, backend). slots: GPU slots.
     shared: whether this process is a Slurm task, which shares the run; otherwise it locks the run.
-    Raises RecordError for an unusable file, and RunError for a lost GPU.
+    Raises RecordError for an unusable file, and RunError for a lost GPU or a locked run.
     A KeyboardInterrupt (also for SIGTERM and SIGHUP) passes through after the workers are killed.
     """
     jobs = run.jobs if options.jobs is None else options.jobs

@@ -34,7 +34,7 @@ class SlurmError(RecordError):
 class SlurmRequest:
     """The value of --slurm: an array of parallel Slurm tasks.
 
-    gpu: whether each task gets a GPU. options: values of sbatch's options by name without dashes, "" for no value.
+    gpu: whether each task gets a GPU. options: values of sbatch's options by name without "--", "" for no value.
     """
 
     tasks: int
@@ -130,7 +130,7 @@ def run_task(
 ) -> list[str]:
     """Run a task's share of `options.jobs` (None: all jobs); return the names of its jobs.
 
-    Raises RunError if another Slurm job holds the run, or for a lost GPU.
+    Raises RunError if another process or Slurm job holds the run, or for a lost GPU.
     """
     jobs = (run.jobs if options.jobs is None else options.jobs)[task.number :: task.count]
     with run.held(shared=True):

@@ -119,7 +119,7 @@ def layer_timed_check(
     """Return a `Workload.timed_check` of random sequences' outputs and final states.
 
     exact(sequences, tokens): returns the reference's results for the first `tokens` tokens of these sequences.
-    At most `most` tokens are compared; of a longer sequence, its first `most` tokens without the final state.
+    At most `most` tokens are compared. If `context` exceeds `most`, only the outputs of its first `most` tokens are.
     """
     tokens, whole = min(case.context, most), case.context <= most
 

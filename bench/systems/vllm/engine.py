@@ -160,7 +160,7 @@ class Engine:
     """A vLLM engine with a model of this repository; only the process's end frees its memory.
 
     model: function that builds the model. config: the model's configuration. hugging_face: contents of config.json.
-    Raises MemoryError if the weights leave no room for the cache of one sequence.
+    Raises MemoryError if the GPU has too little free memory for the weights and the cache of one sequence.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from harness.measure.nvml import VARIABLE as GPU_VARIABLE
 
 
 class ModelFolder:
-    """A new, empty model folder `path`, locked by this process and emptied at its exit.
+    """An empty model folder `path`, locked by this process and emptied when the process exits.
 
     vLLM caches compiled models by path, so the name depends only on user and GPU. If another engine has locked the
     folder, the name gets a number. Raises OSError if no folder can be created or locked.

@@ -78,7 +78,7 @@ class VllmSystem:
         return no_gpu() or other_release("vllm", *self.releases) or cannot_import("vllm", "vllm.platforms.cuda")
 
     def register(self) -> None:
-        """Register the model class itself: vLLM inspects a class given by name in a subprocess."""
+        """Register the model's class object: with a name, vLLM would inspect the class in a subprocess."""
         from vllm import ModelRegistry
 
         module = importlib.import_module(self.implementation.partition(":")[0])
@@ -269,7 +269,7 @@ class _Work:
             yield self.samples_of(self.once())
 
     def timed_check(self, rng: Random, last_logits: Callable[..., torch.Tensor]) -> Callable[[Any, int], Checks]:
-        """Draw sequences; return a check of their last tokens against the reference's argmax."""
+        """Draw sequences; return a check of their last tokens by the reference's argmax, empty for long sequences."""
         tokens = self.context + self.new_tokens - 1
         if tokens > MODEL_LENGTH:  # the engine leaves the reference no memory for more
             return not_compared(tokens, MODEL_LENGTH)

@@ -177,7 +177,7 @@ def kernels_of(launched: Iterable[Launched]) -> list[Kernel]:
 
 
 def ranges_of(launched: Iterable[Launched], kernels: Sequence[Kernel]) -> list[Range]:
-    """Return ranges around launches, sorted by first launch, with each kernel's count and time."""
+    """Return a `Range` for each path of `launched`, by first launch; omit kernels that `kernels` lacks."""
     indices = {kernel.name: index for index, kernel in enumerate(kernels)}
     found: dict[tuple[str, ...], dict[int, list[float]]] = {}
     for each in sorted(launched, key=lambda each: each.start_us):
@@ -219,7 +219,7 @@ def timeline_of(
 
 
 def _step_end(paths: Sequence[tuple[str, ...]]) -> int:
-    """Count launches between the first layer's first two starts, or all. paths: each launch's ranges."""
+    """Count launches between the first layer's first two starts; all if it starts once. paths: each launch's ranges."""
     depths = [next((depth for depth, name in enumerate(path, start=1) if is_layer(name)), 0) for path in paths]
     layers = [(number, path[:depth]) for number, (path, depth) in enumerate(zip(paths, depths, strict=True)) if depth]
     for (_, before), (number, layer) in pairwise(layers):
