@@ -273,7 +273,7 @@ def compare(
     fail_on: FailOn = None,
     markdown: Markdown = False,
 ) -> None:
-    """Compare two runs; only differences beyond 5% count.
+    """Compare two runs; except for runs of `ab`, only differences beyond 5% count.
 
     Prints the ratio of times B/A for each case, and how the machines differ.
     """
@@ -302,7 +302,8 @@ def ab(
 ) -> None:
     """Measure two commits alternately, and compare them.
 
-    Each case is faster, slower, same or undecided. Exit status 1 if a case is slower (beyond --fail-on, if given).
+    Each case is faster, slower, same or undecided.
+    Exit status 1 if a case is slower (beyond --fail-on, if given) or has a result only in OLD.
     """
     from bench.commands import compare as commands
 

@@ -42,7 +42,7 @@ class _Entry(BaseModel):
 
 
 def notes_on_starts(labels: Container[str]) -> list[str]:
-    """Return [a sentence: which `labels` (SYSTEM/BACKEND) systems.toml or another interpreter starts]; [] for none."""
+    """Return [one sentence on the `labels` (SYSTEM/BACKEND) that systems.toml or another interpreter starts], or []."""
     entries, starts = _read(), dict[str, list[str]]()
     for each in (adapter for adapter in ADAPTERS if adapter.label in labels):
         entry = entries.get(each.label, _Entry())

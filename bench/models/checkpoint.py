@@ -45,7 +45,7 @@ def load_weights(
 
     dtype: dtype of the projections, by default bfloat16 on a GPU and float32 on a CPU. TTT's inner loops and Mamba's
     decays use at least float32. options: further arguments of the model's class, such as operator and block.
-    Raises CheckpointError for a truncated file, and for the tensors that `copy_tensors` refuses.
+    Raises CheckpointError for a missing or unreadable file, and for the tensors that `copy_tensors` refuses.
     """
     model = model_class(config)(config, device, dtype or default_dtype(device), **options)
     try:

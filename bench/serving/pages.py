@@ -116,11 +116,10 @@ def hidden(model: TTTModel, layers: Sequence[LayerState], ids: Tensor, step: Ste
 
 
 def warm_up(model: TTTModel, layout: Layout) -> None:
-    """Run steps with prompts at engine start, so all kernels are compiled and loaded before the first request.
+    """Run steps with prompts at engine start, to compile and load their kernels before the first request.
 
     The steps have 1, 2, 4, ..., LEAST_ROWS sequences, because small and large batches run different kernel variants.
-    Steps in which all requests generate are compiled later: by vLLM's CUDA graph capture or, with `--enforce-eager`,
-    by the first such step.
+    Steps in which all requests generate are compiled by vLLM's graph capture or, with `--enforce-eager`, at first use.
     """
     page = torch.zeros(1, layout.page_bytes, dtype=torch.int8, device=model.device)
     layers = [layout.state(page)] * len(model.blocks)
