@@ -273,9 +273,9 @@ def compare(
     fail_on: FailOn = None,
     markdown: Markdown = False,
 ) -> None:
-    """Compare two runs; except for runs of `ab`, only differences beyond 5% count.
+    """Compare two runs; only differences beyond 5% count.
 
-    Prints the ratio of times B/A for each case, and how the machines differ.
+    Prints the ratio of times B/A for each case, and how the machines differ. The 5% do not apply to runs of `ab`.
     """
     from bench.commands import compare as commands
 

@@ -54,7 +54,7 @@ def notes_on_starts(labels: Container[str]) -> list[str]:
 
 
 def worker_launches(device: str = "") -> dict[tuple[str, str], Launch]:
-    """Return the launch of each (system, backend): by systems.toml, its own environment, or this interpreter.
+    """Return how to start each (system, backend): as in systems.toml, else in its environment or this interpreter.
 
     device: "cpu" hides the GPU from the workers. Raises UserError if systems.toml cannot be read or has a mistake.
     """

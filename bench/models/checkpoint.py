@@ -29,7 +29,7 @@ def save(model: CausalLM, path: str | Path) -> None:
 def load(folder: str | Path, device: torch.device | str, dtype: torch.dtype | None = None, **options: Any) -> CausalLM:
     """Load a TTT model from a folder with config.json and one or more .safetensors files.
 
-    dtype, options: as in `load_weights`. Raises CheckpointError for an unsupported setting or wrong weights.
+    dtype, options: as in `load_weights`. CheckpointError for a missing file, unsupported setting or wrong weight.
     """
     return load_weights(read_config(folder), folder, device, dtype, **options)
 

@@ -175,7 +175,7 @@ class Pair:
 
     @property
     def log_ratios(self) -> list[float]:
-        """log(B's median / A's median), as times per token, for each round with a result in both runs."""
+        """log(B's / A's median time per token) for each round with a result in both runs."""
         a, b = self.a.log_ms, self.b.log_ms
         return [b[repeat] - a[repeat] for repeat in a if repeat in b]
 
