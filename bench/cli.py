@@ -275,7 +275,7 @@ def compare(
 ) -> None:
     """Compare two runs; only differences beyond 5% count.
 
-    Prints the ratio of times B/A for each case, and how the machines differ.
+    Prints the ratio of times B/A for each case, and how the machines differ. The 5% do not apply to runs of `ab`.
     """
     from bench.commands import compare as commands
 
@@ -302,7 +302,8 @@ def ab(
 ) -> None:
     """Measure two commits alternately, and compare them.
 
-    Each case is faster, slower, same or undecided. Exit status 1 if a case is slower (beyond --fail-on, if given).
+    Each case is faster, slower, same or undecided.
+    Exit status 1 if a case is slower (beyond --fail-on, if given) or has a result only in OLD.
     """
     from bench.commands import compare as commands
 

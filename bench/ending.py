@@ -22,7 +22,7 @@ def run_app(app: typer.Typer) -> Any:
 
 
 def _refuse_arguments(words: Sequence[str], group: Any) -> None:
-    """Raise UserError for an option with a value given twice, and for an empty --out or --output."""
+    """Raise UserError if an option that takes a value is given twice, or if --out, --output or -o is empty."""
     name = next((word for word in words if not word.startswith("-")), "")
     command = group.commands.get(name) if hasattr(group, "commands") else group  # an app with one command is no group
     given = [word.partition("=")[0] for word in words]

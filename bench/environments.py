@@ -42,7 +42,7 @@ class _Entry(BaseModel):
 
 
 def notes_on_starts(labels: Container[str]) -> list[str]:
-    """Return [a sentence: which `labels` (SYSTEM/BACKEND) systems.toml or another interpreter starts]; [] for none."""
+    """Return [one sentence on the `labels` (SYSTEM/BACKEND) that systems.toml or another interpreter starts], or []."""
     entries, starts = _read(), dict[str, list[str]]()
     for each in (adapter for adapter in ADAPTERS if adapter.label in labels):
         entry = entries.get(each.label, _Entry())
@@ -54,7 +54,7 @@ def notes_on_starts(labels: Container[str]) -> list[str]:
 
 
 def worker_launches(device: str = "") -> dict[tuple[str, str], Launch]:
-    """Return the launch of each (system, backend): by systems.toml, its own environment, or this interpreter.
+    """Return how to start each (system, backend): as in systems.toml, else in its environment or this interpreter.
 
     device: "cpu" hides the GPU from the workers. Raises UserError if systems.toml cannot be read or has a mistake.
     """

@@ -19,7 +19,7 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
     """Return why the scheduler skips a case, or "" to run it.
 
     earlier: the job's records so far. memory_bytes: the device's memory; None if unknown.
-    With `planned.grows`, too high a memory estimate skips a whole model only if a smaller case was skipped.
+    With `planned.grows`, the memory estimate of a whole model counts only after a smaller case was skipped.
     """
     if why := checkpoint_missing(planned.case) or unstaggered(planned.case):
         return why

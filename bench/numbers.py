@@ -76,7 +76,7 @@ def with_numbers(text: str, definitions: Mapping[str, Definition], source_of: So
     """Return a Markdown file's text with all tables between comments rewritten from runs.
 
     definitions: sections of the TOML file, by table name. source_of: returns a run's data, given its folder's name.
-    Raises UserError for a table without end comment or definition, and for a definition that selects no case.
+    Raises UserError for a table without end comment or definition, and for a definition that has mistakes or no cases.
     """
     if text.count(BEGINNING) != len(BLOCK.findall(text)):
         raise UserError(f"a table begins with {BEGINNING}NAME --> and does not end with <!-- end -->")

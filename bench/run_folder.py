@@ -81,7 +81,7 @@ def retry_of(run: Run, retry: str) -> Retry:
 
 
 def refuse_another_kind(current: Run, work: Plan) -> None:
-    """Raise UserError unless `ttt-bench run` made the run, on the plan's device, with its --budget if given."""
+    """Raise UserError unless `ttt-bench run` made `current` on the plan's device, with the plan's --budget if given."""
     if current.file.mode != "measure":
         raise UserError(f"{current.folder}: is a run of mode {current.file.mode!r}, not 'measure'; name another folder")
     if current.file.repeats > 1:

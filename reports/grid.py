@@ -23,7 +23,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequen
 
 
 def escaped(text: str) -> str:
-    """Return the text with the special characters of Markdown and HTML escaped."""
+    """Return printable text with a backslash before each \\, `, *, _, <, >, [ and ]."""
     for sign in "\\`*_<>[]":
         text = text.replace(sign, f"\\{sign}")
     return printable(text)

@@ -36,7 +36,7 @@ _ELSEWHERE = {
 class Machines:
     """The environments and settings with which the records of a run were measured.
 
-    common: {group: {fact: value}} for facts with one value in all records; a group is, for example, "gpu".
+    common: {group: {fact: value}} for facts whose known values are all equal; a group is, for example, "gpu".
     hardware: (facts, number of records) for each machine; only facts that differ between machines, without packages.
     backends: {(system, backend): {name: values in words}} for settings, and for packages in several versions.
     versions: {label: values in words} for the driver, the power limit and the main packages (`_VERSIONS`).

@@ -23,12 +23,12 @@ _INCH, _DOTS = 96, 300  # CSS pixels and printed dots per inch
 
 
 def write_picture(run_folder: Path, out: Path, figures: str = "", inches: float | None = None) -> None:
-    """Write one suite's figures, as a run's page draws them, to `out`, a PNG or PDF file.
+    """Write one suite's figures, as a run's page draws them, to a PNG, or to a PDF with one sheet per figure.
 
     figures: the suite's name, or "" for the page's first suite with figures.
     inches: each figure's width, drawn for a paper: on white, without title and caption; required for a PDF.
-    A PDF has one sheet for each figure.
-    Raises RecordError if the run is unreadable, Chromium is missing, `figures` is unknown, or `out` is no PNG or PDF.
+    Raises RecordError if the run is unreadable or has no such figures, Chromium or playwright is missing, or `out` is
+    no PNG or PDF path or must not be overwritten.
     """
     from reports.publish import refuse_overwriting, write_report
 
@@ -97,7 +97,7 @@ def _described(png: bytes, text: str) -> bytes:
 
 
 def take_alone(browser: Any, report: Path, figures: str, inches: float, is_pdf: bool) -> bytes:
-    """Return one PNG, or a PDF with a sheet per figure, of the suite `figures`, each `inches` wide."""
+    """Draw the figures of suite `figures`, each `inches` wide; return one PNG, or a PDF with a sheet per figure."""
     page = _opened(browser, report, round(inches * _INCH), _DOTS / _INCH)
     section = _suite(page, figures)
     numbers = section.locator("figure").evaluate_all("all => all.map(each => Number(each.dataset.figure))")

@@ -12,7 +12,7 @@ from harness.schema.run import Run
 def write_report(run_folder: Path, out: Path) -> list[str]:
     """Write a run's page to `out`; return a phrase per skipped backend (`words.left_out`).
 
-    On failure, an existing page is kept. Raises RecordError if the run is unreadable, or `out` is a file but no page.
+    An existing page is kept on failure. RecordError if the run is unreadable or empty, or `out` exists and is no page.
     """
     from reports.page.html import run_page
     from reports.words import left_out
@@ -30,7 +30,7 @@ def write_table(run_folder: Path, fmt: str, systems: Sequence[str] = (), columns
 
     fmt: "csv", "json", "markdown" or "text". systems: write only these, each NAME or NAME/BACKEND.
     columns: write only these. ("all",): all columns. (): all columns for "csv" and "json", else a selection.
-    Raises RecordError if the run is unreadable, a column is unknown, or a system has no records.
+    Raises RecordError if the run is unreadable, a column is unknown, or the run or a system has no records.
     """
     from reports.profiles.ceilings import common_ceilings
     from reports.stats import frame

@@ -15,7 +15,7 @@ def source(package: str, name: str) -> str:
 def environment(package: str) -> Environment:
     """Return the Jinja environment for the templates in the folder of a package.
 
-    It escapes HTML and raises UndefinedError for unknown names, and ValueError for infinite numbers in JSON.
+    It escapes HTML and raises UndefinedError for unknown names, and ValueError for NaN and infinity in JSON.
     """
     found = Environment(
         loader=PackageLoader(package, "."),

@@ -76,9 +76,9 @@ def frame(
 ) -> pd.DataFrame:
     """Return a table with one row per case, in the order of the records.
 
-    Columns: `COLUMNS`, options, `SAMPLE_COLUMNS`, and if any row has a value: `REPEAT_COLUMNS`, rates, metrics,
-    notes, flags (`MARKS`). An unknown number is NaN in `COLUMNS`, in other columns pd.NA. An unknown text is "", an
-    unset option pd.NA. latency_ms: the median of the processes' medians.
+    Columns: `COLUMNS`, options, `SAMPLE_COLUMNS`, and if any row has a value: `REPEAT_COLUMNS`, `RATE_COLUMNS`,
+    `COMPUTED_COLUMNS`, metrics, notes, flags (`MARKS`). An unknown number is NaN in `COLUMNS`, in other columns pd.NA.
+    An unknown text is "", an unset option its default or pd.NA (`_options`). latency_ms: median of process medians.
     latency_ms_low, _high: the 95% interval within processes (`pooled_interval`). `REPEAT_COLUMNS`: over processes.
     process_spread: (largest - smallest process median) / latency_ms.
     processes: the number of processes with samples or, if none has samples, of all processes.
@@ -145,7 +145,7 @@ def suites_of_cases(catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
 
 
 def _options(cases: Sequence[Case], table: pd.DataFrame, catalogue: Catalogue) -> pd.DataFrame:
-    """Return a table with a column per option that any case sets; pd.NA without a value."""
+    """Return a column per option. A case without the option gets its default (if it varies or is an axis) or pd.NA."""
     names = list(dict.fromkeys(name for case in cases for name, _ in case.options))
     # A case does not store a default. It is filled in where the option varies: for the backend, or in a figure.
     varied = {(case.system_backend, name) for case in cases for name, _ in case.options}

@@ -54,7 +54,7 @@ def short_commit(commit: str, digits: int = 10) -> str:
 def left_out(rows: pd.DataFrame, catalogue: Catalogue) -> list[str]:
     """Return phrases on backends that skipped all cases, such as `no vLLM: there is no CUDA GPU`.
 
-    If only some systems of a backend skipped all cases, or for several reasons, a phrase names system and backend.
+    A phrase names system and backend if other systems of the backend ran cases, or if the reasons to skip differ.
     """
     found = []
     for backend, own in rows.groupby("backend", sort=False):

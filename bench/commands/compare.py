@@ -159,7 +159,7 @@ class _Side:
 
 
 def _measure_interleaved(sides: Sequence[_Side], work: Plan) -> None:
-    """Measure each job on both sides in turn; later rounds omit cases without a result on both sides."""
+    """Measure each job on both sides in turn; later rounds omit a case once it has no result on a side."""
     jobs, rounds = list(work.jobs), work.request.rounds
     with Progress("ab") as progress:
         progress(Event("plan", total=2 * rounds * len(work.keys)))

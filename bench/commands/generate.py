@@ -10,7 +10,7 @@ TOKENIZER = "tokenizer.json"
 def generate(folder: Path, prompt: str, tokens: int) -> None:
     """Print a prompt's greedy continuation: `tokens` tokens, fewer if the model ends the text.
 
-    folder: a checkpoint with a tokenizer. Raises UserError for an unusable tokenizer or prompt.
+    folder: a checkpoint with a tokenizer. Raises UserError if the checkpoint, tokenizer or prompt is unusable.
     """
     from transformers import PreTrainedTokenizerFast, TextStreamer
 

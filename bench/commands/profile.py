@@ -74,7 +74,7 @@ def profile(request: RunRequest, out: Path) -> None:
 
 
 def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
-    """Return `before`, or a new run in `out` if it is None. If `before` is a run of `profile`, add the plan to it."""
+    """Return `before`, or a new run in `out` if None. Extend a run of `profile`; UserError without --resume."""
     if before is None:
         return Run.create(out, file_of(work, "profile"))
     refuse_another_device(before, work)

@@ -33,7 +33,7 @@ POLICY = Policy(budget_s=0.5)
 
 
 def tune() -> None:
-    """Measure Triton launch settings; print the fastest for `tuning.toml`, log to stderr. UserError without a GPU."""
+    """Measure Triton launch settings; print the fastest for `tuning.toml`. UserError without a usable GPU."""
     if reason := available() or no_gpu():
         raise UserError(f"the kernels cannot be tuned on this machine: {reason}")
     for learner, form in product(BASE_LR, (*FORMS, FORWARD)):

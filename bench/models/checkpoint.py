@@ -29,7 +29,7 @@ def save(model: CausalLM, path: str | Path) -> None:
 def load(folder: str | Path, device: torch.device | str, dtype: torch.dtype | None = None, **options: Any) -> CausalLM:
     """Load a TTT model from a folder with config.json and one or more .safetensors files.
 
-    dtype, options: as in `load_weights`. Raises CheckpointError for an unsupported setting or wrong weights.
+    dtype, options: as in `load_weights`. CheckpointError for a missing file, unsupported setting or wrong weight.
     """
     return load_weights(read_config(folder), folder, device, dtype, **options)
 
@@ -45,7 +45,7 @@ def load_weights(
 
     dtype: dtype of the projections, by default bfloat16 on a GPU and float32 on a CPU. TTT's inner loops and Mamba's
     decays use at least float32. options: further arguments of the model's class, such as operator and block.
-    Raises CheckpointError for a truncated file, and for the tensors that `copy_tensors` refuses.
+    Raises CheckpointError for a missing or unreadable file, and for the tensors that `copy_tensors` refuses.
     """
     model = model_class(config)(config, device, dtype or default_dtype(device), **options)
     try:

@@ -27,7 +27,7 @@ from tk_kernels.reference.layer import Rotation
 class KernelOperator(TorchOperator):
     """The inner loop on the project's kernels.
 
-    form: of the generate state, "dual" or "primal". precision: of its numbers, "planes", "float32" or a 16-bit dtype.
+    form: generate's form, "dual" or "primal". precision: generate's state, "planes", "float32" or a 16-bit dtype.
     backend: forward's backend, "" for the fastest. prefill_on_reference: run forward in PyTorch instead.
     """
 

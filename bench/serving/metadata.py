@@ -1,4 +1,4 @@
-"""Slots, positions and prompts of a vLLM step, in buffers that CUDA graphs read."""
+"""Slots, positions and prompts of a vLLM step; CUDA graphs read slots and positions from fixed buffers."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -33,7 +33,7 @@ MOST_SEQUENCES, LEAST_TOKENS = 64, 16384
 class Generating(NamedTuple):
     """A step in which each of B requests generates a token.
 
-    slots [B], positions [B]: the requests' cache slots, and their positions in the mini-batch.
+    slots [B]: each request's cache slot. positions [B]: each request's position in the mini-batch.
     """
 
     slots: Tensor
@@ -46,15 +46,15 @@ Step = Generating | Packed  # a step with prompts is packed: requests that gener
 def common_length(lengths: Sequence[int], computed: Sequence[int], mini_batch: int) -> int:
     """Return the number of tokens per sequence if a step's sequences can run as one batch, otherwise 0.
 
-    lengths, computed: tokens per sequence in this step, and before it. A batch has equal lengths, whole mini-batches
-    before this step, at most MOST_SEQUENCES sequences, and at least LEAST_TOKENS tokens in total.
+    lengths: tokens per sequence in this step. computed: tokens before this step. A batch has equal lengths, whole
+    mini-batches before this step, at most MOST_SEQUENCES sequences, and at least LEAST_TOKENS tokens in total.
     """
     alike = len(set(lengths)) == 1 and not any(before % mini_batch for before in computed)
     return lengths[0] if alike and len(lengths) <= MOST_SEQUENCES and sum(lengths) >= LEAST_TOKENS else 0
 
 
 class Layout:
-    """Layout of a page, which holds one layer's state of one sequence: offset, shape and dtype of each tensor."""
+    """Offset, shape and dtype of each tensor in a page, which holds one layer's state of one sequence."""
 
     def __init__(self, config: TTTConfig, operator: TorchOperator, dtype: torch.dtype) -> None:
         device, inner = torch.device("meta"), at_least_float32(dtype)
@@ -87,7 +87,7 @@ class Layout:
 
 
 def generating(state: LayerState, slots: Tensor, positions: Tensor) -> LayerState:
-    """Return `state`, a result of `Layout.state`, for a generate step on slots [B].
+    """Return `state` (from `Layout.state`) with the slots [B] and positions of a generate step.
 
     positions [B, H]: each request's position in the mini-batch, repeated for all heads.
     """
@@ -116,11 +116,10 @@ def hidden(model: TTTModel, layers: Sequence[LayerState], ids: Tensor, step: Ste
 
 
 def warm_up(model: TTTModel, layout: Layout) -> None:
-    """Run steps with prompts at engine start, so all kernels are compiled and loaded before the first request.
+    """Run steps with prompts at engine start, to compile and load their kernels before the first request.
 
     The steps have 1, 2, 4, ..., LEAST_ROWS sequences, because small and large batches run different kernel variants.
-    Steps in which all requests generate are compiled later: by vLLM's CUDA graph capture or, with `--enforce-eager`,
-    by the first such step.
+    Steps in which all requests generate are compiled by vLLM's graph capture or, with `--enforce-eager`, at first use.
     """
     page = torch.zeros(1, layout.page_bytes, dtype=torch.int8, device=model.device)
     layers = [layout.state(page)] * len(model.blocks)

@@ -54,7 +54,7 @@ class TTTScheduler(AsyncScheduler):
         return step
 
     def _tokens_per_prompt(self) -> int:
-        """Return the most tokens of a prompt that the next step reads, a multiple of the mini-batch."""
+        """Return the most tokens that the next step reads of one prompt, a multiple of the mini-batch."""
         room = min(self.max_num_active_reqs - len(self.running), self.kv_cache_manager.block_pool.get_num_free_blocks())
         prompts = min(len(self.waiting), room) + sum(request.is_prefill_chunk for request in self.running)
         tokens = self.max_num_scheduled_tokens // max(1, min(prompts, self._prompts_at_once))

@@ -120,7 +120,7 @@ class Comparison:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of cases by outcome, such as {"slower": 2, "same": 10}, without zeros."""
+        """{outcome: number of cases}, such as {"slower": 2, "same": 10}; if `elsewhere`, without lost and gained."""
         outcomes = [row.result.outcome for row in self.rows]
         if not self.elsewhere:
             outcomes += [each.outcome for each in self.missing]
@@ -147,7 +147,8 @@ def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
 def compared(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
     """Return the comparison of two runs' cases.
 
-    A case regresses if its slowdown significantly exceeds `fail_on` and, in separate runs, also `STORED_BAR`.
+    A case of `ttt-bench ab` regresses if its slowdown significantly exceeds `fail_on`. A case of separate runs
+    regresses if its outcome is "slower" and its slowdown exceeds `fail_on`.
     """
     both = [Pair(a.cases[key], b.cases[key]) for key in a.cases if key in a.measured and key in b.measured]
     interleaved = bool(a.turns) and a.turns == b.turns and min(a.repeats, b.repeats) >= LEAST_ROUNDS
@@ -174,7 +175,7 @@ class Pair:
 
     @property
     def log_ratios(self) -> list[float]:
-        """log(B's median / A's median), as times per token, for each round with a result in both runs."""
+        """log(B's / A's median time per token) for each round with a result in both runs."""
         a, b = self.a.log_ms, self.b.log_ms
         return [b[repeat] - a[repeat] for repeat in a if repeat in b]
 
@@ -239,9 +240,9 @@ def _round_results(pairs: Sequence[Pair], fail_on: float) -> list[CaseResult]:
 
 
 def _result(pair: Pair, fail_on: float, outcome: str = "") -> CaseResult:
-    """Return a case's result from both runs' medians, for a case without enough paired rounds.
+    """Return a case's result from both runs' medians instead of paired rounds.
 
-    outcome: "undecided" for `ttt-bench ab`; "" to use the medians. If the devices differ, it becomes `pair.elsewhere`.
+    outcome: "undecided" for `ttt-bench ab`; "" to decide by the medians. `pair.elsewhere` has precedence.
     """
     where = "cpu" if pair.on_cpu else "gpus" if pair.on_other_gpus else "gpu"
     middle, half = pair.b.middle - pair.a.middle, math.hypot(pair.a.half, pair.b.half, BETWEEN_RUNS[where])

@@ -176,7 +176,7 @@ def flags(rows: pd.DataFrame) -> list[str]:
 
 
 def _checked(view: View, claim: PaperClaim) -> str:
-    """Return whether a claim holds, as a sentence; "" without shared results at x >= `at_least`."""
+    """Return a sentence on whether a claim holds; "" if no x >= `claim.at_least` has results of both systems."""
     own, other = view.of_system(claim.system), view.of_system(claim.other)
     due = [x for x in view.tried if x >= claim.at_least]
     common = [x for x in due if x in own and x in other]

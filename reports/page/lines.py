@@ -34,7 +34,7 @@ class Look:
 
 @dataclass(frozen=True, kw_only=True)
 class Line(Look):
-    """A line of a figure, for one machine, system, backend, size and set of options.
+    """A line of a figure, for one device model, commit, system, backend, size and set of options.
 
     short: a shorter name: the value that color and marker show, such as the system's label.
     rows: row numbers in `stats.frame`, in order of x. base_rows: for a line of ratios, the rows of the denominators.
@@ -136,7 +136,7 @@ class FigurePanel:
 
     @cached_property
     def _look_column(self) -> str:
-        """The column that color and marker show: "system" or, for one system, a varying column."""
+        """The column that color and marker show: "system" or, if figures are split by system, a varying column."""
         differing = (name for name in ("state_dtype", "backend") if self.rows[name].nunique() > 1)
         return next(differing, "system") if "system" in self.entry.split else "system"
 

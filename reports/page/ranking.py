@@ -53,7 +53,7 @@ class Point:
         return max(self.value, other.value) <= (1 + share) * min(self.value, other.value)
 
     def hides(self, other: "Point") -> bool:
-        """Return whether overlapping intervals or a flag leave open which point is better."""
+        """Return whether overlapping intervals or a flag leave the order open; within 5%, only a flag does."""
         overlap = max(self.low, other.low) <= min(self.high, other.high)
         if doubt := max(self.doubt, other.doubt):
             return overlap or self.is_level(other, doubt)
@@ -101,7 +101,7 @@ class View:
 
     @cached_property
     def ranked(self) -> list[Line]:
-        """Lines to rank: primary lines, and lines with points of systems not in `primary_systems`."""
+        """Lines to rank: primary lines, and lines that have points and whose system is not in `primary_systems`."""
         drawn = [line for line in self.figure.lines if not line.y and not line.base_rows]
         named = self.figure.primary_systems
         return [line for line in drawn if line.primary or (line.system not in named and self.points(line))]
@@ -199,7 +199,7 @@ class View:
                 yield Point(float(cells[x]), float(value) / scale, low, high, doubt)
 
     def reach(self, line: Line) -> float:
-        """Return the line's largest x, "unstarted" cases excluded; infinite if x is a result."""
+        """Return the line's largest x except of "unstarted" cases; infinite if the figure has an `along` axis."""
         if self.figure.along:  # x is a result, so no line stops at one
             return math.inf
         rows = self.rows([line])

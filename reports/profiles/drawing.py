@@ -76,7 +76,7 @@ def rates(kernel: Kernel) -> tuple[float | None, float | None, float | None]:
 
 
 def l2_intensity(kernel: Kernel) -> float | None:
-    """Return a kernel's FLOPs per byte of L2 traffic; None if FLOPs or traffic were not counted."""
+    """Return a kernel's FLOPs per byte of L2 traffic; None if FLOPs or bytes are zero or not counted."""
     counted = kernel.counters
     return counted.operations / counted.l2_bytes if counted and counted.operations and counted.l2_bytes else None
 

@@ -194,7 +194,7 @@ def _shown(catalogue: Catalogue, profiles: list[Profile], latencies: Mapping[str
 
 
 def _title(catalogue: Catalogue, case: Case, group: Sequence[Case]) -> str:
-    """Return the case in words, with the settings in which the group's cases differ."""
+    """Return the case in words, with its options and the settings in which the group's cases differ."""
     own = [each for each in group if each.system == case.system]
     compared = {"dtype": group, "state_dtype": own, "timing": own, "l2": group}
     telling = (name for name, cases in compared.items() if len({getattr(each, name) for each in cases}) > 1)

@@ -23,8 +23,7 @@ def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] 
     """Write a site of the run folders `runs` to `out`; delete files that only an earlier call wrote.
 
     on_run: called with a line of progress for each run. Returns the number of deleted files.
-    Raises RecordError if a folder is no run, a run is repeated, or `out` is neither new, empty nor a site.
-    Raises OSError if `out` cannot be written.
+    RecordError if a run is unreadable or repeated, or `out` is neither new, empty nor a site; OSError if unwritable.
     """
     before = _files_of_site(out)
     opened: dict[str, Run] = {}
@@ -50,7 +49,7 @@ def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] 
 
 
 def _files_of_site(out: Path) -> set[str]:
-    """Return the files listed in `out`'s marker, none if `out` is new; RecordError if `out` is no site."""
+    """Return the files in `out`'s marker, none if `out` is new or empty; RecordError if `out` is no site."""
     if not out.is_dir() or not listed(out):
         return set()
     try:

@@ -1,7 +1,7 @@
 """Choose which runs of a site to compare, and compare them.
 
 A run is compared with the previous and the newest run on its GPU model. The newest run on each GPU model is compared
-with the newest run on each other model.
+with the newest run on each other model. Only runs that share enough measured cases (`_share`) count.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ class Compared:
 
 
 def comparisons(entries: Sequence[Entry]) -> list[Compared]:
-    """Return the comparisons that the module's docstring lists. entries: the runs, newest first."""
+    """Compare runs of one GPU model, and the newest runs of different models. entries: the runs, newest first."""
     timed = [entry for entry in entries if entry.run.file.mode == "measure" and entry.held.measured]
     pairs = {(a.id, b.id): (a, b) for a, b in _pairs(timed)}
     return [Compared(a, b, compared(a.held, b.held), _profiles(a, b)) for a, b in pairs.values()]

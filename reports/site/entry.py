@@ -25,7 +25,7 @@ class Entry:
 
     updated: the start of the last record in UTC; "" without a date.
     id: unique in the site. note: from tables.toml. systems: (name, label, color number, marker) of each system.
-    profiles, measured, cases: the numbers of profiles, cases with a result, and planned cases.
+    profiles: number of profiles. measured: number of cases with a result. cases: number of planned cases.
     page: the path of the run's page in the site; "" without records.
     """
 
@@ -51,7 +51,7 @@ def slug(name: str) -> str:
 
 
 def run_id(run: Run) -> str:
-    """Return a run's id: its name, and a digest of name and first request, if any."""
+    """Return a run's id: the `slug` of its name, and a digest of the name and the first request (if any)."""
     name = run.folder.resolve().name
     begun = [part for asked in run.file.requests[:1] for part in (asked.at, *asked.arguments)]
     return f"{slug(name)}-{_digest([name, *begun])}"
