@@ -83,8 +83,8 @@ DEFAULT_SLOT = GpuSlot()
 class WorkerProcess:
     """A system's worker process: started by the first request, ended with the `with` block.
 
-    A request also starts a new worker if the last one failed or reported itself unhealthy. When a worker ends, two
-    nested wardens (`warden.py`) kill its descendants.
+    A request also starts a new worker if the last one failed on a case or reported itself unhealthy, but `ask` starts
+    none after a failed probe. When a worker ends, two nested wardens (`warden.py`) kill its descendants.
     slot: where the worker runs. start_s: time limit for the start. stopped: returns whether the run should end.
     found: the last `Probe`, which says whether the system can run here; None before the first.
     """
