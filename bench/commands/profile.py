@@ -74,7 +74,7 @@ def profile(request: RunRequest, out: Path) -> None:
 
 
 def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
-    """Return `before`, or a new run in `out` if None. Extend a run of `profile`; UserError without --resume."""
+    """Return a new run in `out`, or `before`; a `before` made by `profile` is extended (UserError without --resume)."""
     if before is None:
         return Run.create(out, file_of(work, "profile"))
     refuse_another_device(before, work)

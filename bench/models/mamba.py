@@ -24,10 +24,10 @@ class MambaState:
 
 
 class Mamba(PackageModel):
-    """Mamba in transformers' plain PyTorch code (slow path), with its parameter names.
+    """Transformers' Mamba, with its parameter names: plain PyTorch, or mamba-ssm's kernels where that is installed.
 
     The scan always starts from a zero state, so only a state's first prompt is scanned. Later prompts run token by
-    token. The scan holds a float32 tensor [B, E, T, N], so its memory grows with T.
+    token. PyTorch's scan holds a float32 tensor [B, E, T, N], so its memory grows with T.
     """
 
     def __init__(

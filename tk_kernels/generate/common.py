@@ -278,7 +278,7 @@ def ln_l2_grad(z, target, weight, bias, valid, D: tl.constexpr):
 
 @jit
 def to_float32_again(x):
-    """Convert x to float32 again, bfloat16 by a shift; else the compiler keeps the first conversion in registers."""
+    """Convert x to float32 anew, bfloat16 by a shift: the compiler then need not keep an earlier conversion."""
     if x.dtype == tl.bfloat16:
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     return x.to(tl.float32)
