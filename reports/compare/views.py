@@ -24,7 +24,7 @@ NUMERIC = (False, True, True, True, True, False, False)
 NEAR = (0.01, 0.02, 0.03)  # `bench.numbers` counts the points within each of these relative differences
 NAMED_CASES = 12  # more cases without a comparison are counted by system
 MARKDOWN_ROWS = 100  # GitHub takes comments of up to 65,536 characters
-BEYOND = 0.05  # a run is confirmed if at most this share of its points differs by more than `Comparison.near`
+BEYOND = 0.05  # a run is confirmed if at most this share of reliable points differs by more than `Comparison.near`
 NAMED_GROUPS = 3  # the most groups of cases that the answer names
 
 
@@ -37,16 +37,14 @@ def answer(comparison: Comparison) -> str:
         return _ratios(comparison)
     if comparison.interleaved:
         return _counts(comparison)
-    beyond = [row for row in rows if row.apart > comparison.near]
-    within = sum(row.apart <= comparison.near and row.result.high < math.inf for row in rows)
-    total = within + len(beyond)
-    word = "Confirmed" if within and len(beyond) <= BEYOND * total else "Not confirmed"
-    said = f"{word}: {within} of {counted(total, 'point')} within {comparison.near:.0%}."
-    if not total:
-        said = f"Undecided: no point has an interval; {counted(len(rows), 'point')} within {comparison.near:.0%}."
-    more = counted(len(rows) - total, "more point")
-    left = f"Within {comparison.near:.0%} without an interval: {more}." if 0 < total < len(rows) else ""
-    return " ".join(filter(None, [said, left, _beyond(beyond), _counts(comparison, {"slower", "faster", "lost"})]))
+    unreliable = [row for row in rows if row.result.outcome == "unreliable"]
+    beyond = [row for row in rows if row.apart > comparison.near and row not in unreliable]
+    total = len(rows) - len(unreliable)
+    word = "Confirmed" if len(beyond) <= BEYOND * total else "Not confirmed"
+    said = f"{word}: {total - len(beyond)} of {counted(total, 'reliable point')} within {comparison.near:.0%}."
+    said = said if total else "Undecided: no point is reliable."
+    causes = (_causes("Beyond", beyond), _causes("Unreliable", unreliable))
+    return " ".join(filter(None, [said, *causes, _counts(comparison, {"slower", "faster", "lost"})]))
 
 
 def _counts(comparison: Comparison, only: Set[str] = frozenset(OUTCOMES)) -> str:
@@ -64,12 +62,11 @@ def _ratios(comparison: Comparison) -> str:
     return f"{times} in the median of {counted(len(ratios), 'point')} ({ends})."
 
 
-def _beyond(rows: Sequence[Row]) -> str:
-    causes = [f"{row.name} {row.phase}{_cause(row)}" for row in rows]
-    groups = Counter(causes).most_common()
+def _causes(what: str, rows: Sequence[Row]) -> str:
+    groups = Counter(f"{row.name} {row.phase}{_cause(row)}" for row in rows).most_common()
     said = [f"{count} {cause}" for cause, count in groups[:NAMED_GROUPS]]
     said += [f"{left} more"] if (left := sum(count for _, count in groups[NAMED_GROUPS:])) else []
-    return f"Beyond: {', '.join(said)}." if rows else ""
+    return f"{what}: {', '.join(said)}." if rows else ""
 
 
 def _cause(row: Row) -> str:

@@ -233,7 +233,7 @@ def test_another_driver_is_named_and_points_still_count(tmp_path, monkeypatch, c
     a_run(tmp_path / "b", 10, driver="570")
     assert ttt_bench(monkeypatch, "compare", tmp_path / "a", tmp_path / "b", "--fail-on", "5%") == 0
     said = capsys.readouterr().out
-    assert said.startswith("Confirmed: 1 of 1 point within ")
+    assert said.startswith("Confirmed: 1 of 1 reliable point within ")
     assert "differs: driver 580 → 570" in said
 
 

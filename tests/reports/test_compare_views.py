@@ -18,16 +18,23 @@ def test_a_run_is_confirmed_with_19_of_20_points_within_3_percent(tmp_path, beyo
     cases = [a_case(64 + number) for number in range(20)]
     of_b = [timed(case, 10.4 if at < beyond else 10.1) for at, case in enumerate(cases)]
     found = compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b))
-    assert views.answer(found) == f"{word} points within 3%. Beyond: {beyond} ttt-linear · torch forward."
+    assert views.answer(found) == f"{word} reliable points within 3%. Beyond: {beyond} ttt-linear · torch forward."
     assert views.text(found).startswith(views.answer(found))
 
 
 @pytest.mark.parametrize(
     ("counts", "told"),
     [
-        ((5, 1), "Undecided: no point has an interval; 2 points within 3%."),
-        ((9, 1), "Confirmed: 1 of 1 point within 3%. Within 3% without an interval: 1 more point."),
-        ((9, 6), "Confirmed: 2 of 2 points within 3%."),
+        (
+            (5, 1),
+            "Undecided: no point is reliable. Unreliable: 1 ttt-linear · torch forward (B has 5 samples), 1 "
+            "ttt-linear · torch forward (B has 1 sample).",
+        ),
+        (
+            (9, 1),
+            "Confirmed: 1 of 1 reliable point within 3%. Unreliable: 1 ttt-linear · torch forward (B has 1 sample).",
+        ),
+        ((9, 6), "Confirmed: 2 of 2 reliable points within 3%."),
     ],
 )
 def test_a_point_without_an_interval_confirms_nothing(tmp_path, counts, told):
@@ -51,12 +58,12 @@ def test_cases_have_the_labels_of_the_page(tmp_path):
     assert "1 TTT-Linear · PyTorch forward" in views.answer(found)
 
 
-def test_the_answer_names_the_cause_of_most_points_beyond(tmp_path):
+def test_the_answer_names_why_points_are_unreliable(tmp_path):
     cases = [a_case(context) for context in (1, 2, 3)]
     of_b = [timed(cases[0], 20, HOT), timed(cases[1], 20, HOT), timed(cases[2], 20, samples=5)]
     found = compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b))
     assert views.answer(found) == (
-        "Not confirmed: 0 of 3 points within 3%. Beyond: 2 ttt-linear · torch forward (thermally throttled), "
+        "Undecided: no point is reliable. Unreliable: 2 ttt-linear · torch forward (thermally throttled), "
         "1 ttt-linear · torch forward (B has 5 samples)."
     )
 
@@ -68,8 +75,8 @@ def test_points_beyond_with_one_cause_are_one_group_whatever_its_values(tmp_path
     of_b = [timed(case, 20, environment, tokens=20) for case, environment in zip(cases, loaded, strict=False)]
     found = compare(*two(tmp_path, of_a, [*of_b, timed(cases[2], 20, tokens=30)]))
     assert views.answer(found).startswith(
-        "Not confirmed: 0 of 3 points within 3%. Beyond: 2 ttt-linear · torch forward (contended), "
-        "1 ttt-linear · torch forward (sequences at once differ)."
+        "Not confirmed: 0 of 1 reliable point within 3%. Beyond: 1 ttt-linear · torch forward (sequences at once "
+        "differ). Unreliable: 2 ttt-linear · torch forward (contended)."
     )
 
 
@@ -89,7 +96,9 @@ def test_markdown_folds_its_table_and_leaves_out_the_smallest_differences(tmp_pa
     cases = [a_case(context) for context in (1, 2, 3)]
     of_b = [timed(case, ms) for case, ms in zip(cases, (10, 12, 9), strict=True)]
     shown = views.markdown(compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b)))
-    assert shown.startswith("**Not confirmed: 1 of 3 points within 3%. Beyond: 2 ttt-linear · torch forward. 1")
+    assert shown.startswith(
+        "**Not confirmed: 1 of 3 reliable points within 3%. Beyond: 2 ttt-linear · torch forward. 1"
+    )
     assert shown.count("<details>") == shown.count("</details>") == 1
     assert shown.index("- B: b, commit") < shown.index("<details>") < shown.index("- differs: nothing")
     assert "<details><summary>2 cases, the largest difference first; 1 more differ less</summary>\n\n| outcome" in shown

@@ -246,7 +246,7 @@ def test_the_index_says_whether_a_run_confirms_the_one_before_and_two_gpu_models
     runs.append(nightly(tmp_path, 3, ms=5, cases=3, environment=on_gpu("H200"), name="other"))
     write_site(runs, tmp_path / "site")
     index = (tmp_path / "site" / "index.html").read_text()
-    assert "Against day-01</a>: Confirmed: 3 of 3 points within 3%." in index
+    assert "Against day-01</a>: Confirmed: 3 of 3 reliable points within 3%." in index
     assert (
         "Against day-02</a>: Another GPU: other takes 0.49 times as long as day-02 in the median of 3 points" in index
     )
