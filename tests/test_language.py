@@ -138,7 +138,7 @@ def test_the_readme_is_short_and_begins_with_what_to_type():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= README_LINES
     assert len(numbers(text)) <= README_NUMBERS
-    assert text.splitlines().index("```") < 30
+    assert text.splitlines().index("```") < 29  # the first command is at most at line 30
 
 
 def test_the_documents_are_short():
