@@ -57,6 +57,7 @@ class Row:
 
     label: the case in words. name: the labels of its system and backend.
     a_ms, b_ms: latency in run A and in run B. notes: remarks on the measurement, such as "thermally throttled in A".
+    doubt: as `Pair.doubt`.
     """
 
     label: str
@@ -66,6 +67,7 @@ class Row:
     b_ms: float
     result: CaseResult
     notes: tuple[str, ...] = ()
+    doubt: str = ""
 
     @property
     def apart(self) -> float:
@@ -181,7 +183,7 @@ class Pair:
 
     def row(self, result: CaseResult) -> Row:
         a, b = self.a, self.b
-        return Row(a.label, a.name, a.case.phase, a.ms, b.ms, result, tuple(self._notes()))
+        return Row(a.label, a.name, a.case.phase, a.ms, b.ms, result, tuple(self._notes()), self.doubt)
 
     def _notes(self) -> Iterator[str]:
         sides = {"A": self.a, "B": self.b}
@@ -227,8 +229,23 @@ class Pair:
         return self.a.host_bound and self.on_other_gpus
 
     @property
-    def is_sound(self) -> bool:
-        return self.a.is_sound and self.b.is_sound and not self.on_other_hosts
+    def noise(self) -> float:
+        """The largest |log ratio| that counts as noise."""
+        return math.log1p(max(STORED_BAR, BETWEEN_RUNS["cpu"] if self.on_cpu else 0.0))
+
+    @property
+    def doubt(self) -> str:
+        """Why the times are too uncertain to compare, however far apart they are; "" if they are not."""
+        sides = self.a.quality, self.b.quality
+        causes = {
+            "CPU overhead of another host": self.on_other_hosts,
+            "contended": any(side.contended for side in sides),
+            "thermally throttled": any(side.hot for side in sides),
+            "few samples": any(side.few_samples for side in sides),
+            "unsteady": any(side.unsteady or side.unsteady_times for side in sides),
+            "wide interval": math.hypot(self.a.half, self.b.half) > self.noise,
+        }
+        return next((cause for cause, holds in causes.items() if holds), "")
 
 
 def _round_results(pairs: Sequence[Pair], fail_on: float) -> list[CaseResult]:
@@ -253,13 +270,11 @@ def _result(pair: Pair, fail_on: float, outcome: str = "") -> CaseResult:
 
 
 def _stored_outcome(pair: Pair, middle: float, half: float) -> str:
-    if not pair.is_sound:
+    if pair.doubt:
         return "unreliable"
     if abs(middle) > max(half, math.log1p(STORED_BAR)):
         return "slower" if middle > 0 else "faster"
-    noise = math.log1p(max(STORED_BAR, BETWEEN_RUNS["cpu"] if pair.on_cpu else 0.0))
-    own = math.hypot(pair.a.half, pair.b.half)
-    return NOISE if max(abs(middle), own) <= noise else "unreliable"
+    return NOISE if abs(middle) <= pair.noise else "unreliable"
 
 
 def _differences(pairs: Sequence[Pair]) -> Iterator[Difference]:

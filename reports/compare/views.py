@@ -24,7 +24,7 @@ NUMERIC = (False, True, True, True, True, False, False)
 NEAR = (0.01, 0.02, 0.03)  # `bench.numbers` counts the points within each of these relative differences
 NAMED_CASES = 12  # more cases without a comparison are counted by system
 MARKDOWN_ROWS = 100  # GitHub takes comments of up to 65,536 characters
-BEYOND = 0.05  # a run is confirmed if at most this share of reliable points differs by more than `Comparison.near`
+BEYOND = 0.05  # a run is confirmed if at most this share of reliable points is lost or beyond `Comparison.near`
 NAMED_GROUPS = 3  # the most groups of cases that the answer names
 
 
@@ -37,14 +37,18 @@ def answer(comparison: Comparison) -> str:
         return _ratios(comparison)
     if comparison.interleaved:
         return _counts(comparison)
-    unreliable = [row for row in rows if row.result.outcome == "unreliable"]
-    beyond = [row for row in rows if row.apart > comparison.near and row not in unreliable]
-    total = len(rows) - len(unreliable)
-    word = "Confirmed" if len(beyond) <= BEYOND * total else "Not confirmed"
+    reliable = [row for row in rows if not row.doubt]
+    beyond = [row for row in reliable if row.apart > comparison.near]
+    total, off = len(reliable), len(beyond) + comparison.counts.get("lost", 0)
+    word = "Confirmed" if off <= BEYOND * total else "Not confirmed"
     said = f"{word}: {total - len(beyond)} of {counted(total, 'reliable point')} within {comparison.near:.0%}."
-    said = said if total else "Undecided: no point is reliable."
-    causes = (_causes("Beyond", beyond), _causes("Unreliable", unreliable))
-    return " ".join(filter(None, [said, *causes, _counts(comparison, {"slower", "faster", "lost"})]))
+    if 2 * total < len(rows):
+        said = f"Undecided: {total} of {counted(len(rows), 'point')} reliable."
+    groups = (
+        _groups("Beyond", [(row, _cause(row)) for row in beyond]),
+        _groups("Unreliable", [(row, f" ({row.doubt})") for row in rows if row.doubt]),
+    )
+    return " ".join(filter(None, [said, *groups, _counts(comparison, {"slower", "faster", "lost"})]))
 
 
 def _counts(comparison: Comparison, only: Set[str] = frozenset(OUTCOMES)) -> str:
@@ -62,9 +66,10 @@ def _ratios(comparison: Comparison) -> str:
     return f"{times} in the median of {counted(len(ratios), 'point')} ({ends})."
 
 
-def _causes(what: str, rows: Sequence[Row]) -> str:
-    groups = Counter(f"{row.name} {row.phase}{_cause(row)}" for row in rows).most_common()
-    said = [f"{count} {cause}" for cause, count in groups[:NAMED_GROUPS]]
+def _groups(what: str, rows: Sequence[tuple[Row, str]]) -> str:
+    """Return a sentence that counts rows by system, phase and cause; "" without rows."""
+    groups = Counter(f"{row.name} {row.phase}{cause}" for row, cause in rows).most_common()
+    said = [f"{count} {group}" for group, count in groups[:NAMED_GROUPS]]
     said += [f"{left} more"] if (left := sum(count for _, count in groups[NAMED_GROUPS:])) else []
     return f"{what}: {', '.join(said)}." if rows else ""
 

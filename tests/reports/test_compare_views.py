@@ -13,27 +13,35 @@ from reports.site.build import write_site
 HOT = on_gpu(throttled=("sw_thermal_slowdown",))
 
 
-@pytest.mark.parametrize(("beyond", "word"), [(1, "Confirmed: 19 of 20"), (2, "Not confirmed: 18 of 20")])
-def test_a_run_is_confirmed_with_19_of_20_points_within_3_percent(tmp_path, beyond, word):
+@pytest.mark.parametrize(
+    ("beyond", "lost", "word"),
+    [(1, 0, "Confirmed: 19 of 20"), (2, 0, "Not confirmed: 18 of 20"), (1, 1, "Not confirmed: 18 of 19")],
+)
+def test_a_run_is_confirmed_with_19_of_20_points_within_3_percent(tmp_path, beyond, lost, word):
     cases = [a_case(64 + number) for number in range(20)]
     of_b = [timed(case, 10.4 if at < beyond else 10.1) for at, case in enumerate(cases)]
+    of_b[len(cases) - lost :] = [without(case) for case in cases[len(cases) - lost :]]
     found = compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b))
-    assert views.answer(found) == f"{word} reliable points within 3%. Beyond: {beyond} ttt-linear · torch forward."
+    said = f"{word} reliable points within 3%. Beyond: {beyond} ttt-linear · torch forward."
+    assert views.answer(found) == said + " 1 lost." * lost
     assert views.text(found).startswith(views.answer(found))
+
+
+def test_points_of_equal_noise_are_reliable_however_far_apart(tmp_path):
+    cases, spread = [a_case(64 + number) for number in range(4)], (0, 1, -1, 0, 0, 0, 1, -1, 0)
+    sides = [[timed(case, ms) for case in cases] for ms in (10, 10.51)]
+    for record in (record for side in sides for record in side):
+        record.samples_ms[:] = [sorted(record.samples_ms)[4] * (1 + 0.0335 * each) for each in spread]
+    found = compare(*two(tmp_path, *sides))
+    assert found.counts == {"unreliable": 4}
+    assert views.answer(found).startswith("Not confirmed: 0 of 4 reliable points within 3%. Beyond: 4")
 
 
 @pytest.mark.parametrize(
     ("counts", "told"),
     [
-        (
-            (5, 1),
-            "Undecided: no point is reliable. Unreliable: 1 ttt-linear · torch forward (B has 5 samples), 1 "
-            "ttt-linear · torch forward (B has 1 sample).",
-        ),
-        (
-            (9, 1),
-            "Confirmed: 1 of 1 reliable point within 3%. Unreliable: 1 ttt-linear · torch forward (B has 1 sample).",
-        ),
+        ((5, 1), "Undecided: 0 of 2 points reliable. Unreliable: 2 ttt-linear · torch forward (few samples)."),
+        ((9, 1), "Confirmed: 1 of 1 reliable point within 3%. Unreliable: 1 ttt-linear · torch forward (few samples)."),
         ((9, 6), "Confirmed: 2 of 2 reliable points within 3%."),
     ],
 )
@@ -63,8 +71,8 @@ def test_the_answer_names_why_points_are_unreliable(tmp_path):
     of_b = [timed(cases[0], 20, HOT), timed(cases[1], 20, HOT), timed(cases[2], 20, samples=5)]
     found = compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b))
     assert views.answer(found) == (
-        "Undecided: no point is reliable. Unreliable: 2 ttt-linear · torch forward (thermally throttled), "
-        "1 ttt-linear · torch forward (B has 5 samples)."
+        "Undecided: 0 of 3 points reliable. Unreliable: 2 ttt-linear · torch forward (thermally throttled), "
+        "1 ttt-linear · torch forward (few samples)."
     )
 
 
@@ -75,7 +83,7 @@ def test_points_beyond_with_one_cause_are_one_group_whatever_its_values(tmp_path
     of_b = [timed(case, 20, environment, tokens=20) for case, environment in zip(cases, loaded, strict=False)]
     found = compare(*two(tmp_path, of_a, [*of_b, timed(cases[2], 20, tokens=30)]))
     assert views.answer(found).startswith(
-        "Not confirmed: 0 of 1 reliable point within 3%. Beyond: 1 ttt-linear · torch forward (sequences at once "
+        "Undecided: 1 of 3 points reliable. Beyond: 1 ttt-linear · torch forward (sequences at once "
         "differ). Unreliable: 2 ttt-linear · torch forward (contended)."
     )
 
