@@ -73,7 +73,7 @@ def worker_launches(device: str = "") -> dict[tuple[str, str], Launch]:
 def _interpreter(adapter: Adapter) -> str:
     """Return the interpreter that the adapter's `make venv-NAME` creates, if it exists; otherwise this interpreter."""
     program = f".venv-{adapter.install.removeprefix('make venv-')}/bin/python"
-    return program if os.path.exists(program) else sys.executable
+    return program if os.path.lexists(program) else sys.executable  # a broken link is reported, not replaced
 
 
 @cache
@@ -86,8 +86,10 @@ def _locked(*names: str) -> dict[str, str]:
 def no_interpreter(launch: Launch) -> str:
     """Return a message if the path of a worker's interpreter does not exist; otherwise ""."""
     program = launch.command[0]
-    missing = os.sep in program and not os.path.exists(program)
-    return "its interpreter does not exist; `make baselines` creates the environments" if missing else ""
+    if os.sep not in program or os.path.exists(program):
+        return ""
+    remedy = "make it anew: `make baselines`" if program.startswith(".venv-") else f"correct its path in {SYSTEMS_FILE}"
+    return f"its interpreter does not exist; {remedy}"
 
 
 def _read() -> dict[str, _Entry]:

@@ -26,7 +26,7 @@ from tk_kernels.reference.token_rows import mapped
 ALIGNED = 64  # bytes; makes offsets and strides multiples of 16 float32 numbers, for which Triton compiles the kernels
 
 # A step of at most so many sequences and at least so many tokens runs as one batch, on float32 copies of the states.
-# Launching the copies takes longer than a step of fewer tokens.
+# With fewer tokens, an H200 waits for the CPU, which takes longer to launch a batch.
 MOST_SEQUENCES, LEAST_TOKENS = 64, 16384
 
 

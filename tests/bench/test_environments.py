@@ -72,7 +72,7 @@ def test_cases_without_an_interpreter_are_skipped(file, exists):
         Path(".venv-vllm/bin/python").touch()
     work = plan(RunRequest(suites=("quick",), systems="mamba/torch,ttt-mlp/torch", device="cpu"))
     [first, other] = [job.cases[0] for job in sorted(work.jobs, key=lambda job: job.pair)]
-    why = "" if exists else "its interpreter does not exist; `make baselines` creates the environments"
+    why = "" if exists else "its interpreter does not exist; make it anew: `make baselines`"
     assert (work.skip(first, []), work.skip(other, [])) == (why, "")
     assert work.notes[1:] == ([] if exists else [f"no mamba/torch: {why} (.venv-vllm/bin/python)"])
 
@@ -82,7 +82,7 @@ def test_an_environment_that_exists_starts_its_systems(file, name):
     assert {launch.command[0] for launch in worker_launches().values()} == {sys.executable}
     python = Path(f".venv-{name}/bin/python")
     python.parent.mkdir(parents=True)
-    python.touch()
+    python.symlink_to("missing")  # a broken link is reported, not replaced by this interpreter
     own = [each.label for each in ADAPTERS if each.install == f"make venv-{name}"]
     commands = {"/".join(pair): launch.command for pair, launch in worker_launches().items()}
     assert commands == {each.label: [str(python) if each.label in own else sys.executable] for each in ADAPTERS}

@@ -62,7 +62,10 @@ def test_copies_of_slots_equal_a_conversion_of_the_state(operator: str, precisio
         assert torch.equal(found, torch.stack([whole[3], first.float(), whole[1]]))
 
     given = convert(other, "dual", precision)
-    write_slots(kept, slots, [x[slots] for x in given.to_state()[:-1]])
+    values = [x[slots] for x in given.to_state()[:-1]]
+    with pytest.raises(ValueError, match=f"for {len(values)} tensors"):
+        write_slots(kept, slots, values[1:])
+    write_slots(kept, slots, values)
     for found, before, after in zip(kept.tensors(), expected.tensors(), given.tensors(), strict=True):
         assert torch.equal(found[2], before[2])
         assert torch.equal(found[slots], after[slots])

@@ -51,6 +51,8 @@ def _launch(
     start: Tensor | None = None,
 ) -> None:
     """With `start`, fill `copies` from slots of `stored` (start 0: from `initial`); else copy `copies` to slots."""
+    if not len(stored) == len(copies) == len(initial or copies):
+        raise ValueError(f"{len(copies)} values and {len(initial or copies)} initial ones for {len(stored)} tensors")
     kept, low, transposed = zip(*stored, strict=True)
     programs, shapes = _blocks(tuple(x.shape[2:] for x in kept), transposed)
     heads, strides = kept[0].shape[1], tuple(x.stride(0) for x in kept)
