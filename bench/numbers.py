@@ -148,10 +148,7 @@ def _cell(options: Mapping[str, Any], source_of: SourceOf) -> Number:
 
 
 def _selected(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
-    """Return rows that match `where`, {column: value}; a tuple cell matches by any element.
-
-    The value "a|b" matches a or b, and "" an option that the case does not have.
-    """
+    """Return rows with the values `where`, {column: value}; "a|b" is a or b, "" an unset option, a tuple has any."""
     for name, wanted in where.items():
         values = wanted.split("|") if isinstance(wanted, str) else [wanted]
         column = _column(rows, name).astype(object).fillna("")

@@ -86,14 +86,6 @@ class Layout:
         return mapped(self._empty, view)
 
 
-def generating(state: LayerState, slots: Tensor, positions: Tensor) -> LayerState:
-    """Return `state` (from `Layout.state`) with the slots [B] and positions of a generate step.
-
-    positions [B, H]: each request's position in the mini-batch, repeated for all heads.
-    """
-    return replace(state, inner=replace(state.inner, position=positions, slots=slots), slots=slots)
-
-
 def hidden(model: TTTModel, layers: Sequence[LayerState], ids: Tensor, step: Step) -> Tensor:
     """Return the residual stream [n, C] for a step's n tokens; update the slots' states.
 
@@ -110,8 +102,9 @@ def hidden(model: TTTModel, layers: Sequence[LayerState], ids: Tensor, step: Ste
             h = block(h, model._rope, replace(state, inner=inner, sequences=step), learn)
         return h[0]
     positions = step.positions[:, None].repeat(1, model.config.heads)  # as the kernels read them
-    states = [generating(state, step.slots, positions) for state in layers]
-    batch = len(step.slots)
+    batch, slots = len(step.slots), step.slots
+    inner = [replace(state.inner, position=positions, slots=slots) for state in layers]
+    states = [replace(state, inner=each, slots=slots) for state, each in zip(layers, inner, strict=True)]
     return model._hidden_step(ids[:batch, None], TTTState(batch, states))[:, 0]
 
 

@@ -86,10 +86,6 @@ class CaseSide:
         return max(self.below, self.above)
 
     @property
-    def is_sound(self) -> bool:
-        return self.quality == Quality()
-
-    @property
     def on_cpu(self) -> bool:
         return self.device.get("GPU") == NO_GPU
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from harness.quality import Quality
 from harness.schema.reason import rounded
 from reports.compare.side import CaseSide
 from reports.site.entry import Entry, moment, system_id
@@ -106,5 +107,5 @@ def _line(machine: str, points: Sequence[Point], is_by_token: bool) -> dict[str,
         "high": [rounded(ms * math.exp(side.above), 6) for ms, side in zip(times, sides, strict=True)],
         "sequences": [side.tokens_words for side in sides] if is_by_token else [],
         "commit": [side.facts.get("commit", "") for side in sides],
-        "doubtful": [at for at, side in enumerate(sides) if not side.is_sound],
+        "doubtful": [at for at, side in enumerate(sides) if side.quality != Quality()],
     }
