@@ -17,10 +17,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 @app.command()
 def convert_checkpoint(
     file: Annotated[Path, typer.Argument(metavar="JAX_FILE", help="`streaming_params` or `streaming_train_state`.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The new folder for --checkpoint.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="New folder, for `ttt-bench run --checkpoint`.")],
     base_lr: Annotated[float | None, typer.Option(help="The training run's ttt_base_lr; default: the paper's.")] = None,
 ) -> None:
-    """Convert a checkpoint of the authors' JAX code to safetensors; print its system and size."""
+    """Convert a checkpoint of the TTT authors' JAX code to safetensors; print its system and size."""
     from bench.models.case_model import read_checkpoint
     from bench.models.jax_checkpoint import convert
 

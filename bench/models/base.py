@@ -120,7 +120,7 @@ class ChunkedModel(CausalLM):
     model: Decoder
     # Tokens of a chunk, over all sequences of its group. A 1.3B model's widest activation then takes 0.4 GB.
     prefill_tokens = 32768
-    least_group = 1  # fewest sequences of a group
+    least_group_limit = 1  # lower limit of a group's maximum size; an even split makes groups smaller
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,9 +131,9 @@ class ChunkedModel(CausalLM):
         check_ids(ids, 2, state.batch)
         groups = self._groups(*ids.shape)
         if len(groups) == 1:
-            return self._logits(self._through_prompt(ids, state)), state
+            return self._logits(self._run_group(ids, state)), state
         parts = [state.rows(rows) for rows in groups]
-        last = [self._through_prompt(ids[rows], part) for rows, part in zip(groups, parts, strict=True)]
+        last = [self._run_group(ids[rows], part) for rows, part in zip(groups, parts, strict=True)]
         state.length = parts[0].length
         return self._logits(torch.cat(last)), state
 
@@ -163,16 +163,16 @@ class ChunkedModel(CausalLM):
         """Run ids [B, 1] and advance the state; return the residual stream [B, 1, C]."""
         raise NotImplementedError
 
-    def through(self, block: nn.Module, h: Tensor) -> Tensor:
+    def run_block(self, block: nn.Module, h: Tensor) -> Tensor:
         """Run one block on h [B, T, C] from an empty state, on h's device; return the new h."""
         raise NotImplementedError
 
     def _groups(self, batch: int, tokens: int) -> list[slice]:
-        most = max(self.least_group, self.prefill_tokens // tokens)
+        most = max(self.least_group_limit, self.prefill_tokens // tokens)
         size = ceil(batch / ceil(batch / most))
         return [slice(first, min(first + size, batch)) for first in range(0, batch, size)]
 
-    def _through_prompt(self, ids: Tensor, state: Any) -> Tensor:
+    def _run_group(self, ids: Tensor, state: Any) -> Tensor:
         """Run one group's ids [B, T] in chunks; return the last token's residual stream [B, C]."""
         for chunk in ids.split(self._chunk_length(ids.shape[0]), dim=1):
             hidden = self._hidden(chunk, state)

@@ -15,7 +15,7 @@ from bench.models.config import TTTConfig
 from bench.models.layers import operator_range, round_up
 from bench.models.operator import Learner, Projections
 from bench.models.overlap import is_overlapped
-from bench.models.ttt import InnerLoop, LayerState, TTTBlock
+from bench.models.ttt import BlockState, InnerLoop, TTTBlock
 from tk_kernels.edges.few_rows import MOST_ROWS_FEW_OUTPUTS, Norm, few_rows_product, fits
 from tk_kernels.edges.short_convolution import query_key, residual_convolution
 from tk_kernels.edges.swiglu_product import swiglu_product
@@ -38,7 +38,7 @@ class FusedBlock(TTTBlock):
         self._pack()
         self._learner: Learner
 
-    def forward(self, h: Tensor, rope: Rotation, state: LayerState, inner_loop: InnerLoop) -> Tensor:
+    def forward(self, h: Tensor, rope: Rotation, state: BlockState, inner_loop: InnerLoop) -> Tensor:
         changed = self._follow_parameters(rope)
         layer = self.seq_modeling_block
         is_served = state.slots is not None or state.sequences is not None
@@ -67,7 +67,7 @@ class FusedBlock(TTTBlock):
             return few_rows_product(h, self._gate_up, norm, swiglu=True, pdl=pdl)
         return swiglu_product(norm(h), self._gate_up, concurrent=is_overlapped())
 
-    def _enter(self, h: Tensor, state: LayerState, pdl: bool) -> tuple[Tensor, Tensor]:
+    def _enter(self, h: Tensor, state: BlockState, pdl: bool) -> tuple[Tensor, Tensor]:
         """Add the block convolution, if any, to h; return (sum, its RMSNorm). pdl: as in `product`."""
         if state.block_conv is None:
             return h, self.seq_norm(h)
@@ -77,7 +77,7 @@ class FusedBlock(TTTBlock):
             h, state.block_conv, *weights, eps, pdl=pdl, slots=state.slots, sequences=state.sequences
         )
 
-    def _split(self, projected: Tensor, rope: Rotation, state: LayerState, pdl: bool) -> Projections:
+    def _split(self, projected: Tensor, rope: Rotation, state: BlockState, pdl: bool) -> Projections:
         """Split `projected`, the packed projections' output, into the inner loop's inputs.
 
         Columns: [convolutions' input, v, output gate, lr logits] (Mamba backbone), [q, v, k, lr logits] (Transformer).

@@ -28,7 +28,8 @@ class KernelOperator(TorchOperator):
     """The inner loop on the project's kernels.
 
     form: generate's form, "dual" or "primal". precision: generate's state, "planes", "float32" or a 16-bit dtype.
-    backend: forward's backend, "" for the fastest. prefill_on_reference: run forward in PyTorch instead.
+    backend: forward's backend, "" for the fastest. forward_in_pytorch: run forward in PyTorch instead. `forward_packed`
+        ignores both, except `backend` for sequences of one length on Hopper.
     """
 
     def __init__(
@@ -36,15 +37,15 @@ class KernelOperator(TorchOperator):
         learner: str,
         form: str = "dual",
         precision: str = "planes",
-        prefill_on_reference: bool = False,
+        forward_in_pytorch: bool = False,
         backend: str = "",
     ) -> None:
         super().__init__(learner)
         self._generate = import_module(f"tk_kernels.ttt_{learner}.generate")
         self._ops = import_module(f"tk_kernels.ttt_{learner}.ops")
         self._launch = import_module(f"tk_kernels.ttt_{learner}.forward").launch_packed
-        self._forward = None if prefill_on_reference else self._ops.forward
-        self.block_a_head = self._forward is not None
+        self._forward = None if forward_in_pytorch else self._ops.forward
+        self.one_block_per_head = self._forward is not None
         self._generate_form, self._precision, self._backend = form, precision, backend
         self._table_of: Tensor | None = None
 
@@ -79,7 +80,7 @@ class KernelOperator(TorchOperator):
     def _forward_equal(
         self, projections: Projections, learner: Learner, state: Any, initial: Sequence[Tensor], sequences: Packed
     ) -> Tensor:
-        """Run `forward_packed` for equally long sequences in the Hopper kernel, on copies of their states."""
+        """Run `forward_packed` for equally long sequences as a batch, on copies of their states."""
         batch, slots, outer = len(sequences.slots), sequences.slots, outer_parameters(learner)
         weights = read_slots(state, slots, sequences.start, initial)
         rows = [x.new_empty((batch, *x.shape[1:]), dtype=torch.float32) for x in state.gathered]

@@ -56,7 +56,7 @@ class TorchOperator:
     form: "dual" or "primal". `forward` takes a dual state; `generate_step` takes a result of `generate_state`.
     """
 
-    block_a_head = False  # whether `forward` is one kernel with one thread block per head and sequence
+    one_block_per_head = False  # whether `forward` is one kernel with one thread block per head and sequence
 
     def __init__(self, learner: str, form: str = "dual") -> None:
         if form not in FORMS:

@@ -114,7 +114,7 @@ class Transformer(ChunkedModel):
         state.position.zero_()
         state.length = 0
 
-    def through(self, block: nn.Module, h: Tensor) -> Tensor:
+    def run_block(self, block: nn.Module, h: Tensor) -> Tensor:
         return block(h, self._rope(torch.arange(h.shape[1], device=h.device)), causal_attention)
 
     def _hidden(self, ids: Tensor, state: TransformerState) -> Tensor:

@@ -35,7 +35,7 @@ from tk_kernels.reference.token_rows import mapped, overwrite
 
 
 @dataclass
-class LayerState:
+class BlockState:
     """A block's state. inner: the operator's state.
 
     block_conv [B, 3, C]: last inputs of the block's convolution. qk_conv [B, 3, C]: last inputs of Q's and K's
@@ -62,7 +62,7 @@ class TTTState:
     """
 
     batch: int
-    layers: list[LayerState]
+    layers: list[BlockState]
     length: int | None = 0
     caches: Tensor | None = None
     inner: Any = None
@@ -121,7 +121,7 @@ class TTTLayer(nn.Module):
         """Return the initial weights of the hidden state: W1, b1 and, for TTT-MLP, W2, b2."""
         return [self.get_parameter(name) for name in self.config.weight_shapes]
 
-    def project(self, x: Tensor, state: LayerState) -> Projections:
+    def project(self, x: Tensor, state: BlockState) -> Projections:
         """Return inner-loop inputs for x [B, T, C]; store the last convolution inputs in `state`."""
         if state.qk_conv is None:
             q, k = self.q_proj(x), self.k_proj(x)
@@ -153,7 +153,7 @@ class TTTLayer(nn.Module):
         return self.o_proj(out)
 
 
-# Runs the inner loop on projections of T tokens and advances a layer's state; returns out [B, T, H, D].
+# Runs the inner loop on projections of T tokens and advances `BlockState.inner`; returns out [B, T, H, D].
 InnerLoop = Callable[[Projections, Learner, Any], Tensor]
 
 
@@ -169,7 +169,7 @@ class TTTBlock(nn.Module):
         self.ffn_norm = nn.RMSNorm(config.width, config.norm_eps, device=device, dtype=dtype)
         self.mlp = SwiGLU(config.width, config.ffn_width, device, dtype)
 
-    def forward(self, h: Tensor, rope: Rotation, state: LayerState, inner_loop: InnerLoop) -> Tensor:
+    def forward(self, h: Tensor, rope: Rotation, state: BlockState, inner_loop: InnerLoop) -> Tensor:
         """Run the block on h [B, T, C]; advance `state` and return the new residual stream."""
         if state.block_conv is not None:
             h = h + self.conv(h, state.block_conv)
@@ -188,7 +188,7 @@ def rope_tables(config: TTTConfig, device: torch.device, dtype: torch.dtype) -> 
     return cos, sin
 
 
-Around = Callable[[int], AbstractContextManager[object]]  # enters a context around the layer of this index
+LayerScope = Callable[[int], AbstractContextManager[object]]  # returns the context in which a layer, by index, runs
 
 
 class TTTModel(ChunkedModel):
@@ -197,7 +197,7 @@ class TTTModel(ChunkedModel):
     operator: the inner loop, by default the dual form in PyTorch. block: `TTTBlock` or `fused.FusedBlock`.
     """
 
-    least_group = 16  # with fewer sequences, SMs are idle
+    least_group_limit = 16  # enough sequences that every SM has a head, also with 12 heads
     overlapped_tokens = 8192  # per overlapped chunk: GEMMs stay efficient, and the second chunk starts early
     many_chunks = 16  # a prompt of at least this many chunks has chunks of twice the length
 
@@ -260,16 +260,16 @@ class TTTModel(ChunkedModel):
         """Return a state with empty conv caches. states: each layer's inner state. inner: stacked `states`, or None."""
         count, width = self.config.layers, self.config.width
         if self.config.backbone == "transformer":
-            return TTTState(batch, [LayerState(None, None, each) for each in states], inner=inner)
+            return TTTState(batch, [BlockState(None, None, each) for each in states], inner=inner)
         caches = empty_conv_cache(2 * count * batch, width, self.device, self.dtype).unflatten(0, (2, count, batch))
-        return TTTState(batch, [*map(LayerState, *caches.unbind(), states)], caches=caches, inner=inner)
+        return TTTState(batch, [*map(BlockState, *caches.unbind(), states)], caches=caches, inner=inner)
 
     @property
     def _learner_weights(self) -> list[list[Tensor]]:
         return [block.seq_modeling_block.learner_weights() for block in self.blocks]
 
-    def through(self, block: nn.Module, h: Tensor) -> Tensor:
-        state = LayerState(None, None, self._inner_state(block, len(h)))
+    def run_block(self, block: nn.Module, h: Tensor) -> Tensor:
+        state = BlockState(None, None, self._inner_state(block, len(h)))
         if self.config.backbone == "mamba":
             shape = (len(h), self.config.width, h.device, h.dtype)
             state.block_conv, state.qk_conv = empty_conv_cache(*shape), empty_conv_cache(*shape)
@@ -284,11 +284,11 @@ class TTTModel(ChunkedModel):
     def blocks(self) -> list[TTTBlock]:
         return cast(list[TTTBlock], list(self.model.layers))
 
-    def _through_prompt(self, ids: Tensor, state: TTTState) -> Tensor:
+    def _run_group(self, ids: Tensor, state: TTTState) -> Tensor:
         """Run prompts in chunks: two at once, on two CUDA streams, if the operator leaves SMs idle."""
         length = self._chunk_length(len(ids))
         if ids.shape[1] <= length or not self._leaves_idle(len(ids)):
-            return super()._through_prompt(ids, state)
+            return super()._run_group(ids, state)
         chunks = ids.split(length if ids.shape[1] < self.many_chunks * length else 2 * length, dim=1)
         overlap = Overlap(self.device)
         for chunk in chunks:
@@ -299,12 +299,12 @@ class TTTModel(ChunkedModel):
 
     def _leaves_idle(self, batch: int) -> bool:
         """Return whether forward is one GPU kernel whose blocks, one per head and sequence, use <= half of the SMs."""
-        if self.device.type != "cuda" or not self.operator.block_a_head:
+        if self.device.type != "cuda" or not self.operator.one_block_per_head:
             return False
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         return 2 * batch * self.config.heads <= processors
 
-    def _hidden(self, ids: Tensor, state: TTTState, around: Around = nullcontext) -> Tensor:
+    def _hidden(self, ids: Tensor, state: TTTState, around: LayerScope = nullcontext) -> Tensor:
         start = None if state.length is None else state.length % self.config.mini_batch
         h = self._layers(ids, state, partial(self.operator.forward, start=start), around)
         state.length = None if state.length is None else state.length + ids.shape[1]
@@ -318,7 +318,7 @@ class TTTModel(ChunkedModel):
         """Run a generate step of the operator on tensors with a token axis of length 1."""
         return self.operator.generate_step(mapped(projections, lambda x: x[:, 0]), learner, state)[:, None]
 
-    def _layers(self, ids: Tensor, state: TTTState, inner_loop: InnerLoop, around: Around = nullcontext) -> Tensor:
+    def _layers(self, ids: Tensor, state: TTTState, inner_loop: InnerLoop, around: LayerScope = nullcontext) -> Tensor:
         h = self.model.embed_tokens(ids)
         for index, (block, layer) in enumerate(zip(self.blocks, state.layers, strict=True)):
             with around(index), layer_range(index):

@@ -16,7 +16,7 @@ from bench.models.checkpoint import copy_tensors
 from bench.models.fused import FusedBlock
 from bench.models.hugging_face import read_config
 from bench.models.kernel_operator import KernelOperator
-from bench.models.ttt import LayerState, TTTModel
+from bench.models.ttt import BlockState, TTTModel
 from bench.serving.pages import Layout, Step, hidden, warm_up
 from tk_kernels.packed import packed
 
@@ -97,7 +97,7 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
         x = hidden(self.ttt, layers, input_ids, step)
         return F.pad(self.ttt.model.norm(x), (0, 0, 0, len(input_ids) - len(x)))
 
-    def _one_prompt(self, tokens: int, device: torch.device) -> tuple[Step, list[LayerState]]:
+    def _one_prompt(self, tokens: int, device: torch.device) -> tuple[Step, list[BlockState]]:
         """Return, for vLLM's dummy runs, a step of one prompt and each layer's state in one shared scratch page."""
         ends = torch.tensor([0, tokens], dtype=torch.int32, device=device)
         state = self.layout.state(torch.zeros(1, self.layout.page_bytes, dtype=torch.int8, device=device))

@@ -18,7 +18,7 @@ from bench.models.config import TTTConfig
 from bench.models.kernel_operator import KernelOperator
 from bench.models.layers import at_least_float32, empty_conv_cache
 from bench.models.operator import TorchOperator
-from bench.models.ttt import LayerState, TTTModel, TTTState
+from bench.models.ttt import BlockState, TTTModel, TTTState
 from tk_kernels.edges.swiglu_product import LEAST_ROWS
 from tk_kernels.packed import Packed, packed
 from tk_kernels.reference.token_rows import mapped
@@ -64,7 +64,7 @@ class Layout:
             empty_conv_cache(1, config.width, device, dtype) if convolved else None for _ in range(2)
         )
         first = operator.init_state(weights, 1, config.mini_batch, inner)
-        self._empty = LayerState(block_conv, qk_conv, replace(operator.generate_state(first), position=None))
+        self._empty = BlockState(block_conv, qk_conv, replace(operator.generate_state(first), position=None))
         self.spans: list[tuple[int, tuple[int, ...], torch.dtype]] = []  # offset, shape and dtype of each tensor
         self.page_bytes = 0
 
@@ -75,7 +75,7 @@ class Layout:
 
         mapped(self._empty, place)
 
-    def state(self, pages: Tensor) -> LayerState:
+    def state(self, pages: Tensor) -> BlockState:
         """Return the states in a layer's pages [slots, bytes] int8 as views [slots, ...]; their position is None."""
         spans = iter(self.spans)
 
@@ -86,7 +86,7 @@ class Layout:
         return mapped(self._empty, view)
 
 
-def hidden(model: TTTModel, layers: Sequence[LayerState], ids: Tensor, step: Step) -> Tensor:
+def hidden(model: TTTModel, layers: Sequence[BlockState], ids: Tensor, step: Step) -> Tensor:
     """Return the residual stream [n, C] for a step's n tokens; update the slots' states.
 
     model: with `FusedBlock`. ids [N]: n token ids, then padding. layers: for each layer, the result of `Layout.state`.

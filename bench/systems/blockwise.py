@@ -30,6 +30,6 @@ def last_logits(model: ChunkedModel, ids: Tensor, last: int, device: torch.devic
     h = F.embedding(ids.to(device), model.model.embed_tokens.weight.to(device))
     for block in model.model.layers:
         with visiting(block, device):
-            h = model.through(block, h)
+            h = model.run_block(block, h)
     with visiting(model.model.norm, device):
         return F.linear(model.model.norm(h[:, -last:]), model.head.to(device))

@@ -57,7 +57,7 @@ def tensors_of(state: Any) -> list[torch.Tensor]:
 def model_of(learner: str, backbone: str = "mamba") -> Any:
     config = model_config(f"ttt-{learner}", "tiny", backbone=backbone)
     config = replace(config, width=2048, heads=32, layers=3, ffn_width=5504)
-    operator = KernelOperator(learner, prefill_on_reference=True)
+    operator = KernelOperator(learner, forward_in_pytorch=True)
     model = from_seed(config, 0, "cuda", torch.bfloat16, operator=operator, block=FusedBlock)
     if not fused.fits(torch.empty(1, 1, 2048, device="cuda", dtype=torch.bfloat16), model.head):
         pytest.skip("this GPU's products of few rows are not ours")

@@ -70,7 +70,7 @@ def test_one_sequence(backbone: str) -> None:
 @backbones
 def test_groups_of_sequences_in_a_model_of_fused_blocks(backbone: str) -> None:
     fused, plain = models(small(backbone))
-    fused.least_group, fused.prefill_tokens = 1, 16  # two sequences, each in chunks of a mini-batch
+    fused.least_group_limit, fused.prefill_tokens = 1, 16  # two sequences, each in chunks of a mini-batch
     assert fused._groups(2, 21) == [slice(0, 1), slice(1, 2)]
     assert error_of(fused, plain, (5, 21, -2)) <= LIMIT[torch.float32]
 

@@ -116,7 +116,7 @@ def test_a_model_on_kernels(
 
 @learners
 def test_a_prefill_on_the_reference(learner: str, rotated_by_kernel: list[bool]) -> None:
-    check(*models(config_of(learner), TTTBlock, prefill_on_reference=True), prompt=14, steps=4)
+    check(*models(config_of(learner), TTTBlock, forward_in_pytorch=True), prompt=14, steps=4)
     assert rotated_by_kernel == []
 
 
@@ -124,7 +124,7 @@ def test_a_prefill_on_the_reference(learner: str, rotated_by_kernel: list[bool])
 @pytest.mark.parametrize("form", ["dual", "primal"])
 @pytest.mark.parametrize("precision", ["float32", "planes", "bfloat16"])
 def test_the_generate_state_has_the_form_and_precision_asked_for(learner: str, form: str, precision: str) -> None:
-    kernels, _ = models(config_of(learner), TTTBlock, form=form, precision=precision, prefill_on_reference=True)
+    kernels, _ = models(config_of(learner), TTTBlock, form=form, precision=precision, forward_in_pytorch=True)
     state = kernels.init_generate_state(2).layers[0].inner
     assert (state.form, state.precision) == (form, precision)
     assert kernels.operator.generate_state(state) is state

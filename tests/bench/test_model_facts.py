@@ -88,7 +88,7 @@ def test_a_head_on_every_token_has_no_timing(monkeypatch):
         torch.nn.functional.linear(model.model.norm(hidden), model.model.embed_tokens.weight)
         return hidden[:, -1]
 
-    monkeypatch.setattr(Transformer, "_through_prompt", every_token)
+    monkeypatch.setattr(Transformer, "_run_group", every_token)
     checked = TorchTransformer().build(CASE).check()
     assert not checked.passed
     assert "head_rows_per_prompt is 38" in checked.reason

@@ -84,7 +84,7 @@ def test_groups_of_sequences_give_what_all_give_together(models, name, plan, pre
     sizes, hidden = [], type(model)._hidden
     monkeypatch.setattr(type(model), "_hidden", lambda self, x, s: (sizes.append(len(x)), hidden(self, x, s))[1])
     monkeypatch.setattr(type(model), "prefill_tokens", prefill_tokens)
-    monkeypatch.setattr(type(model), "least_group", least)
+    monkeypatch.setattr(type(model), "least_group_limit", least)
     assert_close(run(model, ids, plan, states[1]), together, TOLERANCE[torch.float64])
     assert min(sizes) < 5
     assert states[0].length == states[1].length

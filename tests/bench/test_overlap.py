@@ -99,7 +99,7 @@ def test_half_of_the_sms_must_be_idle(heads: int, batch: int, idle: bool, monkey
     )
     model.config = replace(model.config, heads=heads, width=heads * model.config.head_dim)
     assert not model._leaves_idle(batch)  # PyTorch's operator is not a kernel
-    model.operator.block_a_head = True
+    model.operator.one_block_per_head = True
     assert model._leaves_idle(batch) == idle
 
 

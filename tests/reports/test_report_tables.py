@@ -65,7 +65,7 @@ def test_csv_has_no_formula_and_its_numbers_keep_their_sign():
     ]
 
 
-def test_json_says_null_for_what_is_not_known():
+def test_json_has_null_for_missing_values():
     rows = json.loads(written(PAPER, "json"))
     lost = next(row for row in rows if row["status"] == "oom")
     assert lost["latency_ms"] is None
@@ -73,7 +73,7 @@ def test_json_says_null_for_what_is_not_known():
     assert {"batch": 16, "context": 1024, "suites": ["fig15-forward"]}.items() <= rows[0].items()
 
 
-def test_text_says_once_what_all_rows_share():
+def test_text_prints_constant_columns_once():
     text = written(KERNELS, "text")
     assert text.splitlines()[0].startswith(
         "in every row: size 1.3b, dtype bfloat16, timing graph, device NVIDIA H100 80GB HBM3, commit"
@@ -91,7 +91,7 @@ def test_no_rows_of_other_cases_look_alike(made):
     assert len(set(map(tuple, settings))) == len(settings) == len(made.table)
 
 
-def test_text_says_why_where_nothing_has_a_result():
+def test_text_has_reasons_if_no_case_has_a_result():
     cases = [Case("a", "torch", "tiny", "forward", batch, 64) for batch in (1, 2, 3)]
     missed, broken = (
         Record(cases[0], "incorrect", "error is 2, limit 1"),
@@ -114,7 +114,7 @@ def test_a_narrow_terminal_folds_words_and_never_a_number(monkeypatch):
     assert {"131072", "1048576"} <= set(text.split())
 
 
-def test_columns_are_those_that_were_asked_for_in_their_units():
+def test_requested_columns_and_their_units():
     text = written(KERNELS, "text", ("backend", "energy_j_per_token", "state_bytes"))
     assert text.splitlines()[0].split() == ["backend", "energy_j_per_token", "[mJ]", "state_bytes", "[MB]"]
     assert text.splitlines()[1].split() == ["thunderkittens", "12.5", "33.55"]
@@ -124,7 +124,7 @@ def test_columns_are_those_that_were_asked_for_in_their_units():
         written(KERNELS, "text", ("wings",))
 
 
-def test_markdown_is_a_table_whose_cells_hold_no_bar():
+def test_markdown_escapes_pipes():
     made = synthetic.of_suite("quick", synthetic.ok(Case("a|b", "torch", "tiny", "forward", 2, 64), 1.0))
     head, rule, row = written(made, "markdown").split("\n\n")[-1].splitlines()
     assert head.startswith("| system | backend |")
@@ -132,7 +132,7 @@ def test_markdown_is_a_table_whose_cells_hold_no_bar():
     assert row.startswith("| a\\|b | torch |")
 
 
-def test_csv_appends_what_explains_a_latency_and_text_shows_what_fits():
+def test_csv_has_bottleneck_columns_and_text_omits_some():
     rows = list(csv.DictReader(io.StringIO(written(KERNELS, "csv"))))
     assert {
         "tflops",

@@ -30,7 +30,9 @@ from tk_kernels.ttt_linear import generate as linear_generate
 torch.set_num_threads(1)  # more threads slow down cases this small
 
 LARGE = 0.2  # standard deviation of weights whose hidden units cover all parts of gelu
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="test_generate_gpu.py runs them on a GPU")
+interpreted = pytest.mark.skipif(
+    not INTERPRETED, reason="needs the interpreter; test_generate_gpu.py compares the kernels on a GPU"
+)
 pytestmark = pytest.mark.usefixtures("triton_kernels")
 
 
@@ -140,8 +142,8 @@ def test_planes_are_the_exact_float32() -> None:
     assert relative_error(common.split_planes(torch.tensor([1 + 2**-8 + 2**-20]))[0], torch.tensor([1 + 2**-7])) == 0
 
 
-def test_every_nan_stays_one_in_the_plane_that_tokens_read() -> None:
-    """A NaN's upper plane is NaN, although rounding a GPU's NaN, 0x7FFFFFFF, would carry into the sign and give -0."""
+def test_nan_stays_nan_in_the_high_plane() -> None:
+    """A NaN's high plane is NaN, although rounding a GPU's NaN, 0x7FFFFFFF, would carry into the sign and give -0."""
     bits = torch.tensor([0x7FFFFFFF, 0x7FFF8000, 0x7FC00000, -1, 0x7F800001]).to(torch.int32)
     high, low = common.split_planes(bits.view(torch.float32))
     assert high.isnan().all()
@@ -150,7 +152,7 @@ def test_every_nan_stays_one_in_the_plane_that_tokens_read() -> None:
 
 @interpreted
 @pytest.mark.parametrize("operator", MODULES)
-def test_parameters_that_the_kernels_would_read_wrongly_are_named(operator: str) -> None:
+def test_unsupported_shapes_strides_and_dtypes_are_rejected(operator: str) -> None:
     module = import_module(f"tk_kernels.ttt_{operator}.generate")
     (scale, weight, bias), token = outer_parameters(2, 16, 4), random_token(3, 2, 16, torch.float32, 1)
     state = module.GenerateState.from_state(random_state(operator, [0, 1, 3], 2, 16, 4), "dual", "float32")
@@ -180,7 +182,7 @@ def test_parameters_that_the_kernels_would_read_wrongly_are_named(operator: str)
 @pytest.mark.parametrize("operator", MODULES)
 @pytest.mark.parametrize(("form", "precision", "D", "m"), [("primal", "planes", 64, 16), ("dual", "float32", 64, 16),
     ("dual", "planes", 16, 16), ("dual", "planes", 64, 32)])  # fmt: skip
-def test_a_launch_that_does_not_take_the_state_is_named(
+def test_sm90_settings_for_unsupported_states_are_rejected(
     operator: str, form: str, precision: str, D: int, m: int
 ) -> None:
     """generate_step rejects `sm90` settings for states that Hopper's kernel would index out of bounds."""
@@ -188,7 +190,7 @@ def test_a_launch_that_does_not_take_the_state_is_named(
     outer, token = outer_parameters(2, D, m), random_token(1, 2, D, torch.float32, 1)
     state = module.GenerateState.from_state(random_state(operator, [0], 2, D, m), form, precision)
     assert not state.suits_sm90()
-    with pytest.raises(ValueError, match="the kernel of sm_90 takes no such state"):
+    with pytest.raises(ValueError, match="the sm_90 kernel does not support this state"):
         module.generate_step(*token, *outer, state, launch=Tuning(warps=4, block=0, sm90=True))
 
 
@@ -212,6 +214,6 @@ def test_state_round_trip(operator: str, piece_bytes: int, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("form", "precision", "message"), [("duall", "planes", "form is 'duall'"), ("dual", "fp8", "precision is 'fp8'")]
 )
-def test_wrong_choices_are_named(form: str, precision: str, message: str) -> None:
+def test_unknown_forms_and_precisions_are_rejected(form: str, precision: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         linear_generate.GenerateState.from_state(random_state("linear", [0], 1, 16, 4), form, precision)

@@ -186,7 +186,7 @@ def generate_step(
     _check({"q": q, "k": k, "v": v, "lr": lr, "out": out}, outer, rope, s, (B, H, D))
     launch = launch or s.default_launch()
     if launch.sm90 and not s.suits_sm90():
-        raise ValueError(f"launch {launch}: the kernel of sm_90 takes no such state; see `suits_sm90`")
+        raise ValueError(f"launch {launch}: the sm_90 kernel does not support this state; see `suits_sm90`")
     kernel, constants = s.kernel(launch)
     weight, low, _ = s.layers[0]
     paged: tuple[Any, ...] = ()
