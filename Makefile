@@ -1,6 +1,6 @@
 # make install: the environment alone. make bench: install, measure, write the page. make test: install, check, test.
 #
-#   VENV=.venv     where to install; VENV= installs nothing: PYTHON's packages, and .venv-vllm and .venv-mamba
+#   VENV=.venv     where to install; VENV= installs nothing and uses PYTHON's packages, .venv-vllm and .venv-mamba
 #   OUT=out/...    the run's folder; resume an interrupted run with the same OUT
 #   SUITES=        what to run: `paper` on a GPU and `quick` without one by default, `all` for everything
 #   RUN_OPTIONS=   more options of `ttt-bench run`

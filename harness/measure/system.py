@@ -63,7 +63,7 @@ class Workload:
     engine_batch: for a system that times itself; runs a batch, enters the given context manager only around the part
         to profile (for generate, steps in which all sequences generate), and returns that part's units.
     measured: called after timing with the number of timed calls (for an engine, of samples); returns further metrics.
-    metrics: numbers for the record, of which `flops` and `bytes` are per unit. settings: texts for the record.
+    metrics: the record's metrics; `flops` and `bytes` are per unit. settings: the record's settings.
     work: least FLOPs and bytes per unit, by part (`PRODUCTS` to `OTHER` in `harness.schema.work`); {} if not counted.
     All functions above must raise MemoryError or torch's OutOfMemoryError when memory is exhausted.
     """
