@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import tomllib
+from collections import defaultdict
 from collections.abc import Container
 from functools import cache
 from pathlib import Path
@@ -43,13 +44,13 @@ class _Entry(BaseModel):
 
 def notes_on_starts(labels: Container[str]) -> list[str]:
     """Return [one sentence on the `labels` (SYSTEM/BACKEND) that systems.toml or another interpreter starts], or []."""
-    entries, starts = _read(), dict[str, list[str]]()
+    entries, starts = _read(), defaultdict[str, list[str]](list)
     for each in (adapter for adapter in ADAPTERS if adapter.label in labels):
         entry = entries.get(each.label, _Entry())
-        starters = [f"{SYSTEMS_FILE} of this folder"] if each.label in entries else []
-        for starter in starters if entry.command or entry.python else [*starters, _interpreter(each)]:
-            starts.setdefault(starter, []).append(each.label)
-    starts.pop(sys.executable, None)
+        if each.label in entries:
+            starts[f"{SYSTEMS_FILE} of this folder"].append(each.label)
+        if not (entry.command or entry.python) and (program := _interpreter(each)) != sys.executable:
+            starts[program].append(each.label)
     return ["; ".join(f"{starter} starts {', '.join(own)}" for starter, own in starts.items())] if starts else []
 
 

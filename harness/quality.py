@@ -72,6 +72,11 @@ class Quality:
     unsteady: bool = False
     unsteady_times: tuple[tuple[str, float, float], ...] = ()
 
+    @property
+    def any_unsteady(self) -> bool:
+        """Whether the latency, TTFT or ITL is unsteady."""
+        return self.unsteady or bool(self.unsteady_times)
+
 
 def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) -> Quality:
     """Return a case's flags; no flags if no ok record has samples.

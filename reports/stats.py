@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -97,11 +96,6 @@ def frame(
     filled = [name for name in late if table[name].replace("", None).notna().any()]
     # convert_dtypes: whole numbers, such as registers, stay whole where some records have none
     return pd.concat([table[list(COLUMNS)], extra, table[list(SAMPLE_COLUMNS)], table[filled].convert_dtypes()], axis=1)
-
-
-def case_statuses(table: pd.DataFrame) -> Counter[str]:
-    """Return the number of cases by status."""
-    return Counter(table["status"])
 
 
 def row_keys(records: Iterable[Record]) -> list[str]:

@@ -103,8 +103,7 @@ def hidden(model: TTTModel, layers: Sequence[BlockState], ids: Tensor, step: Ste
         return h[0]
     positions = step.positions[:, None].repeat(1, model.config.heads)  # as the kernels read them
     batch, slots = len(step.slots), step.slots
-    inner = [replace(state.inner, position=positions, slots=slots) for state in layers]
-    states = [replace(state, inner=each, slots=slots) for state, each in zip(layers, inner, strict=True)]
+    states = [replace(each, inner=replace(each.inner, position=positions, slots=slots), slots=slots) for each in layers]
     return model._hidden_step(ids[:batch, None], TTTState(batch, states))[:, 0]
 
 

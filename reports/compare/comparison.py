@@ -16,7 +16,9 @@ from harness.schema.record import RecordError
 from harness.schema.run import Run
 from reports.compare.decision import BAR, LEAST_ROUNDS, CaseResult, decide
 from reports.compare.side import GPU_UNIT, VARIABLES, CaseSide, RunCases, Side
+from reports.stats import FEW_SAMPLES, HOT, LOADED, UNSTEADY
 
+OTHER_HOST = "CPU overhead of another host"
 STORED_BAR = 0.05  # the same case has differed by up to 2.6% between two stored runs
 # In 95% of cases, two runs of the same packages differ by less: on one GPU, two GPUs of a model at like clocks, a CPU.
 BETWEEN_RUNS = {"gpu": 0.02, "gpus": 0.03, "cpu": 0.3}
@@ -199,10 +201,10 @@ class Pair:
             said = ", ".join(f"{side.tokens_words} in {name}" for name, side in sides.items())
             yield f"sequences at once differ: tokens per sample are {said}; the ratio compares times per token"
         if self.on_other_hosts:
-            yield "CPU overhead of another host"
+            yield OTHER_HOST
         if hot := [name for name, side in sides.items() if side.quality.hot]:
             yield f"thermally throttled in {' and '.join(hot)}"
-        if unsteady := [name for name, side in sides.items() if side.quality.unsteady or side.quality.unsteady_times]:
+        if unsteady := [name for name, side in sides.items() if side.quality.any_unsteady]:
             yield f"unsteady in {' and '.join(unsteady)}"
         throttled = [name for name, side in sides.items() if side.throttled]
         if len(throttled) == 1:
@@ -238,11 +240,11 @@ class Pair:
         """Why the times are too uncertain to compare, however far apart they are; "" if they are not."""
         sides = self.a.quality, self.b.quality
         causes = {
-            "CPU overhead of another host": self.on_other_hosts,
-            "contended": any(side.contended for side in sides),
-            "thermally throttled": any(side.hot for side in sides),
-            "few samples": any(side.few_samples for side in sides),
-            "unsteady": any(side.unsteady or side.unsteady_times for side in sides),
+            OTHER_HOST: self.on_other_hosts,
+            LOADED: any(side.contended for side in sides),
+            HOT: any(side.hot for side in sides),
+            FEW_SAMPLES: any(side.few_samples for side in sides),
+            UNSTEADY: any(side.any_unsteady for side in sides),
             "wide interval": math.hypot(self.a.half, self.b.half) > self.noise,
         }
         return next((cause for cause, holds in causes.items() if holds), "")

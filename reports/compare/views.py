@@ -44,10 +44,7 @@ def answer(comparison: Comparison) -> str:
     said = f"{word}: {total - len(beyond)} of {counted(total, 'reliable point')} within {comparison.near:.0%}."
     if 2 * total < len(rows):
         said = f"Undecided: {total} of {counted(len(rows), 'point')} reliable."
-    groups = (
-        _groups("Beyond", [(row, _cause(row)) for row in beyond]),
-        _groups("Unreliable", [(row, f" ({row.doubt})") for row in rows if row.doubt]),
-    )
+    groups = _groups("Beyond", beyond), _groups("Unreliable", [row for row in rows if row.doubt])
     return " ".join(filter(None, [said, *groups, _counts(comparison, {"slower", "faster", "lost"})]))
 
 
@@ -66,17 +63,18 @@ def _ratios(comparison: Comparison) -> str:
     return f"{times} in the median of {counted(len(ratios), 'point')} ({ends})."
 
 
-def _groups(what: str, rows: Sequence[tuple[Row, str]]) -> str:
+def _groups(what: str, rows: Sequence[Row]) -> str:
     """Return a sentence that counts rows by system, phase and cause; "" without rows."""
-    groups = Counter(f"{row.name} {row.phase}{cause}" for row, cause in rows).most_common()
+    groups = Counter(f"{row.name} {row.phase}{_cause(row)}" for row in rows).most_common()
     said = [f"{count} {group}" for group, count in groups[:NAMED_GROUPS]]
     said += [f"{left} more"] if (left := sum(count for _, count in groups[NAMED_GROUPS:])) else []
     return f"{what}: {', '.join(said)}." if rows else ""
 
 
 def _cause(row: Row) -> str:
-    """Return the row's first note without details, such as ` (contended)`; "" without notes."""
-    return f" ({re.split(': | in ', row.notes[0])[0]})" if row.notes else ""
+    """Return the row's doubt, else its first note without details, such as ` (contended)`; "" without both."""
+    cause = row.doubt or re.split(": | in ", "".join(row.notes[:1]))[0]
+    return f" ({cause})" if cause else ""
 
 
 def text(comparison: Comparison) -> str:

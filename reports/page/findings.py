@@ -9,7 +9,7 @@ from harness.measure.interval import FEWEST
 from harness.schema.catalogue import Catalogue, PaperClaim
 from harness.schema.reason import format_number, span
 from reports.page.ranking import TIES, Standing, View, best_standing, standings
-from reports.stats import FEW_SAMPLES, HOT, LOADED, MARKS, UNSTEADY, UNSTEADY_TIMES, case_statuses, marks_in
+from reports.stats import FEW_SAMPLES, HOT, LOADED, MARKS, UNSTEADY, UNSTEADY_TIMES, marks_in
 from reports.words import BETWEEN, format_x, left_out, listed, share_of
 
 _FLAGS = {
@@ -90,7 +90,7 @@ def small_models(table: pd.DataFrame, kinds: Iterable[str]) -> str:
 
 def unfinished(table: pd.DataFrame, missing: int) -> str:
     """Return the notice that `missing` planned cases have no record; "" for none."""
-    total = case_statuses(table).total() + missing
+    total = len(table) + missing
     have = "has" if missing == 1 else "have"
     return f"Unfinished: {share_of(missing, total, 'planned case')} {have} no record." if missing else ""
 

@@ -24,7 +24,7 @@ from reports.profiles.ceilings import common_ceilings
 from reports.profiles.section import Section, section
 from reports.profiles.section import script as profile_script
 from reports.resources import environment, source
-from reports.stats import case_statuses, frame, row_keys, suites_of_cases
+from reports.stats import frame, row_keys, suites_of_cases
 from reports.tables import csv_text
 from reports.words import days, short_commit
 
@@ -85,7 +85,7 @@ def render(
     kinds = (str(record.environment.get("device_kind")) for record in records)
     anchors = profiled.anchors if profiled else {}
     rows_with_profile = {row: anchors[key] for row, key in enumerate(row_keys(records)) if key in anchors}
-    counts = case_statuses(table) + Counter({MISSING: len(missing)})
+    counts = Counter(table["status"]) + Counter({MISSING: len(missing)})
     template = environment(PACKAGE).get_template("page.html.j2")
     return template.render(
         system_label=catalogue.system_label,
