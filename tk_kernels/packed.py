@@ -16,17 +16,28 @@ class Packed:
     cu_seqlens [S + 1] int32: sequence s has the tokens cu_seqlens[s] to cu_seqlens[s + 1] - 1, or none.
     start [S] int32: number of earlier tokens per sequence. With 0, a sequence starts from the initial weights.
     slots [S] int64: index of each sequence's state in dimension 0 of the state's tensors; no two are equal.
-    chunks [at least N // CHUNK + S, 2] int32: for each chunk of up to CHUNK tokens, (sequence, offset of the chunk in
-    the sequence). In surplus rows the offset is at or past the sequence's end.
     tokens: N. length: tokens per sequence if known to be equal and all begin at a mini-batch's start; else 0.
     """
 
     cu_seqlens: Tensor
     start: Tensor
     slots: Tensor
-    chunks: Tensor
     tokens: int
     length: int = 0
+
+    @cached_property
+    def chunks(self) -> Tensor:
+        """For each chunk of up to CHUNK tokens, (sequence, offset of the chunk in it) [N // CHUNK + S, 2] int32.
+
+        In surplus rows the offset is at or past the sequence's end. It is computed on the device without a host sync.
+        """
+        sequences = len(self.slots)
+        counts = -(-self.cu_seqlens.diff() // CHUNK)
+        ends = counts.cumsum(0)
+        index = torch.arange(self.tokens // CHUNK + sequences, device=ends.device)
+        sequence = torch.searchsorted(ends, index, right=True).clamp_max_(sequences - 1)
+        first = (index - (ends - counts)[sequence]) * CHUNK
+        return torch.stack((sequence, first), 1).int()
 
     @cached_property
     def positions(self) -> Tensor:
@@ -34,14 +45,3 @@ class Packed:
         lengths = self.cu_seqlens.diff()
         moved = (self.start - self.cu_seqlens[:-1]).repeat_interleave(lengths, output_size=self.tokens)
         return moved + torch.arange(self.tokens, device=moved.device)
-
-
-def packed(cu_seqlens: Tensor, start: Tensor, slots: Tensor, tokens: int, length: int = 0) -> Packed:
-    """Return a `Packed` with these fields; `chunks` is computed on the device without a host sync."""
-    sequences = len(slots)
-    counts = -(-cu_seqlens.diff() // CHUNK)
-    ends = counts.cumsum(0)
-    index = torch.arange(tokens // CHUNK + sequences, device=cu_seqlens.device)
-    sequence = torch.searchsorted(ends, index, right=True).clamp_max_(sequences - 1)
-    first = (index - (ends - counts)[sequence]) * CHUNK
-    return Packed(cu_seqlens, start, slots, torch.stack((sequence, first), 1).int(), tokens, length)

@@ -9,7 +9,7 @@ from vllm.v1.attention.backends.mamba_attn import BaseMambaAttentionMetadata, Ba
 
 from bench.models.hugging_face import read_config
 from bench.serving.pages import Generating, Step, common_length
-from tk_kernels.packed import Packed, packed
+from tk_kernels.packed import Packed
 
 
 @dataclass
@@ -68,7 +68,7 @@ class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
         if count:
             assert found.state_indices_tensor_d is not None
             slots = torch.cat((found.state_indices_tensor_d[:count, 0], slots))
-        return packed(ends.int(), before.int(), slots.long(), count + sum(lengths), length)
+        return Packed(ends.int(), before.int(), slots.long(), count + sum(lengths), length)
 
 
 class TTTBackend(AttentionBackend):

@@ -17,8 +17,9 @@ from bench.models.fused import FusedBlock
 from bench.models.hugging_face import read_config
 from bench.models.kernel_operator import KernelOperator
 from bench.models.ttt import BlockState, TTTModel
+from bench.serving.graphs import MOST_TOKENS, PromptGraphs
 from bench.serving.pages import Layout, Step, hidden, warm_up
-from tk_kernels.packed import packed
+from tk_kernels.packed import Packed
 
 
 class States(MambaBase):
@@ -69,6 +70,9 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
         self._names = [f"{prefix}{'.' if prefix else ''}model.layers.{index}" for index in range(config.layers)]
         known.update(zip(self._names, self.states, strict=True))
         self._is_warm = False
+        self._graphs: PromptGraphs | None = None
+        if self.ttt.device.type == "cuda" and not vllm_config.model_config.enforce_eager:
+            self._graphs = PromptGraphs(self.ttt, vllm_config.scheduler_config.max_num_seqs)
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
         return self.ttt.model.embed_tokens(input_ids)
@@ -94,14 +98,17 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
             step, layers = self._one_prompt(len(input_ids), input_ids.device)
         else:
             step, layers = metadata.step, [each.state for each in self.states if each.state is not None]
-        x = hidden(self.ttt, layers, input_ids, step)
+        if self._graphs and metadata and isinstance(step, Packed) and not step.length and step.tokens <= MOST_TOKENS:
+            x = self._graphs.hidden(layers, input_ids, step)
+        else:
+            x = hidden(self.ttt, layers, input_ids, step)
         return F.pad(self.ttt.model.norm(x), (0, 0, 0, len(input_ids) - len(x)))
 
     def _one_prompt(self, tokens: int, device: torch.device) -> tuple[Step, list[BlockState]]:
         """Return, for vLLM's dummy runs, a step of one prompt and each layer's state in one shared scratch page."""
         ends = torch.tensor([0, tokens], dtype=torch.int32, device=device)
         state = self.layout.state(torch.zeros(1, self.layout.page_bytes, dtype=torch.int8, device=device))
-        return packed(ends, ends[:1], ends[:1].long(), tokens), [state] * len(self.states)
+        return Packed(ends, ends[:1], ends[:1].long(), tokens), [state] * len(self.states)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         return F.linear(hidden_states, self.ttt.head)

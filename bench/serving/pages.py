@@ -20,14 +20,14 @@ from bench.models.layers import at_least_float32, empty_conv_cache
 from bench.models.operator import TorchOperator
 from bench.models.ttt import BlockState, TTTModel, TTTState
 from tk_kernels.edges.swiglu_product import LEAST_ROWS
-from tk_kernels.packed import Packed, packed
+from tk_kernels.packed import Packed
 from tk_kernels.reference.token_rows import mapped
 
 ALIGNED = 64  # bytes; makes offsets and strides multiples of 16 float32 numbers, for which Triton compiles the kernels
 
-# A step of at most so many sequences and at least so many tokens runs as one batch, on float32 copies of the states.
-# With fewer tokens, an H200 waits for the CPU, which takes longer to launch a batch.
-MOST_SEQUENCES, LEAST_TOKENS = 64, 16384
+# A step of at most so many sequences runs as one batch, on float32 copies of the states, if it has at least so many
+# tokens in total or per sequence. The batch's kernel is faster, but a small batch takes the CPU longer to launch.
+MOST_SEQUENCES, LEAST_TOKENS, LEAST_LENGTH = 64, 16384, 4096
 
 
 class Generating(NamedTuple):
@@ -47,10 +47,12 @@ def common_length(lengths: Sequence[int], computed: Sequence[int], mini_batch: i
     """Return the number of tokens per sequence if a step's sequences can run as one batch, otherwise 0.
 
     lengths: tokens per sequence in this step. computed: tokens before this step. A batch has equal lengths, whole
-    mini-batches before this step, at most MOST_SEQUENCES sequences, and at least LEAST_TOKENS tokens in total.
+    mini-batches before this step, and at most MOST_SEQUENCES sequences. It has at least LEAST_TOKENS tokens in total
+    or LEAST_LENGTH per sequence.
     """
     alike = len(set(lengths)) == 1 and not any(before % mini_batch for before in computed)
-    return lengths[0] if alike and len(lengths) <= MOST_SEQUENCES and sum(lengths) >= LEAST_TOKENS else 0
+    is_long = sum(lengths) >= LEAST_TOKENS or lengths[0] >= LEAST_LENGTH
+    return lengths[0] if alike and is_long and len(lengths) <= MOST_SEQUENCES else 0
 
 
 class Layout:
@@ -119,4 +121,4 @@ def warm_up(model: TTTModel, layout: Layout) -> None:
     for count, length in (*((count, 0) for count in sequences), (1, 1)):  # of length 1: the CUDA kernel for batches
         zeros = torch.zeros(count, dtype=torch.int32, device=model.device)
         ends = torch.arange(count + 1, dtype=torch.int32, device=model.device)
-        hidden(model, layers, zeros.long(), packed(ends, zeros, zeros.long(), count, length))
+        hidden(model, layers, zeros.long(), Packed(ends, zeros, zeros.long(), count, length))

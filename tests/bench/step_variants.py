@@ -27,7 +27,7 @@ from tk_kernels import build
 from tk_kernels.edges import few_rows, swiglu_product
 from tk_kernels.forward import operator
 from tk_kernels.generate.common import SM90
-from tk_kernels.packed import Packed, packed
+from tk_kernels.packed import Packed
 from tk_kernels.ttt_linear import forward as linear
 from tk_kernels.ttt_mlp import forward as mlp
 
@@ -79,7 +79,7 @@ def random_step() -> Packed:
     computed = random.choice([[0] * len(lengths), [random.choice([0, 16, 17]) for _ in lengths]])
     ends = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
     start, length = torch.tensor(computed, dtype=torch.int32), common_length(lengths, computed, 16)
-    return packed(ends, start, torch.arange(len(lengths)), sum(lengths), length)
+    return Packed(ends, start, torch.arange(len(lengths)), sum(lengths), length)
 
 
 def main(learner: str, backbone: str) -> None:

@@ -19,12 +19,13 @@ from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
 from bench.serving import register
+from bench.serving.graphs import PromptGraphs
 from bench.serving.pages import Generating, Layout, common_length, hidden
 from bench.serving.refusals import refused
 from harness.measure.correctness import relative_error
 from tests.interpreter import DEVICE, INTERPRETED
 from tk_kernels.forward.operator import THUNDERKITTENS
-from tk_kernels.packed import packed
+from tk_kernels.packed import Packed
 from tk_kernels.reference.token_rows import mapped
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -38,7 +39,8 @@ LOGITS_ERROR = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
         ([8192, 8192], [0, 32], 8192),
         ([8192, 8192], [0, 33], 0),
         ([8192, 8193], [0, 0], 0),
-        ([8191, 8191], [0, 0], 0),
+        ([4095, 4095], [0, 0], 0),
+        ([4096], [16], 4096),
         ([256] * 64, [0] * 64, 256),
         ([256] * 65, [0] * 65, 0),
     ],
@@ -83,8 +85,27 @@ def test_prompts_of_one_length_run_in_the_kernel_for_hopper(monkeypatch, learner
     assert_served(learner, "mamba", ([16, 0, 0], [21, 21, 21], [1, 1, 1]), operator)
 
 
-def assert_served(learner, backbone, steps, operator, dtype=torch.float32):
-    """Compare logits after `steps` with float32 runs of single requests. A step lists each request's token count."""
+@pytest.mark.usefixtures("triton_kernels")
+def test_steps_padded_to_the_size_of_a_graph(monkeypatch):
+    sizes = []
+
+    def captured(graphs, run):
+        sizes.append(run.args[1:])
+        return run
+
+    monkeypatch.setattr("bench.serving.graphs.SMALLEST", 16)
+    monkeypatch.setattr("bench.serving.graphs.PromptGraphs._captured", captured)
+    steps = ([7, 20, 20, 0], [1, 25, 25, 0], [1, 1, 3, 30], [0, 0, 0, 16], [1, 1, 1, 10], *[[1, 1, 1, 1]] * 3)
+    dtype, precision = (torch.float32, "float32") if INTERPRETED else (torch.bfloat16, "planes")
+    assert_served("linear", "mamba", steps, KernelOperator("linear", precision=precision), dtype, in_graphs=True)
+    assert sizes == [(48, 4), (64, 4), (48, 8), (16, 2), (16, 8)]
+
+
+def assert_served(learner, backbone, steps, operator, dtype=torch.float32, in_graphs=False):
+    """Compare logits after `steps` with float32 runs of single requests. A step lists each request's token count.
+
+    in_graphs: run steps with prompts by `PromptGraphs`.
+    """
     config = replace(model_config(f"ttt-{learner}", "tiny", backbone=backbone), layers=2)
     model = from_seed(config, 0, DEVICE, dtype, operator=operator, block=FusedBlock)
     plain = from_seed(config, 0, DEVICE, torch.float32)
@@ -93,6 +114,7 @@ def assert_served(learner, backbone, steps, operator, dtype=torch.float32):
     pages = torch.full((6, len(model.blocks), layout.page_bytes), 3, dtype=torch.int8, device=DEVICE)
     layers = [layout.state(each) for each in pages.unbind(1)]
     ids = torch.randint(512, (4, 60), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    graphs = PromptGraphs(model, 4)
     slots, done, last = [3, 1, 5, 2], [0, 0, 0, 0], {}
     for tokens in steps:
         requests = range(len(tokens))
@@ -105,12 +127,15 @@ def assert_served(learner, backbone, steps, operator, dtype=torch.float32):
         if prompts:
             ends = torch.tensor([0, *lengths], device=DEVICE).cumsum(0, dtype=torch.int32)
             length = 0 if generating else common_length(lengths, computed, 16)
-            step = packed(ends, before, where, sum(lengths), length)
+            step = Packed(ends, before, where, sum(lengths), length)
         else:
             step = Generating(where, before % 16)
         batch = torch.cat([ids[r, done[r] : done[r] + tokens[r]] for r in order])
         with torch.no_grad():
-            rows = hidden(model, layers, batch, step)
+            if in_graphs and prompts:
+                rows = graphs.hidden(layers, batch, step).clone()
+            else:
+                rows = hidden(model, layers, batch, step)
         ends = torch.tensor([tokens[request] for request in order], device=DEVICE).cumsum(0)
         for request, row in zip(order, rows[ends - 1], strict=True):
             done[request] += tokens[request]

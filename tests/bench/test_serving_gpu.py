@@ -117,7 +117,7 @@ def test_requests_that_arrive_over_time(tmp_path, learner, size):
 def test_one_launch_reads_prompts_of_different_lengths_and_positions(tmp_path, monkeypatch, learner, backbone):
     from bench.serving import metadata
 
-    read, packed = [], metadata.packed
+    read, packed = [], metadata.Packed
 
     def recorded(cu_seqlens, start, *rest):
         read.append((cu_seqlens.diff().tolist(), start.tolist()))
@@ -125,7 +125,7 @@ def test_one_launch_reads_prompts_of_different_lengths_and_positions(tmp_path, m
 
     folder = made(tmp_path, learner, backbone=backbone)
     llm = engine(folder, max_num_batched_tokens=100, max_num_seqs=16)
-    monkeypatch.setattr(metadata, "packed", recorded)
+    monkeypatch.setattr(metadata, "Packed", recorded)
     prompts = random_prompts([1, 40, 57, 3, 100, 31, 16, 250, 1, 5], 512)
     tokens = served(llm, prompts, 24)
     assert any(len(set(lengths)) > 1 and any(at % 16 for at in start) for lengths, start in read)

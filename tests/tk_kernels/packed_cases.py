@@ -11,7 +11,7 @@ from tests.interpreter import DEVICE
 from tests.tk_kernels.reference_cases import OPERATORS, case
 from tests.tk_kernels.tolerances import OUTPUT_ERROR
 from tk_kernels.forward.operator import forward_packed
-from tk_kernels.packed import packed
+from tk_kernels.packed import Packed
 from tk_kernels.ttt_linear import forward as linear
 from tk_kernels.ttt_linear import generate as linear_generate
 from tk_kernels.ttt_mlp import forward as mlp
@@ -41,7 +41,7 @@ def check(name: str, head_dim: int, mini_batch: int, precision: str, device: str
     initial = tuple(getattr(given.state, each)[0].float().to(device) for each in WEIGHTS[name])
     ends = torch.tensor([0, *LENGTHS], dtype=torch.int32, device=device).cumsum(0, dtype=torch.int32)
     start = torch.tensor(STARTS, dtype=torch.int32, device=device)
-    sequences = packed(ends, start, slots, len(q))
+    sequences = Packed(ends, start, slots, len(q))
 
     out = forward_packed(FORWARD[name].launch_packed, tokens, outer, initial, state, sequences)
 

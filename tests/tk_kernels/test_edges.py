@@ -12,7 +12,7 @@ from tests.tk_kernels.tensors import assert_close, normal, rotated
 from tk_kernels.edges import swiglu_product
 from tk_kernels.edges.norms_and_gates import norm_gate, rms_norm, swiglu
 from tk_kernels.edges.short_convolution import query_key, residual_convolution
-from tk_kernels.packed import packed
+from tk_kernels.packed import Packed
 
 EPS = 1e-6
 
@@ -158,7 +158,7 @@ def check_packed(run: Callable[..., tuple[torch.Tensor, ...]], C: int) -> None:
             window = expected[slot : slot + 1].clone() * (starts[s] > 0)
             outputs.append(run(piece.contiguous(), window, start[s : s + 1]))
             expected[slot] = window[0]
-    found = run(tokens, pages, start, sequences=packed(ends, start, at, sum(lengths)))
+    found = run(tokens, pages, start, sequences=Packed(ends, start, at, sum(lengths)))
     for got, single in zip(found, zip(*outputs, strict=True), strict=True):
         assert_close(got, torch.cat(single, 1).double(), 1e-6)
     assert torch.equal(pages[[1, 2]], expected[[1, 2]])

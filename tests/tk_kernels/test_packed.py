@@ -8,7 +8,7 @@ import torch
 
 from tests.interpreter import DEVICE, INTERPRETED
 from tk_kernels.forward.operator import forward_packed
-from tk_kernels.packed import packed
+from tk_kernels.packed import Packed
 from tk_kernels.ttt_linear.generate import GenerateState
 from tk_kernels.ttt_linear.reference import init_state
 
@@ -29,21 +29,21 @@ def test_sequences_of_different_lengths(name, head_dim, mini_batch, precision):
 def test_chunks_of_sequences():
     """`chunks`: (sequence, offset in it) per 16 tokens. Surplus rows have an offset at or past their sequence's end."""
     ends = torch.tensor([0, 0, 17, 17, 18, 50, 50], dtype=torch.int32)
-    sequences = packed(ends, torch.zeros(6, dtype=torch.int32), torch.arange(6), 50)
+    sequences = Packed(ends, torch.zeros(6, dtype=torch.int32), torch.arange(6), 50)
     found = [(s, first) for s, first in sequences.chunks.tolist() if first < ends[s + 1] - ends[s]]
     assert found == [(1, 0), (1, 16), (3, 0), (4, 0), (4, 16)]
 
 
 def test_positions_of_tokens():
     ends, start = torch.tensor([0, 2, 2, 5], dtype=torch.int32), torch.tensor([7, 9, 0], dtype=torch.int32)
-    assert packed(ends, start, torch.arange(3), 5).positions.tolist() == [7, 8, 0, 1, 2]
+    assert Packed(ends, start, torch.arange(3), 5).positions.tolist() == [7, 8, 0, 1, 2]
 
 
 def test_unsupported_arguments_are_named():
     W, b = torch.zeros(1, 64, 64, device=DEVICE), torch.zeros(1, 1, 64, device=DEVICE)
     state = GenerateState.from_state(init_state(W, b, batch=1))
     ends = torch.tensor([0, 3], dtype=torch.int32, device=DEVICE)
-    sequences = packed(ends, ends[:1], ends[:1].long(), 3)
+    sequences = Packed(ends, ends[:1], ends[:1].long(), 3)
     tokens = [*torch.zeros(3, 3, 1, 64, dtype=torch.bfloat16, device=DEVICE), torch.zeros(3, 1, device=DEVICE)]
     outer = torch.ones(16, device=DEVICE), torch.ones(1, 64, device=DEVICE), torch.zeros(1, 64, device=DEVICE)
 
