@@ -8,7 +8,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from harness.measure.environment import DIRTY, device_id_of
-from harness.measure.interval import FEWEST, median_interval, repeats_interval
+from harness.measure.interval import FEWEST, median_interval
 from harness.measure.nvml import is_hot
 from harness.schema.record import Record
 from harness.workers.machine_load import is_loaded
@@ -40,25 +40,15 @@ class ProcessSamples:
         repeated = len(medians) > 1 and self.latency_ms > 0
         return (max(medians) - min(medians)) / self.latency_ms if repeated else math.nan
 
-    @cached_property
-    def over_processes(self) -> tuple[float, float] | None:
-        """95% interval (low, high) of the median in ms, over processes; None if `spread` is NaN."""
-        return None if math.isnan(self.spread) else repeats_interval(self.processes)[1:]
-
     @property
     def is_unsteady(self) -> bool:
         """Whether the times vary too much for a reliable latency.
 
-        One process: its interval is over 20% wide, `quartiles_apart` exceeds 10%, or `ends_apart` exceeds 5%.
-        Two processes: their medians are over 10% apart. More processes: the interval over processes is over 20% wide.
+        The interval is over 20% wide or, in the median process, `quartiles_apart` exceeds 10% or `ends_apart` 5%.
         """
-        if self.over_processes and len(self.processes) == 2:  # Student's interval is 13 times the medians' distance
-            return self.spread > STEADY
-        low, high = self.over_processes or self.within[1:]
+        _, low, high = self.within
         if high - low > 2 * STEADY * self.latency_ms:
             return True
-        if self.over_processes:
-            return False
         return median(map(quartiles_apart, self.processes)) > STEADY or median(map(ends_apart, self.processes)) > DRIFT
 
 

@@ -33,8 +33,6 @@ STATISTIC_COLUMNS = (
     "tokens_per_s",
     "peak_memory_gb",
 )
-# In runs with repeats: the interval over processes (`interval.repeats_interval`).
-REPEAT_COLUMNS = ("latency_ms_repeats_low", "latency_ms_repeats_high")
 SETTING_COLUMNS = ("dtype", "state_dtype", "timing", "l2")
 MACHINE_COLUMNS = ("device", "device_id", "commit")
 COLUMNS = CASE_COLUMNS + OUTCOME_COLUMNS + STATISTIC_COLUMNS + SETTING_COLUMNS + MACHINE_COLUMNS
@@ -75,10 +73,10 @@ def frame(
 ) -> pd.DataFrame:
     """Return a table with one row per case, in the order of the records.
 
-    Columns: `COLUMNS`, options, `SAMPLE_COLUMNS`, and if any row has a value: `REPEAT_COLUMNS`, `RATE_COLUMNS`,
-    `COMPUTED_COLUMNS`, metrics, notes, flags (`MARKS`). An unknown number is NaN in `COLUMNS`, in other columns pd.NA.
+    Columns: `COLUMNS`, options, `SAMPLE_COLUMNS`, and if any row has a value: `RATE_COLUMNS`, `COMPUTED_COLUMNS`,
+    metrics, notes, flags (`MARKS`). An unknown number is NaN in `COLUMNS`, in other columns pd.NA.
     An unknown text is "", an unset option its default or pd.NA (`_options`). latency_ms: median of process medians.
-    latency_ms_low, _high: the 95% interval within processes (`pooled_interval`). `REPEAT_COLUMNS`: over processes.
+    latency_ms_low, _high: the 95% interval within processes (`pooled_interval`).
     process_spread: (largest - smallest process median) / latency_ms.
     processes: the number of processes with samples or, if none has samples, of all processes.
     `ceilings`: the run's measured peaks by device (`common_ceilings`). By default they come from `records`; pass
@@ -90,7 +88,7 @@ def frame(
     memberships = suites_of_cases(catalogue)
     metrics = metric_columns((metric for group in groups for record in group for metric in record.metrics), catalogue)
     rows = [_row(group, memberships.get(group[0].case.key, ()), metrics, ceilings) for group in groups]
-    late = (*REPEAT_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS, *metrics, NOTES, MARKS)
+    late = (*RATE_COLUMNS, *COMPUTED_COLUMNS, *metrics, NOTES, MARKS)
     table = pd.DataFrame(rows, columns=[*COLUMNS, *SAMPLE_COLUMNS, *late])
     extra = _options([group[0].case for group in groups], table, catalogue)
     filled = [name for name in late if table[name].replace("", None).notna().any()]
@@ -123,7 +121,7 @@ def option_columns(table: pd.DataFrame) -> list[str]:
 
 def metric_columns(recorded: Iterable[str], catalogue: Catalogue) -> list[str]:
     """Return metrics that get a column: the catalogue's in its order, then others by name."""
-    taken = {*COLUMNS, *SAMPLE_COLUMNS, *REPEAT_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS, NOTES, MARKS}
+    taken = {*COLUMNS, *SAMPLE_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS, NOTES, MARKS}
     found = set(recorded) - taken
     known = [metric.name for metric in catalogue.metrics if metric.name in found]
     return [*known, *sorted(found - {metric.name for metric in catalogue.metrics} - _USED_METRICS)]
@@ -192,7 +190,7 @@ def _row(
 def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str, Any]:
     """Return latency, intervals, rates and memory by column, NaN if unknown. measured: the ok records of `group`."""
     memory = [each.peak_memory_bytes for each in measured or group if each.peak_memory_bytes is not None]
-    values: dict[str, Any] = dict.fromkeys((*STATISTIC_COLUMNS, *REPEAT_COLUMNS), math.nan)
+    values: dict[str, Any] = dict.fromkeys(STATISTIC_COLUMNS, math.nan)
     values["peak_memory_gb"] = max(memory) / 1e9 if memory else math.nan
     measured = timed(measured)
     if not measured:
@@ -200,7 +198,6 @@ def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str
     timing = timing_of(measured)
     latency, low, high = timing.within
     values |= {"latency_ms": latency, "latency_ms_low": low, "latency_ms_high": high, "process_spread": timing.spread}
-    values |= dict(zip(REPEAT_COLUMNS, timing.over_processes or (math.nan, math.nan), strict=True))
     values[_TIMING] = timing
     if latency > 0 and all(record.tokens for record in measured):
         # Per process, as the processes of an engine may run different numbers of sequences at once.
@@ -268,10 +265,7 @@ def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
 
 def _unsteadiness(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
     found = row[_QUALITY]
-    if found.unsteady and row[_TIMING].over_processes:
-        apart = f"{row['processes']} processes, {row['process_spread']:.1%} apart,"
-        yield f"{apart} do not determine the median to within {STEADY:.0%}"
-    elif found.unsteady:
+    if found.unsteady:
         samples = [sample for record in group for sample in record.samples_ms]
         yield f"samples from {min(samples):.4g} to {max(samples):.4g} ms: disturbed"
     for name, low, high in found.unsteady_times:
