@@ -11,7 +11,7 @@ import pandas as pd
 from harness.measure.interval import FEWEST
 from harness.measure.nvml import heat_note, is_hot
 from harness.measure.system import REPLAYED
-from harness.quality import STEADY, by_case, machine_of, merged_metrics, quality_of, timed, timing_of
+from harness.quality import STEADY, by_case, machine_of, merged_metrics, pooled_interval, quality_of, samples_of, timed
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.reason import counted, printable
@@ -40,7 +40,7 @@ SAMPLE_COLUMNS = ("samples", "processes", "throttled", "stop", "started_at")
 NOTES, MARKS = "notes", "marks"
 # Numbers computed from other columns (`_computed`).
 COMPUTED_COLUMNS = ("model_size", "tokens_per_s_each", "flops_per_token", "flops_share", "tokens_per_j")
-_TIMING, _QUALITY = "_timing", "_quality"  # keys of a row that are no columns
+_QUALITY = "_quality"  # a key of a row that is no column
 # The flags of a point, the gravest first.
 CACHE_FULL, FEW_SAMPLES, LOADED, HOT = "cache full", "few samples", "contended", "thermally throttled"
 UNSTEADY = "unsteady"
@@ -169,7 +169,7 @@ def _row(
     row: dict[str, Any] = {column: getattr(first.case, column) for column in (*CASE_COLUMNS[1:], *SETTING_COLUMNS)}
     row |= {"suites": suites, "status": first.status, "reason": first.reason}
     row |= _statistics(measured, group)
-    row[_QUALITY] = quality_of(group, row.get(_TIMING))
+    row[_QUALITY] = quality_of(group)
     row |= {name: math.nan if found.get(name) is None else found[name] for name in metrics}
     common = ceilings[str(first.environment.get("device"))]
     reached = {name: highest for name, highest in common.items() if found.get(name)}
@@ -195,10 +195,11 @@ def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str
     measured = timed(measured)
     if not measured:
         return values
-    timing = timing_of(measured)
-    latency, low, high = timing.within
-    values |= {"latency_ms": latency, "latency_ms_low": low, "latency_ms_high": high, "process_spread": timing.spread}
-    values[_TIMING] = timing
+    latency, low, high = pooled_interval(samples_of(measured))
+    values |= {"latency_ms": latency, "latency_ms_low": low, "latency_ms_high": high}
+    if latency > 0 and len(measured) > 1:
+        medians = [median(record.samples_ms) for record in measured]
+        values["process_spread"] = (max(medians) - min(medians)) / latency
     if latency > 0 and all(record.tokens for record in measured):
         # Per process, as the processes of an engine may run different numbers of sequences at once.
         a_token = median(median(record.samples_ms) / record.tokens for record in measured)
