@@ -193,7 +193,6 @@ def table(
     json: Annotated[bool, typer.Option("--json", help="Print JSON with unrounded numbers.")] = False,
     markdown: Markdown = False,
     columns: Annotated[str | None, typer.Option(help="Comma-separated columns; `all` for every one.")] = None,
-    systems: Systems = None,
 ) -> None:
     """Print a run as a table."""
     from reports.publish import write_table
@@ -203,7 +202,7 @@ def table(
     if len(given) > 1:
         raise UserError(f"--{' --'.join(given)}: one format at a time")
     fmt = given[0] if given else "text"
-    write_table(run, fmt, systems=words("--systems", systems), columns=words("--columns", columns))
+    write_table(run, fmt, words("--columns", columns))
 
 
 @app.command()

@@ -25,12 +25,12 @@ def write_report(run_folder: Path, out: Path) -> list[str]:
     return left_out(table, run.catalogue)
 
 
-def write_table(run_folder: Path, fmt: str, systems: Sequence[str] = (), columns: Sequence[str] = ()) -> None:
+def write_table(run_folder: Path, fmt: str, columns: Sequence[str] = ()) -> None:
     """Write a table with one row per case to standard output.
 
-    fmt: "csv", "json", "markdown" or "text". systems: write only these, each NAME or NAME/BACKEND.
+    fmt: "csv", "json", "markdown" or "text".
     columns: write only these. ("all",): all columns. (): all columns for "csv" and "json", else a selection.
-    Raises RecordError if the run is unreadable, a column is unknown, or the run or a system has no records.
+    Raises RecordError if the run is unreadable or has no records, or a column is unknown.
     """
     from reports.profiles.ceilings import common_ceilings
     from reports.stats import frame
@@ -38,8 +38,7 @@ def write_table(run_folder: Path, fmt: str, systems: Sequence[str] = (), columns
 
     run = Run.open(run_folder)
     records = _records(run)
-    ceilings = common_ceilings(records, run.profiles().values())
-    table = frame(of_systems(records, systems), run.catalogue, ceilings)
+    table = frame(records, run.catalogue, common_ceilings(records, run.profiles().values()))
     write_frame(table, fmt, sys.stdout, run.catalogue, columns)
 
 
@@ -48,16 +47,6 @@ def _records(run: Run) -> list[Record]:
     if not records:
         raise RecordError(f"{run.folder}: has no records yet; `ttt-bench status {run.folder}` says how to continue it")
     return records
-
-
-def of_systems(records: Sequence[Record], systems: Sequence[str]) -> list[Record]:
-    """Return the records of `systems` (NAME or NAME/BACKEND; empty: all), or raise RecordError."""
-    names = [{record.case.system, record.case.system_backend} for record in records]
-    for system in systems:
-        if not any(system in own for own in names):
-            there = ", ".join(dict.fromkeys(record.case.system_backend for record in records))
-            raise RecordError(f"--systems {system}: no records; there are those of {there}")
-    return [record for record, own in zip(records, names, strict=True) if not systems or own.intersection(systems)]
 
 
 def refuse_overwriting(out: Path, kind: str, starts: tuple[bytes, ...]) -> None:

@@ -79,8 +79,7 @@ def frame(
     latency_ms_low, _high: the 95% interval within processes (`pooled_interval`).
     process_spread: (largest - smallest process median) / latency_ms.
     processes: the number of processes with samples or, if none has samples, of all processes.
-    `ceilings`: the run's measured peaks by device (`common_ceilings`). By default they come from `records`; pass
-    them if `records` are only a part of the run, or if profiles may raise a peak.
+    `ceilings`: the run's measured peaks by device (`common_ceilings`), by default from `records` without profiles.
     """
     records = list(records)
     groups = [sorted(case, key=lambda record: record.status != "ok") for case in by_case(records).values()]
