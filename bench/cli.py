@@ -12,7 +12,6 @@ import typer
 from bench.ending import guarded, run_app
 from bench.errors import UserError
 from bench.request import RunRequest, words
-from bench.terminal import note
 from harness.schema.files import refusing
 from harness.schema.reason import counted
 
@@ -231,7 +230,7 @@ def report(
         else:
             from reports.publish import write_report
 
-            note(*write_report(run, target))
+            write_report(run, target)
     print(f"wrote {target}")
 
 

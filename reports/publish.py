@@ -9,20 +9,18 @@ from harness.schema.record import Record, RecordError
 from harness.schema.run import Run
 
 
-def write_report(run_folder: Path, out: Path) -> list[str]:
-    """Write a run's page to `out`; return a phrase per skipped backend (`words.left_out`).
+def write_report(run_folder: Path, out: Path) -> None:
+    """Write a run's page to `out`.
 
     An existing page is kept on failure. RecordError if the run is unreadable or empty, or `out` exists and is no page.
     """
     from reports.page.html import run_page
-    from reports.words import left_out
 
     run = Run.open(run_folder)
     refuse_overwriting(out, "HTML page", (b"<!doctype html", b"<html"))
-    page, table = run_page(run, _records(run), run.profiles().values())
+    page, _ = run_page(run, _records(run), run.profiles().values())
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)
-    return left_out(table, run.catalogue)
 
 
 def write_table(run_folder: Path, fmt: str, columns: Sequence[str] = ()) -> None:
