@@ -48,15 +48,10 @@ def _records(run: Run) -> list[Record]:
 
 
 def refuse_overwriting(out: Path, kind: str, starts: tuple[bytes, ...]) -> None:
-    """Raise RecordError if `out` is a folder, lies in a run's `records` folder, or is a file of another kind.
+    """Raise RecordError if `out` is a folder or a file of another kind.
 
     kind: the allowed kind in words, such as "PNG". starts: the possible first bytes of an allowed file, in lower case.
     """
-    if out.is_dir():
-        raise RecordError(f"{out}: is a folder; name a file")
-    folder = out.absolute().parent
-    if folder.name == "records" and Run.exists(folder.parent):
-        raise RecordError(f"{out}: is among the records of a run; name another file")
     if out.exists():
         with refusing(out, "read", RecordError), out.open("rb") as file:
             start = file.read(512).removeprefix(b"\xef\xbb\xbf").lstrip().lower()

@@ -150,8 +150,7 @@ def test_write_report_replaces_the_page_and_makes_its_folder(tmp_path):
     ("out", "message"),
     [
         ("run/run.json", "is no HTML page"),
-        ("run", "is a folder"),
-        ("run/records/x", "is among the records of a run"),
+        ("run", "Is a directory"),
         ("thesis.tex", "is no HTML page"),
         ("link.html", "is no HTML page"),
     ],
