@@ -232,9 +232,8 @@ def _points_words(measured: pd.DataFrame, y: str, are_ratios: bool) -> str:
     words += f", with {'95% intervals' if samples.max() >= FEWEST else 'ranges'} within one process"
     words += ", divided worst case" if are_ratios else ""
     if processes.max() > 1:
+        spread = measured["process_spread"]
         words += f", from {ends(processes)} processes per point"
-    spread = measured["process_spread"].dropna()
-    if len(spread):
         words += f", which differ by {spread.median():.1%} in the median and {spread.max():.1%} at most"
     return words
 
