@@ -12,7 +12,6 @@ import typer
 from bench.ending import guarded, run_app
 from bench.errors import UserError
 from bench.request import RunRequest, words
-from bench.terminal import note
 from harness.schema.files import refusing
 from harness.schema.reason import counted
 
@@ -193,7 +192,6 @@ def table(
     json: Annotated[bool, typer.Option("--json", help="Print JSON with unrounded numbers.")] = False,
     markdown: Markdown = False,
     columns: Annotated[str | None, typer.Option(help="Comma-separated columns; `all` for every one.")] = None,
-    systems: Systems = None,
 ) -> None:
     """Print a run as a table."""
     from reports.publish import write_table
@@ -203,7 +201,7 @@ def table(
     if len(given) > 1:
         raise UserError(f"--{' --'.join(given)}: one format at a time")
     fmt = given[0] if given else "text"
-    write_table(run, fmt, systems=words("--systems", systems), columns=words("--columns", columns))
+    write_table(run, fmt, words("--columns", columns))
 
 
 @app.command()
@@ -232,7 +230,7 @@ def report(
         else:
             from reports.publish import write_report
 
-            note(*write_report(run, target))
+            write_report(run, target)
     print(f"wrote {target}")
 
 

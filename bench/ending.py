@@ -12,8 +12,6 @@ from bench.request import LISTS
 from harness.schema.reason import printable
 from harness.schema.record import RecordError
 
-_PATHS = ("--out", "--output", "-o")
-
 
 def run_app(app: typer.Typer) -> Any:
     """Run a Typer app on sys.argv; return its result or exit status, and raise usage errors."""
@@ -22,7 +20,7 @@ def run_app(app: typer.Typer) -> Any:
 
 
 def _refuse_arguments(words: Sequence[str], group: Any) -> None:
-    """Raise UserError if an option that takes a value is given twice, or if --out, --output or -o is empty."""
+    """Raise UserError if an option that takes a value is given twice."""
     name = next((word for word in words if not word.startswith("-")), "")
     command = group.commands.get(name) if hasattr(group, "commands") else group  # an app with one command is no group
     given = [word.partition("=")[0] for word in words]
@@ -31,10 +29,6 @@ def _refuse_arguments(words: Sequence[str], group: Any) -> None:
         if not is_flag and sum(given.count(name) for name in option.opts) > 1:
             hint = "; separate its values by commas" if option.name in LISTS else ""
             raise UserError(f"{max(option.opts, key=len)} is given twice{hint}")
-    for word, after in zip(words, [*words[1:], None], strict=False):
-        option, equals, value = word.partition("=")
-        if option in _PATHS and (value if equals else after) == "":
-            raise UserError(f"{option} '': is empty; name a folder or file")
 
 
 def guarded(call: Callable[[], Any]) -> int:

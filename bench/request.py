@@ -91,7 +91,7 @@ class RunRequest(BaseModel):
         return self.model_copy(
             update={
                 "checkpoint": self.checkpoint and Path(self.checkpoint.resolve().name),
-                "out": self.out and _public_path(self.out),
+                "out": Path(self.out.name) if self.out and self.out.is_absolute() else self.out,
                 "slurm": self.slurm and _PRIVATE.sub(r"\1=...", self.slurm),
             }
         )
@@ -113,12 +113,6 @@ def _written(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _public_path(path: Path) -> Path:
-    if not path.is_absolute():
-        return path
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else Path(path.name or path)
 
 
 def words(option: str, text: str | None) -> tuple[str, ...]:

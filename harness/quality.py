@@ -1,65 +1,20 @@
 """Flags for doubtful times of a case: contended, thermally throttled, unsteady, few samples."""
 
-import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from statistics import median, quantiles
 from typing import Any
 
 from harness.measure.environment import DIRTY, device_id_of
-from harness.measure.interval import FEWEST, median_interval, repeats_interval
+from harness.measure.interval import FEWEST, median_interval
 from harness.measure.nvml import is_hot
 from harness.schema.record import Record
 from harness.workers.machine_load import is_loaded
 
 STEADY = 0.1  # limits of half the interval and of the quartiles' distance, each relative to the median
 DRIFT = 0.05  # limit of the relative difference between the first and the last quarter's medians
+Processes = Sequence[Sequence[float]]  # a case's samples in milliseconds, per process
 TIMES_OF_A_REQUEST = ("time_to_first_token_ms", "time_between_tokens_ms")  # metrics with an interval
-
-
-@dataclass(frozen=True)
-class ProcessSamples:
-    """A case's samples in milliseconds, a tuple per process, and their statistics."""
-
-    processes: tuple[tuple[float, ...], ...]
-
-    @cached_property
-    def within(self) -> tuple[float, float, float]:
-        return pooled_interval(self.processes)
-
-    @property
-    def latency_ms(self) -> float:
-        """The case's latency in milliseconds: the median of the processes' medians."""
-        return self.within[0]
-
-    @cached_property
-    def spread(self) -> float:
-        """Range of the processes' medians, divided by their median; NaN for one process or a latency of 0."""
-        medians = [median(samples) for samples in self.processes]
-        repeated = len(medians) > 1 and self.latency_ms > 0
-        return (max(medians) - min(medians)) / self.latency_ms if repeated else math.nan
-
-    @cached_property
-    def over_processes(self) -> tuple[float, float] | None:
-        """95% interval (low, high) of the median in ms, over processes; None if `spread` is NaN."""
-        return None if math.isnan(self.spread) else repeats_interval(self.processes)[1:]
-
-    @property
-    def is_unsteady(self) -> bool:
-        """Whether the times vary too much for a reliable latency.
-
-        One process: its interval is over 20% wide, `quartiles_apart` exceeds 10%, or `ends_apart` exceeds 5%.
-        Two processes: their medians are over 10% apart. More processes: the interval over processes is over 20% wide.
-        """
-        if self.over_processes and len(self.processes) == 2:  # Student's interval is 13 times the medians' distance
-            return self.spread > STEADY
-        low, high = self.over_processes or self.within[1:]
-        if high - low > 2 * STEADY * self.latency_ms:
-            return True
-        if self.over_processes:
-            return False
-        return median(map(quartiles_apart, self.processes)) > STEADY or median(map(ends_apart, self.processes)) > DRIFT
 
 
 @dataclass(frozen=True)
@@ -78,22 +33,18 @@ class Quality:
         return self.unsteady or bool(self.unsteady_times)
 
 
-def quality_of(group: Sequence[Record], timing: ProcessSamples | None = None) -> Quality:
-    """Return a case's flags; no flags if no ok record has samples.
-
-    group: the case's records. timing: samples of the ok records (`timing_of`) if known.
-    """
+def quality_of(group: Sequence[Record]) -> Quality:
+    """Return the flags of a case with the records `group`; no flags if no ok record has samples."""
     measured = timed(record for record in group if record.status == "ok")
     if not measured:
         return Quality()
     samples = sum(len(record.samples_ms) for record in measured)
     known = samples >= FEWEST  # fewer have no interval
-    timing = timing or timing_of(measured)
     return Quality(
         contended=any(is_loaded(record.environment) for record in measured),
         hot=any(is_hot(record.environment) for record in measured),
         few_samples=not known,
-        unsteady=known and timing.is_unsteady,
+        unsteady=known and is_unsteady(samples_of(measured)),
         unsteady_times=tuple(_unsteady_times(merged_metrics(measured))) if known else (),
     )
 
@@ -107,9 +58,9 @@ def flagged(records: Iterable[Record], few: Container[str] = ()) -> set[str]:
     return {key for key, flags in found.items() if flags not in (Quality(), Quality(few_samples=key in few))}
 
 
-def timing_of(measured: Iterable[Record]) -> ProcessSamples:
+def samples_of(measured: Iterable[Record]) -> Processes:
     """Return the samples of several records of one case, each from its own process."""
-    return ProcessSamples(tuple(tuple(record.samples_ms) for record in measured))
+    return tuple(tuple(record.samples_ms) for record in measured)
 
 
 def by_case(records: Iterable[Record]) -> dict[str, list[Record]]:
@@ -151,7 +102,17 @@ def _unsteady_times(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, 
             yield name, low, high
 
 
-def pooled_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float, float]:
+def is_unsteady(processes: Processes) -> bool:
+    """Whether a case's times vary too much for a reliable latency.
+
+    The interval is over 20% wide or, in the median process, `quartiles_apart` exceeds 10% or `ends_apart` 5%.
+    """
+    middle, low, high = pooled_interval(processes)
+    apart, drift = (median(map(measure, processes)) for measure in (quartiles_apart, ends_apart))
+    return high - low > 2 * STEADY * middle or apart > STEADY or drift > DRIFT
+
+
+def pooled_interval(processes: Processes) -> tuple[float, float, float]:
     """Return (median of the processes' medians, low, high), from their relative intervals.
 
     Each process's `median_interval` gives two ratios, low / median and high / median. The returned interval is the

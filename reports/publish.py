@@ -9,28 +9,26 @@ from harness.schema.record import Record, RecordError
 from harness.schema.run import Run
 
 
-def write_report(run_folder: Path, out: Path) -> list[str]:
-    """Write a run's page to `out`; return a phrase per skipped backend (`words.left_out`).
+def write_report(run_folder: Path, out: Path) -> None:
+    """Write a run's page to `out`.
 
     An existing page is kept on failure. RecordError if the run is unreadable or empty, or `out` exists and is no page.
     """
     from reports.page.html import run_page
-    from reports.words import left_out
 
     run = Run.open(run_folder)
     refuse_overwriting(out, "HTML page", (b"<!doctype html", b"<html"))
-    page, table = run_page(run, _records(run), run.profiles().values())
+    page, _ = run_page(run, _records(run), run.profiles().values())
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)
-    return left_out(table, run.catalogue)
 
 
-def write_table(run_folder: Path, fmt: str, systems: Sequence[str] = (), columns: Sequence[str] = ()) -> None:
+def write_table(run_folder: Path, fmt: str, columns: Sequence[str] = ()) -> None:
     """Write a table with one row per case to standard output.
 
-    fmt: "csv", "json", "markdown" or "text". systems: write only these, each NAME or NAME/BACKEND.
+    fmt: "csv", "json", "markdown" or "text".
     columns: write only these. ("all",): all columns. (): all columns for "csv" and "json", else a selection.
-    Raises RecordError if the run is unreadable, a column is unknown, or the run or a system has no records.
+    Raises RecordError if the run is unreadable or has no records, or a column is unknown.
     """
     from reports.profiles.ceilings import common_ceilings
     from reports.stats import frame
@@ -38,8 +36,7 @@ def write_table(run_folder: Path, fmt: str, systems: Sequence[str] = (), columns
 
     run = Run.open(run_folder)
     records = _records(run)
-    ceilings = common_ceilings(records, run.profiles().values())
-    table = frame(of_systems(records, systems), run.catalogue, ceilings)
+    table = frame(records, run.catalogue, common_ceilings(records, run.profiles().values()))
     write_frame(table, fmt, sys.stdout, run.catalogue, columns)
 
 
@@ -50,26 +47,11 @@ def _records(run: Run) -> list[Record]:
     return records
 
 
-def of_systems(records: Sequence[Record], systems: Sequence[str]) -> list[Record]:
-    """Return the records of `systems` (NAME or NAME/BACKEND; empty: all), or raise RecordError."""
-    names = [{record.case.system, record.case.system_backend} for record in records]
-    for system in systems:
-        if not any(system in own for own in names):
-            there = ", ".join(dict.fromkeys(record.case.system_backend for record in records))
-            raise RecordError(f"--systems {system}: no records; there are those of {there}")
-    return [record for record, own in zip(records, names, strict=True) if not systems or own.intersection(systems)]
-
-
 def refuse_overwriting(out: Path, kind: str, starts: tuple[bytes, ...]) -> None:
-    """Raise RecordError if `out` is a folder, lies in a run's `records` folder, or is a file of another kind.
+    """Raise RecordError if `out` is a folder or a file of another kind.
 
     kind: the allowed kind in words, such as "PNG". starts: the possible first bytes of an allowed file, in lower case.
     """
-    if out.is_dir():
-        raise RecordError(f"{out}: is a folder; name a file")
-    folder = out.absolute().parent
-    if folder.name == "records" and Run.exists(folder.parent):
-        raise RecordError(f"{out}: is among the records of a run; name another file")
     if out.exists():
         with refusing(out, "read", RecordError), out.open("rb") as file:
             start = file.read(512).removeprefix(b"\xef\xbb\xbf").lstrip().lower()

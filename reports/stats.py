@@ -11,7 +11,7 @@ import pandas as pd
 from harness.measure.interval import FEWEST
 from harness.measure.nvml import heat_note, is_hot
 from harness.measure.system import REPLAYED
-from harness.quality import STEADY, by_case, machine_of, merged_metrics, quality_of, timed, timing_of
+from harness.quality import STEADY, by_case, machine_of, merged_metrics, pooled_interval, quality_of, samples_of, timed
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.reason import counted, printable
@@ -33,8 +33,6 @@ STATISTIC_COLUMNS = (
     "tokens_per_s",
     "peak_memory_gb",
 )
-# In runs with repeats: the interval over processes (`interval.repeats_interval`).
-REPEAT_COLUMNS = ("latency_ms_repeats_low", "latency_ms_repeats_high")
 SETTING_COLUMNS = ("dtype", "state_dtype", "timing", "l2")
 MACHINE_COLUMNS = ("device", "device_id", "commit")
 COLUMNS = CASE_COLUMNS + OUTCOME_COLUMNS + STATISTIC_COLUMNS + SETTING_COLUMNS + MACHINE_COLUMNS
@@ -42,7 +40,7 @@ SAMPLE_COLUMNS = ("samples", "processes", "throttled", "stop", "started_at")
 NOTES, MARKS = "notes", "marks"
 # Numbers computed from other columns (`_computed`).
 COMPUTED_COLUMNS = ("model_size", "tokens_per_s_each", "flops_per_token", "flops_share", "tokens_per_j")
-_TIMING, _QUALITY = "_timing", "_quality"  # keys of a row that are no columns
+_QUALITY = "_quality"  # a key of a row that is no column
 # The flags of a point, the gravest first.
 CACHE_FULL, FEW_SAMPLES, LOADED, HOT = "cache full", "few samples", "contended", "thermally throttled"
 UNSTEADY = "unsteady"
@@ -75,14 +73,13 @@ def frame(
 ) -> pd.DataFrame:
     """Return a table with one row per case, in the order of the records.
 
-    Columns: `COLUMNS`, options, `SAMPLE_COLUMNS`, and if any row has a value: `REPEAT_COLUMNS`, `RATE_COLUMNS`,
-    `COMPUTED_COLUMNS`, metrics, notes, flags (`MARKS`). An unknown number is NaN in `COLUMNS`, in other columns pd.NA.
+    Columns: `COLUMNS`, options, `SAMPLE_COLUMNS`, and if any row has a value: `RATE_COLUMNS`, `COMPUTED_COLUMNS`,
+    metrics, notes, flags (`MARKS`). An unknown number is NaN in `COLUMNS`, in other columns pd.NA.
     An unknown text is "", an unset option its default or pd.NA (`_options`). latency_ms: median of process medians.
-    latency_ms_low, _high: the 95% interval within processes (`pooled_interval`). `REPEAT_COLUMNS`: over processes.
+    latency_ms_low, _high: the 95% interval within processes (`pooled_interval`).
     process_spread: (largest - smallest process median) / latency_ms.
     processes: the number of processes with samples or, if none has samples, of all processes.
-    `ceilings`: the run's measured peaks by device (`common_ceilings`). By default they come from `records`; pass
-    them if `records` are only a part of the run, or if profiles may raise a peak.
+    `ceilings`: the run's measured peaks by device (`common_ceilings`), by default from `records` without profiles.
     """
     records = list(records)
     groups = [sorted(case, key=lambda record: record.status != "ok") for case in by_case(records).values()]
@@ -90,7 +87,7 @@ def frame(
     memberships = suites_of_cases(catalogue)
     metrics = metric_columns((metric for group in groups for record in group for metric in record.metrics), catalogue)
     rows = [_row(group, memberships.get(group[0].case.key, ()), metrics, ceilings) for group in groups]
-    late = (*REPEAT_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS, *metrics, NOTES, MARKS)
+    late = (*RATE_COLUMNS, *COMPUTED_COLUMNS, *metrics, NOTES, MARKS)
     table = pd.DataFrame(rows, columns=[*COLUMNS, *SAMPLE_COLUMNS, *late])
     extra = _options([group[0].case for group in groups], table, catalogue)
     filled = [name for name in late if table[name].replace("", None).notna().any()]
@@ -123,7 +120,7 @@ def option_columns(table: pd.DataFrame) -> list[str]:
 
 def metric_columns(recorded: Iterable[str], catalogue: Catalogue) -> list[str]:
     """Return metrics that get a column: the catalogue's in its order, then others by name."""
-    taken = {*COLUMNS, *SAMPLE_COLUMNS, *REPEAT_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS, NOTES, MARKS}
+    taken = {*COLUMNS, *SAMPLE_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS, NOTES, MARKS}
     found = set(recorded) - taken
     known = [metric.name for metric in catalogue.metrics if metric.name in found]
     return [*known, *sorted(found - {metric.name for metric in catalogue.metrics} - _USED_METRICS)]
@@ -171,7 +168,7 @@ def _row(
     row: dict[str, Any] = {column: getattr(first.case, column) for column in (*CASE_COLUMNS[1:], *SETTING_COLUMNS)}
     row |= {"suites": suites, "status": first.status, "reason": first.reason}
     row |= _statistics(measured, group)
-    row[_QUALITY] = quality_of(group, row.get(_TIMING))
+    row[_QUALITY] = quality_of(group)
     row |= {name: math.nan if found.get(name) is None else found[name] for name in metrics}
     common = ceilings[str(first.environment.get("device"))]
     reached = {name: highest for name, highest in common.items() if found.get(name)}
@@ -192,16 +189,16 @@ def _row(
 def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str, Any]:
     """Return latency, intervals, rates and memory by column, NaN if unknown. measured: the ok records of `group`."""
     memory = [each.peak_memory_bytes for each in measured or group if each.peak_memory_bytes is not None]
-    values: dict[str, Any] = dict.fromkeys((*STATISTIC_COLUMNS, *REPEAT_COLUMNS), math.nan)
+    values: dict[str, Any] = dict.fromkeys(STATISTIC_COLUMNS, math.nan)
     values["peak_memory_gb"] = max(memory) / 1e9 if memory else math.nan
     measured = timed(measured)
     if not measured:
         return values
-    timing = timing_of(measured)
-    latency, low, high = timing.within
-    values |= {"latency_ms": latency, "latency_ms_low": low, "latency_ms_high": high, "process_spread": timing.spread}
-    values |= dict(zip(REPEAT_COLUMNS, timing.over_processes or (math.nan, math.nan), strict=True))
-    values[_TIMING] = timing
+    latency, low, high = pooled_interval(samples_of(measured))
+    values |= {"latency_ms": latency, "latency_ms_low": low, "latency_ms_high": high}
+    if latency > 0 and len(measured) > 1:
+        medians = [median(record.samples_ms) for record in measured]
+        values["process_spread"] = (max(medians) - min(medians)) / latency
     if latency > 0 and all(record.tokens for record in measured):
         # Per process, as the processes of an engine may run different numbers of sequences at once.
         a_token = median(median(record.samples_ms) / record.tokens for record in measured)
@@ -268,10 +265,7 @@ def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
 
 def _unsteadiness(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
     found = row[_QUALITY]
-    if found.unsteady and row[_TIMING].over_processes:
-        apart = f"{row['processes']} processes, {row['process_spread']:.1%} apart,"
-        yield f"{apart} do not determine the median to within {STEADY:.0%}"
-    elif found.unsteady:
+    if found.unsteady:
         samples = [sample for record in group for sample in record.samples_ms]
         yield f"samples from {min(samples):.4g} to {max(samples):.4g} ms: disturbed"
     for name, low, high in found.unsteady_times:

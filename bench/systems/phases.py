@@ -13,8 +13,9 @@ from bench.systems import token_times
 from bench.systems.checked_sequences import LONGEST_CHECKED, drawn, named, not_compared
 from bench.systems.logits import check_logits, check_response, choice_check, limits_by_rounding, rounding_of
 from bench.systems.model_calls import STEPS, greedy_steps, last_logits, random_ids
-from bench.systems.on_device import device, repeatable
+from bench.systems.on_device import device
 from harness.measure.correctness import Checks
+from harness.measure.cuda_clock import repeatable
 from harness.measure.ranges import nvtx_range
 from harness.measure.system import REPLAYED
 from harness.schema.case import Case

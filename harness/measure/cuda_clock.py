@@ -122,9 +122,14 @@ def side_stream() -> Any:
 
 
 def repeatable(run: Call) -> Call:
-    """Call `run` two or three times to warm up, capture it in a CUDA graph; return the replay function."""
-    _first_runs(run)
-    return _captured([run])
+    """Call `run` two or three times to warm up, capture it in a CUDA graph; return the replay. Without a GPU: `run`."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return run
+    with torch.inference_mode():
+        _first_runs(run)
+        return _captured([run])
 
 
 def _first_runs(run: Call) -> float:

@@ -1,19 +1,17 @@
-"""Intervals of the median: distribution-free within one process, Student's t over processes."""
+"""The interval of the median of one process's samples, which assumes no distribution."""
 
 import math
-import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from statistics import mean, median, stdev
+from statistics import median
 
 CONFIDENCE = 0.95
 FEWEST = 6  # samples whose range contains the median with 95%
 TOGETHER = 5  # samples of a block; its median follows a drift and ignores an outlier
 # Correlations up to so many standard errors may be chance: of signs about the median, of ranks.
 _CORRELATED, _RANKS_CORRELATED = 1.3, 0.5
-_LARGEST = math.log(sys.float_info.max)
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
@@ -91,26 +89,6 @@ def _worth_by_signs(samples: Sequence[float]) -> int:
     length = 1 + 2 * total
     length *= 1 + 2 * length / count  # correlations about an estimated mean are too small
     return max(1, min(count, int(count / length)))
-
-
-def repeats_interval(processes: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """Return (median, low, high): the median of the processes' medians and its 95% interval.
-
-    processes: the samples of each process, in order of time; ValueError if there are none.
-    The interval is exp of Student's t interval for the mean of the medians' logarithms, widened to contain each
-    process's `median_interval`. For a single process, it is that process's `median_interval`.
-    """
-    within = [median_interval(samples) for samples in processes]
-    medians = [middle for middle, _, _ in within]
-    low, high = min(low for _, low, _ in within), max(high for _, _, high in within)
-    if len(medians) > 1 and min(medians) > 0:
-        from scipy.special import stdtrit  # only reports need it: workers' environments may lack it
-
-        logs = [math.log(middle) for middle in medians]
-        half = float(stdtrit(len(logs) - 1, 0.975)) * stdev(logs) / math.sqrt(len(logs))
-        low = min(low, math.exp(mean(logs) - half))
-        high = max(high, math.exp(min(mean(logs) + half, _LARGEST)))
-    return median(medians), low, high
 
 
 @lru_cache(maxsize=4096)

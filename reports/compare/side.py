@@ -12,7 +12,7 @@ from scipy import stats
 
 from harness.measure.environment import DIRTY, changes_speed
 from harness.measure.interval import FEWEST, median_interval
-from harness.quality import ProcessSamples, Quality, by_case, commit_name, quality_of, timed
+from harness.quality import Quality, by_case, commit_name, quality_of, timed
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.reason import counted, printable
@@ -50,7 +50,7 @@ class CaseSide:
     tokens: {repeat: tokens that the latency covers}; for an engine, they depend on how many sequences fit into memory.
     below, above: the distances from log(ms per token) to the ends of its 95% interval; infinite if unknown.
     samples: total over all processes. rounds: number of planned processes. timed: number of processes with samples.
-    quality: the case's flags, for times per token.
+    quality: the case's flags.
     others: the largest share of a contended CPU that other programs used; 0 if no CPU was contended.
     throttled: whether the GPU was power-capped or thermally throttled in any sample.
     device: the machine's GPU or CPU; {} without a result. facts: other properties, such as package versions.
@@ -167,7 +167,6 @@ def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) ->
     name = printable(BETWEEN.join([catalogue.system_label(case.system), catalogue.backend_label(case.backend)]))
     medians = _medians(measured)
     tokens = {record.repeat: record.tokens or 1 for record in measured if record.repeat in medians}
-    per_token = tuple(tuple(ms / (record.tokens or 1) for ms in record.samples_ms) for record in measured)
     below, above = _interval(measured, {repeat: ms / tokens[repeat] for repeat, ms in medians.items()})
     return CaseSide(
         case=case,
@@ -184,7 +183,7 @@ def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) ->
             (each.environment["cpu"]["others_share"] for each in measured if is_loaded(each.environment)), default=0.0
         ),
         throttled=any(any(record.throttled) for record in records),
-        quality=quality_of(records, ProcessSamples(per_token)),
+        quality=quality_of(records),
         device=_device(measured[0]) if measured else {},
         facts=_facts(measured),
         host_bound=case.timing == "engine" and case.batch <= FEW_SEQUENCES,

@@ -226,17 +226,14 @@ def own_ends(y: str) -> tuple[str, str]:
 def _points_words(measured: pd.DataFrame, y: str, are_ratios: bool) -> str:
     """Describe points and error bars. are_ratios: whether each point divides two medians."""
     samples, processes = measured["samples"], measured["processes"]
-    repeated, is_speed = processes.max() > 1, y in LATENCIES + RATES
     words = f"{'ratios of ' if are_ratios else ''}medians of {ends(samples)} samples"
-    if not is_speed and not any(name in measured for name in own_ends(y)):
+    if y not in LATENCIES + RATES and not any(name in measured for name in own_ends(y)):
         return words
-    words += ", with " + ("95% intervals" if repeated or samples.max() >= FEWEST else "ranges")
-    words += " over processes" if repeated and is_speed else " within one process"
+    words += f", with {'95% intervals' if samples.max() >= FEWEST else 'ranges'} within one process"
     words += ", divided worst case" if are_ratios else ""
-    if repeated:
+    if processes.max() > 1:
+        spread = measured["process_spread"]
         words += f", from {ends(processes)} processes per point"
-    spread = measured["process_spread"].dropna()
-    if len(spread):
         words += f", which differ by {spread.median():.1%} in the median and {spread.max():.1%} at most"
     return words
 

@@ -16,7 +16,6 @@ from reports.stats import (
     FEW_SAMPLES,
     LOADED,
     MARKS,
-    REPEAT_COLUMNS,
     UNSTEADY,
     UNSTEADY_TIMES,
     UNTRIED,
@@ -31,8 +30,7 @@ EQUAL, INDISTINGUISHABLE, UNRANKED = f"equal within {LEVEL:.0%}", "indistinguish
 TIES = {EQUAL: "to", INDISTINGUISHABLE: "from", UNRANKED: "against"}
 DOUBTFUL = 0.5  # the LEVEL of flagged values: an unsteady step took 36% longer in a second run
 _UNSURE = {FEW_SAMPLES, LOADED, UNSTEADY, *UNSTEADY_TIMES.values()}  # flags that make a value doubtful
-# Columns with the ends of an error bar; of these pairs, a row's first known one is drawn.
-_BARS = (REPEAT_COLUMNS, ("latency_ms_low", "latency_ms_high"))
+_LATENCY = ("latency_ms", "latency_ms_low", "latency_ms_high")
 _CASE_SETTINGS = ("size", "batch", "context", "dtype", "l2")  # lines that differ in one of these are not compared
 
 
@@ -187,7 +185,7 @@ class View:
 
     def _read(self, line: Line) -> Iterator[Point]:
         x, y, scale = self.figure.x, self.figure.y, self.metric.scale
-        columns = (x, y, *own_ends(y), "latency_ms", *chain(*_BARS), MARKS, "device_id", "status")
+        columns = (x, y, *own_ends(y), *_LATENCY, MARKS, "device_id", "status")
         read = [name for name in dict.fromkeys(columns) if name in self.table]
         for cells in self.table.loc[list(line.rows), read].to_dict("records"):
             value = cells[y]
@@ -253,11 +251,7 @@ def bar(cells: Mapping[str, Any], y: str) -> tuple[float, float]:
     low, high = (cells.get(name, math.nan) for name in own_ends(y))
     if y not in LATENCIES and pd.notna(low) and pd.notna(high):
         return low / cells[y], high / cells[y]
-    for ends in _BARS:
-        low, high = (cells.get(name, math.nan) for name in ends)
-        if pd.notna(low) and pd.notna(high) and low > 0:
-            if y in LATENCIES:
-                return low / cells["latency_ms"], high / cells["latency_ms"]
-            if y in RATES:
-                return cells["latency_ms"] / high, cells["latency_ms"] / low
-    return 1.0, 1.0
+    middle, low, high = (cells[name] for name in _LATENCY)
+    if pd.isna(low) or low <= 0 or y not in LATENCIES + RATES:
+        return 1.0, 1.0
+    return (low / middle, high / middle) if y in LATENCIES else (middle / high, middle / low)

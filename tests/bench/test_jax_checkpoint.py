@@ -196,7 +196,6 @@ def test_a_file_that_is_no_msgpack_and_a_folder_that_is_there_are_refused(tmp_pa
     ("output", "told"),
     [
         (["-o", "new"], "none: cannot be read"),
-        (["-o", ""], "-o '': is empty"),
         (["-o", "new", "--output=other"], "--output is given twice"),
     ],
 )

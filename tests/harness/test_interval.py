@@ -1,11 +1,11 @@
 import math
 import random
-from statistics import fmean, median, stdev
+from statistics import median
 
 import pytest
-from scipy.stats import binom, t
+from scipy.stats import binom
 
-from harness.measure.interval import independent_samples, median_interval, repeats_interval
+from harness.measure.interval import independent_samples, median_interval
 
 
 def shuffled(count: int) -> list[int]:
@@ -123,40 +123,6 @@ def test_samples_without_drift_all_count(samples: list[float]) -> None:
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="no median"):
         median_interval([])
-    with pytest.raises(ValueError, match="empty"):
-        repeats_interval([])
-
-
-@pytest.mark.parametrize("count", [2, 3, 4, 5, 10, 31])
-def test_repeats_have_the_interval_of_student(count: int) -> None:
-    medians = [random.Random(count + i).gauss(10, 1) for i in range(count)]
-    logs = [math.log(each) for each in medians]
-    low, high = map(math.exp, t.interval(0.95, count - 1, fmean(logs), stdev(logs) / math.sqrt(count)))
-    expected = (median(medians), min(low, *medians), max(high, *medians))
-    assert repeats_interval([[each] for each in medians]) == pytest.approx(expected)
-
-
-def test_repeats_that_lie_far_apart_have_an_interval_of_times() -> None:
-    _, low, high = repeats_interval([[10.0], [12.5]])
-    assert 0 < low < 10 < 12.5 < high < 100
-    _, low, high = repeats_interval([[1e-300], [1e300]])
-    assert 0 <= low <= 1e-300
-    assert 1e300 <= high < math.inf
-    assert repeats_interval([[0.0], [1.0]]) == (0.5, 0.0, 1.0)
-
-
-def test_repeats_are_known_no_better_than_each_process() -> None:
-    rng = random.Random(2)
-    processes = [[rng.gauss(10, 1) for _ in range(20)] for _ in range(3)]
-    _, low, high = repeats_interval(processes)
-    for samples in processes:
-        _, own_low, own_high = median_interval(samples)
-        assert low <= own_low <= own_high <= high
-
-
-def test_one_process_has_its_own_interval() -> None:
-    samples = [3.0, 1.0, 2.0, 5.0, 4.0, 9.0, 8.0]
-    assert repeats_interval([samples]) == median_interval(samples)
 
 
 def test_both_estimates_are_corrected_for_their_own_mean() -> None:

@@ -36,7 +36,7 @@ def test_the_readmes_picture_says_what_the_page_says_today(browser, tmp_path):
 def test_a_picture_never_overwrites_another_file(tmp_path):
     (tmp_path / "thesis.png").write_text("years of work")
     (tmp_path / "folder.png").mkdir()
-    for out, message in (("thesis.png", "is no PNG"), ("folder.png", "is a folder"), ("x.svg", "ends in .png")):
+    for out, message in (("thesis.png", "is no PNG"), ("folder.png", "Is a directory"), ("x.svg", "ends in .png")):
         with pytest.raises(RecordError, match=message):
             write_picture(tmp_path / "run", tmp_path / out)
     assert (tmp_path / "thesis.png").read_text() == "years of work"

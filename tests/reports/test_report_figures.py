@@ -325,7 +325,7 @@ def test_an_unknown_system_has_its_own_look():
 def test_remarks_count_processes_per_point():
     records = [synthetic.ok(case(), 1.0 + 0.1 * repeat, repeat=repeat) for repeat in range(3)]
     _, [figure] = drawn(*records)
-    assert "medians of 90 samples, with 95% intervals over processes, from 3 processes per point" in details(figure)
+    assert "medians of 90 samples, with 95% intervals within one process, from 3 processes per point" in details(figure)
     assert [line.rows for line in figure.lines] == [[0]]
 
 

@@ -8,7 +8,7 @@ import pytest
 import synthetic_records as synthetic
 
 from bench.catalogue import CATALOGUE
-from harness.measure.interval import median_interval, repeats_interval
+from harness.measure.interval import median_interval
 from harness.quality import flagged, pooled_interval
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
@@ -19,9 +19,7 @@ from reports.stats import (
     COLUMNS,
     COMPUTED_COLUMNS,
     MARKS,
-    REPEAT_COLUMNS,
     SAMPLE_COLUMNS,
-    UNSTEADY,
     frame,
     marks_in,
 )
@@ -43,7 +41,7 @@ def test_every_metric_of_the_catalogue_that_is_recorded_is_a_column_and_so_is_on
     table = table_of(synthetic.ok(FORWARD, 3.0, metrics=synthetic.work(3e9, 6e10) | metrics))
     after = list(table.columns)[list(table.columns).index(SAMPLE_COLUMNS[-1]) + 1 :]
     computed = ["model_size", "flops_per_token", "flops_share", "tokens_per_j"]  # a forward has no interactivity
-    others = (*COLUMNS, *REPEAT_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS)
+    others = (*COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS)
     recorded = [metric.name for metric in CATALOGUE.metrics if metric.name not in others]
     assert after == [*RATE_COLUMNS, *computed, *recorded, "wings"]
     assert {"energy_j_per_token", "state_bytes"} <= set(after)
@@ -171,17 +169,6 @@ def test_lower_bounds_are_those_of_the_highest_rates_that_any_process_of_the_run
     assert table["lower_bound_share"].tolist() == pytest.approx([0.125, 0.125, 0.25], rel=0.02)
 
 
-def test_processes_that_lie_far_apart_are_marked_by_the_interval_that_is_drawn():
-    records = [synthetic.ok(FORWARD, latency, repeat=n) for n, latency in enumerate((3.0, 4.2, 3.1))]
-    [row] = frame(records, Catalogue()).to_dict("records")
-    assert row["latency_ms_high"] - row["latency_ms_low"] < 0.2 * row["latency_ms"]
-    assert UNSTEADY in row["marks"]
-    assert row["notes"] == "3 processes, 38.7% apart, do not determine the median to within 10%"
-    wide = [2.6, 3.0, 3.4] * 20
-    agreeing = [replace(synthetic.ok(FORWARD, 3.0, count=60, repeat=n), samples_ms=wide) for n in range(3)]
-    assert MARKS not in frame(agreeing, Catalogue())
-
-
 def test_repeats_are_one_row_whose_latency_is_the_median_of_the_processes():
     records = [synthetic.ok(FORWARD, latency, repeat=n) for n, latency in enumerate((3.0, 3.3, 3.06))]
     [row] = table_of(*records).to_dict("records")
@@ -201,12 +188,6 @@ def test_repeats_are_one_row_whose_latency_is_the_median_of_the_processes():
 )
 def test_the_interval_is_that_within_a_process(processes, interval):
     assert pooled_interval(processes) == pytest.approx(interval)
-
-
-@pytest.mark.parametrize(("second", "marks"), [(3.31, ""), (3.33, "unsteady")])
-def test_two_processes_are_unsteady_beyond_a_tenth_of_their_median(second, marks):
-    records = [synthetic.ok(FORWARD, ms, repeat=n, spread=0.0) for n, ms in enumerate((3.0, second))]
-    assert frame(records, Catalogue()).iloc[0].get("marks", "") == marks
 
 
 def test_a_case_is_ok_if_any_process_was_and_says_which_failed():
@@ -369,15 +350,6 @@ def test_an_option_at_its_default_is_filled_in_of_a_backends_cases_in_other_suit
     told = [("fig8-minibatch", FORWARD), ("fig8-minibatch", fla), ("another", replace(fla, context=4096))]
     made = synthetic.made([(suite, synthetic.ok(case, 3.0)) for suite, case in told])
     assert made.table["mini_batch"].tolist() == [32, 16, 16]
-
-
-def test_repeats_have_the_interval_over_their_processes_and_a_single_process_has_none():
-    runs = [synthetic.ok(FORWARD, 3.0 + 0.2 * repeat, repeat=repeat) for repeat in range(3)]
-    row = table_of(*runs).loc[0]
-    _, low, high = repeats_interval([run.samples_ms for run in runs])
-    assert (row["latency_ms_repeats_low"], row["latency_ms_repeats_high"]) == (low, high)
-    assert low < row["latency_ms_low"] < row["latency_ms_high"] < high
-    assert not set(REPEAT_COLUMNS) & set(table_of(runs[0]).columns)
 
 
 @pytest.mark.parametrize(("size", "millions"), [("125m", 125), ("1.3b", 1300), ("tiny", None), ("1.3b/4", None)])

@@ -11,7 +11,7 @@ import synthetic_records as synthetic
 
 from harness.schema.case import Case
 from harness.schema.record import Record, RecordError
-from reports.publish import of_systems, write_table
+from reports.publish import write_table
 from reports.stats import COLUMNS
 from reports.tables import csv_text, write_frame
 
@@ -28,20 +28,6 @@ def written(made, fmt, columns=(), out=None):
     out = out or io.StringIO()
     write_frame(made.table, fmt, out, made.catalogue, columns)
     return out.getvalue()
-
-
-def test_records_of_some_systems_in_their_order():
-    records = PAPER.records
-    chosen = of_systems(records, ["mamba", "ttt-linear/torch"])
-    assert chosen == [
-        record
-        for record in records
-        if record.case.system == "mamba" or (record.case.system, record.case.backend) == ("ttt-linear", "torch")
-    ]
-    assert {record.case.system for record in chosen} == {"mamba", "ttt-linear"}
-    assert of_systems(records, []) == records
-    with pytest.raises(RecordError, match="mamba/torchh: no records"):
-        of_systems(records, ["mamba/torchh"])
 
 
 def test_csv_has_one_row_for_each_case_unrounded():
@@ -165,7 +151,7 @@ def test_write_table_reads_a_run(tmp_path, capsys):
     run = KERNELS.run(tmp_path / "run")
     write_table(run, "csv")
     assert capsys.readouterr().out == written(KERNELS, "csv")
-    write_table(run, "csv", systems=("ttt-mlp",), columns=("system",))
-    assert set(capsys.readouterr().out.split()) == {"system", "ttt-mlp"}
+    write_table(run, "csv", columns=("system",))
+    assert set(capsys.readouterr().out.split()) == {"system", "ttt-linear", "ttt-mlp"}
     with pytest.raises(RecordError, match="nothing"):
         write_table(tmp_path / "nothing", "csv")

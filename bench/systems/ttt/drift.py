@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from bench.systems.logits import LOGIT_LIMITS, rounding_of, widening
-from bench.systems.on_device import repeatable
 from harness.measure.correctness import Check, Checks
+from harness.measure.cuda_clock import repeatable
 from harness.measure.system import Workload
 from harness.schema.case import Case
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bench.models.operator import Learner, Projections, TorchOperator, outer_parameters, ready_for_prefill
-from bench.systems.on_device import repeatable
+from harness.measure.cuda_clock import repeatable
 from tk_kernels.checks import common_position
 from tk_kernels.reference.token_rows import clone, mapped, overwrite
 
