@@ -24,7 +24,7 @@ def graph_size(tokens: int, sequences: int) -> tuple[int, int]:
 class PromptGraphs:
     """CUDA graphs of one model's steps with prompts. They share memory and buffers.
 
-    Each graph size is captured at its first use, which takes as long as two steps without a graph.
+    Each graph size is captured at its first use, which takes up to twice as long as a step without a graph.
     """
 
     def __init__(self, model: TTTModel, sequences: int) -> None:

@@ -25,8 +25,8 @@ from tk_kernels.reference.token_rows import mapped
 
 ALIGNED = 64  # bytes; makes offsets and strides multiples of 16 float32 numbers, for which Triton compiles the kernels
 
-# A step of at most so many sequences runs as one batch, on float32 copies of the states, if it has at least so many
-# tokens in total or per sequence. The batch's kernel is faster, but a small batch takes the CPU longer to launch.
+# A step that runs as one batch has at most so many sequences, and at least so many tokens in total or per sequence.
+# The batch's kernel is faster, but it needs float32 copies of the states, and takes the CPU longer to launch.
 MOST_SEQUENCES, LEAST_TOKENS, LEAST_LENGTH = 64, 16384, 4096
 
 
