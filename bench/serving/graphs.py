@@ -16,7 +16,10 @@ SMALLEST = 128  # tokens of the smallest graph
 
 
 def graph_size(tokens: int, sequences: int) -> tuple[int, int]:
-    """Return (tokens, sequences) of the graph for a step: at most a fourth more tokens, at least one more sequence."""
+    """Return (tokens, sequences) of the graph for a step: more tokens than the step or as many, and more sequences.
+
+    Tokens are a multiple of SMALLEST; for steps of more than 512, at most a fourth is padding.
+    """
     part = max((1 << (tokens - 1).bit_length()) // 8, SMALLEST)
     return -(-tokens // part) * part, 1 << sequences.bit_length()
 
@@ -30,7 +33,7 @@ class PromptGraphs:
     def __init__(self, model: TTTModel, sequences: int) -> None:
         """sequences: most sequences per step."""
         self._model = model
-        self._graphs: dict[tuple[int, int, int], Callable[[], None]] = {}
+        self._graphs: dict[tuple[int, int], Callable[[], None]] = {}
         self._memory: Any = None  # of the graphs' tensors
         most = graph_size(MOST_TOKENS, sequences)[1]
         new = partial(torch.zeros, device=model.device)
@@ -40,20 +43,19 @@ class PromptGraphs:
 
     def hidden(self, layers: Sequence[BlockState], ids: Tensor, step: Packed) -> Tensor:
         """Return what `pages.hidden` returns for a step of at most MOST_TOKENS tokens; the next call overwrites it."""
-        tokens, sequences = graph_size(step.tokens, len(step.slots))
+        size = tokens, sequences = graph_size(step.tokens, len(step.slots))
         # The first surplus sequence holds the padding tokens, the others none. They use slot 0, which is spare.
-        self._ids[: step.tokens] = ids[: step.tokens]
         for buffer, given, surplus in (
+            (self._ids, ids[: step.tokens], 0),
             (self._cu_seqlens, step.cu_seqlens, tokens),
             (self._start, step.start, 0),
             (self._slots, step.slots, 0),
         ):
             buffer[: len(given)] = given
             buffer[len(given) :] = surplus
-        key = tokens, sequences, layers[0].inner.gathered[0].data_ptr()  # vLLM can move its cache
-        if key not in self._graphs:
-            self._graphs[key] = self._captured(partial(self._run, layers, tokens, sequences))
-        self._graphs[key]()
+        if size not in self._graphs:
+            self._graphs[size] = self._captured(partial(self._run, layers, tokens, sequences))
+        self._graphs[size]()
         return self._out[: step.tokens]
 
     def _run(self, layers: Sequence[BlockState], tokens: int, sequences: int) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from vllm.config import CUDAGraphMode
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.model_executor.layers.mamba.mamba_utils import get_temporal_copy_spec
@@ -71,7 +72,7 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
         known.update(zip(self._names, self.states, strict=True))
         self._is_warm = False
         self._graphs: PromptGraphs | None = None
-        if self.ttt.device.type == "cuda" and not vllm_config.model_config.enforce_eager:
+        if vllm_config.compilation_config.cudagraph_mode != CUDAGraphMode.NONE:
             self._graphs = PromptGraphs(self.ttt, vllm_config.scheduler_config.max_num_seqs)
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
@@ -114,6 +115,8 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
         return F.linear(hidden_states, self.ttt.head)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        if self._is_warm:
+            raise ValueError("CUDA graphs hold values of the present weights: start vLLM again to load others")
         return {f"ttt.{name}" for name in copy_tensors(self.ttt, weights)}
 
     @classmethod

@@ -54,6 +54,7 @@ class Context:
 @pytest.fixture
 def vllm(monkeypatch, tmp_path):
     names = {
+        "config": {"CUDAGraphMode": SimpleNamespace(NONE=0)},
         "forward_context": {"get_forward_context": lambda: Context},
         "model_executor.layers.mamba.abstract": {"MambaBase": object},
         "model_executor.layers.mamba.mamba_utils": {"get_temporal_copy_spec": None},
@@ -82,7 +83,7 @@ def vllm(monkeypatch, tmp_path):
         model_config=SimpleNamespace(model=str(tmp_path), dtype=torch.bfloat16),
         device_config=SimpleNamespace(device=torch.device(DEVICE)),
         scheduler_config=SimpleNamespace(max_num_seqs=8),
-        compilation_config=SimpleNamespace(static_forward_context={}),
+        compilation_config=SimpleNamespace(static_forward_context={}, cudagraph_mode=0),
     )
 
 
@@ -150,6 +151,8 @@ def test_a_step_without_requests_warms_up_once_and_runs_one_prompt(model, monkey
         for tokens in (5, 3):
             assert model(torch.zeros(tokens, dtype=torch.int64, device=DEVICE), None).shape == (tokens, CONFIG.width)
     assert warmed == [(model.ttt, model.layout)]
+    with pytest.raises(ValueError, match="start vLLM again"):
+        model.load_weights([])
 
 
 @pytest.mark.usefixtures("triton_kernels")
