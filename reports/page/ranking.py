@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from harness.schema.catalogue import Catalogue, MetricEntry
+from reports.compare.comparison import BETWEEN_RUNS
 from reports.page.figures import LATENCIES, RATES, Figure, own_ends
 from reports.page.lines import Line
 from reports.stats import (
@@ -38,7 +39,8 @@ _CASE_SETTINGS = ("size", "batch", "context", "dtype", "l2")  # lines that diffe
 class Point:
     """A measured point in the figure's unit, with the ends (low, high) of its interval.
 
-    doubt: the relative difference beyond which a flagged point ranks above or below another; 0 without flags.
+    doubt: the relative difference beyond which a point ranks above or below another if it is flagged or from a CPU;
+        else 0.
     """
 
     x: float
@@ -51,7 +53,7 @@ class Point:
         return max(self.value, other.value) <= (1 + share) * min(self.value, other.value)
 
     def hides(self, other: "Point") -> bool:
-        """Return whether overlapping intervals or a flag leave the order open; within 5%, only a flag does."""
+        """Return whether overlapping intervals or doubt leave the order open; within 5%, only doubt does."""
         overlap = max(self.low, other.low) <= min(self.high, other.high)
         if doubt := max(self.doubt, other.doubt):
             return overlap or self.is_level(other, doubt)
@@ -192,8 +194,9 @@ class View:
             if cells["status"] == "ok" and pd.notna(value) and value > 0:
                 low, high = (float(value) / scale * end for end in bar(cells, y))
                 flags = _UNSURE.intersection(marks_in(cells.get(MARKS), y))
-                # A contended CPU slows some systems tens of times and others not at all.
-                doubt = math.inf if LOADED in flags and not cells.get("device_id") else DOUBTFUL if flags else 0.0
+                doubt = DOUBTFUL if flags else 0.0
+                if not cells.get("device_id"):  # a contended CPU slows some systems tens of times, others not at all
+                    doubt = math.inf if LOADED in flags else max(doubt, BETWEEN_RUNS["cpu"])
                 yield Point(float(cells[x]), float(value) / scale, low, high, doubt)
 
     def reach(self, line: Line) -> float:

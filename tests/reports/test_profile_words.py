@@ -172,6 +172,7 @@ def test_kernels_and_gaps_are_held_against_the_record() -> None:
     assert "(−4.8%: not within 3%" in agreement(found, Recorded(10.5))
     assert "(+3.0%: not within 3%)" in agreement(found, Recorded(9.708))
     assert agreement(found, Recorded(10.001)).endswith("(0.0%)")
+    assert agreement(region(Kernel("aten::mm", 1, 9000.0)), Recorded(6.0)).endswith("(+50.0%)")
     assert agreement(found, None).endswith("no recorded latency of this case")
 
 

@@ -126,6 +126,13 @@ def test_a_contended_cpu_ranks_nothing(theirs):
     assert "too uncertain to rank against Mamba" in best
 
 
+@pytest.mark.parametrize(("theirs", "told"), [(4.1, False), (5.1, False), (5.3, True)])
+def test_a_cpu_ranks_only_points_that_are_far_apart(theirs, told):
+    idle = synthetic.environment() | {"device": "Xeon", "device_kind": "cpu", "gpu": None}
+    found = finding(*forward({2048: 4.0}, environment=idle), *forward({2048: theirs}, *SLOW, environment=idle))
+    assert ("too uncertain to rank" in found, "fastest" in found) == (not told, told)
+
+
 def test_points_of_an_idle_cpu_are_ranked_next_to_contended_ones():
     cpu = {"model": "Xeon", "others_share": 0.5, "idle_share": 0.0}
     idle = synthetic.environment() | {"device": "Xeon", "device_kind": "cpu", "gpu": None}
