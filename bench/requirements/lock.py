@@ -16,7 +16,7 @@ PROJECT = (str(PYPROJECT), "--extra", "dev", "--extra", "gpu")
 # By lock file: the second line of its header, and the arguments of `uv pip compile` before the .in file.
 LOCKS = {
     "cpu": (
-        "No GPU, Python 3.11 to 3.13. No CUDA libraries: a CPU build of PyTorch needs none; pip adds them to other builds.",
+        "No GPU, Python 3.11 to 3.13. No CUDA libraries: a CPU build of PyTorch needs none, others bring them.",
         (*PROJECT, "--python-version", "3.11"),
     ),
     "cuda": ("A CUDA GPU: Linux on x86-64, Python 3.12, CUDA 13.", (*PROJECT, *LINUX, "--only-binary", ":all:")),
