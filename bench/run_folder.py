@@ -41,8 +41,6 @@ def open_run(work: Plan, out: Path, before: Run | None) -> Run:
     if before:
         refuse_another_kind(before, work)
         return extended(work, out)
-    if work.request.resume:
-        note(f"{out}: holds no run to resume; starting a new one")
     return Run.create(out, file_of(work, "measure"))
 
 

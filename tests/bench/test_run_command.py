@@ -111,9 +111,15 @@ def test_the_default_folder_has_the_current_time(tmp_path, only_planned):
     assert all(re.fullmatch(r"\d{8}-\d{6}", folder.name) for folder in folders)
 
 
-def test_resuming_an_empty_folder_begins_a_run(tmp_path, only_planned):
-    done = called("run", "quick", *SMALL, "--out", "nuw", "--resume", cwd=tmp_path)
-    assert "ttt-bench: nuw: holds no run to resume; starting a new one\n" in done.stderr
+@pytest.mark.parametrize("exists", [False, True])
+def test_resuming_without_a_run_begins_one_as_without_resume(tmp_path, only_planned, exists):
+    notes = []
+    for out, options in (("first", ()), ("second", ("--resume",))):
+        if exists:
+            (tmp_path / out).mkdir()
+        notes.append(called("run", "quick", *SMALL, "--out", out, *options, cwd=tmp_path).stderr)
+        assert Run.open(tmp_path / out).jobs
+    assert notes[0] == notes[1]
 
 
 def test_cases_of_a_concurrent_call_are_kept(copied, monkeypatch, only_planned):
