@@ -10,7 +10,7 @@ from harness.workers.process import probe
 
 
 def list_systems() -> None:
-    """Print whether each system can run here, with package versions or the reason why not."""
+    """Print the systems that can run here with package versions, then the others with the reason why not."""
     note("importing each system's packages takes a few seconds")
     note(*notes_on_starts({adapter.label for adapter in ADAPTERS}))
     starts = worker_launches()
@@ -25,6 +25,7 @@ def list_systems() -> None:
             lacking = CANNOT_IMPORT in answer.reason or no_interpreter(launch)
             words = answer.reason + (f" (install: {adapter.install})" if lacking else "")
         rows.append((adapter.label, "yes" if answer.available else "no", words))
+    rows.sort(key=lambda row: row[1] == "no")
     print_rows(("system", "runs here", "versions or reason"), rows)
 
 

@@ -167,6 +167,16 @@ def test_the_list_of_systems_names_the_install_command_of_a_missing_package_or_i
     assert all("vllm cannot" in line and "(install: make venv-vllm)" in line for line in hints.values())
 
 
+def test_systems_that_run_here_come_first_and_keep_their_order(monkeypatch, capsys):
+    runs = [at % 3 == 1 for at in range(len(ADAPTERS))]
+    monkeypatch.setattr(listing, "probe", lambda _: [Probe("" if each else "not here") for each in runs])
+    listing.list_systems()
+    labels = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "/" in line.split()[0]]
+    assert labels == [
+        each.label for wanted in (True, False) for each, has in zip(ADAPTERS, runs, strict=True) if has == wanted
+    ]
+
+
 def test_without_a_gpu_no_system_asks_for_packages_first(tmp_path):
     lines = [line for line in called("list", cwd=tmp_path).stdout.splitlines() if line]
     gpu_only = [each.label for each in ADAPTERS if each.install != "make bench" or "triton-" in each.backend]
