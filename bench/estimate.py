@@ -69,3 +69,8 @@ def in_words(seconds: float | None) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def on_one_device(seconds: float) -> str:
+    """Format the sum of `job_seconds`, which leaves out the start of the workers."""
+    return f"{in_words(seconds)} on one device, plus the start of the workers"

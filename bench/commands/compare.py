@@ -59,7 +59,7 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, markdown: bool) -> N
     note(*work.notes)
     if past := estimate.past_durations(work.machine, out):
         seconds = 2 * request.rounds * sum(estimate.job_seconds(job.cases, past) for job in work.jobs)
-        note(f"{request.rounds} rounds on two commits take at least {estimate.in_words(seconds)} on an idle machine")
+        note(f"{request.rounds} rounds on two commits: {estimate.on_one_device(seconds)}")
     with _checkout(request.sides[0]) as old, _checkout(request.sides[1]) as new:
         file = file_of(work, "measure")  # one for both sides: reports recognize `ab` by equal times
         runs = [_Side.create(*each, work, file) for each in zip(folders, (old, new), strict=True)]

@@ -82,7 +82,7 @@ def dry_run(request: RunRequest, out: Path) -> None:
         rows.append((job.name, str(len(left)), phases, estimate.in_words(times[-1] or None), why))
     print_rows(("job", "cases", "phases", "time", "note"), rows)
     line = f"{counted(total, 'case')} in {counted(len(rows), 'job')}"
-    line += f": {estimate.in_words(sum(times))} on one device, plus the start of the workers" if any(times) else ""
+    line += f": {estimate.on_one_device(sum(times))}" if any(times) else ""
     print(line + (f"; {counted(kept, 'case')} kept from before" if kept else ""))
     note("`ttt-bench list`, on the machine that will measure, shows what can run there")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import cli
+from bench import cli, estimate
 from bench.commands import compare as commands
 from harness.measure.environment import commit_and_dirty
 from harness.schema.run import Run
@@ -80,10 +80,12 @@ def ttt_bench(monkeypatch, *arguments):
 
 def test_ab_finds_what_one_commit_made_slower(checkout, tmp_path, monkeypatch, capsys):
     old, new = commit(checkout, "old"), commit(checkout, "new", forward=1.05)
+    monkeypatch.setattr(estimate, "past_durations", lambda *_: {"a case": 5.0})
     status = ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE, "--rounds", 3)
     said = capsys.readouterr()
     assert status == commands.REGRESSION
     assert said.out.startswith("1 slower, 1 same.\n")
+    assert f": {estimate.on_one_device(2 * 3 * 2 * 5.0)}\n" in said.err
     runs = [Run.open(tmp_path / "out" / "ab" / side) for side in ("old", "new")]
     found = compare(*runs)
     forward, generate = (row.result for row in found.rows)
