@@ -124,8 +124,9 @@ def _named(cases: list[Missing]) -> str:
 
 
 def closing(comparison: Comparison) -> list[str]:
-    """Return lines: the counts of outcomes, how to read them, and the number of regressions."""
-    lines = [] if comparison.elsewhere else [_counts(comparison) or "No case has a result in both."]
+    """Return lines: the counts of outcomes if `answer` lacks them, how to read them, and the regressions."""
+    counts = "" if comparison.elsewhere else _counts(comparison)
+    lines = [counts] if counts not in ("", answer(comparison)) else []
     if comparison.interleaved:
         lines.append(
             f"A and B were measured alternately, with a fresh process per round and run; B/A is the geometric mean of "

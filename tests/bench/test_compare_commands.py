@@ -85,6 +85,7 @@ def test_ab_finds_what_one_commit_made_slower(checkout, tmp_path, monkeypatch, c
     said = capsys.readouterr()
     assert status == commands.REGRESSION
     assert said.out.startswith("1 slower, 1 same.\n")
+    assert said.out.count("1 slower, 1 same.") == 1
     assert f": {estimate.on_one_device(2 * 3 * 2 * 5.0)}\n" in said.err
     runs = [Run.open(tmp_path / "out" / "ab" / side) for side in ("old", "new")]
     found = compare(*runs)
