@@ -58,15 +58,15 @@ class Row:
     """A case with a result in both runs, as one row of the comparison's table.
 
     label: the case in words. name: the labels of its system and backend.
-    a_ms, b_ms: latency in run A and in run B. notes: remarks on the measurement, such as "thermally throttled in A".
+    a_us, b_us: µs per token in A and B. notes: remarks on the measurement, such as "thermally throttled in A".
     doubt: as `Pair.doubt`.
     """
 
     label: str
     name: str
     phase: str
-    a_ms: float
-    b_ms: float
+    a_us: float
+    b_us: float
     result: CaseResult
     notes: tuple[str, ...] = ()
     doubt: str = ""
@@ -184,8 +184,8 @@ class Pair:
         return [b[repeat] - a[repeat] for repeat in a if repeat in b]
 
     def row(self, result: CaseResult) -> Row:
-        a, b = self.a, self.b
-        return Row(a.label, a.name, a.case.phase, a.ms, b.ms, result, tuple(self._notes()), self.doubt)
+        a, times_us = self.a, (self.a.us_per_token, self.b.us_per_token)
+        return Row(a.label, a.name, a.case.phase, *times_us, result, tuple(self._notes()), self.doubt)
 
     def _notes(self) -> Iterator[str]:
         sides = {"A": self.a, "B": self.b}
@@ -199,7 +199,7 @@ class Pair:
             yield f"contended: other programs used {said}"
         if self.a.tokens_words != self.b.tokens_words:
             said = ", ".join(f"{side.tokens_words} in {name}" for name, side in sides.items())
-            yield f"sequences at once differ: tokens per sample are {said}; the ratio compares times per token"
+            yield f"sequences at once differ: tokens per sample are {said}"
         if self.on_other_hosts:
             yield OTHER_HOST
         if hot := [name for name, side in sides.items() if side.quality.hot]:

@@ -95,6 +95,10 @@ class CaseSide:
         return median(self.log_ms.values()) if self.medians else math.nan
 
     @property
+    def us_per_token(self) -> float:
+        return 1e3 * math.exp(self.middle)
+
+    @property
     def tokens_words(self) -> str:
         return " or ".join(map(str, sorted(set(self.tokens.values()))))
 

@@ -11,7 +11,7 @@ from reports import grid
 from reports.compare.comparison import BETWEEN_RUNS, ELSEWHERE, OUTCOMES, STORED_BAR, Comparison, Missing, Row
 from reports.compare.decision import BAR, SAME
 
-COLUMNS = ("outcome", "B/A", "95% interval", "A ms", "B ms", "case", "notes")
+COLUMNS = ("outcome", "B/A", "95% interval", "A µs per token", "B µs per token", "case", "notes")
 STORED_MEANING = (
     f"Two runs of the same packages agree within {BETWEEN_RUNS['gpu']:.0%} in 95% of the cases on one GPU, within "
     f"{BETWEEN_RUNS['gpus']:.0%} on two GPUs of one model, unless the power cap holds these at different clocks, and "
@@ -153,8 +153,8 @@ def cells(row: Row) -> list[str]:
         result.outcome,
         f"{result.ratio:.3f}",
         f"{result.low:.3f} to {result.high:.3f}" if result.high < math.inf else "unknown",
-        format_number(row.a_ms, 4),
-        format_number(row.b_ms, 4),
+        format_number(row.a_us, 4),
+        format_number(row.b_us, 4),
         row.label,
         "; ".join(row.notes),
     ]
