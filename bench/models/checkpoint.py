@@ -3,6 +3,7 @@
 `load` reads a folder in Hugging Face's layout; `load_weights` takes the configuration from its caller.
 """
 
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,21 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bench.models.base import CausalLM
-from bench.models.config import CheckpointError, ModelConfig
+from bench.models.config import CheckpointError, ModelConfig, TTTConfig
 from bench.models.factory import default_dtype, model_class
-from bench.models.hugging_face import read_config
+from bench.models.hugging_face import CONFIG_FILE, config_values, read_config
 from harness.schema.files import listed, open_regular
 
 WEIGHTS_FILE = "model.safetensors"
 
 
-def save(model: CausalLM, path: str | Path) -> None:
-    """Write a model's weights to a .safetensors file, in their dtypes; tied weights once."""
-    save_file({name: weight.contiguous() for name, weight in model.weights().items()}, path, {"format": "pt"})
+def save(model: CausalLM, folder: str | Path) -> None:
+    """Write a model's weights, in their dtypes and tied ones once, to a folder; of a TTT model also config.json."""
+    weights = {name: weight.contiguous() for name, weight in model.weights().items()}
+    save_file(weights, Path(folder) / WEIGHTS_FILE, {"format": "pt"})
+    if isinstance(model.config, TTTConfig):
+        values = config_values(model.config) | {"dtype": str(model.dtype).removeprefix("torch.")}
+        (Path(folder) / CONFIG_FILE).write_text(json.dumps(values, indent=1) + "\n")
 
 
 def load(folder: str | Path, device: torch.device | str, dtype: torch.dtype | None = None, **options: Any) -> CausalLM:

@@ -18,7 +18,7 @@ IDS = torch.arange(40).reshape(2, 20)
 def linear(tmp_path):
     config = model_config("ttt-linear", "tiny")
     path = tmp_path / "model.safetensors"
-    save(from_seed(config, 0, "cpu"), path)
+    save(from_seed(config, 0, "cpu"), tmp_path)
     return config, {key: value.clone() for key, value in load_file(path).items()}, path  # clones: the file is mapped
 
 
@@ -37,7 +37,8 @@ def not_drawn(weight, *range_, **how):
 def test_a_model_comes_back_as_it_was(system, tmp_path, monkeypatch):
     config = model_config(system, "tiny")
     model = from_seed(config, 0, "cpu")
-    save(model, tmp_path / "model.safetensors")
+    save(model, tmp_path)
+    assert (tmp_path / "config.json").exists() == system.startswith("ttt")
     with monkeypatch.context() as patched:
         for name in ("normal_", "uniform_"):
             patched.setattr(torch.Tensor, name, not_drawn, raising=False)
@@ -53,7 +54,7 @@ def test_a_model_comes_back_as_it_was(system, tmp_path, monkeypatch):
 @pytest.mark.parametrize("learner", ["linear", "mlp"])
 def test_the_names_and_shapes_are_the_authors(learner, backbone, tmp_path):
     config = model_config(f"ttt-{learner}", "tiny", backbone=backbone)
-    save(from_seed(config, 0, "cpu"), tmp_path / "model.safetensors")
+    save(from_seed(config, 0, "cpu"), tmp_path)
     shapes = {key: tuple(value.shape) for key, value in load_file(tmp_path / "model.safetensors").items()}
     C, H, D, F, ffn = 128, 2, 64, 256, config.ffn_width
     expected = {"model.embed_tokens.weight": (512, C), "model.norm.weight": (C,)}

@@ -19,7 +19,6 @@ from bench.models.case_model import VARIABLE, checkpoint_folder, config_of, read
 from bench.models.checkpoint import save
 from bench.models.config import CheckpointError, model_config
 from bench.models.factory import from_seed
-from bench.models.hugging_face import config_values
 from bench.plan import plan
 from bench.request import RunRequest
 from bench.run_folder import request_of
@@ -46,8 +45,7 @@ def folder(tmp_path: Path) -> Path:
     config = replace(base, base_lr=RATE, rope_theta=THETA, width=64, heads=1)
     place = tmp_path / "my secret" / "my-model"
     place.mkdir(parents=True)
-    save(from_seed(config, 7, "cpu", torch.float32), place / "model.safetensors")
-    (place / "config.json").write_text(json.dumps(config_values(config)))
+    save(from_seed(config, 7, "cpu", torch.float32), place)
     return place
 
 

@@ -13,7 +13,6 @@ from bench.errors import UserError
 from bench.models import checkpoint
 from bench.models.config import model_config
 from bench.models.factory import from_seed
-from bench.models.hugging_face import config_values
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPT = " ".join(f"w{number}" for number in range(5, 25))
@@ -22,8 +21,7 @@ PROMPT = " ".join(f"w{number}" for number in range(5, 25))
 @pytest.fixture
 def folder(tmp_path):
     model = from_seed(model_config("ttt-linear", "tiny"), 0, "cpu")
-    checkpoint.save(model, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(config_values(model.config)))
+    checkpoint.save(model, tmp_path)
     write_tokenizer(tmp_path, 512)
     return tmp_path
 

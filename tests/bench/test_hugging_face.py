@@ -128,7 +128,7 @@ def test_a_very_long_number_is_refused_in_a_short_sentence(tmp_path):
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_pipe_is_no_checkpoint_file(name, tmp_path):
-    save(from_seed(CONFIG, 0, "cpu"), write(tmp_path, PUBLISHED) / "model.safetensors")
+    save(from_seed(CONFIG, 0, "cpu"), tmp_path)
     (tmp_path / name).unlink()
     os.mkfifo(tmp_path / name)
     with pytest.raises(CheckpointError, match="Not a regular file"):
@@ -137,6 +137,7 @@ def test_a_pipe_is_no_checkpoint_file(name, tmp_path):
 
 @pytest.mark.parametrize("place", ["none", ".", "model.safetensors"])
 def test_a_path_that_is_no_checkpoint_folder(tmp_path, place):
-    save(from_seed(CONFIG, 0, "cpu"), tmp_path / "model.safetensors")
+    save(from_seed(CONFIG, 0, "cpu"), tmp_path)
+    (tmp_path / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"holds no config\.json; name a folder"):
         load(tmp_path / place, "cpu")

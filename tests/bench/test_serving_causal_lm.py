@@ -1,6 +1,5 @@
 """transformers' generate() returns the same tokens as the project's own loop."""
 
-import json
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from transformers import AutoModelForCausalLM
 from bench.models import checkpoint
 from bench.models.config import model_config
 from bench.models.factory import from_seed
-from bench.models.hugging_face import config_values
 from bench.serving.causal_lm import register
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -18,8 +16,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture
 def folder(tmp_path):
     config = model_config("ttt-linear", "tiny")
-    checkpoint.save(from_seed(config, 0, "cpu"), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(config_values(config)))
+    checkpoint.save(from_seed(config, 0, "cpu"), tmp_path)
     register()
     return tmp_path
 

@@ -18,7 +18,6 @@ import torch
 from bench.models import checkpoint
 from bench.models.config import model_config
 from bench.models.factory import from_seed
-from bench.models.hugging_face import config_values
 from bench.systems.logits import choice_check
 
 pytestmark = pytest.mark.gpu
@@ -37,8 +36,7 @@ def in_process(monkeypatch):
 
 def made(folder, learner, size="tiny", **options):
     config = model_config(learner, size, **options)
-    checkpoint.save(from_seed(config, 0, "cuda", torch.bfloat16), folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config_values(config) | {"dtype": "bfloat16"}))
+    checkpoint.save(from_seed(config, 0, "cuda", torch.bfloat16), folder)
     return folder
 
 

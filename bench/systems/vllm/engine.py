@@ -169,7 +169,7 @@ class Engine:
         self.settings, self.model_config = settings, config
         self._folder = ModelFolder()
         self._reference: CausalLM | None = None
-        checkpoint.save(model(), self._folder.path / "model.safetensors")
+        checkpoint.save(model(), self._folder.path)
         (self._folder.path / "config.json").write_text(json.dumps(hugging_face))
         gc.collect()  # frees the model
         if torch.cuda.is_available():

@@ -1,6 +1,5 @@
 """A TTT model in the vLLM adapter, on a fake vLLM: the folder that vLLM loads, the samples and the reference."""
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from bench.models.case_model import register_checkpoint
 from bench.models.checkpoint import save
 from bench.models.config import model_config
 from bench.models.factory import from_seed
-from bench.models.hugging_face import config_values, read_config
+from bench.models.hugging_face import read_config
 from bench.systems.vllm import system as vllm_system
 from bench.systems.vllm.engine import Batch
 from bench.systems.vllm.ttt import VllmTTT
@@ -95,8 +94,7 @@ def test_the_folder_holds_the_cases_model(llm):
 def test_a_checkpoints_weights_are_those_of_the_engine(llm, tmp_path, monkeypatch):
     monkeypatch.setenv("TTT_BENCH_CHECKPOINTS", "{}")
     model = from_seed(model_config("ttt-linear", "tiny"), 5, "cpu")
-    save(model, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(config_values(model.config)))
+    save(model, tmp_path)
     checkpoint = register_checkpoint(tmp_path)
     VllmTTT().build(replace(CASE, options=(("checkpoint", checkpoint.name),)))
     assert torch.equal(llm.started[0].model.inner.head, model.head)
