@@ -1,6 +1,5 @@
 """transformers' generate() returns the same tokens as the project's own loop."""
 
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
