@@ -12,7 +12,7 @@ from bench.models.base import ChunkedModel
 
 @contextmanager
 def visiting(block: nn.Module, device: torch.device) -> Iterator[None]:
-    """Inside the context, keep a block's weights and buffers on `device`; then restore them."""
+    """Keep a block's weights and buffers on `device` in the context; then restore the originals."""
     held = (*block.parameters(), *block.buffers())
     away = [(weight, weight.data) for weight in held if weight.device.type != device.type]
     try:

@@ -82,11 +82,11 @@ class PhaseWork:
         return compare
 
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
-        """Feed a new random prefix (past) to the timed model; return f for a reference's logits.
+        """Renew the timed call's prefix if `renews_past`; return f, which runs a reference.
 
-        f(model, some, tokens) returns logits [len(some), V] of `model`, a reference, for the sequences `some`, after
-        their prefix and `tokens` [steps, len(some)]. By default, the prefix is `ids`, which the harness refills.
-        rows: indices of the compared sequences. sources [B]: each sequence copies the tokens of sequence sources[i].
+        f(model, some, tokens) runs the reference `model` on the prefixes of the sequences `some`, then on `tokens`
+        [steps, len(some)], and returns the last logits [len(some), V]. By default, a sequence's prefix is its `ids`.
+        rows: indices of the compared sequences. sources [B]: sequence i has the prefix of sequence sources[i].
         """
         return lambda model, some, tokens: last_logits(model, torch.cat([self.ids[some], tokens.T], dim=1))
 
@@ -128,7 +128,7 @@ class PhaseWork:
     def repeat(self, rng: Random, rows: list[int]) -> list[int]:
         """Copy token ids of sequences `rows` to all others; return each sequence's source index.
 
-        A sequence of `rows` is its own source. Another copies a random sequence of `rows` at its mini-batch position.
+        A sequence of `rows` is its own source. Any other copies a random one of `rows` at the same mini-batch position.
         """
         alike = [[row for row in rows if self._ahead[row] == ahead] for ahead in self._ahead]
         sources = [row if row in rows else rng.choice(like) for row, like in enumerate(alike)]
@@ -169,7 +169,7 @@ class PhaseWork:
         return sorted({1, steps - 1}) if steps > 1 else []
 
     def _response(self, got: torch.Tensor, expected: torch.Tensor) -> Checks:
-        """After the first call, check that `got` [rows, V] changed since the last call like `expected` (reference)."""
+        """From call 2 on, check that logits `got` [rows, V] changed as `expected` (the reference's) did."""
         before, self._answered = self._answered, (got.clone(), expected)
         if before is None:
             return Checks([])

@@ -16,7 +16,7 @@ SPAN_BITS = 4  # one tuning serves work within a factor of 16 in tokens at once
 class TunedLanguageModel(LanguageModel):
     """Base class of adapters that compile and tune Triton kernels on the timed work.
 
-    Consecutive cases of one model and phase, with similarly many tokens per pass, share a tuning, which takes 20 s.
+    Consecutive cases of one model and phase share a tuning if 16^n <= tokens per pass < 16^(n+1) for the same n.
     """
 
     def __init__(self) -> None:

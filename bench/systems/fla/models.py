@@ -87,7 +87,7 @@ class FlaWork(PhaseWork):
 
 
 class FlaForward(FlaWork, Forward):
-    """Timed forward. Beyond RECURRENT_CHECKED_TOKENS, the reference is the timed model on pieces of the prompt."""
+    """Timed forward. Above RECURRENT_CHECKED_TOKENS tokens, the reference is the same model on pieces of the prompt."""
 
     @property
     def _is_long(self) -> bool:
@@ -105,9 +105,9 @@ class FlaForward(FlaWork, Forward):
 
 
 class FlaGenerate(FlaWork, Generate):
-    """Timed generate: every call runs greedy steps from one state, which has read one token.
+    """Timed generate: each call runs greedy steps from the same state, which has read one token.
 
-    A step overwrites `conv_state`, so each call runs on a copy of it. A step replaces the state's other tensors.
+    A step overwrites `conv_state`, so each call runs on a copy of it. For other tensors, a step allocates new ones.
     """
 
     renews_past = False  # a CUDA graph starts at the tensors of its capture
@@ -268,6 +268,6 @@ class RWKV7(Fla):
         )
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return settings with fla's warning that its RWKV-7, our reference too, may be incorrect."""
+        """Return settings with fla's warning that its RWKV-7 (also our reference) may be incorrect."""
         warning = "the package warns that its RWKV-7 may be incorrect, by the word of RWKV's author"
         return super().settings(case) | {"warning": warning}

@@ -180,7 +180,7 @@ class TTTLinear(Layer):
         return layer_work(ttt_config_of(case), case)[TTT]
 
     def random_inputs(self, case: Case) -> dict[str, Given]:
-        """Draw q, k, v [B, T, H, D], rates eta [B, T, H, 1], LN's w, b [H, D], first W [B, H, D, D], b [B, H, 1, D]."""
+        """Draw q, k, v [B, T, H, D], eta [B, T, H, 1], LN's w, b [H, D]; initial W [B, H, D, D], bias [B, H, 1, D]."""
         if refused := [f"{name}={value}" for name in ("form", "mini_batch", "part") if (value := case.option(name))]:
             raise Skip(f"{case.system_backend} has no {' and no '.join(refused)}; {case.system}/torch has")
         given = layer_inputs(ttt_config_of(case), case.batch, case.context, getattr(torch, case.dtype))

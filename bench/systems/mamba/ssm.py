@@ -47,7 +47,7 @@ class MambaSSMModel(PackageModel):
         torch._foreach_zero_([tensor for tensors in state.key_value_memory_dict.values() for tensor in tensors])
 
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Read prompts whole, a few per call of `inner`, whose scan must start from an empty state."""
+        """Read whole prompts, a few per call of `inner`: its scan must start from an empty state."""
         check_ids(ids, 2, state.max_batch_size)
         rows = max(1, PREFILL_TOKENS // ids.shape[1])
         pieces = [slice(start, start + rows) for start in range(0, ids.shape[0], rows)]
@@ -99,7 +99,7 @@ class MambaSSM(TunedLanguageModel):
         return super().settings(case) | own | prefill
 
     def load(self, case: Case) -> MambaSSMModel:
-        """Return a random model; Mamba's weights are scaled so that logits depend on the state."""
+        """Return a random model; Mamba-1's x_proj is scaled so that logits depend on the state."""
         config = model_config("mamba", case.size)
         assert isinstance(config, MambaConfig)
         from bench.models.mamba import remember
@@ -111,7 +111,7 @@ class MambaSSM(TunedLanguageModel):
         return model
 
     def reference(self, model: MambaSSMModel, dtype: torch.dtype) -> ScannedMamba:
-        """Return a `ScannedMamba` with these weights: plain `Mamba` would call mamba-ssm's kernels."""
+        """Return a `ScannedMamba` with the model's weights: `Mamba` would run mamba-ssm's kernels."""
         from bench.models.mamba import Mamba
 
         transformers = Mamba(model.config, device(), dtype)

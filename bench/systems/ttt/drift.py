@@ -98,7 +98,7 @@ def drift(model: Any, exact: Exact) -> dict[str, float]:
 
 
 def _stepper(model: Any, ids: Tensor, tokens: int) -> Callable[[], Tensor]:
-    """Return a function that reads buffer `ids` [B], runs a step, and returns logits [B, V]; for `tokens` calls."""
+    """Return f() -> logits [B, V], which runs a step on buffer `ids` [B], at most `tokens` times."""
     state = model.init_generate_state(len(ids), tokens)
     logits: list[Tensor] = []
 

@@ -167,9 +167,9 @@ class Steps:
         return self._out.flatten(0, 1)
 
     def timed_check(self, rng: Random) -> Callable[[torch.Tensor, int], Checks]:
-        """Draw sequences of one set, copy their state, and return a check of their last outputs.
+        """Draw sequences of a random set, copy their state; return a check of the last step's output.
 
-        The reference runs the same steps from the copied state. Beyond CHECKED_STEPS steps, nothing is compared.
+        The reference repeats all steps since the copy. Above CHECKED_STEPS steps, the check compares nothing.
         """
         drawn_set = rng.randrange(len(self.sets))
         some = self.sets[drawn_set]
@@ -190,7 +190,7 @@ class Steps:
 
 @torch.no_grad()
 def _exact_steps(some: GenerateSet, begun: Any, rows: list[int], calls: int, rounds: int) -> torch.Tensor:
-    """Run the float64 reference for calls * rounds steps; return the last outputs [rows, H, D].
+    """Run the float64 reference for calls * rounds steps; return the last output [rows, H, D].
 
     W is rounded after each step if the kernels store it in 16 bits without planes. begun: initial state of `rows`.
     """

@@ -99,7 +99,7 @@ def layer_workload(
     settings: dict[str, str],
     most: int,
 ) -> Workload:
-    """Return a workload that times `run`. exact, most: see `layer_timed_check`."""
+    """Return a workload that times `run`, then compares at most `most` tokens with `exact`."""
     return Workload(
         run=run,
         tokens=case.batch * case.context,
@@ -119,7 +119,7 @@ def layer_timed_check(
     """Return a `Workload.timed_check` of random sequences' outputs and final states.
 
     exact(sequences, tokens): returns the reference's results for the first `tokens` tokens of these sequences.
-    At most `most` tokens are compared. If `context` exceeds `most`, only the outputs of its first `most` tokens are.
+    At most `most` tokens are compared in total; of a longer `context`, only one sequence's first `most` outputs.
     """
     tokens, whole = min(case.context, most), case.context <= most
 
@@ -214,7 +214,7 @@ def exact_forward(reference: Any, inputs: dict[str, Any], rows: list[int], token
 
 
 def _exact_outputs(reference: Any, arguments: dict[str, Any], trace: Any, rows: list[int], tokens: int) -> Results:
-    """Return float64 outputs for the first `tokens` tokens of `rows`. trace: first result of `reference.states`."""
+    """Return float64 outputs for the first `tokens` tokens of sequences `rows`. trace: `reference.states(...)[0]`."""
     batch, mini_batches = len(arguments["q"]), tokens // len(arguments["token_scale"])
     exact = {name: to_float64(x[rows, :tokens] if name in PER_TOKEN else x) for name, x in arguments.items()}
     states = tuple(x[:mini_batches].unflatten(1, (batch, -1))[:, rows].flatten(1, 2).double() for x in trace)

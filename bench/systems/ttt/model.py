@@ -64,7 +64,7 @@ class TTTLanguageModel(LanguageModel):
 
 
 class TTTTorch(TTTLanguageModel):
-    """Adapter of ttt-linear/torch and ttt-mlp/torch: PyTorch, in the dual form unless `form` is set."""
+    """Adapter of ttt-linear/torch and ttt-mlp/torch. Models run in dual form; option `form` is for single layers."""
 
     def build(self, case: Case) -> Workload:
         return layer.build(case) if case.option("scope", "model") == "layer" else super().build(case)

@@ -202,8 +202,8 @@ class Engine:
         """Generate new_tokens[i] tokens greedily after prompts[i]; return the timed batch.
 
         due: for each prompt, its arrival in seconds after the start, ascending; () for all at once.
-        logits: whether to store the logits of each token. around: context manager entered around all steps, or, with
-        `steady_steps`, around that many steps after the first step in which every sequence generates.
+        logits: whether to store the logits of each token. around: context manager entered around all steps, or around
+        `steady_steps` steps (if not 0) after the first step in which every sequence generates.
         """
         from vllm import SamplingParams
 
@@ -253,7 +253,7 @@ class Engine:
         return self.core.scheduler.kv_cache_config.num_blocks
 
     def sequences_that_fit(self, tokens: int) -> int:
-        """Return how many sequences of `tokens` tokens may run at once, with SPARE_BLOCKS of the cache free."""
+        """Return how many sequences of `tokens` tokens fit in the cache with a margin; at most max_num_seqs."""
         blocks_each = sum(-(-tokens // size) for size in self._block_sizes())
         return min(int(self.cache_blocks() * (1 - SPARE_BLOCKS)) // blocks_each, self.settings.max_num_seqs)
 

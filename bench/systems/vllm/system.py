@@ -94,7 +94,7 @@ class VllmSystem:
         raise NotImplementedError
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return further settings for the record: check limits that are wider than usual."""
+        """Return further settings for the record: check limits if wider than usual, else {}."""
         return widened(case)
 
     def check(self, engine: Engine, case: Case) -> None:
@@ -180,7 +180,7 @@ class VllmSystem:
         )
 
     def _cache_bytes(self, case: Case, graphs: str) -> int | None:
-        """Return the cache's bytes, or None: vLLM chooses. A model with k of n layers gets k/n of the full cache."""
+        """Return cache bytes, k/n for k of n layers. None (vLLM chooses): full model and `graphs` not "prompts"."""
         name, layers = uncut(case.size)
         if not layers and graphs != "prompts":
             return None
@@ -328,7 +328,7 @@ class EngineGenerate(_Work):
         self.timed = f"{self.timed}; prompts of {self.context} tokens, so that these steps lie around the context"
 
     def wanted_tokens(self, case: Case) -> int:
-        """Return tokens to generate: enough for at least STEADY_STEPS steps after the last prompt is read."""
+        """Return how many tokens to generate: at least STEADY_STEPS after the last prompt is read."""
         limit, steady = self.engine.settings.max_num_batched_tokens, max(STEADY_STEPS, self.units + 1)
         sequences = min(case.batch, self.engine.sequences_that_fit(case.context + steady))
         reading = -(-sequences * case.context // max(1, limit - sequences))
