@@ -241,7 +241,7 @@ def site(
 ) -> None:
     """Write or update a static site of runs.
 
-    The site has each run's page, each system over time, and comparisons of runs.
+    The site has each run's page, each system's latencies over time, and comparisons of runs.
     To look at it: python -m http.server --bind 127.0.0.1 --directory SITE
     """
     from reports.site.build import write_site
@@ -271,9 +271,9 @@ def compare(
     fail_on: FailOn = None,
     markdown: Markdown = False,
 ) -> None:
-    """Compare two runs; only differences beyond 5% count.
+    """Compare two runs; differences up to 5% count as noise.
 
-    Prints the ratio of times B/A for each case, and how the machines differ. The 5% do not apply to runs of `ab`.
+    Prints the ratio of times B/A for each case, and how the machines differ. Runs of `ab` can show smaller differences.
     """
     from bench.commands import compare as commands
 

@@ -1,7 +1,7 @@
 """How to start each system's worker: in this Python, in .venv-NAME of `make venv-NAME`, or as systems.toml defines.
 
 ["transformer/vllm"]
-python = "~/.venvs/vllm/bin/python"       # overridden by: command = ["docker", "run", "-i", "IMAGE", "python"]
+python = "~/.venvs/vllm/bin/python"  # or command = ["docker", "run", "-i", "IMAGE", "python"], which has priority
 env = { VLLM_USE_FLASHINFER_SAMPLER = "0" }
 
 ttt-bench's --gpus selects a job's GPU by two variables, which docker must pass on: ["docker", "run", "-i", "--gpus",
@@ -43,7 +43,7 @@ class _Entry(BaseModel):
 
 
 def notes_on_starts(labels: Container[str]) -> list[str]:
-    """Return [one sentence on the `labels` (SYSTEM/BACKEND) that systems.toml or another interpreter starts], or []."""
+    """Return at most one note, on `labels` set in systems.toml or run in another interpreter."""
     entries, starts = _read(), defaultdict[str, list[str]](list)
     for each in (adapter for adapter in ADAPTERS if adapter.label in labels):
         entry = entries.get(each.label, _Entry())

@@ -20,7 +20,7 @@ Durations = Mapping[str, float]  # seconds by case key
 def past_durations(machine: Mapping[str, Any] | None, out: Path) -> Durations:
     """Return each case's median seconds in earlier runs on the same kind of device, by case key.
 
-    Reads the runs in `out`, its subfolders and sibling folders; runs in RESULTS supply cases without a run there.
+    Reads the runs in `out`, its subfolders and sibling folders. Cases not measured there come from published runs.
     machine: a snapshot of the machine; None stands for a machine with a GPU.
     """
     kind = machine["device_kind"] if machine else "cuda"
@@ -72,5 +72,5 @@ def in_words(seconds: float | None) -> str:
 
 
 def on_one_device(seconds: float) -> str:
-    """Format the sum of `job_seconds`, which leaves out the start of the workers."""
+    """Format `seconds` like `3 min on one device, plus the start of the workers`."""
     return f"{in_words(seconds)} on one device, plus the start of the workers"

@@ -26,7 +26,7 @@ def state_bytes(config: Any, case: Case, form: str = "dual") -> int:
 
 
 def generate_precision(case: Case) -> str:
-    """Return the precision of a TTT generate state: `state_dtype` without prefix "float32-"; "float32" by default."""
+    """Return `state_dtype` as PRECISIONS key: "planes" for float32-planes, "float32" if unset."""
     return (case.state_dtype or "float32").removeprefix("float32-")
 
 

@@ -19,7 +19,7 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
     """Return why the scheduler skips a case, or "" to run it.
 
     earlier: the job's records so far. memory_bytes: the device's memory; None if unknown.
-    With `planned.grows`, the memory estimate of a whole model counts only after a smaller case was skipped.
+    A whole model with `planned.grows` is skipped for its estimated memory only if a smaller case was skipped.
     """
     if why := checkpoint_missing(planned.case):
         return why
@@ -30,7 +30,7 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
 
 
 def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
-    """Return why to skip a `planned.grows` case: a smaller case hit oom, timeout or a full cache. "" if none did."""
+    """Return which limit a smaller case hit (memory, time, cache) if `planned.grows`, or ""."""
     if not planned.grows:
         return ""
     for record in earlier:

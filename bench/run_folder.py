@@ -96,7 +96,7 @@ def refuse_another_kind(current: Run, work: Plan) -> None:
 def refuse_another_device(current: Run, work: Plan) -> None:
     """Raise UserError if run and plan differ in device kind or in CPU or GPU model.
 
-    Models are compared only if this machine and that of the run's last request have the plan's kind of device.
+    CPU or GPU models are compared only if this machine and that of the last request have the plan's device kind.
     """
     if current.jobs and work.device != current.file.device:
         kinds = f"is a run on {current.file.device}, and these cases are for {work.device}"

@@ -74,7 +74,7 @@ def profile(request: RunRequest, out: Path) -> None:
 
 
 def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
-    """Return a new run in `out`, or `before`; a `before` made by `profile` is extended (UserError without --resume)."""
+    """Return `before`, extended if `profile` made it (UserError without --resume), or a new run."""
     if before is None:
         return Run.create(out, file_of(work, "profile"))
     refuse_another_device(before, work)

@@ -44,7 +44,7 @@ def tune() -> None:
 def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
     """Return {section of `tuning.toml`: {row: fastest settings}}. learner: "linear" or "mlp".
 
-    form: "dual" or "primal" for generate, whose rows are state precisions; "forward", whose rows are FORWARD_ROWS.
+    form: "dual" or "primal" for generate, with a row per state precision; or "forward", with a row per problem class.
     """
     forward, found = form == FORWARD, dict[str, dict[str, Tuning]]()
     for row in FORWARD_ROWS[f"ttt_{learner}"] if forward else PRECISIONS:
@@ -82,7 +82,7 @@ def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning |
 def fastest_forward(learner: str, row: str) -> tuple[str, Tuning | None]:
     """Return (name of forward's section in `tuning.toml`, fastest correct settings or None).
 
-    learner: as in `_rows`. row: one of FORWARD_ROWS; it determines the model size and the batch.
+    learner: as in `_rows`. row: a class of problems such as "wide", which determines the model size and the batch.
     """
     config = _config(learner, FORWARD_SIZES.get(row, SIZE))
     kernel, reference = (import_module(f"tk_kernels.ttt_{learner}.{part}") for part in ("forward", "reference"))

@@ -55,7 +55,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def register_checkpoint(folder: Path) -> Checkpoint:
-    """Register a folder's checkpoint in VARIABLE, which workers inherit; return the checkpoint."""
+    """Register a checkpoint for workers, in an environment variable; return the checkpoint."""
     checkpoint = read_checkpoint(folder)
     os.environ[VARIABLE] = json.dumps(_registered() | {checkpoint.name: str(checkpoint.folder)})
     return checkpoint

@@ -23,7 +23,7 @@ WEIGHTS_FILE = "model.safetensors"
 
 
 def save(model: CausalLM, folder: str | Path) -> None:
-    """Write a model's weights, in their dtypes and tied ones once, to a folder; of a TTT model also config.json."""
+    """Save a model's weights, tied weights once, in a folder; for a TTT model also config.json."""
     weights = {name: weight.contiguous() for name, weight in model.weights().items()}
     save_file(weights, Path(folder) / WEIGHTS_FILE, {"format": "pt"})
     if isinstance(model.config, TTTConfig):

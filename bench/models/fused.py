@@ -99,7 +99,7 @@ class FusedBlock(TTTBlock):
         return projected[..., index * width : (index + 1) * width]
 
     def _rate_rows(self) -> slice:
-        """Return the slice of the lr logits, in rows of the packed weight and in columns of `projected`."""
+        """Return the slice of packed weight rows (and of output columns) for the lr logits."""
         config = self.seq_modeling_block.config
         return slice(3 * config.width, 3 * config.width + config.heads)
 
@@ -152,13 +152,13 @@ def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
 def is_dependent(learner: str, batch: int) -> bool:
     """Return whether programmatic dependent launches shorten a step of `batch` sequences (on an H200).
 
-    Above MOST_DEPENDENT, waiting programs occupy SMs; above MOST_ROWS_FEW_OUTPUTS, plain cuBLAS launches prevent this.
+    Batches from MOST_DEPENDENT[learner] + 1 to MOST_ROWS_FEW_OUTPUTS do not gain: waiting programs occupy SMs.
     """
-    return batch <= MOST_DEPENDENT[learner] or batch > MOST_ROWS_FEW_OUTPUTS
+    return batch <= MOST_DEPENDENT[learner] or batch > MOST_ROWS_FEW_OUTPUTS  # above, cuBLAS launches prevent waiting
 
 
 def has_few_rows(x: Tensor, weight: Tensor, *, swiglu: bool = False) -> bool:
-    """Return whether x is [B, 1, F] and `few_rows_product` suits it (see `fits`), with SwiGLU if `swiglu`."""
+    """Return whether x is [B, 1, F] and `few_rows_product` is supported and fast (see `fits`)."""
     return x.shape[1] == 1 and fits(x, weight, swiglu=swiglu)
 
 

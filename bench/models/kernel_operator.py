@@ -28,8 +28,8 @@ class KernelOperator(TorchOperator):
     """The inner loop on the project's kernels.
 
     form: generate's form, "dual" or "primal". precision: generate's state, "planes", "float32" or a 16-bit dtype.
-    backend: forward's backend, "" for the fastest. forward_in_pytorch: run forward in PyTorch instead. `forward_packed`
-        ignores both, except `backend` for sequences of one length on Hopper.
+    forward_in_pytorch: run `forward` in PyTorch; ignored by `forward_packed`.
+    backend: of forward, "" for the fastest; `forward_packed` uses it only on Hopper, for sequences of one length.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class KernelOperator(TorchOperator):
     def _forward_equal(
         self, projections: Projections, learner: Learner, state: Any, initial: Sequence[Tensor], sequences: Packed
     ) -> Tensor:
-        """Run `forward_packed` for equally long sequences as a batch, on copies of their states."""
+        """Run `forward_packed` for equally long sequences as one batch; copy states out and back."""
         batch, slots, outer = len(sequences.slots), sequences.slots, outer_parameters(learner)
         weights = read_slots(state, slots, sequences.start, initial)
         rows = [x.new_empty((batch, *x.shape[1:]), dtype=torch.float32) for x in state.gathered]

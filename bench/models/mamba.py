@@ -17,7 +17,7 @@ MEMORY = 96  # standard deviation of x_proj's rows for B and C, times the width;
 
 @dataclass
 class MambaState:
-    """State of `batch` sequences; per layer, conv inputs [B, E, 4] and SSM state [B, E, N]."""
+    """State per layer: conv inputs [B, inner_width, 4], SSM state [B, inner_width, state_dim]."""
 
     batch: int
     cache: DynamicCache
@@ -27,7 +27,7 @@ class Mamba(PackageModel):
     """Transformers' Mamba, with its parameter names: plain PyTorch, or mamba-ssm's kernels where that is installed.
 
     The scan always starts from a zero state, so only a state's first prompt is scanned. Later prompts run token by
-    token. PyTorch's scan holds a float32 tensor [B, E, T, N], so its memory grows with T.
+    token. PyTorch's scan holds a float32 tensor [B, inner_width, T, state_dim], so its memory grows with T.
     """
 
     def __init__(

@@ -241,7 +241,7 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def generate_state(self, state: TTTState, into: TTTState | None = None) -> TTTState:
-        """Convert `state` for generate_step; the result has the same conv caches. into: an old result to overwrite."""
+        """Convert `state` for generate_step, sharing its conv caches. into: old result to overwrite."""
         if into is None:
             made = [replace(layer, inner=self.operator.generate_state(layer.inner)) for layer in state.layers]
             return TTTState(state.batch, made, state.length, state.caches)
@@ -298,7 +298,7 @@ class TTTModel(ChunkedModel):
         return hidden[:, -1]
 
     def _leaves_idle(self, batch: int) -> bool:
-        """Return whether forward is one GPU kernel whose blocks, one per head and sequence, use <= half of the SMs."""
+        """Return whether forward runs one thread block per head and sequence, on <= half of the SMs."""
         if self.device.type != "cuda" or not self.operator.one_block_per_head:
             return False
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count

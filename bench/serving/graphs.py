@@ -1,4 +1,4 @@
-"""CUDA graphs of steps with prompts: launching their kernels one by one takes the CPU longer than running them."""
+"""CUDA graphs of short steps with prompts, whose kernels take longer to launch than to run."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,7 +16,7 @@ SMALLEST = 128  # tokens of the smallest graph
 
 
 def graph_size(tokens: int, sequences: int) -> tuple[int, int]:
-    """Return (tokens, sequences) of the graph for a step: more tokens than the step or as many, and more sequences.
+    """Return (tokens, sequences) of a step's graph: at least `tokens`, more than `sequences`.
 
     Tokens are a multiple of SMALLEST; for steps of more than 512, at most a fourth is padding.
     """
@@ -42,7 +42,7 @@ class PromptGraphs:
         self._out = new((MOST_TOKENS, model.config.width), dtype=model.dtype)
 
     def hidden(self, layers: Sequence[BlockState], ids: Tensor, step: Packed) -> Tensor:
-        """Return what `pages.hidden` returns for a step of at most MOST_TOKENS tokens; the next call overwrites it."""
+        """Replay `pages.hidden` for up to MOST_TOKENS tokens; the next call overwrites the result."""
         size = tokens, sequences = graph_size(step.tokens, len(step.slots))
         # The first surplus sequence holds the padding tokens, the others none. They use slot 0, which is spare.
         for buffer, given, surplus in (

@@ -1,7 +1,7 @@
 """States of sequences in vLLM's cache, and the steps that update them.
 
 Each layer and sequence has a page of bytes; a slot is the index of a page.
-A page contains the convolutions' last inputs, then the tensors that the operator's `generate_state` makes, except the
+A page contains the convolutions' last inputs, then the tensors that the operator's `generate_state` makes. It omits the
 position, which follows from the number of tokens that vLLM has computed.
 """
 
