@@ -105,7 +105,7 @@ def _unsteady_times(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, 
 def is_unsteady(processes: Processes) -> bool:
     """Whether a case's times vary too much for a reliable latency.
 
-    The interval is over 20% wide or, in the median process, `quartiles_apart` exceeds 10% or `ends_apart` 5%.
+    The interval is over 20% wide or, in the median over processes, `quartiles_apart` exceeds 10% or `ends_apart` 5%.
     """
     middle, low, high = pooled_interval(processes)
     apart, drift = (median(map(measure, processes)) for measure in (quartiles_apart, ends_apart))
@@ -126,7 +126,7 @@ def pooled_interval(processes: Processes) -> tuple[float, float, float]:
 
 
 def quartiles_apart(samples: Sequence[float]) -> float:
-    """Return the interquartile range divided by the median; 0 for fewer than six samples."""
+    """Return interquartile range / median; 0 for fewer than six samples or a median of 0."""
     if len(samples) < FEWEST or not (middle := median(samples)):
         return 0.0
     first, _, third = quantiles(samples, method="inclusive")

@@ -87,7 +87,7 @@ def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any
 
 
 def around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Return snapshot `after`, with readings of both snapshots as "before" and "after" in gpu and cpu."""
+    """Return `after` with both snapshots' readings, as "before" and "after", in its gpu and cpu."""
     return after | {part: _paired(before.get(part) or {}, after.get(part)) for part in ("gpu", "cpu")}
 
 

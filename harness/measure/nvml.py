@@ -184,7 +184,7 @@ def is_hot(environment: Mapping[str, Any]) -> bool:
 
 
 def heat_note(environment: Mapping[str, Any]) -> str:
-    """Return a note on a thermally throttled case: `thermally throttled, at 88 °C`."""
+    """Return `thermally throttled, at 88 °C` (°C only if known); callers first check `is_hot`."""
     celsius = _after(environment).get("temperature_c")
     return f"thermally throttled, at {celsius:.0f} °C" if celsius else "thermally throttled"
 

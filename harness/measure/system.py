@@ -54,7 +54,7 @@ class Workload:
     inputs: tensors that the harness refills between samples and before the checked calls.
     timed_check: compares outputs of a timed call with the reference; None without a reference. Called with a random
         generator before the checked call, to choose sequences and store their state. Returns a function f(outputs,
-        calls) -> Checks, called after `calls` calls of `run`. For an engine, both run after the last batch: f(None, 1).
+        calls) -> Checks, called after `calls` calls of `run`. An engine's batches precede `timed_check` and f(None, 1).
     renews_past: whether `timed_check` itself draws new early tokens, because no input has a token axis. After a second
         call with new early tokens, the outputs must differ from the first call's.
     `check`: compares outputs with the reference before timing; None without a reference.

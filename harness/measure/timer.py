@@ -82,7 +82,7 @@ def measure(run: Callable[[], object], clock: Clock, policy: Policy, limited: bo
 def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_throttled) -> list[float]:
     """Sample until steady; return the samples, [] if `clock.prepare` kept the device busy long enough.
 
-    The warm-up lasts at least `least_warmup_s`, and at most the lesser of `WARMUP_MAX_S` and `WARMUP_BUDGETS` budgets.
+    The warm-up lasts at least `least_warmup_s`, at most min(WARMUP_MAX_S, WARMUP_BUDGETS * policy.budget_s) seconds.
     throttled: returns whether the device is throttled; then the warm-up lasts longer.
     """
     samples: list[float] = []
@@ -125,8 +125,8 @@ def take_samples(
 ) -> Timing:
     """Sample until `stop_reason` ends it: at a precise median, `MAX_SAMPLES` or the time limit.
 
-    before_sample: called before each sample. throttled: called after it, returns whether the device is throttled.
-    least_s: seconds of sampling before a precise median can end it.
+    before_sample: called before each sample. throttled: called after each, returns whether the device is throttled.
+    least_s: minimum seconds, or the budget if shorter, before a precise median can end the sampling.
     """
     timing = Timing([], [], "")
     start = clock.now()
@@ -197,7 +197,7 @@ def stop_reason(
     "interval": the median's 95% interval lies within ±`policy.precision` of the median, as a fraction, after at least
         `LEAST_SAMPLES` samples and min(least_s, policy.budget_s) seconds.
     "count": there are `MAX_SAMPLES` samples.
-    "budget": `policy.budget_s` is over, and the interval lies within ±`DOUBTFUL` * precision, or the extended budget is
+    "budget": `policy.budget_s` is over and the interval lies within ±`DOUBTFUL` * precision; or the extended budget is
         over. A budget of 0 is not extended. Otherwise, the extended budget is min(PATIENCE * budget_s, budget_s +
         LONGEST_WAIT_S); with fewer than 1.5 * min_samples samples, it is budget_s + LONGEST_WAIT_S.
     due: whether to compute the interval now; None to compute it after every 10% more samples, which saves time.

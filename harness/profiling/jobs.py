@@ -67,7 +67,7 @@ class Profiler:
         return [self.stored(planned) for job in left for planned in job.cases]
 
     def pending(self, job: Job) -> tuple[Planned, ...]:
-        """Return a job's cases to profile; with `resume`, only cases without times or, if `tools.ratios`, counters."""
+        """Return all cases of a job or, with `resume`, cases that lack times or requested counters."""
 
         def is_done(found: Profile | None) -> bool:
             return bool(found and (not self.tools.ratios or any(kernel.counters for kernel in found.kernels)))
@@ -104,7 +104,7 @@ class JobProfiler:
                 self._with_times(planned)
 
     def ratios(self) -> None:
-        """Add hardware counters to the job's profiles with times, each case in its own worker."""
+        """Add hardware counters to the job's profiles that have times, in a new worker per case."""
         for profile in map(self.profiler.stored, self.job.cases):
             if profile.status != "ok":
                 continue
@@ -172,7 +172,7 @@ class JobProfiler:
         return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command))
 
     def _blame_the_case(self) -> None:
-        """After a failure, raise KeyboardInterrupt if the run should end, RunError for a lost GPU."""
+        """Raise KeyboardInterrupt if the run should end, RunError if the GPU is lost; else return."""
         if self.stopped():
             raise KeyboardInterrupt
         self.slot.refuse_lost_gpu()
@@ -193,7 +193,7 @@ def _with_duration(profile: Profile, stage: str, start: float) -> Profile:
 
 
 def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:
-    """Add `counters`, by kernel name, and a note if over 5% of the time has no counters."""
+    """Match `counters` to kernels by name; add a note if over 5% of kernel time has no counters."""
     kernels = tuple(replace(each, counters=counters.get(each.name)) for each in profile.kernels)
     total = sum(kernel.time_us for kernel in kernels)
     missed = sum(kernel.time_us for kernel in kernels if kernel.counters is None)

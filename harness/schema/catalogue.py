@@ -1,4 +1,4 @@
-"""Labels and styles stored in each run, so that reports can draw other versions' runs."""
+"""Labels and styles stored in each run, so that other ttt-bench versions can report on it."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
@@ -45,7 +45,7 @@ _Metric = Annotated[str, AfterValidator(lambda name: _OLDER_METRICS.get(name, na
 class MetricEntry(Stored):
     """How reports show a metric: the number divided by `scale`, in `unit`.
 
-    better: the better direction, "" for none. text: whether `ttt-bench table` shows the metric by default.
+    better: "lower" or "higher" if one is better, else "". text: whether `ttt-bench table` shows the metric by default.
     """
 
     name: _Metric
@@ -92,9 +92,9 @@ class FigureEntry(Stored):
     along: if `x` is a result such as interactivity, the axis that varies along a line, such as the batch.
     source: the TTT paper's figure that this one reproduces, such as "Figure 15, left"; "" for none.
     split: axes; each combination of their values has a figure of its own.
-    forms: whether to add a figure of y's ratio between TTT's primal and dual form.
+    forms: whether to add a figure of y in TTT's primal form divided by y in its dual form.
     `lower_bound`: whether to draw the roofline bound (the metric `lower_bound_ms`). y_log: whether y is logarithmic.
-    best: whether the figure's sentence compares the lines' highest y, instead of their y at each x.
+    best: whether the sentence on the figure ranks lines by their highest y, instead of by y at each x.
     primary: lines, named SYSTEM/BACKEND, that answer the figure's question; empty for all lines.
     claims: claims of the paper, checked on the primary lines.
     """
@@ -176,6 +176,6 @@ class Catalogue(Stored):
         return next((each for each in self.metrics if each.name == name), MetricEntry(name, name))
 
     def axis(self, name: str) -> AxisEntry:
-        """Return the entry of axis `name`; if missing, a new entry labelled `name`, hyphens for underscores."""
+        """Return the entry of axis `name`; if missing, a new entry with label `name`, "_" as "-"."""
         words = name.replace("_", "-")
         return next((each for each in self.axes if each.name == name), AxisEntry(name, words, f"{words} {{}}"))

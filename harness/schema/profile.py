@@ -74,12 +74,12 @@ class Kernel(Stored):
 
     @property
     def dram_bytes(self) -> float | None:
-        """DRAM bytes per launch; None if not counted. Scaled to `mean_us` if `is_counted_unlike`."""
+        """DRAM bytes per launch, scaled by duration if `is_counted_unlike`; None if not counted."""
         return self._of_mean_launch(self.counters.dram_bytes if self.counters else None)
 
     @property
     def operations(self) -> float | None:
-        """FLOPs per launch; None if not counted. Scaled to `mean_us` if `is_counted_unlike`."""
+        """FLOPs per launch, scaled by duration if `is_counted_unlike`; None if not counted."""
         return self._of_mean_launch(self.counters.operations if self.counters else None)
 
     @property
@@ -88,7 +88,7 @@ class Kernel(Stored):
 
     @property
     def is_counted_unlike(self) -> bool:
-        """Whether the counted launches' mean time differs from `mean_us` by over 40% and over 2.5 µs."""
+        """Whether hardware counters exist, with a mean time over 40% and 2.5 µs off `mean_us`."""
         counted_us = self.counters.time_us if self.counters else 0.0
         return bool(counted_us) and abs(counted_us - self.mean_us) > max(UNLIKE * self.mean_us, UNLIKE_US)
 
@@ -122,7 +122,7 @@ class Range(Stored):
 class Timeline(Stored):
     """Launches of one run or its first step, by start; fields are columns of equal length.
 
-    kernel: indices into the profile's kernels. range: indices into its ranges, -1 for a launch in no range.
+    kernel: indices into the profile's kernels. range: indices into the profile's ranges, -1 for a launch in no range.
     wait_ns: time since the end of the previous launch, negative if launches overlap. time_ns: duration.
     left_out: number of the run's launches that the timeline omits.
     """

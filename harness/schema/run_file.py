@@ -86,7 +86,7 @@ class RunFile(Stored):
 
     repeats: how often each case is measured, in different processes.
     requests: the calls that planned or resumed the run, oldest first.
-    mode: "measure" to time cases, "verify" only to check outputs, "profile" for a run of profiles alone.
+    mode: "measure" to time the cases, "verify" to only check outputs, "profile" to only profile.
     """
 
     tool: Literal["ttt-bench"] = field(default="ttt-bench", kw_only=True)

@@ -21,7 +21,7 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 def slots_of(gpus: Sequence[str], device: str) -> list[GpuSlot]:
     """Return a slot per GPU; without `gpus`, one slot for the default GPU or the CPU.
 
-    gpus: names as in CUDA_VISIBLE_DEVICES. device: "cpu" or "cuda"; the default slot of "cuda" can report a lost GPU.
+    gpus: names as in CUDA_VISIBLE_DEVICES. device: "cpu" or "cuda", which matters only without `gpus`.
     """
     if device == "cuda" and not gpus and _device_id():
         return [replace(DEFAULT_SLOT, is_there=lambda: bool(_device_id()))]

@@ -83,10 +83,10 @@ DEFAULT_SLOT = GpuSlot()
 class WorkerProcess:
     """A system's worker process: started by the first request, ended with the `with` block.
 
-    A request also starts a new worker if the last one failed on a case or reported itself unhealthy, but `ask` starts
-    none after a failed probe. When a worker ends, two nested wardens (`warden.py`) kill its descendants.
+    If the worker failed on a case or reported itself unhealthy, the next request starts a new worker. If `found` is a
+    failed probe, `ask` raises WorkerLost. When a worker ends, two nested wardens (`warden.py`) kill its descendants.
     slot: where the worker runs. start_s: time limit for the start. stopped: returns whether the run should end.
-    found: the last `Probe`, which says whether the system can run here; None before the first.
+    found: the last `Probe` by `ready` or `ask`, which says whether the system can run here; None before the first.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class WorkerProcess:
     ) -> tuple[Record, dict[str, Any]]:
         """Run a case; return (record with the machine's load, fields of a `Profile`).
 
-        profiler: for mode "profile", the profiler's name "tool" and a path for Kineto's trace, "keep".
+        profiler: for mode "profile", {"tool": the profiler's name, "keep": a path for Kineto's trace}.
         last: whether no request follows; otherwise, a worker that reports itself unhealthy is killed.
         If the case needs a new process, one is started and gets the request too.
         Raises WorkerLost if the system cannot run or gives no usable answer in time, KeyboardInterrupt to end the run.
@@ -261,7 +261,7 @@ class WorkerProcess:
             raise self._death(process) from None
 
     def _read(self, process: subprocess.Popen[bytes], wait_s: float) -> bool:
-        """Wait up to `wait_s` s for worker output and read it; return whether it can still answer."""
+        """Read worker output, waiting up to `wait_s` s; return whether the worker can still answer."""
         ended = process.poll() is not None  # a child of a dead worker may hold its pipes open
         readable, _, _ = select.select(self._open, [], [], wait_s)
         for pipe in readable:

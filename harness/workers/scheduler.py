@@ -96,7 +96,7 @@ def run_jobs(
 
 
 def unfinished(run: Run, job: Job, repeat: int, retry: Retry) -> list[Planned]:
-    """Return the cases to run in `repeat`: no record, a status in UNFINISHED, or `retry` returns True."""
+    """Return cases to run: no record in `repeat`; skipped, killed or unstarted; `retry` is True."""
     last = {record.case.key: record for record in run.job_records(job) if record.repeat == repeat}
     finished = {key for key, record in last.items() if record.status not in UNFINISHED and not retry(record)}
     return [planned for planned in job.cases if planned.case.key not in finished]
@@ -113,7 +113,7 @@ class _JobRun:
     stopped: Callable[[], bool]
 
     def cases(self, pending: list[Planned]) -> None:
-        """Run or skip the pending cases in order; append records, except for a skip with the same reason."""
+        """Run or skip cases in order; append records, except a repeated skip for the same reason."""
         run, name = self.run, self.slot.name
         whole = next(each for each in run.jobs if each.pair == self.job.pair)  # with the cases of other calls
         records = [each for each in latest(whole, run.job_records(whole)) if each.repeat == self.options.repeat]
@@ -160,7 +160,7 @@ class _JobRun:
 def unmeasured(
     case: Case, status: str, reason: str, launch: Launch, slot: GpuSlot, found: Probe | None = None
 ) -> Record:
-    """Return the record of a case without samples. found: the worker's last probe, for the environment."""
+    """Return a record without samples; `found`, or else this process, gives its environment."""
     environment = found.environment if found else {}
     if not environment:  # the worker never answered, so versions of packages are unknown
         commit, dirty = commit_and_dirty(launch.root)

@@ -90,8 +90,8 @@ class Runs:
 def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Runs) -> dict[str, Any]:
     """Return a profile's fields: the fields that `found_in` returns, "units" and "notes".
 
-    launched: launches of the runs that `seen` describes; only the middle half of the runs counts (`_typical`).
-    ranged: launches of one call with ranges. "region_us" and "longest_gap_us" exclude delays by the profiler.
+    launched: launches of `seen.runs` runs; only the middle half by duration counts if all launch the same kernels.
+    ranged: one call's, with ranges. With `seen.alone_us`, "region_us" and "longest_gap_us" omit long profiler delays.
     """
     kept, runs, region_us, notes = _typical(launched, seen)
     found = found_in(kept, ranged, runs * seen.calls)
@@ -115,7 +115,7 @@ def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Run
 def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], int, float, list[str]]:
     """Return (launches, number of runs, total µs, notes) of the middle half of runs by duration.
 
-    Runs that the profiler delayed, and pauses, are left out. If runs launch different kernels, return all with a note.
+    This omits delayed runs, and pauses between runs. If runs launch different kernels, return all runs with a note.
     """
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not _alike(in_order, seen.runs):
@@ -177,7 +177,7 @@ def kernels_of(launched: Iterable[Launched]) -> list[Kernel]:
 
 
 def ranges_of(launched: Iterable[Launched], kernels: Sequence[Kernel]) -> list[Range]:
-    """Return a `Range` for each path of `launched`, by first launch; omit kernels that `kernels` lacks."""
+    """Return a `Range` per path in `launched`, sorted by start; omit kernels not in `kernels`."""
     indices = {kernel.name: index for index, kernel in enumerate(kernels)}
     found: dict[tuple[str, ...], dict[int, list[float]]] = {}
     for each in sorted(launched, key=lambda each: each.start_us):
