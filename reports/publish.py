@@ -27,7 +27,7 @@ def write_table(run_folder: Path, fmt: str, columns: Sequence[str] = ()) -> None
     """Write a table with one row per case to standard output.
 
     fmt: "csv", "json", "markdown" or "text".
-    columns: write only these. ("all",): all columns. (): all columns for "csv" and "json", else a selection.
+    columns: the columns' names. ("all",): all columns. (): all columns for "csv" and "json", else a selection.
     Raises RecordError if the run is unreadable or has no records, or a column is unknown.
     """
     from reports.profiles.ceilings import common_ceilings

@@ -22,7 +22,7 @@ def write_frame(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Catalogue
     """Write a table of `stats.frame` to `out`.
 
     fmt: "csv", "json", "markdown" or "text"; Markdown and text show numbers in the catalogue's units.
-    columns: write only these. ("all",): all columns. (): all for "csv" and "json", else a selection (`_chosen`).
+    columns: the columns' names. ("all",): all. (): all for "csv" and "json", else a selection (`_chosen`).
     Raises RecordError for an unknown column.
     """
     for name in columns:

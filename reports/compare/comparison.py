@@ -36,7 +36,7 @@ class NotComparable(RecordError):
 class Difference:
     """A recorded property in which the two runs differ, such as a package's version.
 
-    what: the property's name. a, b: its value in each run; None if the values depend on the case.
+    what: the property's name. a, b: its value in A and B, "" if not recorded; None if the values depend on the case.
     where: the labels of the systems and backends with this difference; empty if all have it.
     """
 
@@ -59,7 +59,7 @@ class Row:
 
     label: the case in words. name: the labels of its system and backend.
     a_us, b_us: µs per token in A and B. notes: remarks on the measurement, such as "thermally throttled in A".
-    doubt: as `Pair.doubt`.
+    doubt: the first reason why the times are too uncertain to compare; "" for none.
     """
 
     label: str
@@ -111,13 +111,13 @@ class Comparison:
 
     @property
     def elsewhere(self) -> str:
-        """The difference, such as `another GPU`, if the devices differ in every row; otherwise ""."""
+        """The first row's "another GPU" or "another CPU" if every row has one of them; else ""."""
         outcomes = [row.result.outcome for row in self.rows]
         return outcomes[0] if outcomes and set(outcomes) <= {*ELSEWHERE} else ""
 
     @property
     def regressions(self) -> int:
-        """The number of cases that are lost or regressed; 0 if A and B ran on different devices."""
+        """The number of cases that are lost or regressed; 0 if the devices differ in every row."""
         if self.elsewhere:
             return 0
         return sum(row.result.regressed for row in self.rows) + sum(each.outcome == "lost" for each in self.missing)
@@ -237,7 +237,7 @@ class Pair:
 
     @property
     def doubt(self) -> str:
-        """Why the times are too uncertain to compare, however far apart they are; "" if they are not."""
+        """The first reason why the times are too uncertain, such as "contended"; "" for none."""
         sides = self.a.quality, self.b.quality
         causes = {
             OTHER_HOST: self.on_other_hosts,
@@ -261,7 +261,7 @@ def _round_results(pairs: Sequence[Pair], fail_on: float) -> list[CaseResult]:
 def _result(pair: Pair, fail_on: float, outcome: str = "") -> CaseResult:
     """Return a case's result from both runs' medians instead of paired rounds.
 
-    outcome: "undecided" for `ttt-bench ab`; "" to decide by the medians. `pair.elsewhere` has precedence.
+    outcome: the result's outcome; "" to decide by the medians. If the devices differ, `pair.elsewhere` replaces it.
     """
     where = "cpu" if pair.on_cpu else "gpus" if pair.on_other_gpus else "gpu"
     middle, half = pair.b.middle - pair.a.middle, math.hypot(pair.a.half, pair.b.half, BETWEEN_RUNS[where])

@@ -89,7 +89,7 @@ class _Estimates:
         return self.mean - half, self.mean + half
 
     def p_values(self, excess: Numbers) -> Numbers:
-        """Return p-values of one-sided t tests. excess: each mean's distance beyond the limit."""
+        """Return each case's p-value of a one-sided t test. excess: log ratio tested to exceed 0."""
         error = self.deviation / np.sqrt(self.rounds)
         with np.errstate(divide="ignore", invalid="ignore"):  # rounds that agree exactly have no error
             statistic = np.where(error > 0, excess / error, np.where(excess > 0, np.inf, -np.inf))

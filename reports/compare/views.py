@@ -64,7 +64,7 @@ def _ratios(comparison: Comparison) -> str:
 
 
 def _groups(what: str, rows: Sequence[Row]) -> str:
-    """Return a sentence that counts rows by system, phase and cause; "" without rows."""
+    """Return `WHAT: 3 NAME PHASE (CAUSE), 1 more.`, a count per group of rows; "" without rows."""
     groups = Counter(f"{row.name} {row.phase}{_cause(row)}" for row in rows).most_common()
     said = [f"{count} {group}" for group, count in groups[:NAMED_GROUPS]]
     said += [f"{left} more"] if (left := sum(count for _, count in groups[NAMED_GROUPS:])) else []
@@ -124,7 +124,7 @@ def _named(cases: list[Missing]) -> str:
 
 
 def closing(comparison: Comparison) -> list[str]:
-    """Return lines: the counts of outcomes if `answer` lacks them, how to read them, and the regressions."""
+    """Return the last lines: outcome counts unless known from `answer`, meanings, regressions."""
     counts = "" if comparison.elsewhere else _counts(comparison)
     lines = [counts] if counts not in ("", answer(comparison)) else []
     if comparison.interleaved:

@@ -71,7 +71,7 @@ def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _plans(table: pd.DataFrame, catalogue: Catalogue) -> Iterator[tuple[str, FigureEntry, pd.DataFrame]]:
-    """Yield (suite, entry, rows), plus default entries for other phases unless a suite has a question and no figure."""
+    """Yield (suite, figure entry, table rows) per figure, before a split by `entry.split`."""
     for suite in catalogue.suites:
         rows = table[[suite.name in names for names in table["suites"]]]
         phases = dict.fromkeys(rows["phase"])
@@ -185,7 +185,7 @@ class _Panel(FigurePanel):
         return [line for line in lines if line.primary and not found.isdisjoint(line.rows)] or lines
 
     def _states(self) -> str:
-        """Return in words the state precision of each system that has only one; "" if the whole figure has only one."""
+        """Return words on the systems with one state precision; "" unless the figure has several."""
         rows = self.rows[self.rows["state_dtype"] != ""]
         own = rows.groupby("system", sort=False)["state_dtype"].unique()
         systems: dict[str, list[str]] = {}

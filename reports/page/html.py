@@ -48,9 +48,9 @@ UNTIMED = "No case was timed: the run only profiled or checked its cases. `ttt-b
 def run_page(
     run: Run, records: list[Record], profiles: Collection[Profile], in_site: str = ""
 ) -> tuple[str, pd.DataFrame]:
-    """Return a run's page, and its table (`stats.frame`).
+    """Return (HTML of a run's page, the run's table as by `stats.frame`).
 
-    records, profiles: all of the run. in_site: see `render`.
+    records, profiles: all of the run. in_site: the run's id in a site, "" for a page of its own (`render`).
     """
     table = frame(records, run.catalogue, common_ceilings(records, profiles))
     name = ", ".join(filter(None, [printable(run.folder.resolve().name), " and ".join(devices_of(table))]))

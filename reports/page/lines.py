@@ -136,7 +136,7 @@ class FigurePanel:
 
     @cached_property
     def _look_column(self) -> str:
-        """The column that color and marker show: "system" or, if figures are split by system, a varying column."""
+        """The column that color and marker show: "system", "state_dtype" or "backend"."""
         differing = (name for name in ("state_dtype", "backend") if self.rows[name].nunique() > 1)
         return next(differing, "system") if "system" in self.entry.split else "system"
 

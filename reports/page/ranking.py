@@ -39,7 +39,7 @@ _CASE_SETTINGS = ("size", "batch", "context", "dtype", "l2")  # lines that diffe
 class Point:
     """A measured point in the figure's unit, with the ends (low, high) of its interval.
 
-    doubt: the relative difference beyond which a point ranks above or below another if it is flagged or from a CPU;
+    doubt: for a point with a flag in `_UNSURE` or from a CPU, the relative difference up to which its rank is open;
         else 0.
     """
 
@@ -53,7 +53,7 @@ class Point:
         return max(self.value, other.value) <= (1 + share) * min(self.value, other.value)
 
     def hides(self, other: "Point") -> bool:
-        """Return whether overlapping intervals or doubt leave the order open; within 5%, only doubt does."""
+        """Return whether doubt or (if over 5% apart) overlapping intervals leave the order open."""
         overlap = max(self.low, other.low) <= min(self.high, other.high)
         if doubt := max(self.doubt, other.doubt):
             return overlap or self.is_level(other, doubt)
@@ -65,7 +65,7 @@ class Standing:
     """The ranking of the compared lines at one x, or by their best points (`best_standing`).
 
     ranks: (point, label of its line), the best first. level: labels of the lines that share the first rank.
-    tie: why lines share a rank, a key of `TIES`.
+    tie: why these lines share the rank, a key of `TIES`; unused for a single line.
     """
 
     x: float
@@ -101,7 +101,7 @@ class View:
 
     @cached_property
     def ranked(self) -> list[Line]:
-        """Lines to rank: primary lines, and lines that have points and whose system is not in `primary_systems`."""
+        """Primary lines, and lines with points of systems not in `primary_systems`; no bounds or ratios."""
         drawn = [line for line in self.figure.lines if not line.y and not line.base_rows]
         named = self.figure.primary_systems
         return [line for line in drawn if line.primary or (line.system not in named and self.points(line))]
@@ -200,7 +200,7 @@ class View:
                 yield Point(float(cells[x]), float(value) / scale, low, high, doubt)
 
     def reach(self, line: Line) -> float:
-        """Return the line's largest x except of "unstarted" cases; infinite if the figure has an `along` axis."""
+        """Return the line's largest x, ignoring "unstarted" cases; infinite if `along` is set."""
         if self.figure.along:  # x is a result, so no line stops at one
             return math.inf
         rows = self.rows([line])

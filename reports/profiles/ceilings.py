@@ -14,7 +14,7 @@ _LIKE = 0.15  # share of the mean time; if counted launches differ from it by mo
 
 
 def common_ceilings(records: Iterable[Record], profiles: Iterable[Profile] = ()) -> dict[str, dict[str, float]]:
-    """Return {device: {peak of `PEAKS`: highest value over its processes and kernels}}.
+    """Return {device: {"copy_gbs": highest GB/s, "product_tflops": highest TFLOP/s}} of a run.
 
     All systems share a device's peaks, because a power-capped GPU's measured GEMM rate varies by up to 20%.
     """
@@ -39,7 +39,7 @@ def reached(region: Region) -> dict[str, float | None]:
     """Return the region's peaks, each raised to the fastest kernel's rate if this is higher.
 
     On a power-capped GPU, a GEMM of the case can be 15% faster than the GEMM that measures the peak. Ignored are short
-    kernels (`_LONG`), kernels with counted launches of unusual time (`_LIKE`), and implausible rates (`_PLAUSIBLE`).
+    kernels (`_LONG`), implausible rates (`_PLAUSIBLE`), and kernels counted in launches of unusual time (`_LIKE`).
     """
     total = sum(kernel.time_us for kernel in region.kernels)
     long = [kernel for kernel in region.kernels if kernel.time_us > _LONG * total and _counted_alike(kernel)]

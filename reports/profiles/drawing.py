@@ -47,10 +47,10 @@ def roofline(profile: Profile) -> dict[str, Any]:
 
 
 def timeline(profile: Profile) -> dict[str, Any]:
-    """Return one step's launches as columns of integers, and the paths of all NVTX ranges.
+    """Return lists with an integer per launch in the timeline, and "paths" of all NVTX ranges.
 
-    range: index into `paths`, -1 for none. kernel: row in the kernel table, `NAMED` for a kernel without a row.
-    part: index into `LABELS`. wait: ns since the end of the previous launch. time: the launch's duration in ns.
+    range: index into "paths", -1 for none. kernel: row in the page's table, or `NAMED` (its row count) if it has none.
+    part: index into `parts.LABELS`, such as GEMMs. wait: ns since the previous launch's end. time: duration in ns.
     """
     found = profile.timeline
     return {
@@ -82,7 +82,7 @@ def l2_intensity(kernel: Kernel) -> float | None:
 
 
 def unplaced(region: Region) -> float:
-    """Return the share of kernel time without a roofline point; 0 if no kernel has such a point."""
+    """Return the share of kernel time missing from the roofline; 0 if it shows no kernel at all."""
     total = sum(kernel.time_us for kernel in region.kernels)
     placed = sum(kernel.time_us for _, kernel, *_ in _placed(region))
     return 1 - placed / total if placed else 0.0

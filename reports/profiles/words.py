@@ -111,7 +111,7 @@ def _why(region: Region) -> str:
 
 
 def longest(region: Region) -> str:
-    """Return the longest kernel's name, its share of the time and its bottleneck, as Markdown."""
+    """Return the kernel with the most total time, as Markdown: name, share of time, bottleneck."""
     kernel = max(region.kernels, key=lambda each: each.time_us)
     return f"`{short(kernel.name)}`, {_share_of_time(kernel, region):.0%}: {bound_of(kernel, region)}"
 
@@ -191,7 +191,7 @@ def _counted_times(kernel: Kernel) -> str:
 def short(name: str) -> str:
     """Return a kernel's name without templates and arguments, at most 80 characters.
 
-    CUTLASS kernels share one generic entry point, so their name comes from its template argument.
+    CUTLASS kernels share an entry point, so its template argument gives the name. Memcpy and Memset names stay.
     """
     if name.startswith(("Memcpy", "Memset")):
         return name

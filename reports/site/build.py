@@ -49,7 +49,7 @@ def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] 
 
 
 def _files_of_site(out: Path) -> set[str]:
-    """Return the files in `out`'s marker, none if `out` is new or empty; RecordError if `out` is no site."""
+    """Return the paths in `out`/`MARKER`, none for a new or empty `out`; RecordError if no site."""
     if not out.is_dir() or not listed(out):
         return set()
     try:

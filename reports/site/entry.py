@@ -73,9 +73,9 @@ def note_of(folder: Path) -> str:
 
 
 def files_of(run: Run, found: str) -> tuple[Entry, dict[str, str]]:
-    """Return a run's index entry, and the run's files as {path in the site: content}.
+    """Return (the run's index entry, {path in the site: content} of its page and downloads).
 
-    found: the run's id. Raises RecordError if the run is unreadable.
+    found: the run's id. A run without records has no files. Raises RecordError if the run is unreadable.
     """
     records, profiles, path = run.records(), run.profiles().values(), f"runs/{found}.html"
     files: dict[str, str] = {}

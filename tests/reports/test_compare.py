@@ -1,4 +1,4 @@
-"""Two runs compared case by case, on made-up records."""
+"""Comparing two runs gives the right pairs of cases, outcomes, intervals and notes."""
 
 import math
 import random

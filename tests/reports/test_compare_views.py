@@ -1,4 +1,4 @@
-"""A comparison's answer, and its views as text, Markdown and a page of the site."""
+"""A comparison's answer, text, Markdown and page state results and doubts; markup is escaped."""
 
 import math
 

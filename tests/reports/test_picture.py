@@ -1,4 +1,4 @@
-"""PNG pictures of a report's figures."""
+"""A picture shows the requested suite, the README's is current, and no other file is lost."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The generated sentence for each figure, and the findings at the top of the page."""
+"""A figure's sentence and the page's findings name the right winners, ranges and failures."""
 
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The page shows common environments and settings once, and lists different ones by machine or backend."""
+"""A page lists common facts once, other facts per machine or backend, settings per backend."""
 
 from dataclasses import replace
 

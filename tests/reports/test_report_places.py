@@ -1,4 +1,4 @@
-"""If a line has several GPUs, each point names its own; a point of several processes names their spread."""
+"""Readouts name a point's GPU on a line of several GPUs, and the spread of several processes."""
 
 import browsing
 import synthetic_records as synthetic

@@ -1,4 +1,4 @@
-"""Tables as CSV, JSON, Markdown and text: their rows, columns, units and escaped text."""
+"""Tables as CSV, JSON, Markdown and text have the right rows, columns, units and escapes."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""The site of many runs, tested without a browser: its files, histories and comparisons, and refused folders."""
+"""A site has the right files, histories and comparisons, and overwrites no other folder."""
 
 import json
 import re

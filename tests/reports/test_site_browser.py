@@ -1,4 +1,4 @@
-"""The site of several runs in a browser: opened from disk, without scripts, on a phone, with axe, with hostile text."""
+"""A site works without scripts and on a phone, passes axe, and never runs hostile text."""
 
 import browsing
 import pytest

@@ -1,4 +1,4 @@
-"""The page of a system over time, in a browser: the selected case, and links from its points to runs."""
+"""In a browser, a system's history page shows the selected case and links points to runs."""
 
 import re
 
@@ -11,7 +11,7 @@ TRACES = "document.getElementById('plot').data.map(({y, text, line, marker}) => 
 
 
 def over_time(folder, *days):
-    """Write a site with a run per day; return the site's folder and the history page's path in the site.
+    """Write a site with a run per day; return (site folder, path of the history page in it).
 
     days: for each day a list of (case, ms, further arguments of `timed`), one per record.
     """
