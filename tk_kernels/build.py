@@ -76,7 +76,7 @@ class Built:
 
     @property
     def ingredients(self) -> dict[str, str | None]:
-        """The inputs of this build, as `ingredients(name)` returned them, perhaps on another machine."""
+        """The build's inputs, such as nvcc's version, from build.json; the cache may come from another machine."""
         return json.loads((self.folder / NOTE).read_text())
 
     @property
@@ -230,7 +230,7 @@ def _compiler_version(nvcc: Path | None) -> str | None:
 
 
 def _folder(name: str, wanted: dict[str, str | None]) -> Path:
-    """Return the kernel's cache folder. It depends on all ingredients `wanted` except nvcc and ThunderKittens."""
+    """Return the cache folder for kernel `name` and all of `wanted` except its nvcc and ThunderKittens versions."""
     known = [wanted[each] for each in ("sources", "flags", "host", "tvm_ffi", "architecture")]
     key = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
     return cache_directory() / "kernels" / f"{name.replace('/', '.')}-{key}"

@@ -51,7 +51,7 @@ class Cost:
     def generate_flops(self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual") -> float:
         """Return the FLOPs of a generate step of `batch` sequences, averaged over a mini-batch.
 
-        `forward_flops` defines the symbols. s: token scale. dual: as `forward_flops`, with (m+1)/2 rows instead of m.
+        `forward_flops` defines the symbols and, with (m+1)/2 instead of m, the dual form's terms. s: token scale.
         primal: X @ W, dW += X^T @ G, W_t = W - s dW, Xbar @ W_t and (except in layer 1) G @ W^T take 2 * in * out each.
         """
         check_choice("form", form, FORMS)
@@ -93,7 +93,7 @@ class Cost:
     def generate_bytes(
         self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual", state: str = "planes"
     ) -> float:
-        """Return the minimum bytes of a step: `generate_state_traffic` plus 2 per element of q, k, v, out."""
+        """Return the minimum bytes of a step: `generate_state_traffic` plus 2 bytes per element of q, k, v, out."""
         traffic = self.generate_state_traffic(batch, heads, head_dim, mini_batch, form, state)
         return traffic + batch * heads * 8 * head_dim
 
@@ -101,7 +101,7 @@ class Cost:
 def _weight_bytes(form: str, state: str) -> tuple[int, int, int]:
     """Return bytes per weight: (stored, read per token, further traffic at a mini-batch's last token).
 
-    An element of a cached row has as many bytes as a token reads per weight. Raises ValueError for an unknown argument.
+    The second number is also the bytes per element of cached rows. Raises ValueError for an unknown form or state.
     """
     check_choice("form", form, FORMS)
     check_choice("state", state, ("planes", *ELEMENT_BYTES))

@@ -15,8 +15,8 @@ class Packed:
 
     cu_seqlens [S + 1] int32: sequence s has the tokens cu_seqlens[s] to cu_seqlens[s + 1] - 1, or none.
     start [S] int32: number of earlier tokens per sequence. With 0, a sequence starts from the initial weights.
-    slots [S] int64: index of each sequence's state in dimension 0 of the state's tensors; no two are equal.
-    tokens: N. length: tokens per sequence if known to be equal and all begin at a mini-batch's start; else 0.
+    slots [S] int64: each sequence's index in dimension 0 of the state's tensors; sequences with tokens share none.
+    tokens: N. length: tokens per sequence, if known to be equal and all sequences begin at a mini-batch's start, or 0.
     """
 
     cu_seqlens: Tensor
@@ -27,9 +27,9 @@ class Packed:
 
     @cached_property
     def chunks(self) -> Tensor:
-        """For each chunk of up to CHUNK tokens, (sequence, offset of the chunk in it) [N // CHUNK + S, 2] int32.
+        """(sequence, offset in the sequence) of each chunk of up to CHUNK tokens: [N // CHUNK + S, 2] int32.
 
-        In surplus rows the offset is at or past the sequence's end. It is computed on the device without a host sync.
+        Surplus rows have an offset at or past the sequence's end. No host sync: the rows are computed on the device.
         """
         sequences = len(self.slots)
         counts = -(-self.cu_seqlens.diff() // CHUNK)

@@ -57,7 +57,7 @@ def fetch_thunderkittens() -> Path:
 
 @contextmanager
 def in_cache(what: str) -> Iterator[None]:
-    """Convert an OSError in the block to a BuildError. The message begins with `what`: "x cannot be built"."""
+    """Convert an OSError in the block to a BuildError. The message begins with `what`, such as "x cannot be built"."""
     try:
         yield
     except OSError as error:
@@ -77,7 +77,7 @@ def alone(path: Path) -> Iterator[None]:
 
 @contextmanager
 def named_when_whole(target: Path) -> Iterator[Path]:
-    """Yield a new folder; it replaces `target` if the block succeeds, else it is removed."""
+    """Yield a new folder that replaces `target` if the block succeeds; otherwise remove the new folder."""
     with TemporaryDirectory(prefix=".incomplete-", dir=target.parent) as parent:
         folder = Path(parent) / target.name
         folder.mkdir()

@@ -33,7 +33,7 @@ def linear_arguments(
     speed: float = 1.0,
     mini_batch: int = 16,
 ) -> list[Any]:
-    """Return TTT-Linear's arguments. correlation: of tokens, from 0, independent, to 1, equal. speed: factor on lr."""
+    """Return arguments of TTT-Linear's forward. correlation: 0 (independent tokens) to 1 (equal). `speed` scales lr."""
     generator = torch.Generator(device).manual_seed(tokens)
 
     def normal(*shape: int, std: float = 1.0) -> Tensor:

@@ -42,7 +42,7 @@ combinations = pytest.mark.parametrize(
 
 
 class Errors(NamedTuple):
-    """Relative errors against float64. out: largest of all steps. change: of each weight's change over all steps."""
+    """Errors against float64. out: relative, largest of all steps. change: final error / change, per weight or bias."""
 
     out: float
     change: dict[str, float]
@@ -191,7 +191,7 @@ def compare(
 ) -> Comparison:
     """Return the errors of kernel and simulation in `steps` steps from `start`, and the kernel's final state.
 
-    batch: number of sequences (0: as in `start`). If larger, those of `start` repeat, and at most 8 are compared.
+    batch: number of sequences; 0 for all of `start`. A larger batch repeats them, and at most 8 are compared.
     step: runs the kernel; by default `eager`.
     """
     generate, distinct = MODULES[operator][0], len(start.position)

@@ -132,7 +132,7 @@ def few_rows_products() -> Iterator[str]:
 
 
 def generate(operator: str, D: int = 64) -> Iterator[str]:
-    """Generate STEPS tokens in each form and precision; yield a line such as "17 tokens, dual, planes" for each."""
+    """Generate STEPS tokens in several forms and precisions; yield lines such as "17 tokens, dual, planes"."""
     cases = [("dual", "planes"), ("dual", "bfloat16"), ("dual", "float32")]
     for form, precision in [*cases, ("primal", "float16")] if D == 64 else cases:
         *tensors, state = arguments(operator, STEPS, 16, D)
@@ -182,7 +182,7 @@ def run(kernel: str) -> None:
 
 
 def sanitized(kernel: str, tool: str) -> tuple[bool, str]:
-    """Run one kernel under one tool; return whether it is clean, and a report.
+    """Run one kernel under one tool; return (whether the kernel ran without errors, report).
 
     PyTorch's memory cache is off, so that the tool sees accesses outside a tensor.
     """

@@ -1,4 +1,4 @@
-"""The Gluon generate kernels match the float64 reference on an emulator; test_generate_gpu.py runs them on a GPU."""
+"""The Gluon kernels for generate and forward match the float64 reference in an emulator on a CPU."""
 
 from importlib import import_module
 

@@ -1,4 +1,4 @@
-"""Every Triton kernel has launch settings on any GPU, tuning tries them too, and `section` writes them as TOML."""
+"""Every Triton kernel has launch settings on any GPU, all of them in `candidates`; `section` writes them as TOML."""
 
 import tomllib
 

@@ -40,7 +40,7 @@ SHARED_BYTES = 196_608  # shared memory that the largest tiles need
 class Norm:
     """Norm of the rows of x [..., K] before a GEMM; argument `before` of `few_rows_product`.
 
-    weight [K] alone: RMSNorm. With bias [K] and the output gate [..., K]: LayerNorm times gelu_tanh(`gate`).
+    Only weight [K]: RMSNorm. With bias [K] and output gate `gate` [..., K]: LayerNorm times gelu_tanh(`gate`).
     For one row of x, the GEMM's kernel computes LayerNorm from sums of x and x^2, so its float32 rounding errors grow
     with the row's mean / standard deviation.
     """

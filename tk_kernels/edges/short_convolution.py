@@ -42,7 +42,7 @@ def residual_convolution(
 
     h [B, T, C] contiguous. cache [B, 3, C]: the last three inputs of conv, oldest first, replaced in place.
     slots [B], only with T = 1: sequence b uses cache[slots[b]]. The cache may have any size and stride in dimension 0.
-    sequences, only with B = 1: layout of T packed tokens. Sequence s uses cache[sequences.slots[s]]; at start 0, zeros.
+    sequences (B = 1): layout of T packed tokens. Sequence s uses cache[sequences.slots[s]]; at start 0, it reads zeros.
     norm, next_norm [C]: weights of the first and second RMSNorm. weight [C, 1, 4], bias [C]: parameters of conv.
     pdl: use programmatic dependent launch; the kernel may read all arguments except h before earlier launches end.
     Sums are float32; the convolution's inputs and y are rounded to h's dtype.

@@ -79,9 +79,9 @@ PIECE_BYTES = 1 << 28
 
 
 def by_sequences(function: Callable[..., tuple[torch.Tensor | None, ...]], *given: torch.Tensor) -> Any:
-    """Apply `function` to slices of tensors `given` [B, ...] to save memory: up to 256 MiB each, at least one sequence.
+    """Apply `function` to some sequences of the tensors `given` [B, ...] at a time, to save memory.
 
-    Returns the tuple of `function`'s outputs, concatenated to [B, ...]. An output that is None stays None.
+    A call gets up to 256 MiB, at least one sequence. Returns the tuple of outputs [B, ...]; None stays None.
     """
     batch, size = len(given[0]), sum(x.numel() * x.element_size() for x in given)
     step = max(1, batch * PIECE_BYTES // max(1, size))

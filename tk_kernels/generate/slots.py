@@ -50,7 +50,7 @@ def _launch(
     initial: tuple[Tensor, ...] | None = None,
     start: Tensor | None = None,
 ) -> None:
-    """With `start`, fill `copies` from slots of `stored` (start 0: from `initial`); else copy `copies` to slots."""
+    """Copy `stored` to `copies`, or `initial` where start is 0. If `start` is None, copy `copies` to `stored`."""
     if not len(stored) == len(copies) == len(initial or copies):
         raise ValueError(f"{len(copies)} values and {len(initial or copies)} initial ones for {len(stored)} tensors")
     kept, low, transposed = zip(*stored, strict=True)
@@ -79,9 +79,9 @@ def _blocks(
 def _copy_slots(kept, low, copies, initial, strides, start, slots, H: tl.constexpr, SHAPES: tl.constexpr):
     """Copy a block of rows of one tensor, of one head of one sequence; the grid is (B, H, blocks of all tensors).
 
-    kept, low, copies, initial, strides: tuples of `_copy_block`'s kept, low, x, first, stride, an element per tensor.
+    kept, low, copies, initial, strides: per tensor, the arguments kept, low, x, first and stride of `_copy_block`.
     start [B]: fill `copies` from the slots, or from `initial` where start is 0. None: copy `copies` to the slots.
-    SHAPES: per tensor, the number of its first block, then the last arguments of `_copy_block`.
+    SHAPES: per tensor, (index of its first block, R, C, CP, BLOCK, TRANSPOSED); see `_copy_block`.
     """
     for i in tl.static_range(len(SHAPES)):
         row = (tl.program_id(2) - SHAPES[i][0]) * SHAPES[i][4]
@@ -96,7 +96,7 @@ def _copy_block(
     kept, low, x, first, stride, start, slots, row, H: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, BLOCK: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
-    """Copy BLOCK rows of C numbers from `row` on, as `start` says in `_copy_slots`. CP: C padded to a power of two.
+    """Copy BLOCK rows of C numbers from `row` on; `_copy_slots` explains `start`. CP: C padded to a power of two.
 
     kept [slots, H, R, C]: the stored tensor, with `stride` over slots. low: its low plane in the same layout, or None.
     x [B, H, R, C], first [H, R, C]: contiguous float32. With TRANSPOSED, x is [B, H, C, R], and first is [H, C, R].

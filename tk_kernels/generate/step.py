@@ -40,8 +40,8 @@ class StepState:
     gathered, primal form: for each layer, float32 gradient sums dW, in the weight's layout, and db.
     layers: for each layer, its weight [B, H, ...] (with "planes", the high plane), low plane or None, and bias
     [B, H, width] float32. All weights except the last are transposed: each row belongs to one hidden unit.
-    slots [B], int32 or int64, dual form only: sequence b uses index slots[b] of weights, biases and cached rows, which
-    can hold more than B sequences, at any stride. With slots, the step reads `position` [B, H] without advancing it.
+    slots [B], int32 or int64, dual form only: each sequence's index in weights, biases and cached rows. In dimension 0,
+    these tensors have any size and any stride, the same for equal shapes. With slots, `position` does not advance.
     """
 
     form: str

@@ -339,7 +339,7 @@ def _read(q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tenso
 def _advance_(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: Any, form: str = "dual", rows: bool = True
 ) -> Tensor:
-    """Run n tokens of one mini-batch; update `state`, return outputs [B, n, H, D]. rows=False: gradient sums, n = 1."""
+    """Update `state` by n tokens of a mini-batch; return outputs [B, n, H, D]. rows: see `layers_of`; False: n = 1."""
     layers, token_scale = layers_of(state, rows), outer.token_scale
     positions = state.position.long()[:, None] + torch.arange(q.shape[1], device=q.device)  # [B, n]
     x, z, new = _gradients(q, k, v, lr, outer, layers)

@@ -63,8 +63,8 @@ def _dual(
 ):  # fmt: skip
     """Run one token of one head of one sequence; the grid is B * H programs.
 
-    q, k, v, out [B, H, D], lr [B, H], each with a stride over B. position [B, H].
-    The state, with S slots: weights, low [S, H, D, D] (see `store_weights`), b [S, H, D], rows_k, rows_g [S, H, m, D].
+    q, k, v, out [B, H, D], lr [B, H]: any stride over B. position [B, H], token_scale [m], ln_weight, ln_bias [H, D].
+    State of S sequences (see `slot_of`): weights, low plane low [S, H, D, D], b [S, H, D], rows_k, rows_g [S, H, m, D].
     """
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H

@@ -43,7 +43,7 @@ def run(
     settings: Tuning | None,
     **options: Any,
 ) -> None:
-    """Launch the kernel for q and `mini_batch`, in Gluon only without `settings`. Arguments: ttt_linear's `run`."""
+    """Launch the kernel for q and `mini_batch`, in Gluon only if `settings` is None. Arguments: ttt_linear's `run`."""
     heads, head_dim = q.shape[-2:]
     hidden = 4 * head_dim
     row = "narrow" if head_dim <= IN_REGISTERS and mini_batch <= ROWS_IN_REGISTERS else "wide"

@@ -84,9 +84,9 @@ def _dual(
 ):  # fmt: skip
     """Run one token of one head of one sequence; the grid is B * H programs.
 
-    q, k, v, out [B, H, D], lr [B, H], each with a stride over B. position [B, H].
-    The state, with S slots: weights1 (W1^T), weights2, low1, low2 [S, H, F, D], b1 [S, H, F], b2 [S, H, D], rows_k,
-    rows_g2 [S, H, m, D], rows_x2, rows_g1 [S, H, m, F]. low1, low2: see `store_weights`.
+    q, k, v, out [B, H, D], lr [B, H]: any stride over B. position [B, H], token_scale [m], ln_weight, ln_bias [H, D].
+    State of S sequences (see `slot_of`): weights1 (W1^T), weights2 (W2), low planes low1, low2 [S, H, F, D],
+    b1 [S, H, F], b2 [S, H, D], rows_k, rows_g2 [S, H, m, D], rows_x2, rows_g1 [S, H, m, F] (see `GenerateState`).
     """
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
