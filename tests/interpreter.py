@@ -24,7 +24,7 @@ def hasten() -> None:
         return first_call(self, *arguments, **named)
 
     def by_slice(self: Any, given: tuple[Any, ...]) -> list[Any]:
-        """Combine whole slices along `self.axis` instead of single elements, in the order of Triton's interpreter."""
+        """Reduce `given` along `self.axis`: by element if no axis or `keep_dims`, else by slice."""
         if self.axis is None or self.keep_dims:
             return by_element(self, given)
         rows = ((np.moveaxis(each.handle.data, self.axis, 0), each.dtype) for each in given)

@@ -1,4 +1,4 @@
-"""A lock file lists exactly the releases it resolves to (needs a network), and explains each below the newest."""
+"""Lock files resolve to the releases they list; each release below the newest has a reason."""
 
 import re
 import subprocess

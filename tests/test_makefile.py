@@ -1,4 +1,4 @@
-"""Run `make bench` with an interpreter that prints its command instead of running it."""
+"""`make bench` and `make install` run the right Python commands, which tests print instead."""
 
 import shutil
 import subprocess

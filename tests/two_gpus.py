@@ -1,4 +1,4 @@
-"""NVML of a machine with two GPUs."""
+"""A fake of NVML's Python module, for a machine with two GPUs."""
 
 from types import ModuleType
 

@@ -58,7 +58,7 @@ class Model:
 
 
 class Honest:
-    """An adapter without a mistake. Subclasses change the timed call `run` or a workload's field, not the check."""
+    """An adapter without a mistake. Each subclass makes one, in `run` or in workload fields."""
 
     packages = ()
     decay = 1.0
@@ -84,7 +84,7 @@ class Honest:
         return workload
 
     def claim(self, workload: Workload) -> None:
-        """Change a field of the workload; subclasses make wrong claims here."""
+        """Let a subclass set wrong values in the workload's fields; by default, do nothing."""
 
     def run(self) -> Any:
         return self.model.generate(self.ids) if self.case.phase == "generate" else self.model.prefill(self.ids)
@@ -112,7 +112,7 @@ class CopyOfTheLastOutput(LastOutputAgain):
 
 
 class OneSequenceStale(Honest):
-    """Returns its first logits again for the last of eight sequences; the check of two random ones may miss that."""
+    """Returns the first call's logits for sequence 8 of 8; a check of two sequences may miss it."""
 
     def run(self) -> Any:
         out = super().run()
@@ -245,7 +245,7 @@ class Last64Tokens(OfTheRepository):
 
 
 class Last66Tokens(Last64Tokens):
-    """Reads a prompt's last 66 tokens: new tokens before the last 64 change its logits, but by too little."""
+    """Reads a prompt's last 66 tokens, so logits react too weakly to tokens before the last 64."""
 
     kept = 66
 

@@ -37,7 +37,7 @@ Variant = tuple[str, str, str]
 
 
 def look_like_an_h200() -> set[Variant]:
-    """Make CPU tensors pass for an H200's; return a set to which each launch adds its kernel variant or library."""
+    """Let CPU tensors pass for an H200's. Return a set that records launches and non-SwiGLU library loads."""
     torch.Tensor.is_cuda = property(lambda x: True)
     torch.cuda.is_available = lambda: True
     torch.cuda.device = lambda device: nullcontext()

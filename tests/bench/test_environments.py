@@ -1,4 +1,4 @@
-"""Environments and systems.toml of the current folder start systems; a broken file gives a one-sentence error."""
+"""systems.toml or .venv-NAME sets how workers start; a broken file is a one-sentence error."""
 
 import sys
 import tomllib

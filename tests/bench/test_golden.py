@@ -1,6 +1,6 @@
 """The models give the logits of the authors' PyTorch code, stored in golden_logits.npz.
 
-The file has logits [2, len(LENGTHS), 32], for each n in LENGTHS after the first n tokens of `ids()`. The authors'
+For each case, the file has logits [2, len(LENGTHS), V]: after the first n tokens of `ids()`, n in LENGTHS. The authors'
 TTTForCausalLM (github.com/test-time-training/ttt-lm-pytorch, commit cd831db) computed them with `weights()`, in float64
 even where it casts to float32. Its gelu' has constants of 8 to 10 digits, so TTT-MLP here differs by their rounding.
 """

@@ -1,4 +1,4 @@
-"""Overlapped chunks give the same results as sequential chunks, and each layer reads its chunks in order."""
+"""Prompt chunks overlapped on two CUDA streams give bitwise the result of sequential chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profile small cases with the installed profilers: a layer's kernel, a model's prompt, another model's steps."""
+"""On a GPU, profiles of small cases are complete and agree with latencies and lower bounds."""
 
 import os
 import shutil

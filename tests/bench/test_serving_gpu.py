@@ -59,8 +59,8 @@ def greedy(new_tokens):
 def served(llm, prompts, new_tokens, arriving=0, aborted=(), aborted_at=None, preempting=0):
     """Return each request's tokens; request n arrives `arriving` steps after request n - 1.
 
-    aborted: numbers of requests to end at their first output. aborted_at: (number, step before which to end it).
-    preempting: steps between two preemptions of all requests; 0 for none.
+    aborted: the n of requests to abort at their first output. aborted_at: (n, number of steps before the abort).
+    preempting: steps between two preemptions of all running requests; 0 for none.
     """
     core, waiting = llm.llm_engine, list(enumerate(prompts))
     found, steps = {}, 0
@@ -87,7 +87,7 @@ def random_prompts(lengths, vocabulary):
 
 
 def assert_greedy(folder, prompts, tokens):
-    """Check that a float32 model in PyTorch, given the tokens before it, would choose each token, up to rounding."""
+    """Check that each token is, up to rounding, the choice of `folder`'s float32 PyTorch model."""
     own = checkpoint.load(folder, "cuda", torch.float32)
     by_length = sorted(zip(prompts, tokens, strict=True), key=lambda pair: len(pair[0]))
     with torch.inference_mode():

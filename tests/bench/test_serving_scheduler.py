@@ -141,7 +141,7 @@ def test_settings_that_limit_prompts_are_kept(schedulers, monkeypatch, setting, 
 
 
 def again(scheduler, monkeypatch, heads, mini_batch):
-    """Return a new scheduler with the same settings, for a model of this shape."""
+    """Return a new scheduler with equal settings for a model of these heads and mini-batch size."""
     model = SimpleNamespace(mini_batch=mini_batch, heads=heads)
     monkeypatch.setattr("bench.serving.scheduler.read_config", lambda folder: model)
     settings = scheduler.vllm_config, scheduler.kv_cache_config, scheduler.structured_output_manager
@@ -159,7 +159,7 @@ def test_scheduler_keeps_its_requests_after_an_exception(schedulers, monkeypatch
 
 
 def random_request(rng, number, length=0):
-    """Return a function that makes a request with random ends and `length` prompt tokens, by default 1 to 60."""
+    """Draw a request; return a function that makes it anew. length: prompt tokens, 0: 1 to 60."""
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request
 
@@ -175,7 +175,7 @@ def random_request(rng, number, length=0):
 
 
 def sampled(rng, schedulers, steps):
-    """Return for each scheduler the model runner's output for its step: a token for each request with a full prompt."""
+    """Yield a ModelRunnerOutput per scheduler: equal random tokens, none for unfinished prompts."""
     from vllm.v1.outputs import ModelRunnerOutput
 
     ids = list(steps[0].num_scheduled_tokens)
@@ -190,7 +190,7 @@ def sampled(rng, schedulers, steps):
 
 
 def by_request(outputs):
-    """Return each client's outputs by request, because their order within a step may differ, and its statistics."""
+    """Return {client: ({request: output}, statistics, finished requests)}; output order varies."""
     return {
         client: ({each.request_id: each for each in some.outputs}, some.scheduler_stats, some.finished_requests)
         for client, some in outputs.items()
@@ -198,7 +198,7 @@ def by_request(outputs):
 
 
 def state(scheduler):
-    """Return what the scheduler knows about its requests and blocks."""
+    """Return (requests' states and tokens, running ids, waiting count, free block count)."""
     names = ("status", "num_computed_tokens", "num_in_flight_tokens", "num_output_placeholders", "is_prefill_chunk")
     requests = [
         (key, *(getattr(request, name) for name in names), *request.all_token_ids)

@@ -1,4 +1,4 @@
-"""`ttt-bench site` as a user calls it."""
+"""`ttt-bench site` writes a run's site; a user error is one sentence and leaves no files."""
 
 import pytest
 from command_line import ROOT, called, one_sentence, ttt_bench

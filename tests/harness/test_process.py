@@ -1,4 +1,4 @@
-"""No descendant outlives a worker, whether the worker, the process that guards it (warden.py) or the parent dies."""
+"""If a worker, a warden (warden.py) or the parent dies, the worker and its descendants end."""
 
 import json
 import os

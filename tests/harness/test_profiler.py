@@ -1,4 +1,4 @@
-"""Profile a block of a script."""
+"""A script can profile a block; wrong arguments raise an error before the block runs."""
 
 from typing import Any
 

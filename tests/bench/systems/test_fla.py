@@ -32,7 +32,7 @@ class Cache:
         self.layers = []
 
     def reset(self):
-        """Do nothing: before 0.5.1, fla's `reset` kept the layers."""
+        """Do nothing: before 0.5.1, fla's `reset` left the states in the cache."""
 
     def get(self, zero):
         if not self.layers:

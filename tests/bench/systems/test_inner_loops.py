@@ -1,4 +1,4 @@
-"""A TTT model's correctness check compares each layer's inner loop, and leaves the model unchanged."""
+"""A TTT check compares each inner loop with a reference and leaves the model unchanged."""
 
 import math
 from dataclasses import replace

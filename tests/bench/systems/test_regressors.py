@@ -211,7 +211,7 @@ def mamba3(tokens, **changed):
 
 
 def test_mamba3_adds_the_token_before_by_the_trapezoidal_rule():
-    """Trap 0 gives the weight sigmoid(0) = 1/2: half of k v enters S at once, half decayed a step later; out = 2 S."""
+    """With Trap 0, half of k v enters the state at once, the other half, decayed, a step later."""
     trap, decay = torch.zeros(1, 1, 3), torch.tensor([0.5, 0.5, 0.25]).log().view(1, 1, 3)
     out, state = mamba3(3, V=row(8.0, 0.0, 0.0), Trap=trap, ADT=decay)
     # S = 4; then 1/2 * (4 + 4) = 4; then 1/4 * 4 = 1.

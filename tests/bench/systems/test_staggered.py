@@ -1,4 +1,4 @@
-"""Generate steps of sequences at different positions in the mini-batch are checked, and each step is timed alone."""
+"""For sequences at staggered mini-batch positions, calls are checked and each step is timed."""
 
 from dataclasses import replace
 from random import Random

@@ -17,7 +17,7 @@ def add(x, n, BLOCK):
 
 @pytest.fixture
 def triton(monkeypatch, tmp_path):
-    """Give Triton a fake GPU. `launches` gets (whether only compiled, block) per call; `kept()` lists cache files."""
+    """Fake Triton's GPU. Return `launches` [(compiled only, BLOCK), ...] and `kept()`, the autotuner's cache files."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.runtime.jit import JITFunction
