@@ -271,7 +271,7 @@ def compare(
     fail_on: FailOn = None,
     markdown: Markdown = False,
 ) -> None:
-    """Compare two runs; differences up to 5% count as noise.
+    """Compare two runs; up to 5% (CPU: 30%) counts as noise.
 
     Prints the ratio of times B/A for each case, and how the machines differ. Runs of `ab` can show smaller differences.
     """

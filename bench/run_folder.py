@@ -20,7 +20,8 @@ from harness.workers.slurm import JOB, refuse_submitted
 def resumed(request: RunRequest, out: Path) -> Run | None:
     """Return the run in `out` that the request continues, or None for a new run.
 
-    RunError if a Slurm job holds `out`, or a new run's `out` is a file or not empty; UserError if --retry finds no run.
+    RunError if a Slurm job holds `out`, or a new run's `out` is a file or not empty. UserError if `request.retry` is
+    "failed" or "flagged" and `out` has no run.
     """
     refuse_submitted(out)
     if request.resume and Run.exists(out):

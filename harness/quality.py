@@ -19,7 +19,7 @@ TIMES_OF_A_REQUEST = ("time_to_first_token_ms", "time_between_tokens_ms")  # met
 
 @dataclass(frozen=True)
 class Quality:
-    """Flags of a case. hot: thermally throttled. unsteady_times: (metric, low ms, high ms) of unsteady TTFT or ITL."""
+    """Flags of a case. unsteady_times: (metric, low, high) of unsteady TTFT or ITL, with its 95% interval in ms."""
 
     contended: bool = False  # other programs used the machine
     hot: bool = False  # thermally throttled

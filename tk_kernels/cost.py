@@ -99,9 +99,9 @@ class Cost:
 
 
 def _weight_bytes(form: str, state: str) -> tuple[int, int, int]:
-    """Return bytes per weight: (stored, read per token, further traffic at a mini-batch's last token).
+    """Return bytes per weight: (stored, read per token, further reads and writes at a mini-batch's last token).
 
-    The second number is also the bytes per element of cached rows. Raises ValueError for an unknown form or state.
+    Elements of cached rows take as many bytes as the second number. Raises ValueError for an unknown form or state.
     """
     check_choice("form", form, FORMS)
     check_choice("state", state, ("planes", *ELEMENT_BYTES))

@@ -74,7 +74,7 @@ def profile(request: RunRequest, out: Path) -> None:
 
 
 def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
-    """Return `before`, extended if `profile` made it (UserError without --resume), or a new run."""
+    """Return `before`, or a new run if it is None. A run of `profile` is extended; UserError without --resume."""
     if before is None:
         return Run.create(out, file_of(work, "profile"))
     refuse_another_device(before, work)

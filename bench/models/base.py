@@ -27,7 +27,7 @@ class CausalLM(nn.Module):
         raise NotImplementedError
 
     def generate_state(self, state: Any, into: Any = None) -> Any:
-        """Convert a `prefill` state for `generate_step`; return `state` itself if both use one format.
+        """Convert a `prefill` state for `generate_step`; the result may be `state` or share its tensors.
 
         into: an earlier result for this `state`, to overwrite and return, so that CUDA graphs that use it stay valid.
         """

@@ -1,4 +1,4 @@
-"""A TTT model with transformers' `generate()`, on the project's kernels.
+"""A TTT model with transformers' `generate()`; on CUDA, with the project's kernels.
 
 from bench.serving.causal_lm import register; register(); AutoModelForCausalLM.from_pretrained(DIR).generate(ids)
 """
@@ -40,11 +40,11 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
         Raises ValueError if device_map is not one device, and the errors of `load`.
         """
         chosen = options.get("device_map")
-        if not isinstance(chosen, str | int | torch.device | None):
-            raise ValueError(f"device_map {chosen}: name one device, such as 'cuda'")
-        device = torch.device(
-            chosen if chosen not in (None, "auto") else ("cuda" if torch.cuda.is_available() else "cpu")
-        )
+        default = "cuda" if torch.cuda.is_available() else "cpu"
+        try:
+            device = torch.device(default if chosen in (None, "auto") else chosen)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"device_map {chosen}: name one device, such as 'cuda'") from error
         dtype = options.get("dtype") or options.get("torch_dtype")
         dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype  # "auto": by the device
         kernels: dict[str, Any] = {}

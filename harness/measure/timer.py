@@ -166,13 +166,12 @@ def take_engine_samples(
     throttled: Callable[[], bool] = never_throttled,
     units: int = 1,
 ) -> Timing:
-    """Sample a system that times itself until `stop_reason` ends it or the batches end.
+    """Sample a self-timing system batch by batch, until `stop_reason` or the last batch ends the sampling.
 
     batches_ms: yields each batch's samples in ms per unit of work. units: units in a sample.
     All samples of a batch are used, because the first steps after a prompt differ from later steps. Samples of a batch
-    are correlated, so a narrow interval ends sampling only after `BATCHES` batches. The budget limits the time of the
-    samples; `READS` times the budget limits the time including prompts.
-    Raises ValueError if there are no samples.
+    are correlated, so a narrow interval ends sampling only after `BATCHES` batches. The samples may take the budget,
+    samples and prompts together `READS` * budget. Raises ValueError if there are no samples.
     """
     timing = Timing([], [], "")
     start = time.monotonic()

@@ -93,7 +93,7 @@ class FigureEntry(Stored):
     source: the TTT paper's figure that this one reproduces, such as "Figure 15, left"; "" for none.
     split: axes; each combination of their values has a figure of its own.
     forms: whether to add a figure of y in TTT's primal form divided by y in its dual form.
-    `lower_bound`: whether to draw the roofline bound (the metric `lower_bound_ms`). y_log: whether y is logarithmic.
+    `lower_bound`: whether to draw the roofline bound (the metric `lower_bound_ms`). y_log: force a log y axis.
     best: whether the sentence on the figure ranks lines by their highest y, instead of by y at each x.
     primary: lines, named SYSTEM/BACKEND, that answer the figure's question; empty for all lines.
     claims: claims of the paper, checked on the primary lines.
@@ -145,10 +145,10 @@ class Catalogue(Stored):
             for figure in suite.figures:
                 where = f"catalogue: suite {suite.name!r}, figure {figure.title!r}"
                 if figure.y not in metrics:
-                    raise ValueError(f"{where}: y is {figure.y!r}, which is no metric")
+                    raise ValueError(f"{where}: unknown metric {figure.y!r}")
                 for axis in (figure.x, *filter(None, (figure.along,)), *figure.split):
                     if axis not in axes and axis not in ("system", "backend"):
-                        raise ValueError(f"{where}: {axis!r} is no axis")
+                        raise ValueError(f"{where}: unknown axis {axis!r}")
 
     def merged(self, newer: "Catalogue") -> "Catalogue":
         """Return the union with `newer`, whose entries win for equal names; suites keep the cases of both."""

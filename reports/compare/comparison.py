@@ -1,9 +1,8 @@
 """Compare two runs case by case: time ratio B/A, interval, environment and outcome.
 
-Two separate runs of the same packages differ by 0.7% in the median case, and by over 2% in 5% of the cases. So a case
-of two separate runs is slower or faster only if its times differ by more than `STORED_BAR`. `ttt-bench ab` alternates
-the processes of its two runs, so smaller differences count (`reports.compare.decision`). For a case that ran on
-different devices, the outcome names this difference, such as "another GPU", instead of slower or faster.
+Separate runs of the same packages differ, so their cases are slower or faster only if times differ by more than
+`STORED_BAR`. `ttt-bench ab` alternates the processes of its two runs, so smaller differences count
+(`reports.compare.decision`). A case that ran on different devices has an outcome such as "another GPU" instead.
 """
 
 import math
@@ -19,13 +18,13 @@ from reports.compare.side import GPU_UNIT, VARIABLES, CaseSide, RunCases, Side
 from reports.stats import FEW_SAMPLES, HOT, LOADED, UNSTEADY
 
 OTHER_HOST = "CPU overhead of another host"
-STORED_BAR = 0.05  # the same case has differed by up to 2.6% between two stored runs
-# In 95% of cases, two runs of the same packages differ by less: on one GPU, two GPUs of a model at like clocks, a CPU.
+STORED_BAR = 0.05  # see run-to-run spread in reports/results/README.md
+# 95th percentile of differences between runs: one GPU, two GPUs of a model at like clocks, CPU
 BETWEEN_RUNS = {"gpu": 0.02, "gpus": 0.03, "cpu": 0.3}
 NOISE = "same within noise"
 ELSEWHERE = ("another GPU", "another CPU")
 OUTCOMES = ("slower", "lost", "faster", "gained", "same", NOISE, "undecided", "unreliable", *ELSEWHERE)
-NAMED = 3  # a setting with more distinct pairs (A's value, B's value) depends on the case; no value is listed
+NAMED = 3  # above this many pairs (A's value, B's value), a setting's values are not listed
 
 
 class NotComparable(RecordError):
@@ -196,7 +195,7 @@ class Pair:
                 yield f"{name} has {side.timed} of {side.rounds} rounds"
         if self.a.others or self.b.others:
             said = ", ".join(f"{side.others:.0%} in {name}" for name, side in sides.items() if side.others)
-            yield f"contended: other programs used {said}"
+            yield f"contended (others' CPU use: {said})"
         if self.a.tokens_words != self.b.tokens_words:
             said = ", ".join(f"{side.tokens_words} in {name}" for name, side in sides.items())
             yield f"sequences at once differ: tokens per sample are {said}"

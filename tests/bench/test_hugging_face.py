@@ -11,7 +11,7 @@ from bench.models.config import TTTConfig
 from bench.models.factory import from_seed
 from bench.models.hugging_face import read_config
 
-# The authors' config.json of their published TTTConfig, with heads of 32.
+# config.json as the authors' TTTConfig saves it, head_dim 32
 PUBLISHED = {
     "architectures": ["TTTForCausalLM"],
     "bos_token_id": 1,
@@ -58,7 +58,7 @@ def write(folder, values):
         ({"rope_scaling": None, "quantization_config": None}, {}),  # unknown settings that are null
         ({"ttt_layer_type": "mlp", "ttt_base_lr": 0.1}, {"learner": "mlp", "base_lr": 0.1}),
         (TRANSFORMER, {"backbone": "transformer"}),
-        (TRANSFORMER | {"conv_kernel": 7}, {"backbone": "transformer"}),  # (T) has no convolution
+        (TRANSFORMER | {"conv_kernel": 7}, {"backbone": "transformer"}),  # the Transformer backbone has no convolution
         ({"rope_theta": 500}, {"rope_theta": 500.0}),
         ({"rms_norm_eps": 1e-5}, {"norm_eps": 1e-5}),
         ({"tie_word_embeddings": False}, {"tied": False}),
@@ -97,7 +97,7 @@ def test_absent_settings_have_the_authors_defaults(tmp_path):
         ("intermediate_size", (1 << 20) + 1),
     ],
 )
-def test_every_other_function_is_refused_by_name_and_value(key, value, tmp_path):
+def test_unsupported_settings_are_refused_by_name_and_value(key, value, tmp_path):
     folder = write(tmp_path, PUBLISHED | {key: value})
     with pytest.raises(CheckpointError) as refused:
         read_config(folder)
@@ -135,9 +135,9 @@ def test_a_pipe_is_no_checkpoint_file(name, tmp_path):
         load(tmp_path, "cpu")
 
 
-@pytest.mark.parametrize("place", ["none", ".", "model.safetensors"])
-def test_a_path_that_is_no_checkpoint_folder(tmp_path, place):
+@pytest.mark.parametrize("path", ["none", ".", "model.safetensors"])
+def test_a_path_that_is_no_checkpoint_folder(tmp_path, path):
     save(from_seed(CONFIG, 0, "cpu"), tmp_path)
     (tmp_path / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"holds no config\.json; name a folder"):
-        load(tmp_path / place, "cpu")
+        load(tmp_path / path, "cpu")

@@ -163,7 +163,7 @@ def test_another_file_is_refused_by_what_is_wrong(change: Any, words: str, tmp_p
 
 @pytest.mark.parametrize("layers_last", [True, False])
 def test_a_truncated_file_is_refused(layers_last: bool, tmp_path: Path) -> None:
-    """If the layers come last in the file, truncation can leave a valid checkpoint of fewer layers."""
+    """A file that ends within a (path, array) pair is refused, even if the pairs before form a smaller model."""
     params = jax_params(model_of("linear").weights())
     params = dict(sorted(params.items(), key=lambda each: ("h" in each[0]) == layers_last))
     file = tmp_path / "file"

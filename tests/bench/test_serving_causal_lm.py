@@ -14,8 +14,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture
 def folder(tmp_path):
-    config = model_config("ttt-linear", "tiny")
-    checkpoint.save(from_seed(config, 0, "cpu"), tmp_path)
+    checkpoint.save(from_seed(model_config("ttt-linear", "tiny"), 0, "cpu"), tmp_path)
     register()
     return tmp_path
 
@@ -33,9 +32,12 @@ def test_generate_gives_the_tokens_of_our_own_loop(folder):
     assert made.tolist() == torch.cat(expected, 1).tolist()
 
 
-def test_padded_prompts_and_beams_are_refused(folder):
+def test_padded_prompts_beams_and_several_devices_are_refused(folder):
     model, ids = AutoModelForCausalLM.from_pretrained(folder), torch.ones(2, 3, dtype=torch.long)
     with pytest.raises(ValueError, match=r"^attention_mask with zeros: prompts must have one length"):
         model.generate(ids, attention_mask=torch.tensor([[0, 1, 1], [1, 1, 1]]), max_new_tokens=1)
     with pytest.raises(ValueError, match="cannot use beam search with a cache"):
         model.generate(ids, num_beams=2, max_new_tokens=1)
+    for device_map in ("balanced", {"": 0}):
+        with pytest.raises(ValueError, match=r"^device_map .*: name one device"):
+            AutoModelForCausalLM.from_pretrained(folder, device_map=device_map)

@@ -1,4 +1,4 @@
-"""Adapters that behave as a case's option `do` requests, without torch."""
+"""Fake systems without torch that succeed, fail, hang or die on purpose; `Fake` explains the case option `do`."""
 
 import atexit
 import os

@@ -71,9 +71,9 @@ def planned_jobs(cases: Iterable[Case | Planned]) -> tuple[Job, ...]:
 
 def catalogue(cases: Iterable[Case | Planned] = ()) -> Catalogue:
     keys = tuple((each.case if isinstance(each, Planned) else each).key for each in cases)
-    figure = FigureEntry("forward", "Time a token", "context", "us_per_token")
+    figure = FigureEntry("forward", "Time per token", "context", "us_per_token")
     return Catalogue(
-        metrics=(MetricEntry("us_per_token", "time a token", "us"),),
+        metrics=(MetricEntry("us_per_token", "time per token", "us"),),
         axes=(AxisEntry("context", "context", "{} tokens"),),
         suites=(SuiteEntry("fake", "How fast is the fake?", (figure,), keys),),
     )
@@ -93,7 +93,7 @@ def new_run(folder: Path, cases: Sequence[Case | Planned], **changes: Any) -> Ru
 def measured(
     folder: Path, cases: Sequence[Case | Planned] = (), launches: Any = None, **arguments: Any
 ) -> list[Record]:
-    """Run `cases` in `folder`, or resume its run. launches: default `systems()`. arguments: of RunFile or Options."""
+    """Run `cases` in `folder`, or resume its run. launches: default `systems()`. arguments: for RunFile or Options."""
     of_run = {name: arguments.pop(name) for name in ("mode", "policy", "repeats") if name in arguments}
     run = Run.open(folder) if Run.exists(folder) else new_run(folder, cases, **of_run)
     return run_jobs(run, launches or systems(), Options(**arguments))

@@ -75,8 +75,8 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda v: v.update({"a\nb\x1b[2J": 1}), "a b [2J: "),
     (lambda v: v.update(mode="guess"), "mode: Input should be 'measure', 'verify' or 'profile'"),
     (lambda v: v["jobs"][0]["cases"][0]["case"].update(batch=0), "jobs.0.cases.0.case.batch: "),
-    (lambda v: v["catalogue"]["suites"][0]["figures"][0].update(y="beauty"), "y is 'beauty', which is no metric"),
-    (lambda v: v["catalogue"]["suites"][0]["figures"][0].update(x="beauty"), "'beauty' is no axis"),
+    (lambda v: v["catalogue"]["suites"][0]["figures"][0].update(y="beauty"), "unknown metric 'beauty'"),
+    (lambda v: v["catalogue"]["suites"][0]["figures"][0].update(x="beauty"), "unknown axis 'beauty'"),
     (
         lambda v: v["catalogue"]["systems"].append(STYLE | {"tone": 8}),
         "systems.0.tone: Input should be less than 8, not 8",

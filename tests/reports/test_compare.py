@@ -286,7 +286,7 @@ def test_few_samples_and_a_loaded_or_hot_machine_are_named_and_unreliable(tmp_pa
     notes = {row.label.split()[6]: row.notes for row in found.rows}
     assert notes == {
         "T=1": ("B has 5 samples",),
-        "T=2": ("contended: other programs used 50% in B",),
+        "T=2": ("contended (others' CPU use: 50% in B)",),
         "T=3": ("thermally throttled in B",),
     }
     assert {row.result.outcome for row in found.rows} == {"unreliable"}
@@ -319,7 +319,7 @@ def test_two_gpus_of_a_kind_differ_more_than_one_and_which_run_is_called_a_does_
 @pytest.mark.parametrize(
     ("environments", "note"),
     [
-        ((LOADED, on_gpu(cpu={"others_share": 0.2, "idle_share": 0.01})), "contended: other programs used 50% in B"),
+        ((LOADED, on_gpu(cpu={"others_share": 0.2, "idle_share": 0.01})), "contended (others' CPU use: 50% in B)"),
         ((on_gpu(), HOT), "thermally throttled in B"),
     ],
 )

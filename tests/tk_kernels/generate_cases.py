@@ -42,7 +42,7 @@ combinations = pytest.mark.parametrize(
 
 
 class Errors(NamedTuple):
-    """Errors against float64. out: relative, largest of all steps. change: final error / change, per weight or bias."""
+    """Relative errors against float64. out: largest of all steps. change: per W or b, final ||error|| / ||update||."""
 
     out: float
     change: dict[str, float]

@@ -1,4 +1,4 @@
-"""The Triton forward kernels match the reference in Triton's interpreter; the operator selects the right backend."""
+"""The Triton forward kernels match the reference; the operator selects the right backend."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -18,15 +18,14 @@ from tk_kernels.generate.common import dependent_launch, runs_sm90
 from tk_kernels.ttt_linear import ops as linear_ops
 from tk_kernels.ttt_mlp import ops as mlp_ops
 
-# float32: the references' limit. 16 bits: only the output is rounded.
+# float32: the references' limit. 16 bits: outputs and, on a GPU, matmul operands are rounded.
 LIMITS = {torch.float32: 2e-6, torch.bfloat16: OUTPUT_ERROR[torch.bfloat16], torch.float16: 5e-3}
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="float32 tokens run in Triton's interpreter only")
 
 
 def in_type(given: Case, dtype: torch.dtype) -> list[Any]:
-    state = type(given.state)(
-        *(x.float().to(DEVICE) for x in given.state[:-1]), given.state.position.clone().to(DEVICE)
-    )
+    *kept, position = given.state
+    state = type(given.state)(*(x.float().to(DEVICE) for x in kept), position.clone().to(DEVICE))
     tokens = [x.to(DEVICE, dtype) for x in given[:3]]
     return [*tokens, *(x.float().to(DEVICE) for x in given[3:7]), state]
 
@@ -81,8 +80,8 @@ def test_pieces_with_rope_in_place_are_the_whole(triton_kernels, name):
     given = case(name, 20, batch=1, heads=1, head_dim=64)
     *tokens, scale, weight, bias, state = in_type(given, torch.float32)
     outputs = []
-    for cut, start in ((slice(0, 5), 0), (slice(5, 20), 5)):
-        piece = [x[:, cut] for x in tokens]
+    for at, start in ((slice(0, 5), 0), (slice(5, 20), 5)):
+        piece = [x[:, at] for x in tokens]
         options = {"rope": True, "inplace": True, "start": start, "backend": "triton"}
         out, state = OPS[name].forward(*piece, scale, weight, bias, state, **options)
         outputs.append(out)

@@ -46,12 +46,12 @@ def defined(operator: str, tokens: int) -> tuple[Case, torch.Tensor]:
 @each_operator
 @pytest.mark.parametrize("tokens", [7, 32, 35])
 @pytest.mark.parametrize("mini_batch", [16, 32])
-def test_the_state_is_that_of_the_definition(operator: str, tokens: int, mini_batch: int) -> None:
+def test_state_matches_naive(operator: str, tokens: int, mini_batch: int) -> None:
     args = case(operator, tokens, heads=1, mini_batch=mini_batch)
     out, expected = naive(operator, args)
     module, state, parts = OPERATORS[operator], args.state, []
-    for cut in (slice(0, 3), slice(3, 20), slice(20, tokens)):
-        part, state = module.forward(*args.tokens(cut), *args.outer(), state)
+    for at in (slice(0, 3), slice(3, 20), slice(20, tokens)):
+        part, state = module.forward(*args.tokens(at), *args.outer(), state)
         parts.append(part)
     assert relative_error(torch.cat(parts, 1), out) < EXACT
     for found in (state, module.forward(*args)[1]):
@@ -79,7 +79,7 @@ def test_long_and_empty_inputs(operator: str) -> None:
 
 
 @each_operator
-def test_prefill_then_generate_is_forward_at_every_split(operator: str) -> None:
+def test_forward_then_generate_is_forward_at_every_split(operator: str) -> None:
     module, args = OPERATORS[operator], case(operator, 35)
     whole, end = module.forward(*args)
     for split in range(36):
@@ -109,7 +109,7 @@ def test_forward_in_pieces_is_forward_and_keeps_the_given_state(operator: str, f
 
 
 @each_operator
-def test_memory_bound_does_not_change_the_result(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_cap_does_not_change_the_result(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, args = OPERATORS[operator], case(operator, 100)
     whole, end = module.forward(*args)
     monkeypatch.setattr(module.LINEAR if operator == "linear" else module.MLP, "together", 2)
@@ -170,7 +170,7 @@ def test_error_by_dtype(operator: str, dtype: torch.dtype, form: str) -> None:
 @each_operator
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_master_state_is_not_rounded_between_calls(operator: str, dtype: torch.dtype) -> None:
-    """Weights stay unrounded: a call changes them by much less than half a bfloat16 ulp, which rounding would lose."""
+    """Weights stay unrounded between calls: rounding to bfloat16 would exceed the limit."""
     args = case(operator, 64, batch=1, head_dim=64, dtype=dtype)
     _, exact = OPERATORS[operator].forward(*case(operator, 64, batch=1, head_dim=64))
     state = args.state

@@ -65,7 +65,7 @@ def _launch(
 def _blocks(
     shapes: tuple[tuple[int, ...], ...], transposed: tuple[bool, ...]
 ) -> tuple[int, tuple[tuple[int, ...], ...]]:
-    """Return (number of blocks, SHAPES of `_copy_slots`) for tensors with last dimensions `shapes`: (R, C) or (C,)."""
+    """Return (programs per sequence and head, SHAPES of `_copy_slots`). shapes: each tensor's (R, C), or (C,)."""
     found, blocks = [], 0
     for (*rows, columns), is_transposed in zip(shapes, transposed, strict=True):
         (count,), padded = rows or (1,), triton.next_power_of_2(columns)
@@ -77,10 +77,10 @@ def _blocks(
 
 @jit
 def _copy_slots(kept, low, copies, initial, strides, start, slots, H: tl.constexpr, SHAPES: tl.constexpr):
-    """Copy a block of rows of one tensor, of one head of one sequence; the grid is (B, H, blocks of all tensors).
+    """Copy one block of rows of one tensor, for one head of one sequence; the grid is (B, H, blocks of all tensors).
 
     kept, low, copies, initial, strides: per tensor, the arguments kept, low, x, first and stride of `_copy_block`.
-    start [B]: fill `copies` from the slots, or from `initial` where start is 0. None: copy `copies` to the slots.
+    slots, start [B]: read the slots, or `initial` where start is 0, into `copies`. start None: write `copies` to slots.
     SHAPES: per tensor, (index of its first block, R, C, CP, BLOCK, TRANSPOSED); see `_copy_block`.
     """
     for i in tl.static_range(len(SHAPES)):

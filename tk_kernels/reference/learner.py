@@ -121,7 +121,7 @@ class Learner(Generic[State]):
     def init_state(
         self, *parameters: Tensor, batch: int, mini_batch: int = 16, dtype: torch.dtype = torch.float32
     ) -> State:
-        """Return the state of `batch` new sequences: initial weights in `dtype`, rows of zeros.
+        """Return `batch` new sequences' state in `dtype`: parameters, `mini_batch` rows of zeros; position 0.
 
         parameters: W [H, in, out] and b [H, 1, out] of each layer. Raises ValueError on a wrong shape, TypeError on a
         wrong number of tensors.

@@ -212,7 +212,7 @@ def _primal(
     PLANES: tl.constexpr, ROPE: tl.constexpr, LOGITS: tl.constexpr,
     BLOCK: tl.constexpr, MATRIX: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Like `_dual`, with sums dW1^T, dW2 [B, H, F, D], db1 [B, H, F], db2 [B, H, D] instead of cached rows."""
+    """Like `_dual`, with sums of lr * gradients, not rows: dW1^T, dW2 [B, H, F, D], db1 [B, H, F], db2 [B, H, D]."""
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
     rd, rf = tl.arange(0, DP), tl.arange(0, FP)

@@ -86,7 +86,7 @@ class ScannedMamba:
 
 
 class ScannedMamba2(ScannedMamba):
-    """`ScannedMamba` for transformers' Mamba-2."""
+    """Reference model: transformers' Mamba-2 `inner` with this module's scan, run on `device` layer by layer."""
 
     def _mix(self, mixer: Any, x: Tensor) -> Tensor:
         """Return the mixer's output [B, T, C] for x [B, T, C] (arXiv 2405.21060, section 2.1)."""

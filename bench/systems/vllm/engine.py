@@ -144,7 +144,7 @@ class Batch:
         ]
 
     def steady_ms(self, sequences: int) -> list[float]:
-        """Return times in ms of steps in which, as in the step before, all sequences generated.
+        """Return the times in ms of all steps that generated for every sequence, as did the step before.
 
         sequences: number of all sequences. Raises RuntimeError if there is no such step.
         """

@@ -193,11 +193,11 @@ def ranges_of(launched: Iterable[Launched], kernels: Sequence[Kernel]) -> list[R
 def timeline_of(
     timed: Sequence[Launched], ranged: Sequence[Launched], runs: int, kernels: Sequence[Kernel], ranges: Sequence[Range]
 ) -> Timeline:
-    """Return a timeline of the first run, or of its first step if `ranged` shows the step's end.
+    """Return a timeline of the first run, with at most `TIMELINE_LIMIT` launches.
 
-    timed: launches of `runs` runs. ranged: launches of a call with ranges, ignored unless a timed run has as many.
+    timed: launches of `runs` runs. ranged: launches of one call, with ranges; ignored if not as many as in a run.
+    The timeline ends after one step if the ranges show that the first layer starts again.
     kernels, ranges: the lists into which the timeline's indices point.
-    The timeline has at most `TIMELINE_LIMIT` launches.
     """
     run = sorted(timed, key=lambda each: each.start_us)
     run = run[: len(run) // runs] if len(run) % runs == 0 else run

@@ -40,7 +40,7 @@ class WrongOperator(TorchOperator):
 @pytest.mark.parametrize("in_prefill", [True, False])
 @pytest.mark.parametrize("wrong", ["zeros", "queries", "more", "learns"])
 def test_the_check_notices_a_wrong_operator_in_a_model_whose_logits_hardly_show_it(wrong, in_prefill, monkeypatch):
-    """The inner-loop check fails. The logits check alone passes two bfloat16 layers even if operators return zeros."""
+    """The inner-loop check must fail: in bfloat16, two layers pass the logits check even if operators return zeros."""
     adapter, small = TTTTorch(), replace(case("ttt-linear"), dtype="bfloat16")
     model = model_of(small, operator=WrongOperator("linear", wrong, in_prefill))
     monkeypatch.setattr(adapter, "load", lambda case: model)
@@ -77,9 +77,8 @@ def test_the_steps_of_the_check_go_beyond_the_end_of_a_mini_batch(mini_batch):
 
 
 def test_a_layer_that_is_no_number_is_not_hidden_by_another():
-    prefill, steps = inner_loop_checks(
-        model_of(case("ttt-mlp"), operator=BrokenInTheLastLayer("mlp")), case("ttt-mlp"), 37
-    )
+    small = case("ttt-mlp")
+    prefill, steps = inner_loop_checks(model_of(small, operator=BrokenInTheLastLayer("mlp")), small, 37)
     assert math.isnan(prefill.value)
     assert not prefill.passed
     assert steps.passed
