@@ -12,10 +12,10 @@ from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.profile import Kernel, Profile, short_name
 from harness.schema.record import Record
-from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.diff import Diff
 from reports.profiles.drawing import NAMED, drawing, rates, unplaced
 from reports.profiles.parts import LABELS, ProfilePart, kernel_lower_bound_us, kernel_parts, parts
+from reports.profiles.peaks import with_common_peaks
 from reports.profiles.words import WAITS, WORKING, Recorded, agreement, bound_of, recorded, sentences, short
 from reports.resources import environment, source
 
@@ -88,7 +88,7 @@ class ShownProfile:
     @property
     def roofs(self) -> str:
         """The measured peaks in words, such as `700 TFLOP/s and 3.90 TB/s`, or "" if unknown."""
-        bandwidth, product = (self.profile.ceilings.get(name) for name in ("copy_gbs", "product_tflops"))
+        bandwidth, product = (self.profile.peaks.get(name) for name in ("copy_gbs", "product_tflops"))
         return f"{product:.0f} TFLOP/s and {bandwidth / 1e3:.2f} TB/s" if bandwidth and product else ""
 
     @property
@@ -102,7 +102,7 @@ class ShownProfile:
 def section(records: Sequence[Record], profiles: Collection[Profile], catalogue: Catalogue) -> Section | None:
     """Return the section on profiles; None if no profile has times. records: for peaks and latencies."""
     with_work = [profile for profile in profiles if profile.status == "ok" and profile.region_us]
-    good = with_common_ceilings(with_work, records)
+    good = with_common_peaks(with_work, records)
     if not good:
         return None
     latencies = recorded(records)
@@ -120,7 +120,7 @@ def section(records: Sequence[Record], profiles: Collection[Profile], catalogue:
             if each.status != "skipped" and not (each.status == "ok" and each.region_us)
         ],
         bar=_BAR,
-        has_ceilings=any(value for profile in good for value in profile.ceilings.values()),
+        has_peaks=any(value for profile in good for value in profile.peaks.values()),
         is_counted=any(kernel.counters for profile in good for kernel in profile.kernels),
         measured=len(latencies),
         profiled=sum(profile.case.key in latencies for profile in good),

@@ -9,7 +9,7 @@ from harness.quality import by_case, timed
 from harness.schema.profile import Kernel, Profile, Region
 from harness.schema.reason import format_number
 from harness.schema.record import Record
-from reports.profiles.parts import GAPS, ceilings_of, is_fp32, parts, within_sentence
+from reports.profiles.parts import GAPS, is_fp32, kernel_peaks, parts, within_sentence
 
 HIGH = 0.6  # share of a peak from which the unit with that peak is the bottleneck
 AGREES = 0.03  # share of a record's latency within which a profile agrees with it
@@ -156,7 +156,7 @@ def bound_of(kernel: Kernel, region: Region) -> str:
     counters = kernel.counters
     if counters is None:
         return "bottleneck not counted"
-    peaks = ceilings_of(kernel, region)
+    peaks = kernel_peaks(kernel, region)
     moved = _share(kernel.dram_bytes, kernel.mean_us * 1e3, peaks.get("copy_gbs"))
     computed = _share(kernel.operations, kernel.mean_us * 1e6, peaks.get("product_tflops"))
     if moved is not None and moved >= HIGH and moved >= (computed or 0):
@@ -208,5 +208,5 @@ def short(name: str) -> str:
     return plain if len(plain) <= _SHORT else f"{plain[: _SHORT - 1]}…"
 
 
-def _share(done: float | None, per_rate: float, ceiling: float | None) -> float | None:
-    return done / per_rate / ceiling if done is not None and per_rate and ceiling else None
+def _share(done: float | None, per_rate: float, peak: float | None) -> float | None:
+    return done / per_rate / peak if done is not None and per_rate and peak else None
