@@ -67,13 +67,13 @@ class Diff:
         rows = self.parts
         whole = sum(abs(row.ms) for row in rows)
         named = [row for row in rows if abs(row.ms) >= _NAMED * whole] if whole else []
-        said = ", ".join(f"{within_sentence(row.name)} {_signed(row.ms)}" for row in named)
+        causes = ", ".join(f"{within_sentence(row.name)} {_signed(row.ms)}" for row in named)
         rest = ms - sum(row.ms for row in named)
-        said += f", others {_signed(rest)}" if said and abs(rest) >= _NAMED * abs(ms) else ""
+        causes += f", others {_signed(rest)}" if causes and abs(rest) >= _NAMED * abs(ms) else ""
         word = "slower" if ms >= 0 else "faster"
         head = f"{format_number(abs(ms))} ms ({abs(ms) / self.a.unit_ms:.1%}) {word} than {self.a_title}"
         why = self._bottleneck(rows) if ms > AGREES * self.a.unit_ms else ""
-        return f"{head}{f': {said}' if said else ''}.{why and f' {why}'}"
+        return f"{head}{f': {causes}' if causes else ''}.{why and f' {why}'}"
 
     def _bottleneck(self, rows: list[TimeDiff]) -> str:
         """Return a sentence on the most slowed part's bottleneck; "" if counters do not show it."""

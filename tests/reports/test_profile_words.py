@@ -68,10 +68,10 @@ def one(**changes: object) -> Region:
         ({"operations": 6e9, "fp32_peak_tflops": 66.7}, "90% of the FP32 peak: compute-bound"),
         (
             {"operations": 6e9, "fp32_peak_tflops": 66.7, "use": {"sm": 30.0, "l2": 41.0, "dram": 9.0, "tensor": 20.0}},
-            "no unit above 60% (L2 41%): latency-bound; warps wait for barriers 34% of the time",
+            "no unit above 60% (L2 41%): latency-bound; warps stall on barriers 34% of the time",
         ),
         ({"use": {"sm": 20.0, "l2": 78.0}}, "bound by L2 at 78% of peak"),
-        ({}, "no unit above 60% (L2 41%): latency-bound; warps wait for barriers 34% of the time"),
+        ({}, "no unit above 60% (L2 41%): latency-bound; warps stall on barriers 34% of the time"),
         ({"stalls": {}}, "no unit above 60% (L2 41%): latency-bound"),
         ({"use": {}}, "utilization not counted"),
         # Each word made false: a unit that is high, or not known, or a wait that is none.
@@ -80,7 +80,7 @@ def one(**changes: object) -> Region:
             "L2 at 41% of peak, DRAM and tensor cores not counted: bottleneck unknown",
         ),
         ({"stalls": {"selected": 0.996, "wait": 0.004}}, "no unit above 60% (L2 41%): latency-bound"),
-        ({"dram_bytes": 1.79e8}, "no unit above 60% (L2 41%): latency-bound; warps wait for barriers 34% of the time"),
+        ({"dram_bytes": 1.79e8}, "no unit above 60% (L2 41%): latency-bound; warps stall on barriers 34% of the time"),
         (
             {"operations": 3.59e10, "use": {"sm": 88.0}},
             "bound by SM pipelines at 88% of peak",

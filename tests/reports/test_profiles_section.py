@@ -139,7 +139,7 @@ def test_a_row_is_of_one_unit_of_work(tmp_path: Path) -> None:
         "61",
         "72",
     ]
-    assert (first["Warps wait"], second["Warps wait"]) == ("for barriers 50%", "")
+    assert (first["Warps stall"], second["Warps stall"]) == ("on barriers 50%", "")
     columns = ("Time (ms)", "GB/s", "TFLOP/s", "Lower bound (ms)")
     assert [second[name] for name in columns] == ["0.0150", "", "", ""]
 
