@@ -31,8 +31,8 @@ from harness.schema.run import Run
 from reports import grid
 from reports.compare.comparison import compare
 from reports.compare.views import NEAR
-from reports.profiles.ceilings import common_ceilings, with_common_ceilings
 from reports.profiles.parts import LABELS, parts
+from reports.profiles.peaks import common_peaks, with_common_peaks
 from reports.profiles.words import longest
 from reports.stats import MARKS, SIGNS, UNSTEADY, UNSTEADY_TIMES, frame, marks_in, row_keys
 from reports.words import short_commit
@@ -57,9 +57,9 @@ class Source:
     def of(cls, run: Run) -> "Source":
         """Return a run's data; profiles of a device share the highest peaks measured on it."""
         records, profiles = run.records(), run.profiles()
-        ceilings = common_ceilings(records, profiles.values())
-        rows = frame(records, run.catalogue, ceilings).assign(**{KEY: row_keys(records)})
-        return cls(run, rows, dict(zip(profiles, with_common_ceilings([*profiles.values()], records), strict=True)))
+        peaks = common_peaks(records, profiles.values())
+        rows = frame(records, run.catalogue, peaks).assign(**{KEY: row_keys(records)})
+        return cls(run, rows, dict(zip(profiles, with_common_peaks([*profiles.values()], records), strict=True)))
 
 
 SourceOf = Callable[[str], Source]

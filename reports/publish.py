@@ -30,13 +30,13 @@ def write_table(run_folder: Path, fmt: str, columns: Sequence[str] = ()) -> None
     columns: the columns' names. ("all",): all columns. (): all columns for "csv" and "json", else a selection.
     Raises RecordError if the run is unreadable or has no records, or a column is unknown.
     """
-    from reports.profiles.ceilings import common_ceilings
+    from reports.profiles.peaks import common_peaks
     from reports.stats import frame
     from reports.tables import write_frame
 
     run = Run.open(run_folder)
     records = _records(run)
-    table = frame(records, run.catalogue, common_ceilings(records, run.profiles().values()))
+    table = frame(records, run.catalogue, common_peaks(records, run.profiles().values()))
     write_frame(table, fmt, sys.stdout, run.catalogue, columns)
 
 

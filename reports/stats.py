@@ -19,7 +19,7 @@ from harness.schema.record import Record
 from harness.schema.work import known, positive
 from harness.workers.machine_load import is_loaded, load_note
 from reports.fairness import FAIRNESS_METRICS
-from reports.profiles.ceilings import common_ceilings
+from reports.profiles.peaks import common_peaks
 from reports.roofline import RATE_COLUMNS, WORK_METRICS, explanation
 
 CASE_COLUMNS = ("suites", "system", "backend", "size", "phase", "batch", "context")
@@ -69,7 +69,7 @@ _USED_METRICS = {*WORK_METRICS, *FAIRNESS_METRICS, *FIDELITY_METRICS, "sequences
 
 
 def frame(
-    records: Iterable[Record], catalogue: Catalogue, ceilings: Mapping[str, Mapping[str, float]] | None = None
+    records: Iterable[Record], catalogue: Catalogue, peaks: Mapping[str, Mapping[str, float]] | None = None
 ) -> pd.DataFrame:
     """Return a table with one row per case, in the order of the records.
 
@@ -79,14 +79,14 @@ def frame(
     latency_ms_low, _high: the 95% interval within processes (`pooled_interval`).
     process_spread: (largest - smallest process median) / latency_ms.
     processes: the number of processes with samples or, if none has samples, of all processes.
-    `ceilings`: the run's measured peaks by device (`common_ceilings`), by default from `records` without profiles.
+    peaks: the run's measured peaks by device (`common_peaks`), by default from `records` without profiles.
     """
     records = list(records)
     groups = [sorted(case, key=lambda record: record.status != "ok") for case in by_case(records).values()]
-    ceilings = common_ceilings(records) if ceilings is None else ceilings
+    peaks = common_peaks(records) if peaks is None else peaks
     memberships = suites_of_cases(catalogue)
     metrics = metric_columns((metric for group in groups for record in group for metric in record.metrics), catalogue)
-    rows = [_row(group, memberships.get(group[0].case.key, ()), metrics, ceilings) for group in groups]
+    rows = [_row(group, memberships.get(group[0].case.key, ()), metrics, peaks) for group in groups]
     late = (*RATE_COLUMNS, *COMPUTED_COLUMNS, *metrics, NOTES, MARKS)
     table = pd.DataFrame(rows, columns=[*COLUMNS, *SAMPLE_COLUMNS, *late])
     extra = _options([group[0].case for group in groups], table, catalogue)
@@ -156,11 +156,11 @@ def _options(cases: Sequence[Case], table: pd.DataFrame, catalogue: Catalogue) -
 
 
 def _row(
-    group: list[Record], suites: tuple[str, ...], metrics: Sequence[str], ceilings: Mapping[str, Mapping[str, float]]
+    group: list[Record], suites: tuple[str, ...], metrics: Sequence[str], peaks: Mapping[str, Mapping[str, float]]
 ) -> dict[str, Any]:
     """Return a case's row.
 
-    group: the case's records, the ok ones first. `ceilings`: the run's measured peaks by device.
+    group: the case's records, the ok ones first. peaks: the run's measured peaks by device.
     """
     first = group[0]
     measured = [record for record in group if record.status == "ok"]
@@ -170,7 +170,7 @@ def _row(
     row |= _statistics(measured, group)
     row[_QUALITY] = quality_of(group)
     row |= {name: math.nan if found.get(name) is None else found[name] for name in metrics}
-    common = ceilings[str(first.environment.get("device"))]
+    common = peaks[str(first.environment.get("device"))]
     reached = {name: highest for name, highest in common.items() if found.get(name)}
     row |= explanation(first.case, found | reached, row["latency_ms"])
     row |= _computed(first.case, row, known(reached.get("product_tflops")))

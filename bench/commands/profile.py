@@ -23,7 +23,7 @@ from harness.schema.reason import counted
 from harness.schema.run import Run
 from harness.workers.pool import slots_of
 from harness.workers.slurm import refuse_submitted
-from reports.profiles.ceilings import with_common_ceilings
+from reports.profiles.peaks import with_common_peaks
 from reports.profiles.words import Recorded, agreement, recorded, sentences
 
 LEAST_WIDTH = 1536  # two layers of this width have 100 MB of weights, twice an H100's L2; narrower ones would fit
@@ -101,7 +101,7 @@ def of_few_layers(case: Case) -> Case:
 def _lines(counter: str, profile: Profile, latencies: Mapping[str, Recorded]) -> list[str]:
     if profile.status != "ok":
         return [f"{counter} {profile.status} {profile.case.label}: {profile.reason}"]
-    (profile,) = with_common_ceilings([profile])
+    (profile,) = with_common_peaks([profile])
     agrees = agreement(profile, latencies.get(profile.case.key))
     return [
         f"{counter} {profile.case.label}: {agrees} ({in_words(sum(profile.stages_s.values()))})",

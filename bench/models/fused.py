@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bench.models.config import TTTConfig
 from bench.models.layers import operator_range, round_up
-from bench.models.operator import Learner, Projections
+from bench.models.operator import OuterParameters, Projections
 from bench.models.overlap import is_overlapped
 from bench.models.ttt import BlockState, InnerLoop, TTTBlock
 from tk_kernels.edges.few_rows import MOST_ROWS_FEW_OUTPUTS, Norm, few_rows_product, fits
@@ -36,7 +36,7 @@ class FusedBlock(TTTBlock):
     def __init__(self, config: TTTConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(config, device, dtype)
         self._pack()
-        self._learner: Learner
+        self._outer: OuterParameters
 
     def forward(self, h: Tensor, rope: Rotation, state: BlockState, inner_loop: InnerLoop) -> Tensor:
         changed = self._follow_parameters(rope)
@@ -50,7 +50,7 @@ class FusedBlock(TTTBlock):
         projected = product(x, self._projections, pdl)
         projections = self._split(projected, rope, state, pdl)
         with operator_range():
-            out = inner_loop(projections, self._learner, state.inner)
+            out = inner_loop(projections, self._outer, state.inner)
         norm, out = layer.post_norm, out.flatten(-2)
         if layer.config.backbone == "mamba":
             before = Norm(norm.weight, norm.eps, norm.bias, self._columns(projected, 2))
@@ -129,7 +129,7 @@ class FusedBlock(TTTBlock):
         changed = made_of != self._made_of
         if changed:
             self._projections[self._rate_rows()].copy_(layer.learnable_ttt_lr_weight[:, 0])
-            self._learner = layer.learner(rope)
+            self._outer = layer.outer_parameters(rope)
             self._made_of = made_of
         return changed
 

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from bench.models.operator import (
-    Learner,
+    OuterParameters,
     Projections,
     TorchOperator,
     learning_rates,
-    outer_parameters,
     ready_at,
     ready_for_prefill,
 )
@@ -49,44 +48,42 @@ class KernelOperator(TorchOperator):
         self._generate_form, self._precision, self._backend = form, precision, backend
         self._table_of: Tensor | None = None
 
-    def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
+    def forward(self, projections: Projections, outer: OuterParameters, state: Any, start: int | None = None) -> Tensor:
         if self._forward is None:
-            return super().forward(projections, learner, state, start)
-        rope = not projections.ready and learner.rope_theta == ROPE_THETA  # the kernel's own RoPE has this theta only
+            return super().forward(projections, outer, state, start)
+        rope = not projections.ready and outer.rope_theta == ROPE_THETA  # the kernel's own RoPE has this theta only
         if not (rope or projections.ready):
-            projections = ready_for_prefill(projections, learner, state.position)
+            projections = ready_for_prefill(projections, outer, state.position)
         q, k, v = projections[:3]
-        lr = learning_rates(projections, learner)
-        outer = outer_parameters(learner)
+        lr = learning_rates(projections, outer)
         options = {"start": start, "rope": rope, "inplace": True, "backend": self._backend}
-        return self._forward(q, k, v, lr, *outer, state, **options)[0]
+        return self._forward(q, k, v, lr, *outer.learned, state, **options)[0]
 
     def forward_packed(
-        self, projections: Projections, learner: Learner, state: Any, initial: Sequence[Tensor], sequences: Packed
+        self, projections: Projections, outer: OuterParameters, state: Any, initial: Sequence[Tensor], sequences: Packed
     ) -> Tensor:
         """Return the output [1, N, H, D] for N packed tokens; update their sequences' states in `state`.
 
         state: a generate state. initial: new sequences' weights (W1, ...). sequences: token ranges and rows in `state`.
         """
-        mini_batch = len(learner.token_scale)
+        mini_batch = len(outer.token_scale)
         if not projections.ready:
-            projections = ready_at(projections, learner, (sequences.positions % mini_batch)[None])
+            projections = ready_at(projections, outer, (sequences.positions % mini_batch)[None])
         if sequences.length and self._ops.choice(projections.q, mini_batch) == THUNDERKITTENS:
-            return self._forward_equal(projections, learner, state, initial, sequences)
+            return self._forward_equal(projections, outer, state, initial, sequences)
         q, k, v, lr = (x[0] for x in projections[:4])
-        outer = outer_parameters(learner)
-        return forward_packed(self._launch, (q, k, v, lr), outer, tuple(initial), state, sequences)[None]
+        return forward_packed(self._launch, (q, k, v, lr), outer.learned, tuple(initial), state, sequences)[None]
 
     def _forward_equal(
-        self, projections: Projections, learner: Learner, state: Any, initial: Sequence[Tensor], sequences: Packed
+        self, projections: Projections, outer: OuterParameters, state: Any, initial: Sequence[Tensor], sequences: Packed
     ) -> Tensor:
         """Run `forward_packed` for equally long sequences as one batch; copy states out and back."""
-        batch, slots, outer = len(sequences.slots), sequences.slots, outer_parameters(learner)
+        batch, slots = len(sequences.slots), sequences.slots
         weights = read_slots(state, slots, sequences.start, initial)
         rows = [x.new_empty((batch, *x.shape[1:]), dtype=torch.float32) for x in state.gathered]
         whole = state.learner.state(*weights, *rows, torch.zeros_like(sequences.start))
         tokens = (x[0].unflatten(0, (batch, sequences.length)) for x in projections[:4])
-        out, after = self._ops.forward(*tokens, *outer, whole, start=0, inplace=True, backend=self._backend)
+        out, after = self._ops.forward(*tokens, *outer.learned, whole, start=0, inplace=True, backend=self._backend)
         write_slots(state, slots, after[:-1])
         return out.flatten(0, 1)[None]
 
@@ -96,11 +93,11 @@ class KernelOperator(TorchOperator):
             return state
         return self._generate.GenerateState.from_state(state, self._generate_form, self._precision)
 
-    def generate_step(self, projections: Projections, learner: Learner, state: Any) -> Tensor:
-        inputs = *projections[:4], *outer_parameters(learner), state
+    def generate_step(self, projections: Projections, outer: OuterParameters, state: Any) -> Tensor:
+        inputs = *projections[:4], *outer.learned, state
         if projections.ready:
             return self._generate.generate_step(*inputs, pdl=projections.pdl)
-        return self._generate.generate_step(*inputs, rope=self._rope_table(learner.rope), base_lr=learner.base_lr)
+        return self._generate.generate_step(*inputs, rope=self._rope_table(outer.rope), base_lr=outer.base_lr)
 
     def _rope_table(self, rope: Rotation) -> Tensor:
         """Return the kernels' table of cos and sin [m, 2, D]; it is cached, because all layers and steps share it."""

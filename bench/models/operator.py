@@ -33,7 +33,7 @@ class Projections(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Learner:
+class OuterParameters:
     """The parameters of a layer's inner loop that are outside its state.
 
     token_scale [m]: factor of the update at each position of a mini-batch. ln_weight, ln_bias [H, D]: LayerNorm.
@@ -47,6 +47,11 @@ class Learner:
     base_lr: float
     rope: Rotation
     rope_theta: float
+
+    @property
+    def learned(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(token_scale, ln_weight, ln_bias), the order in which every operator takes them."""
+        return self.token_scale, self.ln_weight, self.ln_bias
 
 
 class TorchOperator:
@@ -83,7 +88,7 @@ class TorchOperator:
         for each in states[len(parameters) :]:
             each.zero_()
 
-    def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
+    def forward(self, projections: Projections, outer: OuterParameters, state: Any, start: int | None = None) -> Tensor:
         """Return the output [B, T, H, D] in q's dtype, and advance `state` by T tokens.
 
         start: token 0's position in its mini-batch; None to read the position from `state`, on the device.
@@ -91,9 +96,8 @@ class TorchOperator:
         """
         if _is_primal(state):
             raise ValueError("prefill: needs a state of init_state or prefill, not of generate_state")
-        q, k, v, lr = ready_for_prefill(projections, learner, state.position)[:4]
-        outer = outer_parameters(learner)
-        out, after = self._reference.forward(q, k, v, lr, *outer, state, form=self.form, start=start)
+        q, k, v, lr = ready_for_prefill(projections, outer, state.position)[:4]
+        out, after = self._reference.forward(q, k, v, lr, *outer.learned, state, form=self.form, start=start)
         overwrite(state, after)
         return out
 
@@ -101,49 +105,44 @@ class TorchOperator:
         """Return `state` for `generate_step`, in the primal form if this operator has that form."""
         return self._reference.primal_state(state) if self.form == "primal" and not _is_primal(state) else state
 
-    def generate_step(self, projections: Projections, learner: Learner, state: Any) -> Tensor:
+    def generate_step(self, projections: Projections, outer: OuterParameters, state: Any) -> Tensor:
         """Return the output [B, H, D] for one token, and advance `state`, without a host sync.
 
         Positions can differ between sequences. Raises ValueError if `state` does not have this operator's form.
         """
         if _is_primal(state) != (self.form == "primal"):
             raise ValueError(f"generate_step: a state of another form than {self.form}; make one with generate_state")
-        q, k, v, lr = ready_at(projections, learner, state.position)[:4]
-        return self._reference.generate_step(q, k, v, lr, *outer_parameters(learner), state, inplace=True)[0]
+        q, k, v, lr = ready_at(projections, outer, state.position)[:4]
+        return self._reference.generate_step(q, k, v, lr, *outer.learned, state, inplace=True)[0]
 
 
 def _is_primal(state: Any) -> bool:
     return not hasattr(state, "k_rows")
 
 
-def ready_for_prefill(projections: Projections, learner: Learner, position: Tensor) -> Projections:
+def ready_for_prefill(projections: Projections, outer: OuterParameters, position: Tensor) -> Projections:
     """Apply RoPE and compute learning rates (unless `ready`). position [B]: token 0's position in its mini-batch."""
     ahead = torch.arange(projections.q.shape[1], device=position.device)
-    return ready_at(projections, learner, (position[:, None] + ahead) % learner.token_scale.shape[0])
+    return ready_at(projections, outer, (position[:, None] + ahead) % outer.token_scale.shape[0])
 
 
-def ready_at(projections: Projections, learner: Learner, position: Tensor) -> Projections:
+def ready_at(projections: Projections, outer: OuterParameters, position: Tensor) -> Projections:
     """Apply RoPE and compute the learning rates, unless `projections.ready`.
 
     position [B, T], or [B] for a step: each token's position in the mini-batch.
     """
     if projections.ready:
         return projections
-    cos, sin = (table[position].unsqueeze(-2) for table in learner.rope)
+    cos, sin = (table[position].unsqueeze(-2) for table in outer.rope)
     q, k = (rotate_interleaved(x, (cos, sin)) for x in projections[:2])
-    return Projections(q, k, projections.v, learning_rates(projections, learner), ready=True)
+    return Projections(q, k, projections.v, learning_rates(projections, outer), ready=True)
 
 
-def learning_rates(projections: Projections, learner: Learner) -> Tensor:
+def learning_rates(projections: Projections, outer: OuterParameters) -> Tensor:
     """Return lr_j = base_lr * sigmoid(lr_logits_j) / D, or lr_logits if `projections.ready`."""
     if projections.ready:
         return projections.lr_logits
-    return torch.sigmoid(projections.lr_logits) * (learner.base_lr / projections.q.shape[-1])
-
-
-def outer_parameters(learner: Learner) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (token_scale, ln_weight, ln_bias), the order in which every operator takes them."""
-    return learner.token_scale, learner.ln_weight, learner.ln_bias
+    return torch.sigmoid(projections.lr_logits) * (outer.base_lr / projections.q.shape[-1])
 
 
 def rows_of(state: Any, rows: slice | Tensor | list[int]) -> Any:

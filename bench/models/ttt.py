@@ -27,7 +27,7 @@ from bench.models.layers import (
     parameter,
     slide,
 )
-from bench.models.operator import Learner, Projections, TorchOperator, rows_of
+from bench.models.operator import OuterParameters, Projections, TorchOperator, rows_of
 from bench.models.overlap import Overlap
 from tk_kernels.packed import Packed
 from tk_kernels.reference.layer import Rotation, rotation
@@ -135,12 +135,12 @@ class TTTLayer(nn.Module):
         """Return x [..., C] as [..., H, D]."""
         return x.unflatten(-1, (self.config.heads, self.config.head_dim))
 
-    def learner(self, rope: Rotation) -> Learner:
+    def outer_parameters(self, rope: Rotation) -> OuterParameters:
         """Return the inner loop's parameters outside its state; `rope` is from `rope_tables`."""
         # s_i = max(0, 1/(i+1) + learnable_i)
         token_scale = torch.clamp_min(self.get_buffer("token_idx") + self.learnable_token_idx, 0.0)
         base_lr, theta = self.config.base_lr, self.config.rope_theta
-        return Learner(token_scale, self.ttt_norm_weight, self.ttt_norm_bias, base_lr, rope, theta)
+        return OuterParameters(token_scale, self.ttt_norm_weight, self.ttt_norm_bias, base_lr, rope, theta)
 
     def output(self, x: Tensor, out: Tensor) -> Tensor:
         """Return the layer's output [B, T, C] from the inner loop's output `out` [B, T, H, D].
@@ -154,7 +154,7 @@ class TTTLayer(nn.Module):
 
 
 # Runs the inner loop on projections of T tokens and advances `BlockState.inner`; returns out [B, T, H, D].
-InnerLoop = Callable[[Projections, Learner, Any], Tensor]
+InnerLoop = Callable[[Projections, OuterParameters, Any], Tensor]
 
 
 class TTTBlock(nn.Module):
@@ -174,9 +174,9 @@ class TTTBlock(nn.Module):
         if state.block_conv is not None:
             h = h + self.conv(h, state.block_conv)
         layer, x = self.seq_modeling_block, self.seq_norm(h)
-        projections, learner = layer.project(x, state), layer.learner(rope)
+        projections, outer = layer.project(x, state), layer.outer_parameters(rope)
         with operator_range():
-            out = inner_loop(projections, learner, state.inner)
+            out = inner_loop(projections, outer, state.inner)
         h = h + layer.output(x, out)
         return h + self.mlp(self.ffn_norm(h))
 
@@ -314,9 +314,9 @@ class TTTModel(ChunkedModel):
         state.length = None
         return self._layers(ids, state, self._one_token)
 
-    def _one_token(self, projections: Projections, learner: Learner, state: Any) -> Tensor:
+    def _one_token(self, projections: Projections, outer: OuterParameters, state: Any) -> Tensor:
         """Run a generate step of the operator on tensors with a token axis of length 1."""
-        return self.operator.generate_step(mapped(projections, lambda x: x[:, 0]), learner, state)[:, None]
+        return self.operator.generate_step(mapped(projections, lambda x: x[:, 0]), outer, state)[:, None]
 
     def _layers(self, ids: Tensor, state: TTTState, inner_loop: InnerLoop, around: LayerScope = nullcontext) -> Tensor:
         h = self.model.embed_tokens(ids)

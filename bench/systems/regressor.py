@@ -55,7 +55,7 @@ class Given(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layer(ABC):
+class RecurrentLayer(ABC):
     """Base class of a recurrent layer: kernel, sizes, random inputs, naive implementation.
 
     kernel: MODULE:FUNCTION, or MODULE:FUNCTION|FUNCTION for alternatives; for each case, the fastest is timed.
@@ -102,7 +102,7 @@ class Regressor:
 
     module: ClassVar[str]
     packages: tuple[str, ...]
-    layers: ClassVar[dict[str, Layer]]
+    layers: ClassVar[dict[str, RecurrentLayer]]
 
     def unavailable(self) -> str:
         keep_choices()

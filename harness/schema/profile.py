@@ -143,7 +143,7 @@ class Region(Stored):
         For an engine, a run's time by the host's clock counts if it is longer. Delays by the profiler are subtracted.
     busy_us: time with at least one running kernel. longest_gap_us: longest idle time.
     ranges: NVTX ranges with their kernels, from one eager call.
-    `ceilings`: peaks measured by the worker, `copy_gbs` (10^9 bytes/s) and `product_tflops` (GEMM, 10^12 FLOPs/s).
+    peaks: rates measured by the worker, `copy_gbs` (10^9 bytes/s) and `product_tflops` (GEMM, 10^12 FLOPs/s).
     work: least FLOPs and bytes of one unit, by part; {} if not counted.
     timeline: launches of one run; empty if the profiler did not report each launch.
     """
@@ -154,7 +154,7 @@ class Region(Stored):
     longest_gap_us: Amount = 0.0
     kernels: tuple[Kernel, ...] = ()
     ranges: tuple[Range, ...] = ()
-    ceilings: dict[str, float | None] = field(default_factory=dict)
+    peaks: Annotated[dict[str, float | None], Field(alias="ceilings")] = field(default_factory=dict)  # older name
     work: dict[str, Work] = field(default_factory=dict)
     timeline: Timeline = field(default_factory=Timeline)
 
@@ -216,7 +216,7 @@ class Profile(Region):
 
     def to_json(self) -> str:
         """Return the profile as a line of JSON without newline."""
-        return _ADAPTER.dump_json(self).decode()
+        return _ADAPTER.dump_json(self, by_alias=True).decode()
 
 
 def profile_path(folder: Path, key: str) -> Path:

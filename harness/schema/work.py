@@ -38,19 +38,19 @@ class Work(Stored):
         return {"flops": self.flops, "bytes": self.bytes}
 
 
-def needed_ms(flops: float | None, moved: float | None, ceilings: Mapping[str, float | None]) -> tuple[float, float]:
+def needed_ms(flops: float | None, moved: float | None, peaks: Mapping[str, float | None]) -> tuple[float, float]:
     """Return (ms for `flops`, ms for `moved` bytes) at the measured peaks, each NaN if unknown.
 
-    `ceilings`: the measured peaks `product_tflops` (10^12 FLOPs/s) and `copy_gbs` (10^9 bytes/s).
+    peaks: the measured peaks `product_tflops` (10^12 FLOPs/s) and `copy_gbs` (10^9 bytes/s).
     """
-    computing_ms = known(flops) / (positive(known(ceilings.get("product_tflops"))) * 1e9)
-    moving_ms = known(moved) / (positive(known(ceilings.get("copy_gbs"))) * 1e6)
+    computing_ms = known(flops) / (positive(known(peaks.get("product_tflops"))) * 1e9)
+    moving_ms = known(moved) / (positive(known(peaks.get("copy_gbs"))) * 1e6)
     return computing_ms, moving_ms
 
 
-def lower_bound_ms(flops: float | None, moved: float | None, ceilings: Mapping[str, float | None]) -> float | None:
+def lower_bound_ms(flops: float | None, moved: float | None, peaks: Mapping[str, float | None]) -> float | None:
     """Return the roofline bound in ms: the maximum of `needed_ms`, ignoring NaN; None if both are NaN."""
-    found = [each for each in needed_ms(flops, moved, ceilings) if not math.isnan(each)]
+    found = [each for each in needed_ms(flops, moved, peaks) if not math.isnan(each)]
     return max(found, default=None)
 
 

@@ -194,11 +194,11 @@ class Pair:
             if side.timed < side.rounds:
                 yield f"{name} has {side.timed} of {side.rounds} rounds"
         if self.a.others or self.b.others:
-            said = ", ".join(f"{side.others:.0%} in {name}" for name, side in sides.items() if side.others)
-            yield f"contended (others' CPU use: {said})"
+            shares = ", ".join(f"{side.others:.0%} in {name}" for name, side in sides.items() if side.others)
+            yield f"contended (others' CPU use: {shares})"
         if self.a.tokens_words != self.b.tokens_words:
-            said = ", ".join(f"{side.tokens_words} in {name}" for name, side in sides.items())
-            yield f"sequences at once differ: tokens per sample are {said}"
+            tokens = ", ".join(f"{side.tokens_words} in {name}" for name, side in sides.items())
+            yield f"sequences at once differ: tokens per sample are {tokens}"
         if self.on_other_hosts:
             yield OTHER_HOST
         if hot := [name for name, side in sides.items() if side.quality.hot]:

@@ -41,11 +41,11 @@ def answer(comparison: Comparison) -> str:
     beyond = [row for row in reliable if row.apart > comparison.near]
     total, off = len(reliable), len(beyond) + comparison.counts.get("lost", 0)
     word = "Confirmed" if off <= BEYOND * total else "Not confirmed"
-    said = f"{word}: {total - len(beyond)} of {counted(total, 'reliable point')} within {comparison.near:.0%}."
+    head = f"{word}: {total - len(beyond)} of {counted(total, 'reliable point')} within {comparison.near:.0%}."
     if 2 * total < len(rows):
-        said = f"Undecided: {total} of {counted(len(rows), 'point')} reliable."
+        head = f"Undecided: {total} of {counted(len(rows), 'point')} reliable."
     groups = _groups("Beyond", beyond), _groups("Unreliable", [row for row in rows if row.doubt])
-    return " ".join(filter(None, [said, *groups, _counts(comparison, {"slower", "faster", "lost"})]))
+    return " ".join(filter(None, [head, *groups, _counts(comparison, {"slower", "faster", "lost"})]))
 
 
 def _counts(comparison: Comparison, only: Set[str] = frozenset(OUTCOMES)) -> str:
@@ -66,9 +66,9 @@ def _ratios(comparison: Comparison) -> str:
 def _groups(what: str, rows: Sequence[Row]) -> str:
     """Return `WHAT: 3 NAME PHASE (CAUSE), 1 more.`, a count per group of rows; "" without rows."""
     groups = Counter(f"{row.name} {row.phase}{_cause(row)}" for row in rows).most_common()
-    said = [f"{count} {group}" for group, count in groups[:NAMED_GROUPS]]
-    said += [f"{left} more"] if (left := sum(count for _, count in groups[NAMED_GROUPS:])) else []
-    return f"{what}: {', '.join(said)}." if rows else ""
+    named = [f"{count} {group}" for group, count in groups[:NAMED_GROUPS]]
+    named += [f"{left} more"] if (left := sum(count for _, count in groups[NAMED_GROUPS:])) else []
+    return f"{what}: {', '.join(named)}." if rows else ""
 
 
 def _cause(row: Row) -> str:
@@ -82,8 +82,8 @@ def text(comparison: Comparison) -> str:
     rows = [cells(row) for row in comparison.rows]
     table = grid.text(COLUMNS, rows, NUMERIC).rstrip("\n") if rows else ""
     parts = [[answer(comparison)], _opening(comparison), [table], without(comparison), closing(comparison)]
-    said = ["\n".join(part if part == [table] else map(printable, part)) for part in parts]
-    return "\n\n".join(filter(None, said)) + "\n"
+    paragraphs = ["\n".join(part if part == [table] else map(printable, part)) for part in parts]
+    return "\n\n".join(filter(None, paragraphs)) + "\n"
 
 
 def markdown(comparison: Comparison) -> str:

@@ -20,7 +20,7 @@ from reports.page.embedding import packed, packed_plotly, plotly_source, script_
 from reports.page.figures import Figure, ends, figures
 from reports.page.findings import crossings, finding, flags, headline, small_models, unfinished
 from reports.page.ranking import View
-from reports.profiles.ceilings import common_ceilings
+from reports.profiles.peaks import common_peaks
 from reports.profiles.section import Section, section
 from reports.profiles.section import script as profile_script
 from reports.resources import environment, source
@@ -52,7 +52,7 @@ def run_page(
 
     records, profiles: all of the run. in_site: the run's id in a site, "" for a page of its own (`render`).
     """
-    table = frame(records, run.catalogue, common_ceilings(records, profiles))
+    table = frame(records, run.catalogue, common_peaks(records, profiles))
     name = ", ".join(filter(None, [printable(run.folder.resolve().name), " and ".join(devices_of(table))]))
     title, profiled = name if in_site else f"{TITLE}: {name}", section(records, profiles, run.catalogue)
     return render(records, run.catalogue, title, profiled, table, run.missing(records), in_site), table

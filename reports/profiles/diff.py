@@ -10,8 +10,8 @@ from markupsafe import Markup
 from harness.schema.profile import Profile
 from harness.schema.reason import format_number
 from harness.schema.run import Run
-from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.parts import GAPS, LABELS, kernel_parts, parts, within_sentence
+from reports.profiles.peaks import with_common_peaks
 from reports.profiles.words import AGREES, bound_of, cause, short
 from reports.resources import environment
 
@@ -67,13 +67,13 @@ class Diff:
         rows = self.parts
         whole = sum(abs(row.ms) for row in rows)
         named = [row for row in rows if abs(row.ms) >= _NAMED * whole] if whole else []
-        said = ", ".join(f"{within_sentence(row.name)} {_signed(row.ms)}" for row in named)
+        causes = ", ".join(f"{within_sentence(row.name)} {_signed(row.ms)}" for row in named)
         rest = ms - sum(row.ms for row in named)
-        said += f", others {_signed(rest)}" if said and abs(rest) >= _NAMED * abs(ms) else ""
+        causes += f", others {_signed(rest)}" if causes and abs(rest) >= _NAMED * abs(ms) else ""
         word = "slower" if ms >= 0 else "faster"
         head = f"{format_number(abs(ms))} ms ({abs(ms) / self.a.unit_ms:.1%}) {word} than {self.a_title}"
         why = self._bottleneck(rows) if ms > AGREES * self.a.unit_ms else ""
-        return f"{head}{f': {said}' if said else ''}.{why and f' {why}'}"
+        return f"{head}{f': {causes}' if causes else ''}.{why and f' {why}'}"
 
     def _bottleneck(self, rows: list[TimeDiff]) -> str:
         """Return a sentence on the most slowed part's bottleneck; "" if counters do not show it."""
@@ -112,7 +112,7 @@ def _signed(ms: float) -> str:
 
 def diff_of_runs(a: Run, b: Run, names: tuple[str, str]) -> Markup:
     """Return HTML comparing cases profiled in both runs; "" for none. names: the runs' titles."""
-    profiles = (with_common_ceilings([*run.profiles().values()], run.records()) for run in (a, b))
+    profiles = (with_common_peaks([*run.profiles().values()], run.records()) for run in (a, b))
     before, after = ({each.case.key: each for each in side if each.region_us} for side in profiles)
     pairs = [Diff(each, after[key], *names) for key, each in before.items() if key in after]
     pairs.sort(key=lambda pair: -abs(math.log(pair.b.unit_ms / pair.a.unit_ms)))

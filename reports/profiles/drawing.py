@@ -31,8 +31,8 @@ def roofline(profile: Profile) -> dict[str, Any]:
     """
     counters = [kernel.counters for kernel in profile.kernels if kernel.counters]
     peaks = {
-        "copy_gbs": profile.ceilings.get("copy_gbs"),
-        "product_tflops": profile.ceilings.get("product_tflops"),
+        "copy_gbs": profile.peaks.get("copy_gbs"),
+        "product_tflops": profile.peaks.get("product_tflops"),
         "l2_gbs": max((each.l2_peak_gbs for each in counters if each.l2_peak_gbs), default=None),
         "fp32_tflops": max((each.fp32_peak_tflops for each in counters if each.fp32_peak_tflops), default=None),
     }

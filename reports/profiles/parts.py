@@ -138,13 +138,13 @@ def work_of(region: Region, present: Iterable[str]) -> dict[str, Work]:
 
 
 def _model_lower_bound_us(work: Work | None, region: Region) -> float | None:
-    least = None if work is None else lower_bound_ms(work.flops, work.bytes, region.ceilings)
+    least = None if work is None else lower_bound_ms(work.flops, work.bytes, region.peaks)
     return None if least is None else 1e3 * least * region.units
 
 
 def kernel_lower_bound_us(kernel: Kernel, region: Region) -> float | None:
     """Return the lower bound in µs for all launches of a kernel together; None if unknown."""
-    each = lower_bound_ms(kernel.operations, kernel.dram_bytes, ceilings_of(kernel, region))
+    each = lower_bound_ms(kernel.operations, kernel.dram_bytes, kernel_peaks(kernel, region))
     return None if each is None else 1e3 * each * kernel.launches
 
 
@@ -154,11 +154,11 @@ def is_fp32(kernel: Kernel) -> bool:
     return counters is not None and bool(counters.fp32_peak_tflops) and counters.use.get("tensor", _USED) < _USED
 
 
-def ceilings_of(kernel: Kernel, region: Region) -> dict[str, float | None]:
+def kernel_peaks(kernel: Kernel, region: Region) -> dict[str, float | None]:
     """Return the region's peaks; if `is_fp32(kernel)`, the FP32 peak replaces the GEMM rate."""
     if kernel.counters is None or not is_fp32(kernel):
-        return region.ceilings
-    return {**region.ceilings, "product_tflops": kernel.counters.fp32_peak_tflops}
+        return region.peaks
+    return {**region.peaks, "product_tflops": kernel.counters.fp32_peak_tflops}
 
 
 def kernel_parts(region: Region) -> dict[str, str]:

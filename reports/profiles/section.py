@@ -12,18 +12,18 @@ from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.profile import Kernel, Profile, short_name
 from harness.schema.record import Record
-from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.diff import Diff
 from reports.profiles.drawing import NAMED, drawing, rates, unplaced
 from reports.profiles.parts import LABELS, ProfilePart, kernel_lower_bound_us, kernel_parts, parts
-from reports.profiles.words import WAITS, WORKING, Recorded, agreement, bound_of, recorded, sentences, short
+from reports.profiles.peaks import with_common_peaks
+from reports.profiles.words import STALLS, WORKING, Recorded, agreement, bound_of, recorded, sentences, short
 from reports.resources import environment, source
 
 PACKAGE = "reports.profiles"
 SCRIPTS = ("roofline.js", "timeline.js", "section.js")
 _NAME_LIMIT = 108  # characters of a kernel's full name in the page
 _BAR = 1000.0  # width of the longest bar, in units of the SVG
-_LEAST_WAIT, _MOST_WAITS = 0.01, 3  # least share of a warp's time for a wait to be shown, and most waits shown
+_LEAST_STALL, _MOST_STALLS = 0.01, 3  # least share of a warp's time for a stall to be shown, and most stalls shown
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ShownProfile:
     agreement: words that compare the profiled time with the recorded latency.
     slower_than: comparisons with faster cases of equal phase, size, batch and context. drawn: JSON for the scripts.
     rows: one dict per row of the kernel table. "cells" is a list with a text for each of `COLUMNS`; "bound" describes
-        the kernel's bottleneck, and "waits" the longest waits of its warps. Without counters, both are "".
+        the kernel's bottleneck, and "stalls" the longest stalls of its warps. Without counters, both are "".
     """
 
     profile: Profile
@@ -88,7 +88,7 @@ class ShownProfile:
     @property
     def roofs(self) -> str:
         """The measured peaks in words, such as `700 TFLOP/s and 3.90 TB/s`, or "" if unknown."""
-        bandwidth, product = (self.profile.ceilings.get(name) for name in ("copy_gbs", "product_tflops"))
+        bandwidth, product = (self.profile.peaks.get(name) for name in ("copy_gbs", "product_tflops"))
         return f"{product:.0f} TFLOP/s and {bandwidth / 1e3:.2f} TB/s" if bandwidth and product else ""
 
     @property
@@ -102,7 +102,7 @@ class ShownProfile:
 def section(records: Sequence[Record], profiles: Collection[Profile], catalogue: Catalogue) -> Section | None:
     """Return the section on profiles; None if no profile has times. records: for peaks and latencies."""
     with_work = [profile for profile in profiles if profile.status == "ok" and profile.region_us]
-    good = with_common_ceilings(with_work, records)
+    good = with_common_peaks(with_work, records)
     if not good:
         return None
     latencies = recorded(records)
@@ -120,7 +120,7 @@ def section(records: Sequence[Record], profiles: Collection[Profile], catalogue:
             if each.status != "skipped" and not (each.status == "ok" and each.region_us)
         ],
         bar=_BAR,
-        has_ceilings=any(value for profile in good for value in profile.ceilings.values()),
+        has_peaks=any(value for profile in good for value in profile.peaks.values()),
         is_counted=any(kernel.counters for profile in good for kernel in profile.kernels),
         measured=len(latencies),
         profiled=sum(profile.case.key in latencies for profile in good),
@@ -188,8 +188,8 @@ def _shown(catalogue: Catalogue, profiles: list[Profile], latencies: Mapping[str
     for profile, title, name in zip(profiles, titles, names, strict=True):
         others = zip(profiles, names, strict=True)
         slower_than = (Diff(each, profile, other, name) for each, other in others if each.unit_ms < profile.unit_ms)
-        pieces, said = tuple(_pieces(profile, widest)), agreement(profile, latencies.get(profile.case.key))
-        found.append(ShownProfile(profile, title, pieces, said, tuple(slower_than), _rows(profile), drawing(profile)))
+        pieces, agrees = tuple(_pieces(profile, widest)), agreement(profile, latencies.get(profile.case.key))
+        found.append(ShownProfile(profile, title, pieces, agrees, tuple(slower_than), _rows(profile), drawing(profile)))
     return found
 
 
@@ -225,17 +225,17 @@ def _rows(profile: Profile) -> list[dict[str, Any]]:
             "part": LABELS[names[kernel.name]],
             "cells": _cells(kernel, profile),
             "bound": bound_of(kernel, profile) if kernel.counters else "",
-            "waits": _waits(kernel),
+            "stalls": _stalls(kernel),
         }
         for kernel in profile.kernels[:NAMED]
     ]
 
 
-def _waits(kernel: Kernel) -> str:
-    stalls = kernel.counters.stalls if kernel.counters else {}
-    waits = sorted(((share, state) for state, share in stalls.items() if state not in WORKING), reverse=True)
-    shown = [f"{WAITS.get(state, state)} {share:.0%}" for share, state in waits[:_MOST_WAITS] if share >= _LEAST_WAIT]
-    return ", ".join(shown)
+def _stalls(kernel: Kernel) -> str:
+    shares = kernel.counters.stalls if kernel.counters else {}
+    stalls = sorted(((share, state) for state, share in shares.items() if state not in WORKING), reverse=True)
+    shown = [(share, state) for share, state in stalls[:_MOST_STALLS] if share >= _LEAST_STALL]
+    return ", ".join(f"{STALLS.get(state, state)} {share:.0%}" for share, state in shown)
 
 
 def _cells(kernel: Kernel, profile: Profile) -> list[str]:

@@ -9,7 +9,7 @@ from harness.quality import by_case, timed
 from harness.schema.profile import Kernel, Profile, Region
 from harness.schema.reason import format_number
 from harness.schema.record import Record
-from reports.profiles.parts import GAPS, ceilings_of, is_fp32, parts, within_sentence
+from reports.profiles.parts import GAPS, is_fp32, kernel_peaks, parts, within_sentence
 
 HIGH = 0.6  # share of a peak from which the unit with that peak is the bottleneck
 AGREES = 0.03  # share of a record's latency within which a profile agrees with it
@@ -18,24 +18,24 @@ _IDLE = 0.1  # share of the time from which idle time is named
 _SHORT = 80  # characters of a short name
 _WRAPPED = re.compile(r"(void )?cutlass::device_kernel<([\w:]+::enable_\w+<)?(?P<kernel>[\w:]+)")
 UNITS = {"sm": "SM pipelines", "l2": "L2", "dram": "DRAM", "tensor": "tensor cores"}
-WAITS = {
-    "barrier": "for barriers",
-    "branch_resolving": "for branches",
-    "dispatch_stall": "for the dispatcher",
-    "drain": "for stores to drain",
-    "gmma": "for tensor-core results",
-    "imc_miss": "for the constant cache",
-    "lg_throttle": "for the global-memory queue",
-    "long_scoreboard": "for data from memory or the L2",
-    "math_pipe_throttle": "for a busy arithmetic pipeline",
-    "membar": "for memory fences",
-    "mio_throttle": "for the shared-memory queue",
+STALLS = {
+    "barrier": "on barriers",
+    "branch_resolving": "on branches",
+    "dispatch_stall": "on the dispatcher",
+    "drain": "on draining stores",
+    "gmma": "on tensor-core results",
+    "imc_miss": "on the constant cache",
+    "lg_throttle": "on the global-memory queue",
+    "long_scoreboard": "on data from memory or the L2",
+    "math_pipe_throttle": "on a busy arithmetic pipeline",
+    "membar": "on memory fences",
+    "mio_throttle": "on the shared-memory queue",
     "misc": "for other reasons",
-    "no_instruction": "for an instruction fetch",
-    "short_scoreboard": "for data from shared memory or special functions",
+    "no_instruction": "on an instruction fetch",
+    "short_scoreboard": "on data from shared memory or special functions",
     "sleeping": "asleep",
-    "tex_throttle": "for the texture queue",
-    "wait": "for the fixed latency of instructions",
+    "tex_throttle": "on the texture queue",
+    "wait": "on the fixed latency of instructions",
 }
 WORKING = ("selected", "not_selected")  # a warp that issues, or is ready while another one issues
 
@@ -54,14 +54,14 @@ def sentences(region: Region) -> tuple[str, str]:
 
 def agreement(region: Region, recorded: Recorded | None) -> str:
     """Return profiled time and recorded latency in words, with a note if they disagree."""
-    said = f"{format_number(region.unit_ms, 4)} ms of kernels and idle time"
+    text = f"{format_number(region.unit_ms, 4)} ms of kernels and idle time"
     if not (recorded and recorded.ms):
-        return f"{said}; the run has no recorded latency of this case"
+        return f"{text}; the run has no recorded latency of this case"
     off = region.unit_ms / recorded.ms - 1
     agrees = abs(off) <= AGREES or _of_operators(region)  # on a CPU, the profiler slows every operator
     beyond = "" if agrees else f": not within {AGREES:.0%}"
     by = "0.0%" if round(off, 3) == 0 else f"{off:+.1%}".replace("-", "−")
-    return f"{said}, recorded {format_number(recorded.ms, 4)} ms ({by}{beyond})"
+    return f"{text}, recorded {format_number(recorded.ms, 4)} ms ({by}{beyond})"
 
 
 def _of_operators(region: Region) -> bool:
@@ -92,10 +92,10 @@ def _where(region: Region) -> str:
     busy = [(share, name) for share, name in shares if name != GAPS]
     words = [f"{within_sentence(name)} {share:.0%}" for share, name in busy[:2] if share >= LEAST]
     idle = region.gaps_us / total
-    said = [f"{' and '.join(words)} of the time"] if words else []
-    said += [f"idle {idle:.0%}: {_idle(region)}"] if idle >= _IDLE else []
-    together = "; ".join(said)
-    return f"{together[0].upper()}{together[1:]}." if said else "No part takes a measurable share of the time."
+    clauses = [f"{' and '.join(words)} of the time"] if words else []
+    clauses += [f"idle {idle:.0%}: {_idle(region)}"] if idle >= _IDLE else []
+    together = "; ".join(clauses)
+    return f"{together[0].upper()}{together[1:]}." if clauses else "No part takes a measurable share of the time."
 
 
 def _why(region: Region) -> str:
@@ -156,7 +156,7 @@ def bound_of(kernel: Kernel, region: Region) -> str:
     counters = kernel.counters
     if counters is None:
         return "bottleneck not counted"
-    peaks = ceilings_of(kernel, region)
+    peaks = kernel_peaks(kernel, region)
     moved = _share(kernel.dram_bytes, kernel.mean_us * 1e3, peaks.get("copy_gbs"))
     computed = _share(kernel.operations, kernel.mean_us * 1e6, peaks.get("product_tflops"))
     if moved is not None and moved >= HIGH and moved >= (computed or 0):
@@ -165,8 +165,8 @@ def bound_of(kernel: Kernel, region: Region) -> str:
         return f"{computed:.0%} of the FP32 peak{_counted_times(kernel)}: compute-bound"
     if computed is not None and computed >= HIGH:
         busy = counters.use.get("tensor", 0.0) / 100
-        said = f", tensor cores busy {busy:.0%} of the time" if busy >= HIGH else ""
-        return f"{computed:.0%} of the peak GEMM rate{_counted_times(kernel)}: compute-bound{said}"
+        tensor = f", tensor cores busy {busy:.0%} of the time" if busy >= HIGH else ""
+        return f"{computed:.0%} of the peak GEMM rate{_counted_times(kernel)}: compute-bound{tensor}"
     use = {unit: percent / 100 for unit, percent in counters.use.items() if unit in UNITS}
     if not use:
         return "utilization not counted"
@@ -175,10 +175,10 @@ def bound_of(kernel: Kernel, region: Region) -> str:
         return f"bound by {UNITS[unit]} at {use[unit]:.0%} of peak"
     if uncounted := [UNITS[each] for each in UNITS if each not in use]:
         return f"{UNITS[unit]} at {use[unit]:.0%} of peak, {' and '.join(uncounted)} not counted: bottleneck unknown"
-    waiting = [(share, WAITS.get(each, each)) for each, share in counters.stalls.items() if each not in WORKING]
-    share, reason = max(waiting, default=(0.0, ""))
-    waited = f"; warps wait {reason} {share:.0%} of the time" if share >= LEAST else ""
-    return f"no unit above {HIGH:.0%} ({UNITS[unit]} {use[unit]:.0%}): latency-bound{waited}"
+    stalls = [(share, STALLS.get(each, each)) for each, share in counters.stalls.items() if each not in WORKING]
+    share, reason = max(stalls, default=(0.0, ""))
+    stalled = f"; warps stall {reason} {share:.0%} of the time" if share >= LEAST else ""
+    return f"no unit above {HIGH:.0%} ({UNITS[unit]} {use[unit]:.0%}): latency-bound{stalled}"
 
 
 def _counted_times(kernel: Kernel) -> str:
@@ -208,5 +208,5 @@ def short(name: str) -> str:
     return plain if len(plain) <= _SHORT else f"{plain[: _SHORT - 1]}…"
 
 
-def _share(done: float | None, per_rate: float, ceiling: float | None) -> float | None:
-    return done / per_rate / ceiling if done is not None and per_rate and ceiling else None
+def _share(done: float | None, per_rate: float, peak: float | None) -> float | None:
+    return done / per_rate / peak if done is not None and per_rate and peak else None

@@ -29,7 +29,7 @@ GENERATE = replace(PROMPT, phase="generate")
 HONEST_CASES = (PROMPT, replace(PROMPT, batch=2, context=1), GENERATE)
 
 
-class Model:
+class DecayingModel:
     """A recurrent model: h <- d h Q + E[token] with orthogonal Q, logits h E^T. A decay d < 1 forgets early tokens."""
 
     def __init__(self, width: int = WIDTH, seed: int = 0, decay: float = 1.0) -> None:
@@ -37,8 +37,8 @@ class Model:
         self.recurrence = decay * torch.linalg.qr(torch.randn(width, width, generator=rng))[0]
         self.embedding = torch.randn(VOCABULARY, width, generator=rng)
 
-    def reference(self) -> "Model":
-        other = Model(len(self.recurrence))
+    def reference(self) -> "DecayingModel":
+        other = DecayingModel(len(self.recurrence))
         other.recurrence, other.embedding = self.recurrence.double(), self.embedding.double()
         return other
 
@@ -64,7 +64,7 @@ class Honest:
     decay = 1.0
 
     def __init__(self) -> None:
-        self.model = Model(decay=self.decay)
+        self.model = DecayingModel(decay=self.decay)
         self.kept: Any = None
 
     def unavailable(self) -> str:
@@ -177,7 +177,7 @@ class NotANumberWhileTimed(Honest):
 
 class SmallerModelTimed(Honest):
     def run(self) -> Any:
-        return Model(WIDTH // 8, seed=1).prefill(self.ids)
+        return DecayingModel(WIDTH // 8, seed=1).prefill(self.ids)
 
 
 class InventedSamples(Honest):

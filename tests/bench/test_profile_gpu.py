@@ -13,8 +13,8 @@ from harness.profiling.tools import ncu, nsys
 from harness.schema.profile import Profile
 from harness.schema.run import Run
 from harness.schema.work import HEAD, PRODUCTS, SCAN, TTT
-from reports.profiles.ceilings import with_common_ceilings
 from reports.profiles.parts import GAPS, parts
+from reports.profiles.peaks import with_common_peaks
 from reports.profiles.words import AGREES, recorded
 from tk_kernels.ttt_linear import ops
 
@@ -58,7 +58,7 @@ def test_what_a_profile_holds(profiled: tuple[str, Run, list[Profile]]) -> None:
     for profile in found:
         assert profile.status == "ok", profile.reason
         assert set(profile.tools) & {"torch.profiler", "nsys"}
-        assert min(profile.ceilings.values()) > 0  # type: ignore[type-var, operator]
+        assert min(profile.peaks.values()) > 0  # type: ignore[type-var, operator]
         assert profile.timeline.kernel
         assert not any(kernel.name.startswith("aten::") for kernel in profile.kernels)
         names = {part.name for part in parts(profile)} - {GAPS}
@@ -69,7 +69,7 @@ def test_what_a_profile_holds(profiled: tuple[str, Run, list[Profile]]) -> None:
 
 
 def test_lower_bounds_lie_below_the_times(profiled: tuple[str, Run, list[Profile]]) -> None:
-    for profile in with_common_ceilings(profiled[2]):
+    for profile in with_common_peaks(profiled[2]):
         for part in parts(profile):
             assert part.lower_bound_us is None or part.lower_bound_us <= 1.05 * part.time_us, part
 

@@ -55,11 +55,11 @@ def test_the_key_of_a_case_stays() -> None:
 
 def test_a_new_field_at_its_default_changes_no_key() -> None:
     @dataclass(frozen=True)
-    class Later(Case):
+    class LaterCase(Case):
         parallel: str = "none"
 
-    assert Later(**BASE).key == Case(**BASE).key
-    assert Later(**BASE, parallel="tensor").key != Case(**BASE).key
+    assert LaterCase(**BASE).key == Case(**BASE).key
+    assert LaterCase(**BASE, parallel="tensor").key != Case(**BASE).key
 
 
 def test_neither_a_default_nor_a_suite_is_in_the_key() -> None:

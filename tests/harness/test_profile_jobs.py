@@ -63,7 +63,7 @@ def test_kineto_profiles_cases_and_notes_failures(tmp_path: Path) -> None:
     paths = [each.path for each in good.ranges]
     assert ("forward", "layer 0") in paths
     assert ("forward", "layer 1") in paths
-    assert good.ceilings == {"copy_gbs": 3000.0, "product_tflops": 600.0}
+    assert good.peaks == {"copy_gbs": 3000.0, "product_tflops": 600.0}
     assert list(good.tools) == ["torch.profiler"]
     assert good.commands[0].endswith("-m harness.worker profile_helpers:WithTorch")
     assert "/" not in good.commands[0]

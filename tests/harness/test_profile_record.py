@@ -1,4 +1,5 @@
-from dataclasses import asdict, replace
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,6 @@ PROFILE = Profile(
 
 def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
     run = run_of(tmp_path)
-    (run.folder / "profiles").mkdir()
     write_profile(run.folder, PROFILE)
     assert run.profiles() == {case().key: PROFILE}
     assert (PROFILE.gaps_us, PROFILE.unit_ms) == (20.0, 0.05)
@@ -70,7 +70,7 @@ def test_a_failed_profile_keeps_its_reason(tmp_path: Path) -> None:
 )
 def test_a_contradictory_profile_is_refused(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(ProfileError, match=why):
-        Profile.from_values(asdict(PROFILE) | {"case": case().to_dict()} | changes)
+        Profile.from_values(json.loads(PROFILE.to_json()) | changes)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def profile(of: Case, *kernels: Kernel, **changes: object) -> Profile:
     kernels = kernels or (Kernel("nvjet<script>", 4, 60.0, 168, 4096, COUNTERS), Kernel("_dual", 2, 30.0))
     busy = sum(kernel.time_us for kernel in kernels)
     values = {"units": 2, "region_us": busy + 10, "busy_us": busy, "kernels": kernels, "tools": {"nsys": "2025"}}
-    return Profile(case=of, **(values | {"ceilings": {"copy_gbs": 3e3, "product_tflops": 6e2}} | changes))
+    return Profile(case=of, **(values | {"peaks": {"copy_gbs": 3e3, "product_tflops": 6e2}} | changes))
 
 
 def run_with(folder: Path, *profiles: Profile) -> Run:

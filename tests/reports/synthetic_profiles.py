@@ -16,7 +16,7 @@ from harness.schema.work import Work
 
 LAYERS, PER_LAYER = 24, 4  # PER_LAYER: launches of each of BLOCK
 RUNS, GAP_US = 5, 1.4
-CEILINGS = {"copy_gbs": 2960.0, "product_tflops": 702.0}
+PEAKS = {"copy_gbs": 2960.0, "product_tflops": 702.0}
 GEMM = "nvjet_tst_256x128_64x4_1x2_h_bz_coopA_TNT"
 HEAD = "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_16x16_64x2_tn_align8>(Params)"
 TTT = {
@@ -54,7 +54,7 @@ def profile_of(case: Case, latency_ms: float, counted: bool) -> Profile:
             for kernel in found["kernels"]
         )
     tools = {"nsys": "2025.3.2", "ncu": "2025.3.1"}
-    return Profile(**found, units=RUNS, ceilings=CEILINGS, work=work_of(case), case=case, tools=tools)
+    return Profile(**found, units=RUNS, peaks=PEAKS, work=work_of(case), case=case, tools=tools)
 
 
 def work_of(case: Case) -> dict[str, Work]:

@@ -25,7 +25,7 @@ SLOW = found(Kernel("gemm", 2, 565.0), Kernel("mlp_forward", 2, 542.0, counters=
 def test_the_sentence_names_the_parts_and_the_bottleneck_of_the_kernel_that_differs() -> None:
     assert Diff(FAST, SLOW, "TTT-Linear", "TTT-MLP").sentence == (
         "0.210 ms (21.0%) slower than TTT-Linear: TTT kernel +0.242 ms, GEMMs −0.0350 ms. "
-        "mlp_forward: no unit above 60% (SM pipelines 44%): latency-bound; warps wait for barriers 34% of the time."
+        "mlp_forward: no unit above 60% (SM pipelines 44%): latency-bound; warps stall on barriers 34% of the time."
     )
 
 

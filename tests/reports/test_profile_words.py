@@ -8,7 +8,6 @@ from harness.schema.catalogue import Catalogue
 from harness.schema.profile import Counters, Kernel, Profile, Range, RangeKernel, Region, Timeline
 from harness.schema.record import Record
 from harness.schema.work import Work
-from reports.profiles.ceilings import common_ceilings, reached, with_common_ceilings
 from reports.profiles.parts import (
     EDGES,
     GAPS,
@@ -23,10 +22,11 @@ from reports.profiles.parts import (
     part_of,
     parts,
 )
+from reports.profiles.peaks import common_peaks, reached, with_common_peaks
 from reports.profiles.words import Recorded, agreement, bound_of, recorded, sentences, short
 from reports.stats import frame
 
-CEILINGS: dict[str, float | None] = {"copy_gbs": 3000.0, "product_tflops": 600.0}
+PEAKS: dict[str, float | None] = {"copy_gbs": 3000.0, "product_tflops": 600.0}
 
 
 def counted(**changes: object) -> Counters:
@@ -36,7 +36,7 @@ def counted(**changes: object) -> Counters:
 
 def region(*kernels: Kernel, gaps: float = 0.0, ranges: tuple[Range, ...] = ()) -> Region:
     busy = sum(kernel.time_us for kernel in kernels)
-    return Region(1, busy + gaps, busy, gaps, kernels, ranges, CEILINGS)
+    return Region(1, busy + gaps, busy, gaps, kernels, ranges, PEAKS)
 
 
 def profiled(of: Region, **changes: Any) -> Profile:
@@ -68,10 +68,10 @@ def one(**changes: object) -> Region:
         ({"operations": 6e9, "fp32_peak_tflops": 66.7}, "90% of the FP32 peak: compute-bound"),
         (
             {"operations": 6e9, "fp32_peak_tflops": 66.7, "use": {"sm": 30.0, "l2": 41.0, "dram": 9.0, "tensor": 20.0}},
-            "no unit above 60% (L2 41%): latency-bound; warps wait for barriers 34% of the time",
+            "no unit above 60% (L2 41%): latency-bound; warps stall on barriers 34% of the time",
         ),
         ({"use": {"sm": 20.0, "l2": 78.0}}, "bound by L2 at 78% of peak"),
-        ({}, "no unit above 60% (L2 41%): latency-bound; warps wait for barriers 34% of the time"),
+        ({}, "no unit above 60% (L2 41%): latency-bound; warps stall on barriers 34% of the time"),
         ({"stalls": {}}, "no unit above 60% (L2 41%): latency-bound"),
         ({"use": {}}, "utilization not counted"),
         # Each word made false: a unit that is high, or not known, or a wait that is none.
@@ -80,7 +80,7 @@ def one(**changes: object) -> Region:
             "L2 at 41% of peak, DRAM and tensor cores not counted: bottleneck unknown",
         ),
         ({"stalls": {"selected": 0.996, "wait": 0.004}}, "no unit above 60% (L2 41%): latency-bound"),
-        ({"dram_bytes": 1.79e8}, "no unit above 60% (L2 41%): latency-bound; warps wait for barriers 34% of the time"),
+        ({"dram_bytes": 1.79e8}, "no unit above 60% (L2 41%): latency-bound; warps stall on barriers 34% of the time"),
         (
             {"operations": 3.59e10, "use": {"sm": 88.0}},
             "bound by SM pipelines at 88% of peak",
@@ -100,8 +100,8 @@ def test_without_counters_nothing_is_claimed() -> None:
     )
 
 
-def test_without_ceilings_neither_memory_nor_products_are_named() -> None:
-    found = replace(one(dram_bytes=2.73e8, operations=5.1e10), ceilings={})
+def test_without_peaks_neither_memory_nor_products_are_named() -> None:
+    found = replace(one(dram_bytes=2.73e8, operations=5.1e10), peaks={})
     assert bound_of(found.kernels[0], found).startswith("no unit above 60%")
 
 
@@ -129,7 +129,7 @@ def test_a_kernel_above_a_peak_raises_it_unless_it_is_short_or_miscounted(
     fast = Kernel("fast", 1, time_us, counters=counted(time_us=counted_us, **work))
     found = reached(region(fast, Kernel("rest", 1, 100.0 - min(time_us, 99.0))))
     assert (found["copy_gbs"], found["product_tflops"]) == pytest.approx(peaks)
-    assert reached(replace(region(fast), ceilings={})) == {}
+    assert reached(replace(region(fast), peaks={})) == {}
 
 
 @pytest.mark.parametrize(
@@ -243,23 +243,23 @@ def test_products_of_steps_without_layers_are_not_the_heads() -> None:
 def test_profiles_of_one_kind_of_gpu_share_their_highest_peaks() -> None:
     def made(device: str, product: float, **changes: object) -> Profile:
         case, peaks = Case("a", "b", "c", "forward", 1, 8), {"product_tflops": product}
-        return profiled(one(**changes), ceilings=peaks, case=case, environment={"device": device})
+        return profiled(one(**changes), peaks=peaks, case=case, environment={"device": device})
 
     made_of = [made("H100", 600.0), made("H100", 700.0), made("H200", 500.0, operations=5.5e10), made("H100", 650.0)]
-    found = with_common_ceilings(made_of)
-    assert [each.ceilings["product_tflops"] for each in found] == [700.0, 700.0, pytest.approx(550.0), 700.0]
+    found = with_common_peaks(made_of)
+    assert [each.peaks["product_tflops"] for each in found] == [700.0, 700.0, pytest.approx(550.0), 700.0]
 
 
-def test_records_and_profiles_of_a_run_have_the_same_ceilings() -> None:
+def test_records_and_profiles_of_a_run_have_the_same_peaks() -> None:
     case, environment = Case("a", "b", "c", "forward", 1, 8), {"device": "H100"}
     peaks = {"product_tflops": 600.0, "copy_gbs": 2000.0}
-    profile = profiled(one(operations=6.5e10), ceilings=peaks, case=case, environment=environment)
+    profile = profiled(one(operations=6.5e10), peaks=peaks, case=case, environment=environment)
     measured = {"product_tflops": 500.0, "copy_gbs": 3000.0, "flops": 6.5e10, "bytes": 1.0}
     record = Record(case, "ok", samples_ms=[1.0], throttled=[False], metrics=measured, environment=environment)
-    [found] = with_common_ceilings([profile], [record])
-    assert found.ceilings == {"product_tflops": pytest.approx(650.0), "copy_gbs": 3000.0}
+    [found] = with_common_peaks([profile], [record])
+    assert found.peaks == {"product_tflops": pytest.approx(650.0), "copy_gbs": 3000.0}
     for profiles, lower_bound_ms in (([], 0.13), ([profile], 0.1)):
-        table = frame([record], Catalogue(), common_ceilings([record], profiles))
+        table = frame([record], Catalogue(), common_peaks([record], profiles))
         assert list(table["lower_bound_ms"]) == [pytest.approx(lower_bound_ms)]
 
 
@@ -330,7 +330,7 @@ def test_lower_bounds_of_parts_that_overlap_are_shared_as_their_times_are() -> N
 def test_a_lower_bound_is_the_longer_of_moving_and_computing() -> None:
     found = one(dram_bytes=9e7, operations=3e10)
     assert kernel_lower_bound_us(found.kernels[0], found) == pytest.approx(2 * 50.0)
-    assert kernel_lower_bound_us(found.kernels[0], replace(found, ceilings={})) is None
+    assert kernel_lower_bound_us(found.kernels[0], replace(found, peaks={})) is None
     assert parts(found)[0].lower_bound_us == pytest.approx(100.0)
     half = region(found.kernels[0], Kernel("other_gemm", 1, 200.0))
     assert parts(half)[0].lower_bound_us is None  # half of the part was not counted
@@ -344,7 +344,7 @@ def test_an_adapters_count_is_the_lower_bound_with_and_without_a_profiler_that_c
         assert products.of_model
         assert products.lower_bound_us == pytest.approx(2 * 55.0)  # with the head's, whose kernels no range tells apart
     assert not parts(one(dram_bytes=9e7))[0].of_model
-    assert parts(replace(counted_too, ceilings={}))[0].lower_bound_us is None
+    assert parts(replace(counted_too, peaks={}))[0].lower_bound_us is None
 
 
 def test_of_work_that_is_one_part_all_kernels_are() -> None:

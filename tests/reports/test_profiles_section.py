@@ -49,11 +49,11 @@ def test_the_section_compares_systems_of_one_work(tmp_path: Path) -> None:
     assert "168" in found.html
 
 
-@pytest.mark.parametrize(("ceilings", "told"), [({"copy_gbs": 3e3}, True), ({"copy_gbs": None}, False), ({}, False)])
-def test_lower_bounds_are_explained_where_there_are_ceilings(
-    tmp_path: Path, ceilings: dict[str, float | None], told: bool
+@pytest.mark.parametrize(("peaks", "told"), [({"copy_gbs": 3e3}, True), ({"copy_gbs": None}, False), ({}, False)])
+def test_lower_bounds_are_explained_where_there_are_peaks(
+    tmp_path: Path, peaks: dict[str, float | None], told: bool
 ) -> None:
-    found = section_of(run_with(tmp_path, profile(case(), ceilings=ceilings)))
+    found = section_of(run_with(tmp_path, profile(case(), peaks=peaks)))
     assert "Cases of the same work share a scale." in found.html
     assert ("on a GPU of this model" in found.html) is told
 
@@ -139,7 +139,7 @@ def test_a_row_is_of_one_unit_of_work(tmp_path: Path) -> None:
         "61",
         "72",
     ]
-    assert (first["Warps wait"], second["Warps wait"]) == ("for barriers 50%", "")
+    assert (first["Warps stall"], second["Warps stall"]) == ("on barriers 50%", "")
     columns = ("Time (ms)", "GB/s", "TFLOP/s", "Lower bound (ms)")
     assert [second[name] for name in columns] == ["0.0150", "", "", ""]
 
@@ -223,7 +223,7 @@ def test_without_counters_whole_parts_have_points(tmp_path: Path) -> None:
     assert "the same numbers are in the table" not in html
     assert "or of a faster kernel" not in html
     assert "<td>the model&#39;s work</td>" in html
-    bare = section_of(run_with(tmp_path / "bare", replace(found, work={}, ceilings={}))).html
+    bare = section_of(run_with(tmp_path / "bare", replace(found, work={}, peaks={}))).html
     assert "This process measured no peaks, so there is no roofline." in bare
 
 

@@ -31,7 +31,7 @@ def test_a_kernel_bound_by_products():
     assert [found["lower_bound_ms"], found["lower_bound_share"], found["copy_share"]] == pytest.approx([1.0, 0.5, 0.25])
 
 
-def test_rates_need_no_ceilings_and_a_lower_bound_both():
+def test_rates_need_no_peaks_and_a_lower_bound_both():
     found = explained(bytes=3e9, flops=6e11)
     assert (found["gbs"], found["tflops"], found["bound"]) == (3000.0, 600.0, "")
     assert math.isnan(found["lower_bound_ms"])

@@ -22,7 +22,7 @@ BASE_LR = {"linear": 1.0, "mlp": 0.1}
 pytestmark = pytest.mark.gpu
 
 
-class Kernel(NamedTuple):
+class ForwardKernel(NamedTuple):
     """An operator ("linear" or "mlp"), the mini-batch that selects its kernel, and the forward function."""
 
     operator: str
@@ -36,20 +36,20 @@ TRITON = [f"{name}-{mini_batch}-triton" for name in ("linear", "mlp") for mini_b
 
 
 @pytest.fixture(params=[*LINEAR, *MLP, *TRITON])
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernel:
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ForwardKernel:
     name, mini_batch, *plan = request.param.split("-")
     ops = linear_ops if name == "linear" else mlp_ops
     if plan == ["triton"]:
-        return Kernel(name, int(mini_batch), partial(ops.forward, backend="triton"))
+        return ForwardKernel(name, int(mini_batch), partial(ops.forward, backend="triton"))
     reason = ops.available(int(mini_batch))
     if reason:
         pytest.skip(reason)
     if plan:
         monkeypatch.setattr(linear_ops.OPERATOR, "plan", lambda *_: tuple(map(int, plan)))
-    return Kernel(name, int(mini_batch), ops.forward)
+    return ForwardKernel(name, int(mini_batch), ops.forward)
 
 
-def trained(kernel: Kernel, batch: int, tokens: int, heads: int, correlation: float) -> Case:
+def trained(kernel: ForwardKernel, batch: int, tokens: int, heads: int, correlation: float) -> Case:
     """Return arguments as in a trained model. correlation: of q and k with a shared direction. v depends on k."""
     operator, mini_batch, _ = kernel
     generator = torch.Generator("cuda").manual_seed(tokens)
@@ -70,7 +70,7 @@ def trained(kernel: Kernel, batch: int, tokens: int, heads: int, correlation: fl
     return Case(q.bfloat16(), k.bfloat16(), v.bfloat16(), lr, scale, *outer, state)
 
 
-def prompt(kernel: Kernel, tokens: int, **options: Any) -> list[Any]:
+def prompt(kernel: ForwardKernel, tokens: int, **options: Any) -> list[Any]:
     return arguments(kernel.operator, tokens, device="cuda", mini_batch=kernel.mini_batch, **options)
 
 

@@ -232,8 +232,8 @@ def forward_packed(
         check_choice("a layer's width", bias.shape[-1], (q.shape[-1], 4 * q.shape[-1]))
     where = {"cu_seqlens": sequences.cu_seqlens, "start": sequences.start, "slots": sequences.slots}
     check_devices(q=q, state=state.gathered[0], **where)
-    rates, *learner = to_float32(lr, *outer)
-    return launch((q, k, v, rates), tuple(learner), to_float32(*initial), state, sequences)
+    rates, *parameters = to_float32(lr, *outer)
+    return launch((q, k, v, rates), tuple(parameters), to_float32(*initial), state, sequences)
 
 
 def _check_tokens(tokens: Tokens, outer: Outer, layout: str) -> None:

@@ -59,7 +59,7 @@ PrimalState = tuple[Tensor, ...]  # gradient sums instead of rows: a `Learner.pr
 Trace = tuple[Tensor, ...]
 
 
-class Layer(NamedTuple):
+class InnerLayer(NamedTuple):
     """A state's layer: weight [B, H, in, out], bias [B, H, out], data of the mini-batch so far.
 
     With cached rows, x [B, H, m, in] holds the inputs, and g [B, H, m, out] holds lr_j * G_j, where G_j is the loss's
@@ -72,7 +72,7 @@ class Layer(NamedTuple):
     g: Any
 
 
-def layers_of(state: Sequence[Any], rows: bool = True) -> list[Layer]:
+def layers_of(state: Sequence[Any], rows: bool = True) -> list[InnerLayer]:
     """Group a state's tensors, or the names of its fields, by layer of the inner model.
 
     With two layers, cached rows (rows=True) have the order W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows, position.
@@ -81,7 +81,7 @@ def layers_of(state: Sequence[Any], rows: bool = True) -> list[Layer]:
     n = len(state) // 4
     weights, biases, rest = state[: 2 * n : 2], state[1 : 2 * n : 2], state[2 * n : 4 * n]
     x, g = (rest[:n], rest[n:]) if rows else (rest[::2], rest[1::2])
-    return [Layer(*each) for each in zip(weights, biases, x, g, strict=True)]
+    return [InnerLayer(*each) for each in zip(weights, biases, x, g, strict=True)]
 
 
 class Learner(Generic[State]):
@@ -370,7 +370,7 @@ def _advance_(
 
 
 def _gradients(
-    q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, layers: list[Layer]
+    q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, layers: list[InnerLayer]
 ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
     """Return (q, q @ W1 + b1, [(X, lr * G) per layer]), X and G for the keys; all tensors are [B, H, n, width]."""
     first, *others = layers

@@ -10,7 +10,7 @@ from torch import Tensor
 from bench.models.case_model import ttt_config_of
 from bench.models.config import BASE_LR
 from bench.systems.on_device import device
-from bench.systems.regressor import LONGEST_DECAY, Given, Layer, Regressor
+from bench.systems.regressor import LONGEST_DECAY, Given, RecurrentLayer, Regressor
 from bench.systems.ttt.layer import LAYER_CHECK_TOKENS, LAYER_CHECKED_TOKENS, Results, layer_inputs, layer_work
 from harness.measure.system import Skip
 from harness.schema.case import Case
@@ -18,7 +18,7 @@ from harness.schema.work import TTT, Work
 
 
 @dataclass(frozen=True)
-class DeltaRule(Layer):
+class DeltaRule(RecurrentLayer):
     """A delta-rule layer with decay and a state S [K, V] per head.
 
     For each token: S = Diag(exp g) S; S += beta k (v - S^T k)^T for each pair (k, v); o = S^T q / sqrt(K).
@@ -93,7 +93,7 @@ SOLVED_TOKENS = 32  # tokens whose linear systems the naive MesaNet solves toget
 
 
 @dataclass(frozen=True)
-class Mesa(Layer):
+class Mesa(RecurrentLayer):
     """A MesaNet layer: each query solves a decayed least-squares problem over all tokens so far.
 
     With k and q of norm 1: G = exp(g) G + beta k k^T, S = exp(g) S + beta k v^T, o = S^T (G + Diag(lamb))^-1 q.
@@ -159,7 +159,7 @@ def _normal(*shape: int) -> Tensor:
 MINI_BATCH = 16
 
 
-class TTTLinear(Layer):
+class TTTLinear(RecurrentLayer):
     """flash-linear-attention's TTT-Linear layer, whose outputs differ from the TTT paper's.
 
     The package divides q by sqrt(D), and scales the rows of Q K^T by the learning rate; the paper scales the columns.
@@ -219,7 +219,7 @@ class FlaRegressor(Regressor):
 
     module = "fla"
     packages = ("flash-linear-attention", "triton")
-    layers: ClassVar[dict[str, Layer]] = {
+    layers: ClassVar[dict[str, RecurrentLayer]] = {
         "gated-deltanet": DeltaRule(CHUNKED, 6, 256, 512),
         "gated-deltanet-128": DeltaRule(CHUNKED, *QWEN),
         "kda": DeltaRule("fla.ops.kda:chunk_kda", 16, 128, 128, vector_decay=True),

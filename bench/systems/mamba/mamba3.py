@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.systems.on_device import device
-from bench.systems.regressor import Given, Layer, Regressor
+from bench.systems.regressor import Given, RecurrentLayer, Regressor
 from bench.systems.ttt.layer import Results
 from harness.measure.system import Skip
 from harness.schema.case import Case
@@ -23,7 +23,7 @@ STEPS = (0.001, 0.1)  # shortest and longest initial time step
 
 
 @dataclass(frozen=True)
-class Mamba3(Layer):
+class Mamba3(RecurrentLayer):
     """A Mamba-3 layer without skip; each step adds current and previous token to the state.
 
     S = a S + (1 - l) dt a v' k'^T + l dt v k^T and o = S q, where v' and k' are the previous token's v and k.
@@ -116,6 +116,6 @@ class Mamba3SSM(Regressor):
 
     module = "mamba_ssm"
     packages = ("mamba-ssm", "triton")
-    layers: ClassVar[dict[str, Layer]] = {
+    layers: ClassVar[dict[str, RecurrentLayer]] = {
         "mamba3": Mamba3("mamba_ssm.ops.triton.mamba3.mamba3_siso_combined:mamba3_siso_combined", 64, 128, 64, 32)
     }

@@ -65,10 +65,10 @@ def inner_loop_checks(model: TTTModel, case: Case, prompt: int) -> list[Check]:
 def _errors(layer: TTTLayer, calls: list[Call]) -> tuple[float, float]:
     config, (prompt, out), steps = layer.config, calls[0], calls[1:]
     exact = TorchOperator(config.learner, form="primal")
-    learner = to_float64(layer.learner(rope_tables(config, out.device, torch.float64)))
+    outer = to_float64(layer.outer_parameters(rope_tables(config, out.device, torch.float64)))
     weights = [each.double() for each in layer.learner_weights()]
     state = exact.init_state(weights, len(out), config.mini_batch, torch.float64)
-    expected = exact.forward(prompt, learner, state, 0)
+    expected = exact.forward(prompt, outer, state, 0)
     state = exact.generate_state(state)
-    after = [exact.generate_step(token, learner, state) for token, _ in steps]
+    after = [exact.generate_step(token, outer, state) for token, _ in steps]
     return relative_error(out, expected), relative_error(torch.stack([got for _, got in steps]), torch.stack(after))

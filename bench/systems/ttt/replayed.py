@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.models.operator import Learner, Projections, TorchOperator, outer_parameters, ready_for_prefill
+from bench.models.operator import OuterParameters, Projections, TorchOperator, ready_for_prefill
 from harness.measure.cuda_clock import repeatable
 from tk_kernels.checks import common_position
 from tk_kernels.reference.token_rows import clone, mapped, overwrite
@@ -25,26 +25,26 @@ class ReplayedOperator(TorchOperator):
         # By the shape of q: the tensors that a graph reads and writes (inputs, state, outputs), and its replay.
         self._pieces: dict[torch.Size, tuple[list[Tensor], Any, Tensor, Callable[[], object]]] = {}
 
-    def forward(self, projections: Projections, learner: Learner, state: Any, start: int | None = None) -> Tensor:
-        mini_batch = len(learner.token_scale)
+    def forward(self, projections: Projections, outer: OuterParameters, state: Any, start: int | None = None) -> Tensor:
+        mini_batch = len(outer.token_scale)
         start = common_position(state.position, start, mini_batch)
-        ready = ready_for_prefill(projections, learner, state.position)
+        ready = ready_for_prefill(projections, outer, state.position)
         size, tokens = max(1, PIECE_TOKENS // mini_batch) * mini_batch, ready.q.shape[1]
         whole = 0 if start else tokens // size * size
         out = torch.empty_like(ready.q)
         if whole:
-            outer = outer_parameters(learner)
-            inputs, held, piece_out, replay = self._piece([*(x[:, :size] for x in ready[:4]), *outer], state)
+            learned = outer.learned
+            inputs, held, piece_out, replay = self._piece([*(x[:, :size] for x in ready[:4]), *learned], state)
             overwrite(held, state)
             for low in range(0, whole, size):
-                for mine, given in zip(inputs, (*(x[:, low : low + size] for x in ready[:4]), *outer), strict=True):
+                for mine, given in zip(inputs, (*(x[:, low : low + size] for x in ready[:4]), *learned), strict=True):
                     mine.copy_(given)
                 replay()
                 out[:, low : low + size] = piece_out
             overwrite(state, held)
         if whole < tokens:
             rest = mapped(ready, lambda x: x[:, whole:])
-            out[:, whole:] = super().forward(rest, learner, state, start)
+            out[:, whole:] = super().forward(rest, outer, state, start)
         return out
 
     def _piece(self, given: Sequence[Tensor], like: Any) -> tuple[list[Tensor], Any, Tensor, Callable[[], object]]:

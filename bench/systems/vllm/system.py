@@ -209,7 +209,7 @@ def gpu_memory() -> int:
     return torch.cuda.get_device_properties(0).total_memory
 
 
-class _Work:
+class _TimedBatches:
     """Base class of a phase's timed batches in vLLM. timed: the timed part, in words."""
 
     timed: str
@@ -296,7 +296,7 @@ class _Work:
         return compare
 
 
-class Prefill(_Work):
+class Prefill(_TimedBatches):
     """Timed forward batches: each prompt generates one token, then frees its cache blocks."""
 
     timed = "all prompts, from the first step to the last prompt's first token"
@@ -309,7 +309,7 @@ class Prefill(_Work):
         return {"cache_blocks": self.engine.cache_blocks()}
 
 
-class EngineGenerate(_Work):
+class EngineGenerate(_TimedBatches):
     """Timed generate batches. A sample is a step's time; for TTT, the mean over a mini-batch's steps."""
 
     timed = "each step in which every sequence in flight generates"
@@ -353,7 +353,7 @@ class EngineGenerate(_Work):
         return super().metrics() | {"context_at_last_step": self.context + self.new_tokens}
 
 
-class EngineRequest(_Work):
+class EngineRequest(_TimedBatches):
     """Timed request batches: each request reads its prompt and generates 1 + `steps` tokens."""
 
     timed = "all prompts and their tokens, from the first step to the last token"

@@ -155,8 +155,8 @@ def _counters(launches: Sequence[Mapping[str, float]]) -> Counters:
         total = sum(time for _, time in pairs)
         return sum(value * time for value, time in pairs) / total if total else None
 
-    waits = {reason: weighted(_STALL.format(reason)) or 0.0 for reason in STALLS}
-    latency = sum(waits.values())
+    stalls = {reason: weighted(_STALL.format(reason)) or 0.0 for reason in STALLS}
+    latency = sum(stalls.values())
     operations = [value * flops for name, flops in _OPERATIONS.items() if (value := mean(name)) is not None]
     return Counters(
         launches=len(launches),
@@ -167,7 +167,7 @@ def _counters(launches: Sequence[Mapping[str, float]]) -> Counters:
         use={unit: value for unit, name in _USE.items() if (value := weighted(name)) is not None},
         occupancy=weighted(_OCCUPANCY),
         l2_hit=weighted(_HIT),
-        stalls={reason: wait / latency for reason, wait in waits.items() if wait} if latency else {},
+        stalls={reason: stall / latency for reason, stall in stalls.items() if stall} if latency else {},
         l2_peak_gbs=peak(_L2_PEAK, 1e9),
         fp32_peak_tflops=peak(_FFMA_PEAK, 0.5e12),
     )

@@ -14,12 +14,12 @@ from bench.systems.vllm.transformer import VllmTransformer
 
 @pytest.fixture
 def llm(monkeypatch):
-    class LLM(fake_vllm.LLM):
+    class FreshLLM(fake_vllm.LLM):
         started: list = []  # noqa: RUF012
         compute = False
 
     modules: dict = {}
-    LLM.registered = fake_vllm.install(LLM, modules)
+    FreshLLM.registered = fake_vllm.install(FreshLLM, modules)
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delitem(sys.modules, "bench.serving.settings", raising=False)  # it keeps names of an earlier vLLM
@@ -35,4 +35,4 @@ def llm(monkeypatch):
     monkeypatch.setattr(VllmTransformer, "max_num_batched_tokens", 64)
     monkeypatch.setattr("bench.systems.vllm.ttt.VllmTTT.max_num_batched_tokens", 256)
     monkeypatch.setattr(vllm_system, "SEQUENCES", 64)
-    return LLM
+    return FreshLLM

@@ -18,7 +18,7 @@ MODELS = "vllm.model_executor.models"
 def install(engine, modules):
     vllm, llama, mamba = map(ModuleType, ("vllm", f"{MODELS}.llama", f"{MODELS}.mamba"))
     registered, backends, settings = {}, {}, ModuleType(f"{MODELS}.config")
-    llama.LlamaForCausalLM = mamba.MambaForCausalLM = Model
+    llama.LlamaForCausalLM = mamba.MambaForCausalLM = FakeModel
     vllm.LLM, vllm.SamplingParams, vllm.__version__ = engine, SamplingParams, "0.33.0"
     vllm.ModelRegistry = SimpleNamespace(register_model=registered.__setitem__, get_supported_archs=registered.keys)
     settings.MODELS_CONFIG_MAP, settings.MambaModelConfig = {}, object
@@ -26,7 +26,7 @@ def install(engine, modules):
     registry.MambaAttentionBackendEnum = SimpleNamespace(CUSTOM="custom")
     registry.register_backend = lambda place, backend, is_mamba: backends.update({place: backend})
     served = ModuleType("bench.serving.model")  # needs more of vLLM than there is here
-    served.TTTForCausalLM = Model
+    served.TTTForCausalLM = FakeModel
     parts = ("platforms.cuda", "model_executor", "model_executor.models", "entrypoints.llm", "v1.engine.llm_engine")
     modules.update({f"vllm.{name}": ModuleType(f"vllm.{name}") for name in parts})
     modules.update({each.__name__: each for each in (vllm, llama, mamba, settings, registry, served)})
@@ -69,7 +69,7 @@ class Attention(torch.nn.Module):
         self.impl = SimpleNamespace(vllm_flash_attn_version=self.version)
 
 
-class Model(torch.nn.Module):
+class FakeModel(torch.nn.Module):
     def __init__(self, folder, dtype):
         super().__init__()
         config = json.loads((Path(folder) / "config.json").read_text())
@@ -112,7 +112,7 @@ class LLM:
             raise self.fails_with
         self.arguments, self.folder = arguments, folder
         self.block = arguments.get("block_size") or 16
-        self.model = Model(folder, arguments["dtype"])
+        self.model = FakeModel(folder, arguments["dtype"])
         self.waiting, self.running, self.count, self.clock = [], [], 0, None
         group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=self.block, dtype=torch.bfloat16))
         cache = SimpleNamespace(num_blocks=self.blocks, kv_cache_groups=[group])

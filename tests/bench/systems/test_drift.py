@@ -49,8 +49,8 @@ def test_a_rounded_state_drifts_and_drifts_further_with_more_tokens():
     exact = drift(model, run)
     learn = model.operator.generate_step
 
-    def rounded(tokens, learner, state):
-        out = learn(tokens, learner, state)
+    def rounded(tokens, outer, state):
+        out = learn(tokens, outer, state)
         state.W.copy_(state.W.bfloat16())
         return out
 

@@ -62,7 +62,7 @@ class Config:
         return cls(**values)
 
 
-class Model(nn.Module):
+class GatedDeltaNetModel(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config, self.lengths = config, []
@@ -87,7 +87,7 @@ class Model(nn.Module):
 def package(monkeypatch):
     modules = {
         "fla": {},
-        "fla.models": {"GatedDeltaNetConfig": Config, "GatedDeltaNetForCausalLM": Model},
+        "fla.models": {"GatedDeltaNetConfig": Config, "GatedDeltaNetForCausalLM": GatedDeltaNetModel},
         "fla.models.utils": {"Cache": Cache},
     }
     for name, contents in modules.items():

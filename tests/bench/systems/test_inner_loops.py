@@ -22,13 +22,13 @@ class WrongOperator(TorchOperator):
         super().__init__(learner)
         self.wrong, self.in_prefill = wrong, in_prefill
 
-    def forward(self, projections, learner, state, start=None):
+    def forward(self, projections, outer, state, start=None):
         given = self._without_learning(projections) if self.in_prefill else projections
-        out = super().forward(given, learner, state, start)
+        out = super().forward(given, outer, state, start)
         return self._other(out, projections) if self.in_prefill else out
 
-    def generate_step(self, projections, learner, state):
-        return self._other(super().generate_step(self._without_learning(projections), learner, state), projections)
+    def generate_step(self, projections, outer, state):
+        return self._other(super().generate_step(self._without_learning(projections), outer, state), projections)
 
     def _without_learning(self, projections):
         return projections._replace(lr_logits=projections.lr_logits - 100) if self.wrong == "learns" else projections
@@ -50,9 +50,9 @@ def test_the_check_notices_a_wrong_operator_in_a_model_whose_logits_hardly_show_
 
 
 class ForgetfulOperator(TorchOperator):
-    def generate_step(self, projections, learner, state):
+    def generate_step(self, projections, outer, state):
         weights = [getattr(state, name).clone() for name in state._fields if name[0] in "Wb"]
-        out = super().generate_step(projections, learner, state)
+        out = super().generate_step(projections, outer, state)
         for kept, now in zip(weights, state, strict=False):
             now.copy_(kept)
         return out
@@ -61,9 +61,9 @@ class ForgetfulOperator(TorchOperator):
 class BrokenInTheLastLayer(TorchOperator):
     calls = 0
 
-    def forward(self, projections, learner, state, start=None):
+    def forward(self, projections, outer, state, start=None):
         self.calls += 1
-        out = super().forward(projections, learner, state, start)
+        out = super().forward(projections, outer, state, start)
         return out * math.nan if self.calls == 2 else out
 
 

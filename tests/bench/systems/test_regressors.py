@@ -100,7 +100,7 @@ def ttt(monkeypatch):
     """Replace fla's two TTT-Linear kernels. On a fake clock, the chunk kernel takes 4 ms, the fused one 1 ms."""
     naive, ops, calls = ModuleType("fla.ops.ttt.naive"), ModuleType("fla.ops.ttt"), []
 
-    class FakeClock(Clock):
+    class KernelClock(Clock):
         def sample(self):
             super().sample()
             return {"chunk_ttt_linear": 4.0, "fused_chunk_ttt_linear": 1.0}[calls[-1]]
@@ -116,7 +116,7 @@ def ttt(monkeypatch):
     naive.chunk_ttt_linear_ref, ops.result, ops.calls = chunk, chunk, calls
     monkeypatch.setattr("bench.systems.regressor.chosen_anew", lambda: nullcontext(calls.append("chosen anew")))
     ops.chunk_ttt_linear, ops.fused_chunk_ttt_linear = chunk_ttt_linear, fused_chunk_ttt_linear
-    monkeypatch.setattr("bench.systems.regressor.Clock", FakeClock)
+    monkeypatch.setattr("bench.systems.regressor.Clock", KernelClock)
     for module in (ModuleType("fla"), ModuleType("fla.ops"), ops, naive):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     return ops

@@ -83,7 +83,7 @@ def test_what_is_timed_is_compared_with_the_reference(adapter, system, phase, op
     assert (record.metrics.get("flops", 0) > 0) is ("part" not in options)  # the work of a part is not counted
 
 
-class Later:
+class SpoiledLater:
     packages = ()
     checks: ClassVar = {}  # cached checks: every test of a case has the same model
 
@@ -159,7 +159,7 @@ SPOILS = {
     + [(*MEASURED[0], spoil) for spoil in ("zeros", "a NaN")],
 )  # tests/attacks has the other phases and models
 def test_outputs_that_go_wrong_while_they_are_timed_are_seen(adapter, system, phase, options, spoil):
-    spoiled = Later(adapter(), torch.inference_mode()(SPOILS[spoil]))
+    spoiled = SpoiledLater(adapter(), torch.inference_mode()(SPOILS[spoil]))
     record = CaseRun(case(system, phase, **options), POLICY).record(spoiled)
     assert (record.status, record.samples_ms) == ("incorrect", [])
     assert "timed_" in record.reason or "outputs_" in record.reason

@@ -16,7 +16,7 @@ SLOW, FAST, WRONG, TOO_LARGE = (Tuning(warps=warps, block=32) for warps in (1, 2
 TOOK_MS = {SLOW: 3.2, FAST: 1.6, WRONG: 0.1}
 
 
-class Clock(timer.Clock):
+class LaunchClock(timer.Clock):
     def __init__(self, kernel):
         self.kernel, self.time_s = kernel, 0.0
 
@@ -29,7 +29,7 @@ class Clock(timer.Clock):
         return self.time_s
 
 
-class Kernel:
+class FakeKernel:
     def __init__(self):
         self.launched, self.compiled = None, []
 
@@ -52,13 +52,13 @@ class Kernel:
 
 @pytest.fixture
 def kernel(monkeypatch, one_thread):
-    found = Kernel()
+    found = FakeKernel()
     monkeypatch.setattr(generate, "generate_step", found)
     monkeypatch.setattr(kernel_layer, "l2_bytes", lambda: 1)
     monkeypatch.setattr(command, "SIZE", "tiny")
     monkeypatch.setattr(command, "BATCH", 2)
     monkeypatch.setattr(command, "candidates", lambda *asked, sm90: iter((SLOW, FAST, WRONG, TOO_LARGE)))
-    monkeypatch.setattr(command, "CudaEventClock", lambda timing: Clock(found))
+    monkeypatch.setattr(command, "CudaEventClock", lambda timing: LaunchClock(found))
     kernel_layer.check_generate.cache_clear()
     yield found
     kernel_layer.check_generate.cache_clear()

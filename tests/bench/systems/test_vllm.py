@@ -255,8 +255,8 @@ def test_requests_are_in_the_order_of_the_prompts():
 
 def test_an_engine_that_computes_something_else_misses_its_check(llm, monkeypatch):
     llm.compute = True
-    compute = fake_vllm.Model.compute_logits
-    monkeypatch.setattr(fake_vllm.Model, "compute_logits", lambda model, hidden: 1.2 * compute(model, hidden))
+    compute = fake_vllm.FakeModel.compute_logits
+    monkeypatch.setattr(fake_vllm.FakeModel, "compute_logits", lambda model, hidden: 1.2 * compute(model, hidden))
     checked = VllmTransformer().build(CASE).check()
     assert not checked.passed
     assert "logits_relative_error" in checked.reason

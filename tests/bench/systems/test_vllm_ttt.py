@@ -69,7 +69,7 @@ def test_vllm_gets_the_plug_in_from_a_source_tree(llm):
     from transformers import AutoConfig
 
     VllmTTT().build(CASE)
-    assert llm.registered == {"TTTForCausalLM": fake_vllm.Model}
+    assert llm.registered == {"TTTForCausalLM": fake_vllm.FakeModel}
     assert sys.modules["vllm.model_executor.models.config"].MODELS_CONFIG_MAP.keys() == {"TTTForCausalLM"}
     assert AutoConfig.for_model("ttt").architectures == ["TTTForCausalLM"]
 
@@ -79,7 +79,7 @@ def test_an_installed_plug_in_leaves_the_class_in_place(llm):
 
     VllmTTT().register()
     register()  # as vLLM does it for an entry point
-    assert llm.registered == {"TTTForCausalLM": fake_vllm.Model}
+    assert llm.registered == {"TTTForCausalLM": fake_vllm.FakeModel}
 
 
 def test_the_folder_holds_the_cases_model(llm):

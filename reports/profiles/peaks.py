@@ -13,7 +13,7 @@ _PLAUSIBLE = 1.25  # times the measured peak: a kernel with a higher rate was mi
 _LIKE = 0.15  # share of the mean time; if counted launches differ from it by more, they may have done other work
 
 
-def common_ceilings(records: Iterable[Record], profiles: Iterable[Profile] = ()) -> dict[str, dict[str, float]]:
+def common_peaks(records: Iterable[Record], profiles: Iterable[Profile] = ()) -> dict[str, dict[str, float]]:
     """Return {device: {"copy_gbs": highest GB/s, "product_tflops": highest TFLOP/s}} of a run.
 
     All systems share a device's peaks, because a power-capped GPU's measured GEMM rate varies by up to 20%.
@@ -29,10 +29,10 @@ def common_ceilings(records: Iterable[Record], profiles: Iterable[Profile] = ())
     return highest
 
 
-def with_common_ceilings(profiles: Sequence[Profile], records: Iterable[Record] = ()) -> list[Profile]:
+def with_common_peaks(profiles: Sequence[Profile], records: Iterable[Record] = ()) -> list[Profile]:
     """Return the profiles, each with the highest peaks of its device over all profiles and records."""
-    highest = common_ceilings(records, profiles)
-    return [replace(each, ceilings={**highest[str(each.environment.get("device"))]}) for each in profiles]
+    highest = common_peaks(records, profiles)
+    return [replace(each, peaks={**highest[str(each.environment.get("device"))]}) for each in profiles]
 
 
 def reached(region: Region) -> dict[str, float | None]:
@@ -43,7 +43,7 @@ def reached(region: Region) -> dict[str, float | None]:
     """
     total = sum(kernel.time_us for kernel in region.kernels)
     long = [kernel for kernel in region.kernels if kernel.time_us > _LONG * total and _counted_alike(kernel)]
-    found = dict(region.ceilings)
+    found = dict(region.peaks)
     for name, done, per_us in (("copy_gbs", "dram_bytes", 1e3), ("product_tflops", "operations", 1e6)):
         if measured := found.get(name):
             rates = [(getattr(each, done) or 0.0) / each.mean_us / per_us for each in long]
