@@ -38,13 +38,13 @@ def quality_of(group: Sequence[Record]) -> Quality:
     measured = timed(record for record in group if record.status == "ok")
     if not measured:
         return Quality()
-    samples = sum(len(record.samples_ms) for record in measured)
-    known = samples >= FEWEST  # fewer have no interval
+    known = median(len(record.samples_ms) for record in measured) >= FEWEST  # fewer have no interval
+    per_token = [[ms / (record.tokens or 1) for ms in record.samples_ms] for record in measured]
     return Quality(
         contended=any(is_loaded(record.environment) for record in measured),
         hot=any(is_hot(record.environment) for record in measured),
         few_samples=not known,
-        unsteady=known and is_unsteady(samples_of(measured)),
+        unsteady=known and is_unsteady(per_token),
         unsteady_times=tuple(_unsteady_times(merged_metrics(measured))) if known else (),
     )
 
@@ -103,13 +103,15 @@ def _unsteady_times(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, 
 
 
 def is_unsteady(processes: Processes) -> bool:
-    """Whether a case's times vary too much for a reliable latency.
+    """Whether a case's times, per token if processes may differ in tokens, vary too much for a reliable latency.
 
-    The interval is over 20% wide or, in the median over processes, `quartiles_apart` exceeds 10% or `ends_apart` 5%.
+    The interval or the range of the processes' medians is over 20% wide, or, in the median over processes,
+    `quartiles_apart` exceeds 10% or `ends_apart` 5%.
     """
     middle, low, high = pooled_interval(processes)
+    medians = [median(samples) for samples in processes]
     apart, drift = (median(map(measure, processes)) for measure in (quartiles_apart, ends_apart))
-    return high - low > 2 * STEADY * middle or apart > STEADY or drift > DRIFT
+    return max(high - low, max(medians) - min(medians)) > 2 * STEADY * middle or apart > STEADY or drift > DRIFT
 
 
 def pooled_interval(processes: Processes) -> tuple[float, float, float]:

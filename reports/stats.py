@@ -247,8 +247,9 @@ def _notes(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
 
 
 def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
-    if 0 < row["samples"] < FEWEST:
-        yield f"only {counted(row['samples'], 'sample')}: the bar is their range, no interval"
+    if row[_QUALITY].few_samples:
+        apart = f" in {row['processes']} processes" if row["processes"] > 1 else ""
+        yield f"only {counted(row['samples'], 'sample')}{apart}: the bar is their range, no interval"
     yield from _unsteadiness(group, row)
     if row["throttled"]:
         yield f"{row['throttled']} of {row['samples']} samples throttled"

@@ -24,11 +24,13 @@ WEIGHTS_FILE = "model.safetensors"
 
 def save(model: CausalLM, folder: str | Path) -> None:
     """Save a model's weights, tied weights once, in a folder; for a TTT model also config.json."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     weights = {name: weight.contiguous() for name, weight in model.weights().items()}
-    save_file(weights, Path(folder) / WEIGHTS_FILE, {"format": "pt"})
+    save_file(weights, folder / WEIGHTS_FILE, {"format": "pt"})
     if isinstance(model.config, TTTConfig):
         values = config_values(model.config) | {"dtype": str(model.dtype).removeprefix("torch.")}
-        (Path(folder) / CONFIG_FILE).write_text(json.dumps(values, indent=1) + "\n")
+        (folder / CONFIG_FILE).write_text(json.dumps(values, indent=1) + "\n")
 
 
 def load(folder: str | Path, device: torch.device | str, dtype: torch.dtype | None = None, **options: Any) -> CausalLM:

@@ -57,7 +57,7 @@ class CudaEventClock(Clock):
         self._events: list[tuple[Any, Any]] = []
 
     def prepare(self, run: Call, took_s: float | None = None) -> None:
-        """Prepare to sample `run`. took_s: seconds of a compiled call; measured if None or "graph"."""
+        """Prepare to sample `run`. took_s: seconds of a compiled call; measured if None or if timing is "graph"."""
         import torch
 
         self._events = _new_events(1)

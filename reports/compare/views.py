@@ -16,8 +16,8 @@ STORED_MEANING = (
     f"Two runs of the same packages agree within {BETWEEN_RUNS['gpu']:.0%} in 95% of the cases on one GPU, within "
     f"{BETWEEN_RUNS['gpus']:.0%} on two GPUs of one model, unless the power cap holds these at different clocks, and "
     f"within {BETWEEN_RUNS['cpu']:.0%} on a CPU. "
-    f"Differences up to {STORED_BAR:.0%} count as noise. `ttt-bench ab` measures two commits alternately and finds "
-    f"differences from {BAR:.0%} on."
+    f"Differences up to {STORED_BAR:.0%} (CPU: {BETWEEN_RUNS['cpu']:.0%}) count as noise. `ttt-bench ab` measures two "
+    f"commits alternately and finds differences from {BAR:.0%} on."
 )
 ELSEWHERE_MEANING = "Cases on two devices have a ratio, but do not count as slower or faster."
 NUMERIC = (False, True, True, True, True, False, False)
@@ -73,7 +73,7 @@ def _groups(what: str, rows: Sequence[Row]) -> str:
 
 def _cause(row: Row) -> str:
     """Return the row's doubt, else its first note without details, such as ` (contended)`; "" without both."""
-    cause = row.doubt or re.split(": | in ", "".join(row.notes[:1]))[0]
+    cause = row.doubt or re.split(r": | in | \(", "".join(row.notes[:1]))[0]
     return f" ({cause})" if cause else ""
 
 

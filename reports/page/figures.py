@@ -229,7 +229,7 @@ def _points_words(measured: pd.DataFrame, y: str, are_ratios: bool) -> str:
     words = f"{'ratios of ' if are_ratios else ''}medians of {ends(samples)} samples"
     if y not in LATENCIES + RATES and not any(name in measured for name in own_ends(y)):
         return words
-    words += f", with {'95% intervals' if samples.max() >= FEWEST else 'ranges'} within one process"
+    words += f", with {'95% intervals' if (samples / processes).max() >= FEWEST else 'ranges'} within one process"
     words += ", divided worst case" if are_ratios else ""
     if processes.max() > 1:
         spread = measured["process_spread"]

@@ -1,5 +1,6 @@
 """Checkpoints keep weights exactly; a wrong file is refused with the name of the wrong key."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -37,8 +38,10 @@ def not_drawn(weight, *range_, **how):
 def test_a_model_comes_back_as_it_was(system, tmp_path, monkeypatch):
     config = model_config(system, "tiny")
     model = from_seed(config, 0, "cpu")
+    tmp_path /= "new"
     save(model, tmp_path)
-    assert (tmp_path / "config.json").exists() == system.startswith("ttt")
+    if system.startswith("ttt"):
+        assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "float32"
     with monkeypatch.context() as patched:
         for name in ("normal_", "uniform_"):
             patched.setattr(torch.Tensor, name, not_drawn, raising=False)

@@ -1,11 +1,13 @@
-"""A case whose first and last samples differ is flagged; noise alone rarely causes this flag."""
+"""Flags of unsteady and few samples; noise alone rarely flags a case whose first and last samples agree."""
 
 import random
 from itertools import repeat
 
 import pytest
 
-from harness.quality import ends_apart
+from harness.quality import ends_apart, quality_of
+from harness.schema.case import Case
+from harness.schema.record import Record
 
 
 @pytest.mark.parametrize(
@@ -29,3 +31,19 @@ def test_noise_is_seldom_taken_for_a_change(count, most):
     rng = random.Random(count)
     found = [ends_apart([rng.gauss(1, 0.05) for _ in repeat(None, count)]) > 0.05 for _ in range(1_000)]
     assert sum(found) <= most * len(found)
+
+
+@pytest.mark.parametrize(
+    ("processes", "unsteady", "few"),
+    [
+        ([[10.0] * 9, [11.9] * 9], False, False),
+        ([[10.0] * 9, [12.5] * 9], True, False),
+        ([[8.0, 10.0, 12.0] * 3, [10.0] * 9, [10.0] * 9], False, False),
+        ([[8.0, 10.0, 12.0] * 3, [8.0, 10.0, 12.0] * 3, [10.0] * 9], True, False),
+        ([[3.0], [5.0], [4.0], [9.0], [4.0], [5.0]], False, True),
+    ],
+)
+def test_processes_of_a_case(processes, unsteady, few):
+    case = Case("a", "b", "c", "forward", 1, 8)
+    found = quality_of([Record(case, "ok", samples_ms=each, throttled=[False] * len(each)) for each in processes])
+    assert (found.unsteady, found.few_samples) == (unsteady, few)

@@ -21,8 +21,8 @@ class VllmTransformer(VllmSystem):
     """
 
     implementation = "vllm.model_executor.models.llama:LlamaForCausalLM"
-    # Fastest in the suite vllm-settings on one H100. Graphs of prompts help where the host is slow. A request runs
-    # without them, because they turn off the splitting of keys, which its steps need.
+    # Fastest in the suite vllm-settings on one H100 (generate: `h100-vllm-settings`). Graphs of prompts help where
+    # the host is slow. A request runs without them: they turn off the splitting of keys, which its steps need.
     max_num_batched_tokens = 32768
     block_sizes: ClassVar[Mapping[str, int]] = {"forward": 128, "request": 128, "generate": 16}
     graphs: ClassVar[Mapping[str, str]] = {"forward": "prompts"}
