@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -257,3 +258,8 @@ def test_a_model_whose_sequences_cannot_fit_is_skipped_except_in_an_engine(suite
     (case,) = cases(suite, label, batch=str(batch), context=str(context))
     why = f"needs at least {gigabytes} GB and this machine has 85.5 GB" if gigabytes else ""
     assert beyond_memory_of(case, int(85.5e9)) == why
+
+
+@pytest.mark.parametrize(("given", "published"), [("/else/out/a", "a"), ("out/a", "out/a")])
+def test_a_published_request_has_no_absolute_path(given, published):
+    assert RunRequest(out=Path(given)).published().out == Path(published)
