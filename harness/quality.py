@@ -11,7 +11,7 @@ from harness.measure.nvml import is_hot
 from harness.schema.record import Record
 from harness.workers.machine_load import is_loaded
 
-STEADY = 0.1  # limits of half the interval and of the quartiles' distance, each relative to the median
+STEADY = 0.1  # limits, relative to the median, of half the interval and of quartiles' and processes' distances
 DRIFT = 0.05  # limit of the relative difference between the first and the last quarter's medians
 Processes = Sequence[Sequence[float]]  # a case's samples in milliseconds, per process
 TIMES_OF_A_REQUEST = ("time_to_first_token_ms", "time_between_tokens_ms")  # metrics with an interval
@@ -58,11 +58,6 @@ def flagged(records: Iterable[Record], few: Container[str] = ()) -> set[str]:
     return {key for key, flags in found.items() if flags not in (Quality(), Quality(few_samples=key in few))}
 
 
-def samples_of(measured: Iterable[Record]) -> Processes:
-    """Return the samples of several records of one case, each from its own process."""
-    return tuple(tuple(record.samples_ms) for record in measured)
-
-
 def by_case(records: Iterable[Record]) -> dict[str, list[Record]]:
     found: dict[str, list[Record]] = {}
     for record in records:
@@ -105,13 +100,14 @@ def _unsteady_times(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, 
 def is_unsteady(processes: Processes) -> bool:
     """Whether a case's times, per token if processes may differ in tokens, vary too much for a reliable latency.
 
-    The interval or the range of the processes' medians is over 20% wide, or, in the median over processes,
+    The interval is over 20% wide, the processes' medians are over 10% apart, or, in the median over processes,
     `quartiles_apart` exceeds 10% or `ends_apart` 5%.
     """
     middle, low, high = pooled_interval(processes)
     medians = [median(samples) for samples in processes]
     apart, drift = (median(map(measure, processes)) for measure in (quartiles_apart, ends_apart))
-    return max(high - low, max(medians) - min(medians)) > 2 * STEADY * middle or apart > STEADY or drift > DRIFT
+    is_wide = high - low > 2 * STEADY * middle or max(medians) - min(medians) > STEADY * middle
+    return is_wide or apart > STEADY or drift > DRIFT
 
 
 def pooled_interval(processes: Processes) -> tuple[float, float, float]:

@@ -11,7 +11,7 @@ import pandas as pd
 from harness.measure.interval import FEWEST
 from harness.measure.nvml import heat_note, is_hot
 from harness.measure.system import REPLAYED
-from harness.quality import STEADY, by_case, machine_of, merged_metrics, pooled_interval, quality_of, samples_of, timed
+from harness.quality import STEADY, by_case, machine_of, merged_metrics, pooled_interval, quality_of, timed
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.reason import counted, printable
@@ -194,7 +194,7 @@ def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str
     measured = timed(measured)
     if not measured:
         return values
-    latency, low, high = pooled_interval(samples_of(measured))
+    latency, low, high = pooled_interval([record.samples_ms for record in measured])
     values |= {"latency_ms": latency, "latency_ms_low": low, "latency_ms_high": high}
     if latency > 0 and len(measured) > 1:
         medians = [median(record.samples_ms) for record in measured]

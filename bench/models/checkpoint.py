@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,19 @@ from harness.schema.files import listed, open_regular
 WEIGHTS_FILE = "model.safetensors"
 
 
-def save(model: CausalLM, folder: str | Path) -> None:
-    """Save a model's weights, tied weights once, in a folder; for a TTT model also config.json."""
+def save(model: CausalLM, folder: str | Path, config: Mapping[str, Any] | None = None) -> None:
+    """Save a model's weights, tied weights once, and config.json in a folder.
+
+    config: contents of config.json; None for a TTT model's own, and for no file with other models.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: weight.contiguous() for name, weight in model.weights().items()}
     save_file(weights, folder / WEIGHTS_FILE, {"format": "pt"})
-    if isinstance(model.config, TTTConfig):
-        values = config_values(model.config) | {"dtype": str(model.dtype).removeprefix("torch.")}
-        (folder / CONFIG_FILE).write_text(json.dumps(values, indent=1) + "\n")
+    if config is None and isinstance(model.config, TTTConfig):
+        config = config_values(model.config) | {"dtype": str(model.dtype).removeprefix("torch.")}
+    if config is not None:
+        (folder / CONFIG_FILE).write_text(json.dumps(config, indent=1) + "\n")
 
 
 def load(folder: str | Path, device: torch.device | str, dtype: torch.dtype | None = None, **options: Any) -> CausalLM:

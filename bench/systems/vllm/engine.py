@@ -1,7 +1,6 @@
 """Run vLLM's engine in this process, and time each of its steps."""
 
 import gc
-import json
 import os
 import time
 from collections import deque
@@ -169,8 +168,7 @@ class Engine:
         self.settings, self.model_config = settings, config
         self._folder = ModelFolder()
         self._reference: CausalLM | None = None
-        checkpoint.save(model(), self._folder.path)
-        (self._folder.path / "config.json").write_text(json.dumps(hugging_face))
+        checkpoint.save(model(), self._folder.path, hugging_face)
         gc.collect()  # frees the model
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
