@@ -1,4 +1,4 @@
-"""Reasons to skip a case: memory, a failed smaller case, no checkpoint."""
+"""Reasons to skip a case: memory, a failed smaller case, no checkpoint, an ignored option."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,12 +21,20 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
     earlier: the job's records so far. memory_bytes: the device's memory; None if unknown.
     A whole model with `planned.grows` is skipped for its estimated memory only if a smaller case was skipped.
     """
-    if why := checkpoint_missing(planned.case):
+    if why := checkpoint_missing(planned.case) or unstaggered(planned.case):
         return why
     skipped = any(each.status == "skipped" and _smaller_axis(each.case, planned.case) for each in earlier)
     shows_end = planned.grows and planned.case.option("scope", "model") == "model" and not skipped
     too_large = beyond_memory_of(planned.case, memory_bytes) if memory_bytes and not shows_end else ""
     return beyond_memory(planned, earlier) or too_large
+
+
+def unstaggered(case: Case) -> str:
+    """Return why a case's option positions=staggered has no effect; "" if it has one or is not set."""
+    steps = case.phase == "generate" and case.timing != "engine" and case.option("scope", "model") == "model"
+    if case.option("positions") != "staggered" or (steps and case.system in ("ttt-linear", "ttt-mlp")):
+        return ""
+    return f"{case.system_backend} ignores positions=staggered; generate steps of whole TTT models outside vLLM do not"
 
 
 def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
