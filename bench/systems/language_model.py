@@ -91,13 +91,13 @@ class LanguageModel:
         reference.copy_weights(model)
         return reference
 
-    def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:
+    def timed_check_reference(self, model: Any, dtype: torch.dtype, case: Case) -> Any:
         """Return a reference for timed outputs, fast on long prompts; by default `reference`."""
         return self.reference(model, dtype)
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
         """Return a reference in the case's dtype, to set check limits by its error; None for fixed limits."""
-        return None if case.dtype == "float32" else self.timed_check_reference(model, getattr(torch, case.dtype))
+        return None if case.dtype == "float32" else self.timed_check_reference(model, getattr(torch, case.dtype), case)
 
     def _model(self, case: Case) -> Any:
         """Return the model of the case; load it unless the previous case had the same model."""

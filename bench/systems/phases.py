@@ -101,7 +101,7 @@ class PhaseWork:
     def reference(self) -> Any:
         """Return the reference for timed outputs: float64 for float32 cases, else float32."""
         exact = torch.float64 if self.case.dtype == "float32" else torch.float32
-        return self.adapter.timed_check_reference(self.model, exact)
+        return self.adapter.timed_check_reference(self.model, exact, self.case)
 
     def rounded_reference(self) -> Any:
         """Return a reference in the case's dtype, to set check limits by its error; None for fixed limits."""

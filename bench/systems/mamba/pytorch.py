@@ -20,7 +20,7 @@ class TorchMamba(LanguageModel):
             return "transformers' Mamba is unavailable on CUDA: use mamba/mamba-ssm there"
         return ""
 
-    def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:
+    def timed_check_reference(self, model: Any, dtype: torch.dtype, case: Case) -> Any:
         """Return a `ScannedMamba` with the same weights; it shares no scan code with the model."""
         return ScannedMamba(self.reference(model, dtype).inner, device())
 

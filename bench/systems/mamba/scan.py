@@ -37,27 +37,38 @@ def selective_scan(decay: Tensor, inputs: Tensor, state: Tensor) -> Tensor:
     return inputs
 
 
-def state_space(u: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
+def state_space(
+    u: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor, stored: torch.dtype | None = None, prompt: int = 0
+) -> Tensor:
     """Return y [B, T, ...]: y_t = sum over N of x_t C_t with x_t = exp(step_t A) x_(t-1) + step_t u_t B_t and x_0 = 0.
 
     u [B, T, ...]; step [B, T, ...]; A [..., N]; B, C [B, T, ..., N]. Each `...` is broadcast to that of u.
+    stored: if not None, x_t is rounded to this dtype at the end of the first `prompt` tokens and after each later one.
     """
     state = u.new_zeros(len(u), *u.shape[2:], B.shape[-1])
-    piece = max(1, PIECE_NUMBERS // state.numel())
+    piece, tokens = max(1, PIECE_NUMBERS // state.numel()), u.shape[1]
+    read = min(prompt, tokens) if stored else tokens
+    ends = [*range(piece, read, piece), *range(max(1, read), tokens)]
+    pieces = zip((*ends, tokens), *(x.tensor_split(ends, 1) for x in (u, step, B, C)), strict=True)
     found = []
-    for some_u, some_step, some_B, some_C in zip(*(x.split(piece, 1) for x in (u, step, B, C)), strict=True):
+    for end, some_u, some_step, some_B, some_C in pieces:
         inputs = (some_step * some_u).unsqueeze(-1) * some_B
         states = selective_scan((some_step.unsqueeze(-1) * A).exp_(), inputs, state)
-        state = states[:, -1].clone()
+        state = states[:, -1].to(stored if stored and end >= read else u.dtype).to(u.dtype, copy=True)
         found.append(torch.einsum("...n,...n->...", states, some_C))
     return torch.cat(found, 1)
 
 
 class ScannedMamba:
-    """Reference model: transformers' Mamba `inner` with this module's scan, run on `device` layer by layer."""
+    """Reference model: transformers' Mamba `inner` with this module's scan, run on `device` layer by layer.
 
-    def __init__(self, inner: Any, device: torch.device | str) -> None:
-        self.inner, self.device = inner, torch.device(device)
+    stored, prompt: dtype in which the checked model stores its state from the end of the prompt on (see `state_space`).
+    """
+
+    def __init__(
+        self, inner: Any, device: torch.device | str, stored: torch.dtype | None = None, prompt: int = 0
+    ) -> None:
+        self.inner, self.device, self.stored, self.prompt = inner, torch.device(device), stored, prompt
 
     def init_state(self, batch: int, context: int) -> None:
         """Return None: this reference needs no state, because it reads every prompt from its start."""
@@ -81,7 +92,7 @@ class ScannedMamba:
         u = _convolved(u, mixer.conv1d)
         step, B, C = mixer.x_proj(u).split((mixer.time_step_rank, mixer.ssm_state_size, mixer.ssm_state_size), -1)
         step, A = F.softplus(mixer.dt_proj(step)), -mixer.A_log.exp()  # [B, T, E] and [E, N]
-        y = state_space(u, step, A, B.unsqueeze(2), C.unsqueeze(2)) + mixer.D * u
+        y = state_space(u, step, A, B.unsqueeze(2), C.unsqueeze(2), self.stored, self.prompt) + mixer.D * u
         return mixer.out_proj(y * F.silu(gate))
 
 
@@ -98,7 +109,8 @@ class ScannedMamba2(ScannedMamba):
         step = F.softplus(step + mixer.dt_bias).clamp(*mixer.time_step_limit).unsqueeze(-1)  # [B, T, H, 1]
         A = -mixer.A_log.exp()[:, None, None]  # [H, 1, 1]
         B, C = (x.unflatten(-1, (groups, 1, size)).repeat_interleave(heads // groups, 2) for x in (B, C))
-        y = (state_space(u, step, A, B, C) + mixer.D[:, None] * u).flatten(-2) * F.silu(gate)
+        y = state_space(u, step, A, B, C, self.stored, self.prompt) + mixer.D[:, None] * u
+        y = y.flatten(-2) * F.silu(gate)
         grouped = y.unflatten(-1, (groups, -1))
         y = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + mixer.norm.variance_epsilon)
         return mixer.out_proj(y.flatten(-2) * mixer.norm.weight)

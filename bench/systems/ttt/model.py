@@ -35,7 +35,7 @@ class TTTLanguageModel(LanguageModel):
         reference.operator = TorchOperator(reference.config.learner, form="primal")
         return reference
 
-    def timed_check_reference(self, model: Any, dtype: torch.dtype) -> Any:
+    def timed_check_reference(self, model: Any, dtype: torch.dtype, case: Case) -> Any:
         """Return a copy in `dtype` and the dual form, on CUDA graphs: the primal form is slow on long prompts."""
         reference = super().reference(model, dtype)
         reference.operator = ReplayedOperator(reference.config.learner)
@@ -54,7 +54,8 @@ class TTTLanguageModel(LanguageModel):
     def _token_for_token(self, model: Any, case: Case) -> Checks:
         """Check the logits after a prompt and after each token that the reference generates from it."""
         dtype, wider = rounding_of(case), widening(case)
-        reference = self.timed_check_reference(model, torch.float64 if case.dtype == "float32" else torch.float32)
+        exact = torch.float64 if case.dtype == "float32" else torch.float32
+        reference = self.timed_check_reference(model, exact, case)
         prompt = random_ids(model, CHECK_BATCH, self.check_prompt)
         logits, state = reference.prefill(prompt, reference.init_state(*prompt.shape))
         _, tokens = greedy_steps(reference, logits.argmax(-1), reference.generate_state(state), CHECKPOINT_TOKENS)

@@ -6,7 +6,7 @@ import torch
 from bench.models.config import model_config
 from bench.models.factory import from_seed
 from bench.systems.mamba import scan
-from bench.systems.mamba.scan import ScannedMamba, ScannedMamba2, selective_scan
+from bench.systems.mamba.scan import ScannedMamba, ScannedMamba2, selective_scan, state_space
 from harness.measure.correctness import relative_error
 
 
@@ -20,6 +20,23 @@ def test_the_scan_is_the_recurrence(tokens):
         expected.append(x)
     found = selective_scan(decay.clone(), inputs.clone(), state)
     torch.testing.assert_close(found, torch.stack(expected, 1), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("prompt", [0, 1, 7, 20])
+def test_the_state_is_stored_in_bfloat16_after_the_prompt_and_after_each_step(monkeypatch, prompt):
+    u, step = torch.randn(2, 20, 5).double(), torch.rand(2, 20, 5).double()
+    A, B, C = -torch.rand(5, 3).double(), *torch.randn(2, 2, 20, 1, 3).double()
+    x, expected = torch.zeros(2, 5, 3).double(), []
+    for t in range(20):
+        x = (step[:, t, :, None] * A).exp() * x + (step[:, t] * u[:, t])[..., None] * B[:, t]
+        expected.append((x * C[:, t]).sum(-1))
+        if t + 1 >= prompt:
+            x = x.bfloat16().double()
+    monkeypatch.setattr(scan, "PIECE_NUMBERS", 2 * 3 * 5 * 3)  # pieces of three tokens
+    found = state_space(u, step, A, B, C, torch.bfloat16, prompt)
+    torch.testing.assert_close(found, torch.stack(expected, 1), rtol=1e-12, atol=1e-12)
+    exact = state_space(u, step, A, B, C)
+    assert relative_error(found, exact) > 1e-4 if prompt < 20 else torch.equal(found, exact)
 
 
 @torch.inference_mode()

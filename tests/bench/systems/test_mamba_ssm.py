@@ -190,6 +190,13 @@ def test_each_model_is_tuned_and_a_request_is_captured_after_that(package, done,
     assert done[6:] == ["prepare", "captured", "captured"]
 
 
+@pytest.mark.parametrize(("phase", "prompt"), [("forward", 24), ("generate", 0), ("request", 24)])
+def test_the_reference_of_timed_steps_stores_its_state_in_the_models_dtype(package, phase, prompt):
+    model = MambaSSMModel(CONFIG, "Mamba1", "cpu", torch.bfloat16)
+    reference = Small().timed_check_reference(model, torch.float32, Case("mamba", "mamba-ssm", "tiny", phase, 3, 24))
+    assert (reference.stored, reference.prompt) == (torch.bfloat16, prompt)
+
+
 @pytest.mark.parametrize(("phase", "options"), [("forward", ()), ("generate", ()), ("request", (("steps", 3),))])
 def test_what_is_timed_starts_where_the_check_thinks_it_does(package, monkeypatch, phase, options):
     monkeypatch.setattr("bench.model_facts.checks", lambda facts, case: [])
