@@ -7,15 +7,11 @@ strides.
 import json
 import random
 import sys
-from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-from triton.runtime.jit import JITFunction
 
 from bench.models.config import model_config
 from bench.models.factory import from_seed
@@ -23,42 +19,30 @@ from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
 from bench.serving import pages
 from bench.serving.pages import Layout, common_length, hidden, warm_up
+from tests.absent_gpu import compiled, look_like
 from tk_kernels import build
-from tk_kernels.edges import few_rows, swiglu_product
+from tk_kernels.edges import swiglu_product
 from tk_kernels.forward import operator
 from tk_kernels.generate.common import SM90
 from tk_kernels.packed import Packed
 from tk_kernels.ttt_linear import forward as linear
 from tk_kernels.ttt_mlp import forward as mlp
 
-GPU, PROCESSORS, SHARED_BYTES = "NVIDIA H200", 132, 232_448
+GPU, SHARED_BYTES = "NVIDIA H200", 232_448
 SLOTS, STEPS = 320, 150
 Variant = tuple[str, str, str]
 
 
 def look_like_an_h200() -> set[Variant]:
     """Let CPU tensors pass for an H200's. Return a set that records launches and non-SwiGLU library loads."""
-    torch.Tensor.is_cuda = property(lambda x: True)
-    torch.cuda.is_available = lambda: True
-    torch.cuda.device = lambda device: nullcontext()
-    torch.cuda.get_device_capability = lambda *device: (9, 0)
-    torch.cuda.get_device_properties = lambda *device: SimpleNamespace(multi_processor_count=PROCESSORS)
-    operator.hopper_unavailable = swiglu_product.available = lambda *given: ""
-    few_rows.shared_bytes = mlp.shared_bytes = lambda device: SHARED_BYTES
-    for module in (linear, mlp):
-        module.section_name = lambda suits_sm90, device: f"{SM90} {GPU}" if suits_sm90 else GPU
-    current = {"get_current_device": lambda: 0, "get_current_stream": lambda device: 0}
-    driver.set_active(SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 90, 32), **current))
-    pages.LEAST_TOKENS = 1  # so that few tokens are a batch
     variants: set[Variant] = set()
-    run = JITFunction.run
 
-    def record(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
+    def record(kernel: Any, *arguments: Any, **named: Any) -> None:
         *_, binder = kernel.device_caches[0]
         _, specialization, options = binder(*arguments, **named)
         variant = kernel.__name__, str(specialization), str(options)
         if variant not in variants:
-            run(kernel, *arguments, grid=grid, warmup=True, **named)  # compile it, because the interpreter takes more
+            compiled(kernel, *arguments, **named)  # fails for a kernel that only the interpreter accepts
         variants.add(variant)
 
     def load(library: str) -> SimpleNamespace:
@@ -66,7 +50,12 @@ def look_like_an_h200() -> set[Variant]:
             variants.add((library, "", ""))
         return SimpleNamespace(forward=lambda *given: None)
 
-    JITFunction.run, build.load = record, load
+    look_like(90, SHARED_BYTES, record)
+    operator.hopper_unavailable = swiglu_product.available = lambda *given: ""
+    for module in (linear, mlp):
+        module.section_name = lambda suits_sm90, device: f"{SM90} {GPU}" if suits_sm90 else GPU
+    pages.LEAST_TOKENS = 1  # so that few tokens are a batch
+    build.load = load
     return variants
 
 

@@ -1,6 +1,6 @@
 """Compile Triton kernels for GPUs that this machine lacks; print a JSON line per kernel.
 
-Given a compute capability such as 80, compile the forward kernels and print their shared and local memory in bytes.
+Given a compute capability such as 80, compile the portable kernels and print their shared and local memory in bytes.
 Given "generate", compile TTT-MLP's Gluon generate kernel and print how many loads in sequence it waits for.
 """
 
@@ -9,44 +9,45 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
+import torch
 import triton
-import triton.language as tl
 from triton import knobs
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
+from triton.experimental.gluon._runtime import GluonASTSource
 
+from bench.models.config import model_config
+from bench.models.factory import from_seed
+from bench.models.fused import FusedBlock
+from bench.models.kernel_operator import KernelOperator
+from bench.serving.pages import Layout, warm_up
+from tests.absent_gpu import PROCESSORS, compiled, look_like
 from tk_kernels.generate.common import SM90
-from tk_kernels.generate.tuning import FORWARD, tuning
-from tk_kernels.ttt_linear import forward as linear
-from tk_kernels.ttt_mlp import forward as mlp
-from tk_kernels.ttt_mlp import forward_gluon, forward_wide
+from tk_kernels.generate.tuning import tuning
+from tk_kernels.ttt_linear.forward import CROWDED
 from tk_kernels.ttt_mlp.generate_sm90 import dual
 
-BF16 = {"q", "q_again", "k", "k_again", "k_third", "v", "out"}
-BF16 |= {"weights1", "weights2", "rows_k", "rows_x2", "rows_g1", "rows_g2"}
-BF16_SLOTS = {"W", "W1", "W2", "W_out", "W1_out", "W2_out", "k_rows", "g_rows", "x2_rows", "g1_rows", "g2_rows"}
-OTHERS = {"low": "*i16", "low1": "*i16", "low2": "*i16", "cu_seqlens": "*i32", "start": "*i32", "position": "*i32"}
-OTHERS |= {"slots": "*i64", "base_lr": "fp32"}
+# Shared memory of a block, in KB, by compute capability; Triton compiles for 8.9 as for 8.6.
+SHARED_KB = {80: 163, 86: 99, 90: 227, 100: 227, 120: 99}
+# (size, form and precision of generate, backbone); 760m has heads of 96, and its primal form of TTT-MLP no kernel
+MODELS = (("125m", "dual", "planes", "mamba"), ("125m", "primal", "float32", "transformer"))
+MODELS += (("760m", "dual", "planes", "transformer"),)
+BF16 = {"weights1", "weights2", "rows_k", "rows_x2", "rows_g1", "rows_g2", "q", "k", "v", "out"}
+OTHERS = {"low1": "*i16", "low2": "*i16", "position": "*i32", "slots": "*i64", "base_lr": "fp32"}
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/ +(?P<text>[^;]+?) *;.*\n.*/\* 0x(?P<high>[0-9a-f]{16}) \*/")
 
 
-def compiled(kernel: Any, capability: int, constants: dict[str, Any], **options: Any) -> Any:
-    names = kernel.arg_names
-    pointers = BF16 | BF16_SLOTS if "PACKED" in constants else BF16
-    if "PACKED" not in constants:
-        constants = {param.name: param.default for param in kernel.params if param.has_default} | constants
-    integers = {name for name in names if name in "TH" or re.match(r"(q|k|v)_(batch|token|head)$", name)}
-    integers |= {name for name in names if name.endswith("_stride")}
-    kinds = {name: "*bf16" if name in pointers else "i32" if name in integers else "*fp32" for name in names}
+def compiled_dual(constants: dict[str, Any], registers: int | None) -> Any:
+    names = dual.arg_names
+    kinds = {name: "*bf16" if name in BF16 else "i32" if name.endswith("_stride") else "*fp32" for name in names}
     kinds |= {name: kind for name, kind in OTHERS.items() if name in names} | dict.fromkeys(constants, "constexpr")
     aligned = [i for i, name in enumerate(names) if kinds[name] not in ("constexpr", "fp32")]
     attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
-    language = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
-    source = language(kernel, kinds, {(names.index(k),): x for k, x in constants.items()}, attributes)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    source = GluonASTSource(dual, kinds, {(names.index(k),): x for k, x in constants.items()}, attributes)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "maxnreg": registers})
 
 
 def disassembled(tool: str, *options: str, cubin: bytes) -> str:
@@ -97,35 +98,36 @@ def generate() -> None:
         absent = ({} if precision == "planes" else {"low1": None, "low2": None}) | ({} if slots else {"slots": None})
         constants = shape | absent | {"PLANES": precision == "planes", "SLOTS": slots, "PDL": pdl}
         launch = tuning("ttt_mlp", "dual", precision, f"{SM90} {gpu}")
-        cubin = compiled(dual, 90, constants, num_warps=4, maxnreg=launch.registers or None).asm["cubin"]
+        cubin = compiled_dual(constants, launch.registers or None).asm["cubin"]
         found = {"gpu": gpu, "precision": precision, "slots": slots, "pdl": pdl, "latencies": latencies(cubin)}
         print(json.dumps(found), flush=True)
 
 
-def forward(capability: int) -> None:
-    shape = {"m": 16, "M": 16, "DOT": tl.bfloat16, "UP": 1.0}
-    head, wide = shape | {"D": 64, "DP": 64}, shape | {"D": 96, "DP": 128}
-    variants = [
-        ("linear", linear._forward, "ttt_linear", "few", head),
-        ("mlp", mlp._forward, "ttt_mlp", "narrow", head | {"F": 256}),
-        ("mlp-96", forward_wide.forward, "ttt_mlp", "wide", wide | {"F": 384}),
-    ]
-    if capability in (80, 90):
-        variants.append(("linear-crowded", linear._forward, "ttt_linear", "crowded", head))
-    if capability == 80:
-        variants.append(("linear-96", linear._forward, "ttt_linear", "wide", wide))
-    if capability in (80, 90, 100):  # others have less shared memory than the kernel in Gluon takes
-        variants.append(("mlp-gluon", forward_gluon.forward, "ttt_mlp", "narrow", shape))
-    packed = [(f"{name}-packed", *rest, sizes | {"PACKED": True, "PLANES": True}) for name, *rest, sizes in variants]
-    for name, kernel, operator, row, sizes in packed + (variants if capability in (80, 90) else []):
-        launch = tuning(operator, FORWARD, row, "default")
-        settings = {"S": launch.stages, "N": launch.warps, "BLOCK": launch.block}
-        constants = {key: x for key, x in (sizes | settings).items() if key in kernel.arg_names}
-        made = compiled(kernel, capability, constants, num_warps=launch.warps)
-        found = {"capability": capability, "kernel": name, "shared": made.metadata.shared}
-        print(json.dumps(found | {"stack": stack_bytes(made.asm["cubin"])}), flush=True)
+def portable(capability: int) -> None:
+    """Compile what forward, generate and the plug-in's steps launch on a GPU; print each kernel once per `MODELS`."""
+    seen = set()
+
+    def launched(kernel: Any, *arguments: Any, **named: Any) -> None:
+        made = compiled(kernel, *arguments, **named)
+        if (size, made.hash) not in seen:
+            seen.add((size, made.hash))
+            name = f"{kernel.__module__.removeprefix('tk_kernels.')}.{kernel.__name__}"
+            found = {"capability": capability, "size": size, "kernel": name, "shared": made.metadata.shared}
+            print(json.dumps(found | {"stack": stack_bytes(made.asm["cubin"])}), flush=True)
+
+    look_like(capability, SHARED_KB[capability] * 1024, launched)
+    for learner, (size, form, precision, backbone) in product(("linear", "mlp"), MODELS):
+        config = replace(model_config(f"ttt-{learner}", size, backbone=backbone), layers=1, vocabulary=256)
+        operator = KernelOperator(learner, form, precision)
+        model = from_seed(config, 0, "cpu", torch.bfloat16, operator=operator, block=FusedBlock)
+        with torch.no_grad():
+            for batch in (2, CROWDED * PROCESSORS // config.heads + 1):
+                model.prefill(torch.zeros(batch, 17, dtype=torch.int64), model.init_state(batch, 32))
+            model.generate_step(torch.zeros(2, dtype=torch.int64), model.generate_state(model.init_state(2, 32)))
+            if precision == "planes":
+                warm_up(model, Layout(config, operator, torch.bfloat16))
 
 
 if __name__ == "__main__":
     for argument in sys.argv[1:]:
-        generate() if argument == "generate" else forward(int(argument))
+        generate() if argument == "generate" else portable(int(argument))

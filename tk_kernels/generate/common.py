@@ -120,6 +120,12 @@ def dot_type(rows: torch.Tensor) -> Any:
     return {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[rows.dtype]
 
 
+def compiles_narrow_dots() -> bool:
+    """Whether Triton compiles matmuls with 16 columns here: before 3.8, not for compute capability 10."""
+    old = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
+    return not old or triton.knobs.runtime.interpret or torch.cuda.get_device_capability()[0] != 10
+
+
 def runs_sm90(device: torch.device) -> bool:
     """Whether generate kernels in Gluon run on `device`: it has compute capability 9.0, and TTT_BENCH_ARCH is unset."""
     return not hidden() and device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)

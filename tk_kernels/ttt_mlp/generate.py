@@ -16,6 +16,7 @@ from tk_kernels.checks import check_choice
 from tk_kernels.generate.common import (
     available,
     columns,
+    compiles_narrow_dots,
     gelu,
     gelu_grad,
     jit,
@@ -67,7 +68,7 @@ class GenerateState(StepState):
         if D > IN_REGISTERS:
             check_choice(f"the form for {D} channels", self.form, ("dual",))
             return generate_wide.dual, constants
-        constants |= {"FP": triton.next_power_of_2(F), "MATRIX": launch.matrix}
+        constants |= {"FP": triton.next_power_of_2(F), "MATRIX": launch.matrix and compiles_narrow_dots()}
         return _dual if self.form == "dual" else _primal, constants
 
 

@@ -1,0 +1,38 @@
+"""Let CPU tensors pass for those of a GPU, and launches of Triton kernels call a function instead."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from tk_kernels.edges import few_rows
+from tk_kernels.ttt_mlp import forward as mlp
+
+PROCESSORS = 132
+_run = JITFunction.run
+
+
+def look_like(capability: int, shared_bytes: int, launched: Callable[..., None]) -> None:
+    """Pretend that this process has a GPU; for its remaining life, no kernel runs.
+
+    capability: such as 90. shared_bytes: shared memory of a block. launched: called with a kernel and its arguments.
+    """
+    torch.Tensor.is_cuda = property(lambda x: True)
+    torch.cuda.is_available = lambda: True
+    torch.cuda.device = lambda device: nullcontext()
+    torch.cuda.get_device_capability = lambda *device: divmod(capability, 10)
+    torch.cuda.get_device_properties = lambda *device: SimpleNamespace(multi_processor_count=PROCESSORS)
+    few_rows.shared_bytes = mlp.shared_bytes = lambda device: shared_bytes
+    current = {"get_current_device": lambda: 0, "get_current_stream": lambda device: 0}
+    driver.set_active(SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", capability, 32), **current))
+    JITFunction.run = lambda kernel, *arguments, grid, warmup, **named: launched(kernel, *arguments, **named)
+
+
+def compiled(kernel: Any, *arguments: Any, **named: Any) -> Any:
+    """Return the kernel that a launch with these arguments would run; Triton caches it."""
+    return _run(kernel, *arguments, grid=(1,), warmup=True, **named)
