@@ -51,8 +51,8 @@ class Cost:
     def generate_flops(self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual") -> float:
         """Return the FLOPs of a generate step of `batch` sequences, averaged over a mini-batch.
 
-        `forward_flops` defines the symbols and, with (m+1)/2 instead of m, the dual form's terms. s: token scale.
-        primal: X @ W, dW += X^T @ G, W_t = W - s dW, Xbar @ W_t and (except in layer 1) G @ W^T take 2 * in * out each.
+        Dual: as in `forward_flops`, with (m+1)/2 instead of m. Symbols: see there; s: token scale.
+        Primal: X @ W, dW += X^T @ G, W_t = W - s dW, Xbar @ W_t and (except in layer 1) G @ W^T take 2 * in * out each.
         """
         check_choice("form", form, FORMS)
         times = 3 if form == "dual" else 4
@@ -79,7 +79,7 @@ class Cost:
     ) -> float:
         """Return the minimum state bytes that a step of `batch` sequences moves, averaged over a mini-batch.
 
-        A token reads biases and weights (of "planes", the high plane); the last of m tokens also rewrites the weights.
+        A token reads biases and weights (for "planes", the high plane); the last of m tokens also rewrites the weights.
         Dual form: a token reads the cached rows of (m-1)/2 earlier tokens on average, and writes its own.
         Primal form: per mini-batch, the gradient sums are read and written m-1 times each.
         """

@@ -1,8 +1,8 @@
 """GEMMs y = x W^T with few rows of x, with a norm before, a SwiGLU after, or both.
 
-Such a GEMM takes as long as reading W, so fused operations add no time and save a launch. With one or two rows of x,
-CUDA cores sum whole rows of W. The norm's mean and scale apply to the sums, so loads of W do not wait for the norm.
-With more rows, or with two and an output gate, a separate kernel computes the norm, and tensor cores multiply tiles.
+Such a GEMM takes as long as reading W, so fused operations add no time and save a launch. CUDA cores compute one row
+of x, or two without an output gate. They apply the norm's mean and scale to their sums, so loads of W do not wait for
+the norm. In all other cases, a separate kernel computes the norm, and tensor cores multiply tiles.
 """
 
 import math
@@ -89,15 +89,15 @@ def few_rows_product(
     out: Tensor | None = None,
     pdl: bool = False,
 ) -> Tensor:
-    """Return before(x) W^T, or x W^T without `before`: [..., N] in x's dtype, for weights W [N, K].
+    """Return before(x) W^T [..., N] in x's dtype, for weights W [N, K]; without `before`, x W^T.
 
-    x [..., K]: 1 to 64 rows.
+    x [..., K]: 1 to 64 rows. before: RMSNorm, or LayerNorm with an output gate (`Norm.gate`).
     out [..., N]: add the result to this tensor in place, and return it. `out` must share no memory with the inputs.
     swiglu: W is [2 N, K], Wg's rows before Wu's, and the result is silu(y Wg^T) * (y Wu^T) with y = before(x).
-    swiglu supports neither `out` nor an output gate.
+        Excludes `out` and `Norm.gate`.
     pdl: use programmatic dependent launch; the kernel may read W and the norm's parameters before earlier launches end.
-    Arithmetic is float32, and the result is rounded once. With three or more rows, or with two rows and an output
-    gate, a separate kernel computes the norm and rounds its result.
+    Arithmetic is float32, and the result is rounded once. A separate kernel computes the norm, and also rounds it, for
+    three or more rows, or for two rows with an output gate.
     Raises ValueError on a wrong shape, dtype, stride or device.
     """
     rows, N = _checked(x, weights, before, swiglu, out)

@@ -42,7 +42,7 @@ def residual_convolution(
 
     h [B, T, C] contiguous. cache [B, 3, C]: the last three inputs of conv, oldest first, replaced in place.
     slots [B], only with T = 1: sequence b uses cache[slots[b]]. The cache may have any size and stride in dimension 0.
-    sequences (B = 1): layout of T packed tokens. Sequence s uses cache[sequences.slots[s]]; at start 0, it reads zeros.
+    sequences (B = 1): layout of T tokens. Sequence s uses cache[sequences.slots[s]], and reads zeros if its start is 0.
     norm, next_norm [C]: weights of the first and second RMSNorm. weight [C, 1, 4], bias [C]: parameters of conv.
     pdl: use programmatic dependent launch; the kernel may read all arguments except h before earlier launches end.
     Sums are float32; the convolution's inputs and y are rounded to h's dtype.
@@ -160,7 +160,7 @@ def _layout(
     """Return (cache to read, cache to write, number of token chunks, other kernel arguments).
 
     A sequence's first chunk reads the cache and its last chunk writes it, in different programs. The two caches are
-    therefore different tensors, unless the sequences are not packed and have one token each.
+    therefore different tensors, except for unpacked sequences of one token.
     """
     if sequences is None:
         chunk = min(CHUNK, triton.next_power_of_2(tokens))
@@ -200,7 +200,7 @@ def _cached(at, valid, C: tl.constexpr):
 
 @jit
 def _packed_chunk(cu_seqlens, chunks, chunk):
-    """Return (sequence, chunk's offset in the sequence, sequence's first row in [N, ...], sequence's length)."""
+    """Return (sequence, offset in it, its first row, its length) for `Packed.chunks[chunk]`."""
     seq = tl.load(chunks + 2 * chunk).to(tl.int64)
     first = tl.load(chunks + 2 * chunk + 1)
     token = tl.load(cu_seqlens + seq)

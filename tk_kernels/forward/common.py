@@ -76,10 +76,10 @@ def launch_packed(
     state: StepState,
     sequences: Packed,
 ) -> Tensor:
-    """Return the outputs [N, H, D] of packed sequences; update the slots of `state` that these sequences use.
+    """Return the outputs [N, H, D] of packed sequences; update their slots of `state` in place.
 
-    run: see `launch`. kernel: the Triton kernel; its parameters from `cu_seqlens` on are keyword arguments of `run`.
-    Other arguments: see `forward_packed`.
+    run: see `launch`. kernel: the operator's Triton kernel. Its parameters from `cu_seqlens` on name the keyword
+    arguments that `run` gets. Other arguments: see `forward_packed`.
     """
     q, k, v, lr = tokens
     out, biases = torch.empty(q.shape, dtype=q.dtype, device=q.device), state.biases()

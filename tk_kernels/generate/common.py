@@ -81,7 +81,7 @@ PIECE_BYTES = 1 << 28
 def by_sequences(function: Callable[..., tuple[torch.Tensor | None, ...]], *given: torch.Tensor) -> Any:
     """Apply `function` to some sequences of the tensors `given` [B, ...] at a time, to save memory.
 
-    A call gets up to 256 MiB, at least one sequence. Returns the tuple of outputs [B, ...]; None stays None.
+    A call gets as many sequences as fit in 256 MiB, at least one. Returns the tuple of joined outputs; None stays None.
     """
     batch, size = len(given[0]), sum(x.numel() * x.element_size() for x in given)
     step = max(1, batch * PIECE_BYTES // max(1, size))
@@ -135,7 +135,7 @@ def dependent_launch(pdl: bool) -> dict[str, bool]:
     """Return Triton's launch arguments; if `pdl`, request PDL on Hopper or newer unless TTT_BENCH_ARCH is set.
 
     PDL (programmatic dependent launch): a kernel starts when the launch before it allows, reads parameters and state,
-    then waits for earlier launches. A launch without PDL must separate the kernel from writes of parameters and state.
+    then waits for earlier launches. Between a write of parameters or state and the kernel, run a launch without PDL.
     """
     if not pdl or triton.knobs.runtime.interpret or hidden() or torch.cuda.get_device_capability() < (9, 0):
         return {"PDL": False}

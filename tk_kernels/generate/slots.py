@@ -50,7 +50,7 @@ def _launch(
     initial: tuple[Tensor, ...] | None = None,
     start: Tensor | None = None,
 ) -> None:
-    """Copy `stored` to `copies`, or `initial` where start is 0. If `start` is None, copy `copies` to `stored`."""
+    """Copy `stored`, or `initial` where `start` is 0, to `copies`; without start, the reverse."""
     if not len(stored) == len(copies) == len(initial or copies):
         raise ValueError(f"{len(copies)} values and {len(initial or copies)} initial ones for {len(stored)} tensors")
     kept, low, transposed = zip(*stored, strict=True)
@@ -65,7 +65,7 @@ def _launch(
 def _blocks(
     shapes: tuple[tuple[int, ...], ...], transposed: tuple[bool, ...]
 ) -> tuple[int, tuple[tuple[int, ...], ...]]:
-    """Return (programs per sequence and head, SHAPES of `_copy_slots`). shapes: each tensor's (R, C), or (C,)."""
+    """Return (programs per head, `_copy_slots`'s SHAPES). shapes: (rows, columns) or (columns,)."""
     found, blocks = [], 0
     for (*rows, columns), is_transposed in zip(shapes, transposed, strict=True):
         (count,), padded = rows or (1,), triton.next_power_of_2(columns)
@@ -79,8 +79,8 @@ def _blocks(
 def _copy_slots(kept, low, copies, initial, strides, start, slots, H: tl.constexpr, SHAPES: tl.constexpr):
     """Copy one block of rows of one tensor, for one head of one sequence; the grid is (B, H, blocks of all tensors).
 
-    kept, low, copies, initial, strides: per tensor, the arguments kept, low, x, first and stride of `_copy_block`.
-    slots, start [B]: read the slots, or `initial` where start is 0, into `copies`. start None: write `copies` to slots.
+    kept, low, strides: kept, low and stride of `_copy_block` per tensor. copies, initial: its x and first per tensor.
+    slots, start [B]: copy the slots, or `initial` where start is 0, to `copies`; start None: `copies` to the slots.
     SHAPES: per tensor, (index of its first block, R, C, CP, BLOCK, TRANSPOSED); see `_copy_block`.
     """
     for i in tl.static_range(len(SHAPES)):

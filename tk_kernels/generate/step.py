@@ -41,7 +41,7 @@ class StepState:
     layers: for each layer, its weight [B, H, ...] (with "planes", the high plane), low plane or None, and bias
     [B, H, width] float32. All weights except the last are transposed: each row belongs to one hidden unit.
     slots [B], int32 or int64, dual form only: each sequence's index in weights, biases and cached rows. In dimension 0,
-    these tensors have any size and any stride, the same for equal shapes. With slots, `position` does not advance.
+    these tensors have any size and stride, but equal strides for equal shapes. With slots, `position` does not advance.
     """
 
     form: str
@@ -173,10 +173,10 @@ def generate_step(
     token_scale [m]; ln_weight, ln_bias [H, D]. gstate: the state of all sequences, updated in place.
     out: the tensor to write and return, of any floating dtype; by default a new one of q's dtype.
     rope: the result of `rope_table`, to apply RoPE to q and k. None: they already have RoPE.
-    base_lr: if given, lr holds the logits x · w_h + c_h, and the learning rate is base_lr * sigmoid(lr) / D.
-    launch: settings to use instead of those in `tuning.toml`. pdl: use programmatic dependent launch, in kernels
-    for Hopper only. They read gstate, token_scale, ln_weight, ln_bias and rope before earlier launches end.
-    compile_only: compile the kernel that a launch would need, and compute nothing (see `parallel.py`).
+    base_lr: if given, lr holds logits, and the learning rate is base_lr * sigmoid(lr) / D.
+    launch: settings to use instead of `gstate.default_launch()`. compile_only: compile the kernel, compute nothing.
+    pdl: use programmatic dependent launch in the kernels for Hopper; other kernels ignore it. The kernel then reads
+    gstate, token_scale, ln_weight, ln_bias and rope before earlier launches end.
     Raises ValueError on a wrong shape, dtype, stride or device, and for a `launch` that does not suit the state.
     """
     s, biases = gstate, gstate.biases()

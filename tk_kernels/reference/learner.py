@@ -372,7 +372,7 @@ def _advance_(
 def _gradients(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, layers: list[InnerLayer]
 ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
-    """Return (q, q @ W1 + b1, [(X, lr * G) per layer]), X and G for the keys; all tensors are [B, H, n, width]."""
+    """Return (q, q @ W1 + b1, [k's (x, g) per layer]), [B, H, n, width]; x, g: see `InnerLayer`."""
     first, *others = layers
     q, k, offset = (x.to(first.weight.dtype).transpose(1, 2) for x in (q, k, gradient_offset(k, v, outer)))
     zq, zk = affine(torch.cat((q, k), 2), first.weight, first.bias).chunk(2, 2)

@@ -64,6 +64,6 @@ def read_layer(x: Tensor, weights: Tensor, rows: Tensor, gradients: Tensor, eta:
 
     All tensors are [N*B*H, ...]. x, rows: the layer's inputs for queries and for keys, from `with_bias_input`.
     weights: W, from `packed`. gradients: loss gradients at the layer's output for keys, without lr.
-    eta [N*B*H, m, m]: s_i * lr_j for j <= i, otherwise 0.
+    eta [N*B*H, m, m]: token_scale[i] * lr[j] for j <= i, otherwise 0.
     """
     return subtract_matmul_(matmul(x, weights), (matmul(x, rows.mT) * eta).to(x.dtype), gradients)

@@ -32,9 +32,9 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def stepped_affine(x: Tensor, weight: Tensor, bias: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> Tensor:
-    """Return x_t @ W_t + b_t, [B, H, n, F], in the primal form, for n tokens x [B, H, n, D].
+    """Return x @ W_t + b_t, [B, H, n, F], for n tokens x [B, H, n, D], each at its position t.
 
-    Materializes W_t = W - s_t * sum_{j <= t} x_j^T g_j, [B, H, n, D, F]. scale: the s_t, from `causal_scale`.
+    Materializes W_t = W - s_t * sum_{j <= t} x_rows[j]^T @ g_rows[j], [B, H, n, D, F]. scale: s_t, from `causal_scale`.
     """
     steps = (x_rows.unsqueeze(-1) * g_rows.unsqueeze(-2)).flatten(-2)  # [B, H, m, D * F]
     weights = weight.unsqueeze(2) - (scale @ steps).unflatten(-1, weight.shape[2:])
@@ -58,7 +58,7 @@ def add_to_sums_(dW: Tensor, db: Tensor, x: Tensor, g: Tensor) -> None:
 
 
 def apply_sums_(weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, scale: Tensor, ends: Tensor) -> None:
-    """Update W -= scale * dW, b -= scale * db in place; zero dW, db if `ends` [B] is true. scale: see `apply_rows_`."""
+    """Update W -= scale * dW, b -= scale * db in place; zero dW, db where `ends` [B]. scale: see `apply_rows_`."""
     weight.addcmul_(scale, dW, value=-1)
     bias.addcmul_(scale[..., 0], db, value=-1)
     dW.masked_fill_(ends[:, None, None, None], 0)

@@ -68,13 +68,13 @@ def _forward(
     cu_seqlens=None, start=None, slots=None, low=None, W_first=None, b_first=None, w_stride=0, b_stride=0,
     row_stride=0, PACKED: tl.constexpr = False, PLANES: tl.constexpr = False,
 ):  # fmt: skip
-    """Run one head of one sequence; write `out`, W_out, b_out and the last mini-batch's rows. Grid: B * H programs.
+    """Run one head of one sequence; write `out`, W_out, b_out and the last mini-batch's rows.
 
-    q, k, v [B, T, H, D] have stride 1 in D; their other strides, in elements, are arguments. `out` [B, T, H, D],
-    lr [B, T, H], W [B, H, D, D], b [B, H, D], k_rows and g_rows [B, H, m, D] are contiguous.
-    m, M, D, DP, DOT, UP: see `tile`. N: warps. S: pipeline stages of the loads.
-    PACKED: q, k, v, out are [tokens, H, D], lr [tokens, H]. `slots` selects the generate state's W, b and rows.
-    low: W's low plane (`split_planes`) if PLANES. W_first, b_first: initial W and b. cu_seqlens, start: see `Packed`.
+    q, k, v [B, T, H, D] have stride 1 in D; q_token is q's stride over T, and so on. q_again: q. Contiguous: `out`
+    [B, T, H, D], lr [B, T, H], W [B, H, D, D], b [B, H, D], k_rows (of K) and g_rows (of lr * gradient) [B, H, m, D].
+    m, M, D, DP, DOT, UP: see `tile`. Grid: B * H programs of N warps. S: pipeline stages of the loads.
+    PACKED: q, k, v, out are [tokens, H, D], lr [tokens, H]; `slots` selects the generate state's W, b and rows.
+    cu_seqlens, start: see `Packed`. W_first, b_first: initial W, b. PLANES: `low` is W's low plane (`split_planes`).
     """
     # q_again is q: Triton 3.8 would not swizzle one copy in shared memory that two matmuls read.
     pid = tl.program_id(0).to(tl.int64)

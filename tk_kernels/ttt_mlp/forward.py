@@ -79,11 +79,11 @@ def _forward(
     w_stride=0, b1_stride=0, b2_stride=0, d_stride=0, f_stride=0,
     PACKED: tl.constexpr = False, PLANES: tl.constexpr = False,
 ):  # fmt: skip
-    """Run one head of one sequence; grid: B * H programs. M, DP, DOT, UP: see `tile`. N: warps. S: pipeline stages.
+    """Run one head of one sequence. Arguments not listed here: see `_forward` of `ttt_linear`.
 
-    q, k, v [B, T, H, D]: stride 1 in D. Contiguous: lr [B, T, H], W1 [B, H, D, F], W2 [B, H, F, D], out, biases, rows.
-    PACKED: q, k, v, out are [tokens, H, D], lr [tokens, H]. `slots` selects the state's W1^T, W2, biases and rows.
-    low1, low2: low planes (`split_planes`) of W1^T, W2 if PLANES. W1_first to b2_first: parameters of a new sequence.
+    q, k, v [B, T, H, D]: stride 1 in D. k_again, k_third: k. Contiguous: out, biases, rows, lr [B, T, H],
+    W1 [B, H, D, F], W2 [B, H, F, D]. PACKED: q, k, v, out are [tokens, H, D], lr [tokens, H]; `slots` selects the
+    state's W1^T, W2, biases, rows. PLANES: low1, low2 are low planes of W1^T, W2. W1_first to b2_first: initial values.
     """
     # k, k_again and k_third are one tensor, loaded once for each layout in shared memory that a matmul needs.
     pid = tl.program_id(0).to(tl.int64)

@@ -188,7 +188,7 @@ def sum_rows(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
 
 @jit
 def first_products(w1, past_g1, k, q, weight1, MATRIX: tl.constexpr, DOT: tl.constexpr):
-    """Return (w1 @ k, w1 @ q + weight1 @ past_g1) for (Z1, Z1bar), both [F] in float32.
+    """Return (w1 @ k, w1 @ q + weight1 @ past_g1), both [F] in float32.
 
     w1 [F, D], k, q [D]. past_g1 [m, F]: cached rows lr * G1. weight1 [m]: their factors. MATRIX, DOT: see `sum_rows`.
     """

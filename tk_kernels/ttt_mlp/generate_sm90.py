@@ -215,7 +215,7 @@ def apply_rows(
     high, weights, low, bias, rows_f, rows_d, scale,
     G: gl.constexpr, FW: gl.constexpr, m: gl.constexpr, PLANES: gl.constexpr, BIAS: gl.constexpr,
 ):  # fmt: skip
-    """Store W - scale rows_f^T rows_d, 16 hidden units of each warp at a time.
+    """Store W - scale rows_f^T rows_d. Each of G warps updates FW hidden units, 16 at a time.
 
     rows_f [m, F], rows_d [m, D]: a mini-batch's cached rows. With BIAS, also update bias -= scale sum(rows_f).
     high [G, FW, D]: W in shared memory; with PLANES, its high plane. scale: token_scale[m - 1].
