@@ -50,7 +50,7 @@ def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None
 
 
 def _named(name: str, device: str) -> list[Adapter]:
-    """Return the adapter SYSTEM/BACKEND, or SYSTEM's adapters for `device` (without any, all)."""
+    """Return adapter SYSTEM/BACKEND; for a SYSTEM, its adapters for `device` or, if none, all."""
     found = [adapter for adapter in ADAPTERS if name in (adapter.system, adapter.label)]
     if not found:
         systems = dict.fromkeys(adapter.system for adapter in ADAPTERS)

@@ -43,7 +43,7 @@ class _Entry(BaseModel):
 
 
 def notes_on_starts(labels: Container[str]) -> list[str]:
-    """Return at most one note, on `labels` set in systems.toml or run in another interpreter."""
+    """Return [a note about `labels` that systems.toml or another Python starts], or []."""
     entries, starts = _read(), defaultdict[str, list[str]](list)
     for each in (adapter for adapter in ADAPTERS if adapter.label in labels):
         entry = entries.get(each.label, _Entry())

@@ -148,7 +148,7 @@ def _cell(options: Mapping[str, Any], source_of: SourceOf) -> Number:
 
 
 def _selected(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the rows that match `where`. "a|b": a or b; "": no value; tuple cell: any element."""
+    """Return rows with all values of `where`; "a|b": a or b; "": empty; of a tuple, any element."""
     for name, wanted in where.items():
         values = wanted.split("|") if isinstance(wanted, str) else [wanted]
         column = _column(rows, name).astype(object).fillna("")

@@ -65,7 +65,7 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """Messages on planned systems that systems.toml or another interpreter starts, or that lack an interpreter."""
+        """Notes on how planned systems start (`notes_on_starts`), and on missing interpreters."""
         planned = {"/".join(job.pair): self.worker_launches[job.pair] for job in self.jobs}
         found = ((label, no_interpreter(launch), launch.command[0]) for label, launch in planned.items())
         return [*notes_on_starts(planned), *(f"no {label}: {why} ({program})" for label, why, program in found if why)]
@@ -139,7 +139,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
 
 
 def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return labels with /triton for /thunderkittens if TTT_BENCH_ARCH or a GPU other than Hopper requires it."""
+    """Replace /thunderkittens by /triton if TTT_BENCH_ARCH is set or the GPU is not Hopper."""
     capability = (machine["gpu"] or {}).get("compute_capability")
     if not hidden() and capability in (None, "9.0"):
         return tuple(labels)

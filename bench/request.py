@@ -26,7 +26,7 @@ Count = Annotated[int, Field(ge=1, le=MOST)]
 class RunRequest(BaseModel):
     """The arguments of `run`, `verify`, `profile` or `ab`; UserError for bad values.
 
-    suites, systems, batch, context, phase: tuples or comma-separated text; () for the default suite or all values.
+    suites: () for the default suite. systems, batch, context, phase: () for all. Each can be comma-separated text.
     sides: the two revisions of `ab`. rounds: processes per case and side of `ab`. way: the profiler (`--with`).
     budget_s: seconds of sampling per case; None: the default of the suite or, without one, of the device.
     retry: which finished cases to measure again (`run_folder.retry_of`); giving it also sets `resume`.

@@ -40,7 +40,7 @@ def compare(a: Path, b: Path, fail_on: str | None, markdown: bool) -> None:
 def ab(request: RunRequest, out: Path, fail_on: str | None, markdown: bool) -> None:
     """Measure two commits alternately into OUT/old and OUT/new, and compare them.
 
-    fail_on, markdown: as in `compare`, but None for `fail_on` stands for a slowdown of `BAR`.
+    fail_on: the slowdown that counts as a regression, such as "5%"; None stands for `BAR`. markdown: as in `compare`.
     Exit status 1 for a regression, 3 if nothing can be compared.
     """
     bar = None if fail_on is None else percentage(fail_on)

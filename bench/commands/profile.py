@@ -31,7 +31,7 @@ COUNTED_LAYERS = COUNTED + 1  # layers 0 to COUNTED
 
 
 def profile(request: RunRequest, out: Path) -> None:
-    """Profile the request's cases, by default all of the run in `out`, into `out`; exit 1 if every profile failed."""
+    """Profile the request's cases into the run in `out`; exit status 1 if every profile fails."""
     refuse_submitted(out)
     before = Run.open(out) if Run.exists(out) else None
     work = plan(request, before)
@@ -74,7 +74,7 @@ def profile(request: RunRequest, out: Path) -> None:
 
 
 def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
-    """Return `before`, or a new run if it is None. A run of `profile` is extended; UserError without --resume."""
+    """Return `before`, with `work` added if `ttt-bench profile` made it; if None, a new run."""
     if before is None:
         return Run.create(out, file_of(work, "profile"))
     refuse_another_device(before, work)

@@ -75,7 +75,7 @@ class CausalLM(nn.Module):
 
     @property
     def tied(self) -> dict[str, str]:
-        """{other name of a tied weight in checkpoints: its name in this model}."""
+        """{alias of a tied weight in checkpoints: the weight's name in this model}."""
         return {}
 
 

@@ -25,7 +25,7 @@ WEIGHTS_FILE = "model.safetensors"
 def save(model: CausalLM, folder: str | Path, config: Mapping[str, Any] | None = None) -> None:
     """Save a model's weights, tied weights once, and config.json in a folder.
 
-    config: contents of config.json; None for a TTT model's own, and for no file with other models.
+    config: contents of config.json. None: a TTT model's own configuration; for other models, no config.json.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -26,9 +26,9 @@ from tk_kernels.reference.layer import Rotation
 class KernelOperator(TorchOperator):
     """The inner loop on the project's kernels.
 
-    form: generate's form, "dual" or "primal". precision: generate's state, "planes", "float32" or a 16-bit dtype.
+    form: "dual" or "primal", for generate. precision: "planes", "float32" or a 16-bit dtype, for generate's state.
     forward_in_pytorch: run `forward` in PyTorch; ignored by `forward_packed`.
-    backend: of forward, "" for the fastest; `forward_packed` uses it only on Hopper, for sequences of one length.
+    backend: forward's backend, "" for the fastest. `forward_packed` uses it only on Hopper and for equal lengths.
     """
 
     def __init__(

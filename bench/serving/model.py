@@ -106,7 +106,7 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
         return F.pad(self.ttt.model.norm(x), (0, 0, 0, len(input_ids) - len(x)))
 
     def _one_prompt(self, tokens: int, device: torch.device) -> tuple[Step, list[BlockState]]:
-        """Return, for vLLM's dummy runs, a step of one prompt and each layer's state in one shared scratch page."""
+        """Return (step of one prompt, the same scratch state for each layer) for vLLM's dummy runs."""
         ends = torch.tensor([0, tokens], dtype=torch.int32, device=device)
         state = self.layout.state(torch.zeros(1, self.layout.page_bytes, dtype=torch.int8, device=device))
         return Packed(ends, ends[:1], ends[:1].long(), tokens), [state] * len(self.states)

@@ -46,9 +46,9 @@ Step = Generating | Packed  # a step with prompts is packed: requests that gener
 def common_length(lengths: Sequence[int], computed: Sequence[int], mini_batch: int) -> int:
     """Return the number of tokens per sequence if a step's sequences can run as one batch, otherwise 0.
 
-    lengths: tokens per sequence in this step. computed: tokens before this step. A batch has equal lengths, whole
-    mini-batches before this step, and at most MOST_SEQUENCES sequences. It has at least LEAST_TOKENS tokens in total
-    or LEAST_LENGTH per sequence.
+    lengths: tokens per sequence in this step. computed: tokens before this step. A batch needs equal `lengths`,
+    multiples of `mini_batch` in `computed`, and at most MOST_SEQUENCES sequences. It also needs at least LEAST_TOKENS
+    tokens in total or LEAST_LENGTH per sequence.
     """
     alike = len(set(lengths)) == 1 and not any(before % mini_batch for before in computed)
     is_long = sum(lengths) >= LEAST_TOKENS or lengths[0] >= LEAST_LENGTH

@@ -74,7 +74,7 @@ class TTTScheduler(AsyncScheduler):
         return found
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
-        """Append tokens of requests that continue, leave others to vLLM; return outputs by client."""
+        """Append tokens to continuing requests; let vLLM process the rest. Return outputs by client."""
         ran, rest, outputs = model_runner_output, dict[str, int](), dict[int, list[Any]]()
         prompts = ran.prompt_logprobs_dict or ran.prompt_token_id_logprobs_dict
         if not self._plain or not ran.sampled_token_ids or ran.logprobs or prompts or ran.num_nans_in_logits:

@@ -63,12 +63,12 @@ class PhaseWork:
         """Reset the state. By default, do nothing, because `run` resets the state itself."""
 
     def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
-        """Draw sequences, copy their tokens to the others; return a check f(outputs, calls), empty for long prompts."""
+        """Return f(outputs, calls), which checks random sequences, or nothing if prompts are long."""
         tokens = self.tokens // self.case.batch
         if tokens > LONGEST_CHECKED:
             return not_compared(tokens, LONGEST_CHECKED)
         rows = self.drawn(rng)
-        sources = self.repeat(rng, rows)
+        sources = self.repeat(rng, rows)  # by default, copies `rows` over the whole batch
         with torch.inference_mode():
             logits_after = self.new_past(rows, sources)
 
@@ -82,10 +82,10 @@ class PhaseWork:
         return compare
 
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
-        """Renew the timed call's prefix if `renews_past`; return f, which runs a reference.
+        """Return f, which computes a reference's logits. If `renews_past`, first draw a new prefix.
 
-        f(model, some, tokens) runs the reference `model` on the prefixes of the sequences `some`, then on `tokens`
-        [steps, len(some)], and returns the last logits [len(some), V]. By default, a sequence's prefix is its `ids`.
+        f(model, some, tokens) runs the reference `model` on the prefixes of the sequences with indices `some`, then
+        on `tokens` [steps, len(some)]; it returns the last logits [len(some), V]. By default, `ids` are the prefixes.
         rows: indices of the compared sequences. sources [B]: sequence i has the prefix of sequence sources[i].
         """
         return lambda model, some, tokens: last_logits(model, torch.cat([self.ids[some], tokens.T], dim=1))
@@ -128,7 +128,7 @@ class PhaseWork:
     def repeat(self, rng: Random, rows: list[int]) -> list[int]:
         """Copy token ids of sequences `rows` to all others; return each sequence's source index.
 
-        A sequence of `rows` is its own source. Any other copies a random one of `rows` at the same mini-batch position.
+        Sequences of `rows` are their own sources. Others get a random one of `rows` at the same mini-batch position.
         """
         alike = [[row for row in rows if self._ahead[row] == ahead] for ahead in self._ahead]
         sources = [row if row in rows else rng.choice(like) for row, like in enumerate(alike)]
@@ -165,7 +165,7 @@ class PhaseWork:
         return found + self._response(logits[rows], whole)
 
     def choices(self, steps: int) -> list[int]:
-        """Return indices of steps whose inputs are compared with the reference's argmax: 1 and the last, if any."""
+        """Return indices of steps whose input tokens are checked: 1 and the last; [] if steps < 2."""
         return sorted({1, steps - 1}) if steps > 1 else []
 
     def _response(self, got: torch.Tensor, expected: torch.Tensor) -> Checks:
@@ -235,7 +235,7 @@ class Generate(PhaseWork):
 
     @torch.inference_mode()
     def restart(self) -> None:
-        """Reset the state. If staggered, sequence i then reads the last `_ahead[i]` tokens of `_before`."""
+        """Reset the state; if staggered, each sequence then reads up to its mini-batch position."""
         self.model.reset_state(self.state)
         for ahead, rows in groupby(range(self.case.batch), key=self._ahead.__getitem__):
             if ahead:

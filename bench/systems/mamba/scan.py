@@ -43,7 +43,7 @@ def state_space(
     """Return y [B, T, ...]: y_t = sum over N of x_t C_t with x_t = exp(step_t A) x_(t-1) + step_t u_t B_t and x_0 = 0.
 
     u [B, T, ...]; step [B, T, ...]; A [..., N]; B, C [B, T, ..., N]. Each `...` is broadcast to that of u.
-    stored: if not None, x_t is rounded to this dtype at the end of the first `prompt` tokens and after each later one.
+    stored: if not None, from t = `prompt` on, x_t is rounded to this dtype before it is carried to the next token.
     """
     state = u.new_zeros(len(u), *u.shape[2:], B.shape[-1])
     piece, tokens = max(1, PIECE_NUMBERS // state.numel()), u.shape[1]
@@ -62,7 +62,7 @@ def state_space(
 class ScannedMamba:
     """Reference model: transformers' Mamba `inner` with this module's scan, run on `device` layer by layer.
 
-    stored, prompt: dtype in which the checked model stores its state from the end of the prompt on (see `state_space`).
+    stored: dtype in which the checked model stores its state from token `prompt` on (see `state_space`).
     """
 
     def __init__(

@@ -103,7 +103,7 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
 class GenerateSet:
     """A batch of generating sequences: state, inputs and outputs of a mini-batch's steps.
 
-    generate: the operator's module `generate`. outer: token_scale, ln_weight, ln_bias. out: outputs [steps, B, H, D].
+    generate: module like `tk_kernels.ttt_mlp.generate`. outer: token_scale, ln_weight, ln_bias. out [steps, B, H, D].
     tokens: q, k, v, lr, each [steps, B, ...]. launch: launch settings; None for the settings in `tuning.toml`.
     """
 

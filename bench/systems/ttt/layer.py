@@ -119,7 +119,7 @@ def layer_timed_check(
     """Return a `Workload.timed_check` of random sequences' outputs and final states.
 
     exact(sequences, tokens): returns the reference's results for the first `tokens` tokens of these sequences.
-    At most `most` tokens are compared in total; of a longer `context`, only one sequence's first `most` outputs.
+    At most `most` tokens are compared in total. If `context` is longer: only one sequence's first `most` outputs.
     """
     tokens, whole = min(case.context, most), case.context <= most
 

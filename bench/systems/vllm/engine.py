@@ -143,7 +143,7 @@ class Batch:
         ]
 
     def steady_ms(self, sequences: int) -> list[float]:
-        """Return the times in ms of all steps that generated for every sequence, as did the step before.
+        """Return the times in ms of steps in which, as in the step before, every sequence generated.
 
         sequences: number of all sequences. Raises RuntimeError if there is no such step.
         """

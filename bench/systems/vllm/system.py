@@ -180,14 +180,14 @@ class VllmSystem:
         )
 
     def _cache_bytes(self, case: Case, graphs: str) -> int | None:
-        """Return cache bytes, k/n for k of n layers. None (vLLM chooses): full model and `graphs` not "prompts"."""
+        """Return cache bytes; None (vLLM chooses) for a full model unless `graphs` is "prompts"."""
         name, layers = uncut(case.size)
         if not layers and graphs != "prompts":
             return None
         config, part = config_of(replace(case, size=name)), config_of(case)
         outside = OUTSIDE_CACHE + (FOR_PROMPT_GRAPHS if graphs == "prompts" else 0)
         cache = int(MEMORY_SHARE * gpu_memory()) - 2 * parameter_count(config) - outside
-        return cache * part.layers // config.layers
+        return cache * part.layers // config.layers  # as many per layer as in the full model
 
     def _sequences(self, case: Case) -> int:
         """Return max_num_seqs, rounded to few values: each new value starts another engine."""
@@ -269,7 +269,7 @@ class _TimedBatches:
             yield self.samples_of(self.once())
 
     def timed_check(self, rng: Random, last_logits: Callable[..., torch.Tensor]) -> Callable[[Any, int], Checks]:
-        """Draw sequences; return a check of their last tokens by the reference's argmax, empty for long sequences."""
+        """Return f(outputs, calls), which checks last tokens of random sequences, unless too long."""
         tokens = self.context + self.new_tokens - 1
         if tokens > MODEL_LENGTH:  # the engine leaves the reference no memory for more
             return not_compared(tokens, MODEL_LENGTH)
