@@ -19,7 +19,7 @@ TIMES_OF_A_REQUEST = ("time_to_first_token_ms", "time_between_tokens_ms")  # met
 
 @dataclass(frozen=True)
 class Quality:
-    """Flags of a case. unsteady_times: (metric, low, high) of unsteady TTFT or ITL, with its 95% interval in ms."""
+    """Flags of a case. unsteady_times: (metric, low, high) per unsteady TTFT or ITL, with its 95% interval in ms."""
 
     contended: bool = False  # other programs used the machine
     hot: bool = False  # thermally throttled
@@ -98,10 +98,10 @@ def _unsteady_times(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, 
 
 
 def is_unsteady(processes: Processes) -> bool:
-    """Whether a case's times, per token if processes may differ in tokens, vary too much for a reliable latency.
+    """Whether a case's times vary too much for a reliable latency.
 
-    The interval is over 20% wide, the processes' medians are over 10% apart, or, in the median over processes,
-    `quartiles_apart` exceeds 10% or `ends_apart` 5%.
+    True if the interval is over 20% wide or the processes' medians are over 10% apart. Also true if, in the median
+    over processes, `quartiles_apart` exceeds 10% or `ends_apart` 5%. Times: per token if processes differ in tokens.
     """
     middle, low, high = pooled_interval(processes)
     medians = [median(samples) for samples in processes]

@@ -24,7 +24,7 @@ def hasten() -> None:
         return first_call(self, *arguments, **named)
 
     def by_slice(self: Any, given: tuple[Any, ...]) -> list[Any]:
-        """Reduce `given` along `self.axis`: by element if no axis or `keep_dims`, else by slice."""
+        """Reduce `given` slice by slice along `self.axis`; by element without an axis or with `keep_dims`."""
         if self.axis is None or self.keep_dims:
             return by_element(self, given)
         rows = ((np.moveaxis(each.handle.data, self.axis, 0), each.dtype) for each in given)

@@ -87,7 +87,7 @@ def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any
 
 
 def around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Return `after` with both snapshots' readings, as "before" and "after", in its gpu and cpu."""
+    """Return `after`; its gpu and cpu hold both snapshots' readings, keyed "before" and "after"."""
     return after | {part: _paired(before.get(part) or {}, after.get(part)) for part in ("gpu", "cpu")}
 
 

@@ -74,7 +74,7 @@ class CallChecker:
 
         clock: the clock that timed `run`.
         A second call is checked if an input has a token axis, or if `timed_check` draws new tokens itself
-        (`Workload.renews_past`). Before the second call, only early tokens change; both calls' outputs must differ.
+        (`Workload.renews_past`). Before it, only early tokens change; its outputs must differ from the first call's.
         """
         if self._ran:
             self._check_outputs()
@@ -230,8 +230,8 @@ def lower_bound_check(workload: Workload, samples_ms: list[float]) -> list[Check
 def fill(given: Input, seed: int, early_only: bool = False) -> None:
     """Refill an input's tensor in place with random values.
 
-    early_only: refill all tokens except the last 64; of fewer than 128 tokens, only the first half. An input without
-        a token axis then keeps its values.
+    early_only: refill all tokens except the last 64 or, if there are fewer than 128, except the last half. An input
+        without a token axis then keeps its values.
     """
     import torch
 

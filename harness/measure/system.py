@@ -53,8 +53,8 @@ class Workload:
     capture: called before `run`; captures CUDA graphs that `run` and `measured` replay. Peak memory includes them.
     inputs: tensors that the harness refills between samples and before the checked calls.
     timed_check: compares outputs of a timed call with the reference; None without a reference. Called with a random
-        generator before the checked call, to choose sequences and store their state. Returns a function f(outputs,
-        calls) -> Checks, called after `calls` calls of `run`. An engine's batches precede `timed_check` and f(None, 1).
+        generator before the checked call, to choose sequences and store their state. Returns f(outputs, calls) ->
+        Checks, called after `calls` calls of `run`. For an engine, all batches precede both calls; f gets (None, 1).
     renews_past: whether `timed_check` itself draws new early tokens, because no input has a token axis. After a second
         call with new early tokens, the outputs must differ from the first call's.
     `check`: compares outputs with the reference before timing; None without a reference.

@@ -53,7 +53,7 @@ class Clock:
     replays = False
 
     def prepare(self, run: Callable[[], object]) -> None:
-        """Compile `run`, choose calls per sample; if `replays`, capture them as a CUDA graph."""
+        """Prepare to sample `run`: compile it, choose `launches`, capture a CUDA graph if `replays`."""
         self._run = run
         run()
 
@@ -170,8 +170,8 @@ def take_engine_samples(
 
     batches_ms: yields each batch's samples in ms per unit of work. units: units in a sample.
     All samples of a batch are used, because the first steps after a prompt differ from later steps. Samples of a batch
-    are correlated, so a narrow interval ends sampling only after `BATCHES` batches. The samples may take the budget,
-    samples and prompts together `READS` * budget. Raises ValueError if there are no samples.
+    are correlated, so a narrow interval ends sampling only after `BATCHES` batches. The elapsed time for `stop_reason`
+    is the samples' total time or, if longer, 1/`READS` of the wall time. Raises ValueError if there are no samples.
     """
     timing = Timing([], [], "")
     start = time.monotonic()
@@ -191,14 +191,14 @@ def take_engine_samples(
 def stop_reason(
     samples: list[float], elapsed_s: float, policy: Policy, due: bool | None = None, least_s: float = LEAST_S
 ) -> str:
-    """Return the criterion that ends sampling; "" to continue, always below `policy.min_samples`.
+    """Return why sampling should end, or "" to continue; below `policy.min_samples`, always "".
 
-    "interval": the median's 95% interval lies within ±`policy.precision` of the median, as a fraction, after at least
-        `LEAST_SAMPLES` samples and min(least_s, policy.budget_s) seconds.
+    "interval": the median's 95% interval lies within ±`policy.precision` of the median, as a fraction. This needs at
+        least `LEAST_SAMPLES` samples and min(least_s, policy.budget_s) seconds.
     "count": there are `MAX_SAMPLES` samples.
-    "budget": `policy.budget_s` is over and the interval lies within ±`DOUBTFUL` * precision; or the extended budget is
-        over. A budget of 0 is not extended. Otherwise, the extended budget is min(PATIENCE * budget_s, budget_s +
-        LONGEST_WAIT_S); with fewer than 1.5 * min_samples samples, it is budget_s + LONGEST_WAIT_S.
+    "budget": `policy.budget_s` is over and the interval lies within ±`DOUBTFUL` * precision, or the extended budget is
+        over. Extended budget: budget_s + LONGEST_WAIT_S, but at most PATIENCE * budget_s from 1.5 * min_samples
+        samples on. A budget of 0 is not extended.
     due: whether to compute the interval now; None to compute it after every 10% more samples, which saves time.
     """
     if len(samples) < policy.min_samples:

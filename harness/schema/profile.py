@@ -88,7 +88,7 @@ class Kernel(Stored):
 
     @property
     def is_counted_unlike(self) -> bool:
-        """Whether hardware counters exist, with a mean time over 40% and 2.5 µs off `mean_us`."""
+        """Whether the counted launches' mean time differs from `mean_us` by over 40% and 2.5 µs."""
         counted_us = self.counters.time_us if self.counters else 0.0
         return bool(counted_us) and abs(counted_us - self.mean_us) > max(UNLIKE * self.mean_us, UNLIKE_US)
 
@@ -187,7 +187,7 @@ class Profile(Region):
     status, reason: as in a record; every status except "ok" has a reason and no kernels.
     tools: {profiler: version}. commands: the profilers' command lines without folders.
     notes: sentences about doubtful or missing parts. environment: as in a record.
-    stages_s: seconds of the stages "times" and "ratios" (counters), with model builds; version 0.1 also had "build".
+    stages_s: seconds, model build included, to collect "times" and "ratios" (counters); version 0.1 also had "build".
     """
 
     tool: Literal["ttt-bench profile"] = field(default="ttt-bench profile", kw_only=True)

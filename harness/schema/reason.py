@@ -76,7 +76,7 @@ def of_exception(error: BaseException) -> str:
 
 
 def invalid(error: ValidationError) -> str:
-    """Return pydantic's first error, preferably of `tool` or `schema`: `repeat: Field required`."""
+    """Return pydantic's error in `tool` or `schema`, else its first: `repeat: Field required`."""
     # A wrong tool or schema explains all other errors.
     first = min(error.errors(include_url=False), key=lambda each: each["loc"][:1] not in (("tool",), ("schema",)))
     where = ".".join(map(str, first["loc"]))

@@ -81,7 +81,7 @@ class Missing:
     """A case without a result in at least one of the two runs.
 
     name: the labels of its system and backend.
-    outcome: "lost" if only A has a result, "gained" if only B has one; "" if neither has, or one run did not plan it.
+    outcome: "lost": only A has a result. "gained": only B does. "": no run does, or one did not plan the case.
     """
 
     label: str
@@ -110,7 +110,7 @@ class Comparison:
 
     @property
     def elsewhere(self) -> str:
-        """The first row's "another GPU" or "another CPU" if every row has one of them; else ""."""
+        """The first row's outcome if every row's is "another GPU" or "another CPU"; else ""."""
         outcomes = [row.result.outcome for row in self.rows]
         return outcomes[0] if outcomes and set(outcomes) <= {*ELSEWHERE} else ""
 

@@ -124,7 +124,7 @@ def _named(cases: list[Missing]) -> str:
 
 
 def closing(comparison: Comparison) -> list[str]:
-    """Return the last lines: outcome counts unless known from `answer`, meanings, regressions."""
+    """Return the last lines, on counts of outcomes, meanings of outcomes, and regressions."""
     counts = "" if comparison.elsewhere else _counts(comparison)
     lines = [counts] if counts not in ("", answer(comparison)) else []
     if comparison.interleaved:

@@ -30,7 +30,7 @@ def headline(table: pd.DataFrame, catalogue: Catalogue, views: Sequence[View]) -
 
 
 def finding(view: View) -> str:
-    """Return a sentence on a figure: best lines and lead, least total of parts, or range of values."""
+    """Return a sentence on a figure's best lines, least total of parts, or range of values."""
     figure = view.figure
     if figure.lines and figure.lines[0].base_rows:
         return _ratios(view)

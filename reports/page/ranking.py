@@ -53,7 +53,7 @@ class Point:
         return max(self.value, other.value) <= (1 + share) * min(self.value, other.value)
 
     def hides(self, other: "Point") -> bool:
-        """Return whether doubt or (if over 5% apart) overlapping intervals leave the order open."""
+        """Whether doubt, or overlapping intervals of values over 5% apart, leave the order open."""
         overlap = max(self.low, other.low) <= min(self.high, other.high)
         if doubt := max(self.doubt, other.doubt):
             return overlap or self.is_level(other, doubt)
@@ -101,7 +101,7 @@ class View:
 
     @cached_property
     def ranked(self) -> list[Line]:
-        """Primary lines, and lines with points of systems not in `primary_systems`; no bounds or ratios."""
+        """Primary lines, and measured lines whose system is not primary; no bounds or ratios."""
         drawn = [line for line in self.figure.lines if not line.y and not line.base_rows]
         named = self.figure.primary_systems
         return [line for line in drawn if line.primary or (line.system not in named and self.points(line))]
@@ -200,7 +200,7 @@ class View:
                 yield Point(float(cells[x]), float(value) / scale, low, high, doubt)
 
     def reach(self, line: Line) -> float:
-        """Return the line's largest x, ignoring "unstarted" cases; infinite if `along` is set."""
+        """Return the line's largest x, ignoring "unstarted" cases; infinite if x is a result."""
         if self.figure.along:  # x is a result, so no line stops at one
             return math.inf
         rows = self.rows([line])

@@ -49,7 +49,7 @@ def roofline(profile: Profile) -> dict[str, Any]:
 def timeline(profile: Profile) -> dict[str, Any]:
     """Return lists with an integer per launch in the timeline, and "paths" of all NVTX ranges.
 
-    range: index into "paths", -1 for none. kernel: row in the page's table, or `NAMED` (its row count) if it has none.
+    range: index into "paths", -1 for none. kernel: row in the page's kernel table, or `NAMED` if not in the table.
     part: index into `parts.LABELS`, such as GEMMs. wait: ns since the previous launch's end. time: duration in ns.
     """
     found = profile.timeline

@@ -38,8 +38,8 @@ def with_common_peaks(profiles: Sequence[Profile], records: Iterable[Record] = (
 def reached(region: Region) -> dict[str, float | None]:
     """Return the region's peaks, each raised to the fastest kernel's rate if this is higher.
 
-    On a power-capped GPU, a GEMM of the case can be 15% faster than the GEMM that measures the peak. Ignored are short
-    kernels (`_LONG`), implausible rates (`_PLAUSIBLE`), and kernels counted in launches of unusual time (`_LIKE`).
+    On a power-capped GPU, a GEMM of the case can be 15% faster than the GEMM that measures the peak. Short kernels
+    (`_LONG`), implausible rates (`_PLAUSIBLE`), and kernels counted in launches of unusual time (`_LIKE`) do not count.
     """
     total = sum(kernel.time_us for kernel in region.kernels)
     long = [kernel for kernel in region.kernels if kernel.time_us > _LONG * total and _counted_alike(kernel)]

@@ -53,8 +53,8 @@ class BarPiece:
 class ShownProfile:
     """A profiled case as the page shows it.
 
-    agreement: words that compare the profiled time with the recorded latency.
-    slower_than: comparisons with faster cases of equal phase, size, batch and context. drawn: JSON for the scripts.
+    agreement: words that compare the profiled time with the recorded latency. drawn: chart data from `drawing`.
+    slower_than: comparisons with faster cases of equal phase, size, batch, concurrency and context.
     rows: one dict per row of the kernel table. "cells" is a list with a text for each of `COLUMNS`; "bound" describes
         the kernel's bottleneck, and "stalls" the longest stalls of its warps. Without counters, both are "".
     """

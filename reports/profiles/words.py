@@ -53,7 +53,7 @@ def sentences(region: Region) -> tuple[str, str]:
 
 
 def agreement(region: Region, recorded: Recorded | None) -> str:
-    """Return profiled time and recorded latency in words, with a note if they disagree."""
+    """Return profiled time and recorded latency in words; on a GPU, with a note if they disagree."""
     text = f"{format_number(region.unit_ms, 4)} ms of kernels and idle time"
     if not (recorded and recorded.ms):
         return f"{text}; the run has no recorded latency of this case"

@@ -122,7 +122,7 @@ class OneSequenceStale(Honest):
 
 
 class TruncatedPrompt(Honest):
-    """Reads a prompt's last 64 tokens. Decay 0.85 forgets earlier ones, so the error stays within the limit."""
+    """Reads a prompt's last 64 tokens. Decay 0.85 forgets earlier tokens, so the error stays within the limit."""
 
     decay = 0.85
 

@@ -93,7 +93,7 @@ def new_run(folder: Path, cases: Sequence[Case | Planned], **changes: Any) -> Ru
 def measured(
     folder: Path, cases: Sequence[Case | Planned] = (), launches: Any = None, **arguments: Any
 ) -> list[Record]:
-    """Run `cases` in `folder`, or resume its run. launches: default `systems()`. arguments: for RunFile or Options."""
+    """Run `cases` in `folder`, or resume its run. launches: None for `systems()`. arguments: for RunFile or Options."""
     of_run = {name: arguments.pop(name) for name in ("mode", "policy", "repeats") if name in arguments}
     run = Run.open(folder) if Run.exists(folder) else new_run(folder, cases, **of_run)
     return run_jobs(run, launches or systems(), Options(**arguments))

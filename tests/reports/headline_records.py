@@ -14,7 +14,7 @@ STEPPING = {"ttt-linear": "triton-dual", "transformer": "vllm", "mamba": "mamba-
 
 
 def forward(latencies, system="ttt-linear", backend="thunderkittens", **fields):
-    """Return records at batch 16. latencies: {context: us per token}. fields: arguments of `synthetic.ok`."""
+    """Return records at batch 16. latencies: {context: us per token}. fields: arguments of `synthetic_records.ok`."""
     return [
         synthetic.ok(
             Case(system, backend, "1.3b", "forward", 16, context), us * 16 * context / 1e3, spread=0.0, **fields

@@ -30,10 +30,10 @@ Suite = np.ndarray  # [system, case, round]: log(B's median / A's)
 
 @dataclass(frozen=True)
 class Found:
-    """Shares of a study's suites (`wolf`) or cases (the other fields).
+    """Shares of suites (`wolf`) or of slowed cases. If none is slowed: of all cases; `found` is NaN.
 
-    wolf: suites with a false alarm: any case is "faster", or a case that was not slowed is "slower".
-    found: slowed cases that are "slower"; NaN if none. same, undecided: slowed (if none, all) cases with this outcome.
+    wolf: suites with a false alarm: a "faster" case, or a "slower" case that was not slowed.
+    found: cases with the outcome "slower". same, undecided: cases with this outcome.
     """
 
     wolf: float

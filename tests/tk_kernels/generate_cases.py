@@ -42,7 +42,7 @@ combinations = pytest.mark.parametrize(
 
 
 class Errors(NamedTuple):
-    """Relative errors against float64. out: largest of all steps. change: per W or b, final ||error|| / ||update||."""
+    """Relative errors against float64. out: maximum over steps. change: {W or b: final ||error|| / ||update||}."""
 
     out: float
     change: dict[str, float]
@@ -191,7 +191,7 @@ def compare(
 ) -> Comparison:
     """Return the errors of kernel and simulation in `steps` steps from `start`, and the kernel's final state.
 
-    batch: number of sequences; 0 for all of `start`. A larger batch repeats them, and at most 8 are compared.
+    batch: number of sequences, 0 for all in `start`; a larger batch repeats `start`. At most 8 sequences are compared.
     step: runs the kernel; by default `eager`.
     """
     generate, distinct = MODULES[operator][0], len(start.position)

@@ -1,6 +1,6 @@
 """Write commands for Nsight Compute, and read each kernel's counters from its report.
 
-Reads the table that `ncu` prints, because NVIDIA's Python package is proprietary and accepts truncated reports.
+Reads the table that `ncu` prints. NVIDIA's Python package is proprietary, and does not reject truncated reports.
 """
 
 import csv

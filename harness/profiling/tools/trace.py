@@ -91,7 +91,7 @@ def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Run
     """Return a profile's fields: the fields that `found_in` returns, "units" and "notes".
 
     launched: launches of `seen.runs` runs; only the middle half by duration counts if all launch the same kernels.
-    ranged: one call's, with ranges. With `seen.alone_us`, "region_us" and "longest_gap_us" omit long profiler delays.
+    ranged: launches of one call, with ranges. If `seen.alone_us` is known, the idle time omits long profiler delays.
     """
     kept, runs, region_us, notes = _typical(launched, seen)
     found = found_in(kept, ranged, runs * seen.calls)
@@ -195,7 +195,7 @@ def timeline_of(
 ) -> Timeline:
     """Return a timeline of the first run, with at most `TIMELINE_LIMIT` launches.
 
-    timed: launches of `runs` runs. ranged: launches of one call, with ranges; ignored if not as many as in a run.
+    timed: launches of `runs` runs. ranged: launches of one call, with ranges; ignored unless a run has as many.
     The timeline ends after one step if the ranges show that the first layer starts again.
     kernels, ranges: the lists into which the timeline's indices point.
     """
@@ -219,7 +219,7 @@ def timeline_of(
 
 
 def _step_end(paths: Sequence[tuple[str, ...]]) -> int:
-    """Count launches between the first layer's first two starts; all if it starts once. paths: each launch's ranges."""
+    """Count launches from the first layer's start to its next start, if any, else all. paths: each launch's ranges."""
     depths = [next((depth for depth, name in enumerate(path, start=1) if is_layer(name)), 0) for path in paths]
     layers = [(number, path[:depth]) for number, (path, depth) in enumerate(zip(paths, depths, strict=True)) if depth]
     for (_, before), (number, layer) in pairwise(layers):
