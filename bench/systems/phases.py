@@ -21,9 +21,17 @@ from harness.measure.system import REPLAYED
 from harness.schema.case import Case
 
 # Takes a reference, indices of sequences, and the tokens [steps, rows] that these read after their past. Returns the
-# reference's logits [rows, V] after the last token.
-LogitsAfter = Callable[[Any, list[int], torch.Tensor], torch.Tensor]
+# reference's logits [rows, V] as a function of n, the number of these tokens that it has read.
+LogitsAfter = Callable[[Any, list[int], torch.Tensor], Callable[[int], torch.Tensor]]
 TIMED_MINI_BATCHES = 8  # mini-batches whose steps are timed one by one
+
+
+def logits_along(model: Any, prefix: torch.Tensor, tokens: torch.Tensor) -> Callable[[int], torch.Tensor]:
+    """Return f(n), the logits [rows, V] after prefix [rows, T] and the first n of tokens [steps, rows]."""
+    ids = torch.cat([prefix, tokens.T], dim=1)
+    # Without tokens, long prompts run in chunks.
+    found = model.logits(ids, len(tokens) + 1) if len(tokens) else last_logits(model, ids)[:, None]
+    return lambda n: found[:, n]
 
 
 class PhaseWork:
@@ -85,10 +93,10 @@ class PhaseWork:
         """Return f, which computes a reference's logits. If `renews_past`, first draw a new prefix.
 
         f(model, some, tokens) runs the reference `model` on the prefixes of the sequences with indices `some`, then
-        on `tokens` [steps, len(some)]; it returns the last logits [len(some), V]. By default, `ids` are the prefixes.
+        on `tokens` [steps, len(some)]. See `LogitsAfter` for its result. By default, `ids` are the prefixes.
         rows: indices of the compared sequences. sources [B]: sequence i has the prefix of sequence sources[i].
         """
-        return lambda model, some, tokens: last_logits(model, torch.cat([self.ids[some], tokens.T], dim=1))
+        return lambda model, some, tokens: logits_along(model, self.ids[some], tokens)
 
     @property
     def tokens(self) -> int:
@@ -150,18 +158,18 @@ class PhaseWork:
         groups = [rows, unlike] if off.any() else [rows]
         steps = len(tokens)
         reference, chosen = self.reference(), self.choices(steps)
-        truths = [{at: logits_after(reference, some, tokens[:at, some]) for at in {*chosen, steps}} for some in groups]
+        truths = [logits_after(reference, some, tokens[:, some]) for some in groups]
         del reference
-        whole = truths[0][steps]
+        whole = truths[0](steps)
         rounded = self.rounded_reference()
-        own = None if rounded is None else logits_after(rounded, rows, tokens[:, rows])
+        own = None if rounded is None else logits_after(rounded, rows, tokens[:, rows])(steps)
         wider = limits_by_rounding(own, whole, self.case)
         found = Checks([])
         for some, truth in zip(groups, truths, strict=True):
-            found += named("timed_", check_logits(logits[some], truth[steps], rounding_of(self.case), wider))
+            found += named("timed_", check_logits(logits[some], truth(steps), rounding_of(self.case), wider))
             for at in chosen:
                 name = "timed_token_below_best"
-                found += Checks([choice_check(name, truth[at], tokens[at, some], rounding_of(self.case), wider)])
+                found += Checks([choice_check(name, truth(at), tokens[at, some], rounding_of(self.case), wider)])
         return found + self._response(logits[rows], whole)
 
     def choices(self, steps: int) -> list[int]:
@@ -275,13 +283,13 @@ class Generate(PhaseWork):
             self.model.generate_step(ids, self.state)
         whole = torch.cat([self._before, past])
 
-        def logits_after(model: Any, some: list[int], tokens: torch.Tensor) -> torch.Tensor:
+        def logits_after(model: Any, some: list[int], tokens: torch.Tensor) -> Callable[[int], torch.Tensor]:
             found = []
             for ahead, group in groupby(range(len(some)), key=lambda at: self._ahead[some[at]]):
                 columns = [*group]
                 own = whole[len(whole) - self.units - ahead :, [some[at] for at in columns]]
-                found.append(last_logits(model, torch.cat([own, tokens[:, columns]]).T))
-            return torch.cat(found)
+                found.append(logits_along(model, own.T, tokens[:, columns]))
+            return lambda n: torch.cat([logits(n) for logits in found])
 
         return logits_after
 

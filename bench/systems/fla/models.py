@@ -13,7 +13,7 @@ from bench.systems.fla.regressors import FlaRegressor
 from bench.systems.model_calls import STEPS, greedy_steps, last_logits, random_ids
 from bench.systems.needs import cannot_import, import_or_skip, no_gpu
 from bench.systems.on_device import device
-from bench.systems.phases import Forward, Generate, LogitsAfter, PhaseWork
+from bench.systems.phases import Forward, Generate, LogitsAfter, PhaseWork, logits_along
 from bench.systems.regressor import SIZE
 from bench.systems.triton_tuning import compile_ahead, untuned
 from bench.systems.tuned_model import TunedLanguageModel
@@ -143,7 +143,7 @@ class FlaGenerate(FlaWork, Generate):
         return [*range(self.case.batch)]
 
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
-        return lambda model, some, tokens: last_logits(model, torch.cat([self._before[None, some], tokens]).T)
+        return lambda model, some, tokens: logits_along(model, self._before[some, None], tokens)
 
 
 def _copied(kept: Any) -> Any:

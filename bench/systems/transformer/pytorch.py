@@ -1,5 +1,6 @@
 """Run this repository's Llama-shaped Transformer on SDPA and a KV cache."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -30,13 +31,12 @@ class TransformerGenerate(Generate):
             cache[:, :, row] = cache[:, :, source]
         begun = cache[:, :, rows].clone()
 
-        def logits_after(model: Any, some: list[int], tokens: torch.Tensor) -> torch.Tensor:
+        def logits_after(model: Any, some: list[int], tokens: torch.Tensor) -> Callable[[int], torch.Tensor]:
             state = model.init_state(len(some), begun.shape[4])
             state.cache[..., : begun.shape[4], :] = begun
             state.position.fill_(self.case.context)
-            for ids in tokens:
-                logits, _ = model.generate_step(ids, state)
-            return logits
+            logits = [model.generate_step(ids, state)[0] for ids in tokens]
+            return lambda n: logits[n - 1]
 
         return logits_after
 
