@@ -158,7 +158,10 @@ class PhaseWork:
         groups = [rows, unlike] if off.any() else [rows]
         steps = len(tokens)
         reference, chosen = self.reference(), self.choices(steps)
-        truths = [logits_after(reference, some, tokens[:, some]) for some in groups]
+        truths = [logits_after(reference, rows, tokens[:, rows])]
+        if len(groups) > 1:  # the copies read the rows' tokens, but may have generated others
+            alike = torch.equal(tokens[:, unlike], tokens[:, rows])
+            truths.append(truths[0] if alike else logits_after(reference, unlike, tokens[:, unlike]))
         del reference
         whole = truths[0](steps)
         rounded = self.rounded_reference()
