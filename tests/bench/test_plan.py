@@ -20,7 +20,7 @@ from bench.catalogue.systems import ADAPTERS
 from bench.memory import beyond_memory, beyond_memory_of, skip_reason
 from bench.models.config import SIZES
 from bench.request import RunRequest
-from harness.schema.case import STEPS, Case
+from harness.schema.case import Case
 from harness.schema.record import Record
 from harness.schema.run_file import Planned
 
@@ -146,10 +146,6 @@ def test_a_budget_is_the_largest_of_the_suites_and_rounds_share_it():
     assert len(quick.keys) * 3 * 5 * quick.policy.budget_s <= 120  # two minutes, even if no case settles
     both = RunRequest(suites=("fig15-forward", "quick"), device="cuda", systems=("transformer/torch",))
     assert plan.plan(both).policy.budget_s == 1.0
-
-
-def test_a_request_of_the_default_length_names_no_option():
-    assert OPTION_DEFAULTS["steps"] == STEPS
 
 
 def test_a_case_of_two_suites_is_planned_once_with_the_stricter_settings():
