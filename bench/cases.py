@@ -25,7 +25,8 @@ def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Chec
         for panel in suite.panels
         if panel.phase in (request.phase or (panel.phase,)) and not (checkpoint and panel.scope == "layer")
         for adapter in adapters
-        if _supports(adapter, panel)
+        if adapter.system in panel.systems and (not panel.backends or adapter.backend in panel.backends)
+        if panel.scope in adapter.scopes and panel.phase in adapter.phases
         for case in _panel_cases(panel, adapter, request, device, checkpoint)
     )
     return list({planned.case.key: planned for planned in found}.values())
@@ -57,11 +58,6 @@ def _named(name: str, device: str) -> list[Adapter]:
         names = [*(adapter.label for adapter in ADAPTERS), *systems]
         raise unknown(f"--systems {name}", name, names, f"{', '.join(systems)}, each also as SYSTEM/BACKEND")
     return [adapter for adapter in found if name == adapter.label or device in adapter.devices] or found
-
-
-def _supports(adapter: Adapter, panel: Panel) -> bool:
-    named = adapter.system in panel.systems and (not panel.backends or adapter.backend in panel.backends)
-    return named and panel.scope in adapter.scopes and panel.phase in adapter.phases
 
 
 def _panel_cases(

@@ -23,6 +23,7 @@ from bench.ending import guarded
 from bench.errors import UserError, unknown
 from bench.kept import kept_bytes
 from bench.models.config import model_config
+from harness.quality import by_case
 from harness.schema.case import Case
 from harness.schema.files import read_regular, refusing, write_atomically
 from harness.schema.profile import Profile
@@ -34,7 +35,7 @@ from reports.compare.views import NEAR
 from reports.profiles.parts import LABELS, parts
 from reports.profiles.peaks import common_peaks, with_common_peaks
 from reports.profiles.words import longest
-from reports.stats import MARKS, SIGNS, UNSTEADY, UNSTEADY_TIMES, frame, marks_in, row_keys
+from reports.stats import MARKS, SIGNS, UNSTEADY, UNSTEADY_TIMES, frame, marks_in
 from reports.words import short_commit
 
 BLOCK = re.compile(r"(<!-- table (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -58,7 +59,7 @@ class Source:
         """Return a run's data; profiles of a device share the highest peaks measured on it."""
         records, profiles = run.records(), run.profiles()
         peaks = common_peaks(records, profiles.values())
-        rows = frame(records, run.catalogue, peaks).assign(**{KEY: row_keys(records)})
+        rows = frame(records, run.catalogue, peaks).assign(**{KEY: [*by_case(records)]})
         return cls(run, rows, dict(zip(profiles, with_common_peaks([*profiles.values()], records), strict=True)))
 
 

@@ -71,7 +71,7 @@ _USED_METRICS = {*WORK_METRICS, *FAIRNESS_METRICS, *FIDELITY_METRICS, "sequences
 def frame(
     records: Iterable[Record], catalogue: Catalogue, peaks: Mapping[str, Mapping[str, float]] | None = None
 ) -> pd.DataFrame:
-    """Return a table with one row per case, in the order of the records.
+    """Return a table with one row per case, in the order of `by_case(records)`.
 
     Columns: `COLUMNS`, options, `SAMPLE_COLUMNS`, and if any row has a value: `RATE_COLUMNS`, `COMPUTED_COLUMNS`,
     metrics, notes, flags (`MARKS`). An unknown number is NaN in `COLUMNS`, in other columns pd.NA.
@@ -93,11 +93,6 @@ def frame(
     filled = [name for name in late if table[name].replace("", None).notna().any()]
     # convert_dtypes: whole numbers, such as registers, stay whole where some records have none
     return pd.concat([table[list(COLUMNS)], extra, table[list(SAMPLE_COLUMNS)], table[filled].convert_dtypes()], axis=1)
-
-
-def row_keys(records: Iterable[Record]) -> list[str]:
-    """Return the case key of each row of `frame(records)`."""
-    return [*by_case(records)]
 
 
 def marks_in(cell: Any, y: str = "") -> tuple[str, ...]:
@@ -247,10 +242,15 @@ def _notes(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
 
 
 def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
-    if row[_QUALITY].few_samples:
+    found = row[_QUALITY]
+    if found.few_samples:
         apart = f" in {row['processes']} processes" if row["processes"] > 1 else ""
         yield f"only {counted(row['samples'], 'sample')}{apart}: the bar is their range, no interval"
-    yield from _unsteadiness(group, row)
+    if found.unsteady:
+        samples = [sample for record in group for sample in record.samples_ms]
+        yield f"samples from {min(samples):.4g} to {max(samples):.4g} ms: disturbed"
+    for name, low, high in found.unsteady_times:
+        yield f"{TIMES_OF_A_REQUEST[name]} between {low:.4g} and {high:.4g} ms (95%): disturbed"
     if row["throttled"]:
         yield f"{row['throttled']} of {row['samples']} samples throttled"
     yield from (load_note(record.environment) for record in timed(group) if is_loaded(record.environment))
@@ -262,15 +262,6 @@ def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
             yield "compared with no reference"
         elif record.check.get("unchecked"):
             yield str(record.check["unchecked"])
-
-
-def _unsteadiness(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
-    found = row[_QUALITY]
-    if found.unsteady:
-        samples = [sample for record in group for sample in record.samples_ms]
-        yield f"samples from {min(samples):.4g} to {max(samples):.4g} ms: disturbed"
-    for name, low, high in found.unsteady_times:
-        yield f"{TIMES_OF_A_REQUEST[name]} between {low:.4g} and {high:.4g} ms (95%): disturbed"
 
 
 def _marks(group: Sequence[Record], metrics: Mapping[str, float | None], row: Mapping[str, Any]) -> Iterator[str]:

@@ -45,7 +45,10 @@ class Mamba(PackageModel):
                 torch.manual_seed(seed)
                 self.inner = MambaForCausalLM(transformers_config(config)).eval()
             remember(self.inner, config)
-        _round_weights(self.inner, dtype)
+        mixers = [layer.mixer for layer in self.inner.backbone.layers]
+        kept = {weight for mixer in mixers for weight in (mixer.A_log, mixer.D, mixer.dt_proj.bias)}
+        for weight in self.inner.parameters():
+            weight.data = weight.data.to(at_least_float32(dtype) if weight in kept else dtype)
 
     def init_state(self, batch: int, context: int = 0) -> MambaState:
         cache: Any = DynamicCache(config=self.inner.config)
@@ -119,9 +122,3 @@ def transformers_config(config: MambaConfig) -> TransformersMambaConfig:
         initializer_range=INITIALIZER_RANGE,
         rescale_prenorm_residual=True,
     )
-
-
-def _round_weights(inner: Any, dtype: torch.dtype) -> None:
-    kept = {p for layer in inner.backbone.layers for p in (layer.mixer.A_log, layer.mixer.D, layer.mixer.dt_proj.bias)}
-    for weight in inner.parameters():
-        weight.data = weight.data.to(at_least_float32(dtype) if weight in kept else dtype)

@@ -45,8 +45,8 @@ class Checks:
         return "; ".join(failed) if self.checks else "nothing was checked"
 
     def to_dict(self) -> dict[str, Any]:
-        checks = [asdict(c) | {"value": c.value if math.isfinite(c.value) else None} for c in self.checks]
-        return {"passed": self.passed, "checks": checks} | ({"unchecked": self.unchecked} if self.unchecked else {})
+        unchecked = {"unchecked": self.unchecked} if self.unchecked else {}
+        return {"passed": self.passed, "checks": [asdict(c) for c in self.checks]} | unchecked
 
 
 def relative_error(out: Any, ref: Any) -> float:

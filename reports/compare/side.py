@@ -169,7 +169,8 @@ def _unfinished(run: Run, records: Sequence[Record]) -> str:
 def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) -> CaseSide:
     case, measured = records[0].case, timed(records)
     name = printable(BETWEEN.join([catalogue.system_label(case.system), catalogue.backend_label(case.backend)]))
-    medians = _medians(measured)
+    middles = {record.repeat: median(record.samples_ms) for record in measured}
+    medians = {repeat: middle for repeat, middle in middles.items() if 0 < middle < math.inf}
     tokens = {record.repeat: record.tokens or 1 for record in measured if record.repeat in medians}
     below, above = _interval(measured, {repeat: ms / tokens[repeat] for repeat, ms in medians.items()})
     return CaseSide(
@@ -194,11 +195,6 @@ def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) ->
         started_at=min((record.started_at for record in measured if record.started_at), default=""),
         why="" if medians else _why(records[-1]),
     )
-
-
-def _medians(measured: Iterable[Record]) -> dict[int, float]:
-    found = {record.repeat: median(record.samples_ms) for record in measured}
-    return {repeat: middle for repeat, middle in found.items() if 0 < middle < math.inf}
 
 
 def _interval(measured: Sequence[Record], medians: Mapping[int, float]) -> tuple[float, float]:

@@ -121,13 +121,14 @@ class _Panel(FigurePanel):
         entry, rows, catalogue, lines = self.entry, self.rows, self.looks.catalogue, self.lines()
         parts = [str(value) for name in entry.split if name in rows and pd.notna(value := rows[name].iloc[0])]
         named = [self.suite] if self.suite.endswith(f"-{entry.phase}") else [self.suite or "other", entry.phase]
+        is_prompt = (entry.x, entry.phase) == ("context", "request")
         figure = Figure(
             **vars(replace(entry, y_log=entry.y_log or _spans_wide(rows, lines, entry.y))),
             id="-".join([*named, *filter(None, parts)]),
             suite=self.suite,
             caption=self._caption(),
             remarks=self._remarks(lines),
-            x_title=_x_title(entry, catalogue),
+            x_title="Prompt length (tokens)" if is_prompt else catalogue.axis(entry.x).label,
             y_title=axis_title(catalogue.metric(entry.y)),
             lines=lines + (self.bounds() if entry.lower_bound else []),
         )
@@ -205,12 +206,6 @@ def _points(line: Line) -> list[tuple[int, ...]]:
 def _spans_wide(rows: pd.DataFrame, lines: list[Line], y: str) -> bool:
     values = rows.loc[[row for line in lines if line.primary for row in line.rows], y].dropna()
     return len(values) > 0 and bool(values.max() > WIDE_RANGE * values.min())
-
-
-def _x_title(entry: FigureEntry, catalogue: Catalogue) -> str:
-    if (entry.x, entry.phase) == ("context", "request"):
-        return "Prompt length (tokens)"
-    return catalogue.axis(entry.x).label
 
 
 def _widest_axis(rows: pd.DataFrame) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
+from harness.quality import by_case
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.profile import Profile
@@ -24,7 +25,7 @@ from reports.profiles.peaks import common_peaks
 from reports.profiles.section import Section, section
 from reports.profiles.section import script as profile_script
 from reports.resources import environment, source
-from reports.stats import frame, row_keys, suites_of_cases
+from reports.stats import frame, suites_of_cases
 from reports.tables import csv_text
 from reports.words import days, short_commit
 
@@ -84,7 +85,7 @@ def render(
     environments = machines(records)
     kinds = (str(record.environment.get("device_kind")) for record in records)
     anchors = profiled.anchors if profiled else {}
-    rows_with_profile = {row: anchors[key] for row, key in enumerate(row_keys(records)) if key in anchors}
+    rows_with_profile = {row: anchors[key] for row, key in enumerate(by_case(records)) if key in anchors}
     counts = Counter(table["status"]) + Counter({MISSING: len(missing)})
     template = environment(PACKAGE).get_template("page.html.j2")
     return template.render(

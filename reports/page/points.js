@@ -64,10 +64,6 @@ class Points {
     return this.about(point.lost, point, status === "ok" ? `measured without ${page.labels[this.data.y]}` : status);
   }
 
-  reason(point) {
-    return cell(point.lost, "reason");
-  }
-
   isTried(point) {
     return !page.untried.includes(cell(point.lost, "status"));
   }
@@ -106,7 +102,7 @@ class Points {
     const units = [...new Set(point.measured.map(unitOf))].filter((each) => !line.name.includes(each));
     const unit = units.length ? [units.join(" over ")] : [];
     if (!point.y) {
-      const why = [this.whyNot(point), this.reason(point)].filter(Boolean).join(": ");
+      const why = [this.whyNot(point), cell(point.lost, "reason")].filter(Boolean).join(": ");
       return [...parts, why.slice(0, 300), ...unit];
     }
     const notes = point.measured.filter((each) => cell(each, "notes")).map((each) => this.about(each, point, cell(each, "notes")));

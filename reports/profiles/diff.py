@@ -44,7 +44,8 @@ class Diff:
 
     @property
     def parts(self) -> list[TimeDiff]:
-        return _rows(*map(_part_ms, (self.a, self.b)))
+        sides = ({part.name: part.time_us / each.units / 1e3 for part in parts(each)} for each in (self.a, self.b))
+        return _rows(*sides)
 
     @property
     def digits(self) -> int:
@@ -88,10 +89,6 @@ class Diff:
         }
         kernel = grown[max(grown)] if grown else None
         return f"{short(kernel.name)}: {bound_of(kernel, self.b)}." if kernel and kernel.counters else ""
-
-
-def _part_ms(profile: Profile) -> dict[str, float]:
-    return {part.name: part.time_us / profile.units / 1e3 for part in parts(profile)}
 
 
 def _kernel_ms(profile: Profile) -> dict[str, float]:

@@ -20,7 +20,7 @@ from bench.catalogue.systems import ADAPTERS
 from bench.memory import beyond_memory, beyond_memory_of, skip_reason
 from bench.models.config import SIZES
 from bench.request import RunRequest
-from harness.schema.case import STEPS, Case
+from harness.schema.case import Case
 from harness.schema.record import Record
 from harness.schema.run_file import Planned
 
@@ -148,10 +148,6 @@ def test_a_budget_is_the_largest_of_the_suites_and_rounds_share_it():
     assert plan.plan(both).policy.budget_s == 1.0
 
 
-def test_a_request_of_the_default_length_names_no_option():
-    assert OPTION_DEFAULTS["steps"] == STEPS
-
-
 def test_a_case_of_two_suites_is_planned_once_with_the_stricter_settings():
     shared = Case("ttt-linear", "torch", "125m", "forward", 16, 2048)
     (job,) = ordered_jobs([Planned(shared, 1, grows=True), Planned(shared, 6, grows=False)])
@@ -170,7 +166,7 @@ def test_an_engine_starts_once_per_phase_and_setting():
         engines = [each.case.options for each in job.cases]
         starts[job.name] = 1 + sum(now != before for before, now in pairwise(engines))
         assert starts[job.name] == len(set(engines))
-    assert starts == {"transformer-vllm": 12, "transformer-gqa-vllm": 3, "mamba-vllm": 2}
+    assert starts == {"transformer-vllm": 11, "transformer-gqa-vllm": 3, "mamba-vllm": 2}
 
 
 def test_cases_of_one_model_stay_together():

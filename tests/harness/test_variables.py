@@ -1,12 +1,10 @@
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from harness_helpers import new_repository
 
 from harness.measure import nvml
-from harness.measure.environment import commit_and_dirty, output_of, recorded_variables, snapshot
+from harness.measure.environment import output_of, recorded_variables, snapshot
 
 UUIDS = {"slot 0": "GPU-1111-aa", "slot 1": "GPU-1122-bb", "part": "MIG-3333-cc"}
 
@@ -18,12 +16,6 @@ def test_a_started_program_gets_no_defaults_of_git_and_slurm(monkeypatch: pytest
     monkeypatch.setenv(name, "x")
     script = f"import os; print(os.environ.get({name!r}), os.environ['CUDA_DEVICE_ORDER'])"
     assert output_of([sys.executable, "-c", script]) == ("None PCI_BUS_ID\n", "")
-
-
-def test_a_hooks_git_dir_does_not_change_the_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    own, _ = new_repository(tmp_path / "own"), new_repository(tmp_path / "other")
-    monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
-    assert commit_and_dirty(tmp_path / "own") == (own, False)
 
 
 def test_a_record_names_the_variables_that_change_speed_and_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:

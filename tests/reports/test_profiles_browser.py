@@ -104,13 +104,10 @@ def test_a_link_to_a_profile_opens_it(browser, made):
         assert page.locator(".profile details[open]").count() == 1
 
 
-def data(profile, of):
-    return profile.locator(f".{of} .plot-host").evaluate("host => host.data.at(-1)")
-
-
 def test_a_roofline_is_read_point_by_point(profile, page):
-    points = data(profile, "roofline")
-    profile.locator(".roofline .plot-host").focus()
+    host = profile.locator(".roofline .plot-host")
+    points = host.evaluate("host => host.data.at(-1)")
+    host.focus()
     seen = []
     for _ in points["x"]:
         page.keyboard.press("ArrowRight")

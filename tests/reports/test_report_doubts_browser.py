@@ -74,17 +74,6 @@ def test_the_size_of_a_state_has_no_flags_of_times(browser, tmp_path):
         assert "samples" not in page.locator("#figure-1 .remarks").text_content()
 
 
-def told(page, figure, line):
-    return page.evaluate(
-        """([number, name]) => {
-          const { points, lines } = figures[number].drawing();
-          const [line, all] = lines.find(([each]) => each.name === name);
-          return all.map((point) => [points.signs(point), points.words(line, point).join("\\n")]);
-        }""",
-        [figure, line],
-    )
-
-
 @pytest.fixture(scope="module")
 def pairs(browser, tmp_path_factory):
     def case(form, batch, state="float32"):
@@ -106,7 +95,11 @@ def pairs(browser, tmp_path_factory):
 
 
 def test_a_pair_has_the_signs_and_status_of_its_dual(pairs):
-    sure, few, lost, unmeasured = told(pairs.page, 1, "TTT-MLP · Triton · state float32")
+    sure, few, lost, unmeasured = pairs.page.evaluate("""() => {
+      const { points, lines } = figures[1].drawing();
+      const [line, all] = lines.find(([each]) => each.name === "TTT-MLP · Triton · state float32");
+      return all.map((point) => [points.signs(point), points.words(line, point).join("\\n")]);
+    }""")
     assert (sure[0], few[0]) == ("", "*")
     assert "GPU 5eedf00d over GPU 0ddba11d" in sure[1]
     assert "\nGPU 5eedf00d\n" in few[1]

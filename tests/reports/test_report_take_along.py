@@ -21,7 +21,8 @@ STATE = """number => {
 IS_AT_TOP = "e => Math.abs(e.getBoundingClientRect().top - 64) < 4"
 
 
-def two_backends():
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
     pairs = (
         ("ttt-linear", "thunderkittens"),
         ("mamba", "mamba-ssm"),
@@ -29,12 +30,8 @@ def two_backends():
         ("transformer", "vllm"),
     )
     cases = [Case(*pair, "1.3b", "forward", 16, context) for pair in pairs for context in (2048, 8192)]
-    return synthetic.of_suite("fig15-forward", *(synthetic.ok(case, case.context / 500) for case in cases))
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return browsing.save(two_backends(), tmp_path_factory.mktemp("saved"), "page")
+    made = synthetic.of_suite("fig15-forward", *(synthetic.ok(case, case.context / 500) for case in cases))
+    return browsing.save(made, tmp_path_factory.mktemp("saved"), "page")
 
 
 def test_hidden_lines_can_be_shown(browser, saved):

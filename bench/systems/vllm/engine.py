@@ -26,10 +26,9 @@ from harness.schema.case import Case, Scalar
 SEQUENCES = 512  # vLLM's default largest graph
 GRAPH_STEP = 256  # distance between graph sizes above SEQUENCES, in tokens
 PROMPT_STEP = 1024  # distance between graph sizes for prompts, in tokens
-# Which sizes of a step, in tokens, get a CUDA graph. engine: vLLM's own list. prompts: also launch-bound prompts.
-# doubling: powers of two. "prompts" needs `cache_bytes`: otherwise vLLM sizes the cache itself, and for that allocates
-# one block for each token of its largest graph.
-GRAPHS = ("engine", "prompts", "doubling")
+# Which sizes of a step, in tokens, get a CUDA graph. engine: vLLM's own list. prompts: also launch-bound prompts, which
+# needs `cache_bytes`: if vLLM sizes the cache itself, it first allocates a block for each token of its largest graph.
+GRAPHS = ("engine", "prompts")
 MEMORY_SHARE = 0.9  # vLLM's share of the GPU's memory; the rest is for the float32 reference
 # Errors of vLLM on a GPU too small for weights and cache, or shared with another program.
 NO_ROOM = ("memory for the cache blocks", "available KV cache memory", "not enough GPU memory", "Free memory on device")
@@ -92,8 +91,6 @@ class Settings:
 
     def graph_sizes(self) -> list[int]:
         """Return the step sizes, in tokens, that get a CUDA graph; [] for vLLM's own list."""
-        if self.graphs == "doubling":
-            return [2**power for power in range(self.max_num_seqs.bit_length())]
         prompts = range(PROMPT_STEP, LAUNCH_BOUND_TOKENS + 1, PROMPT_STEP) if self.graphs == "prompts" else ()
         if self.max_num_seqs <= SEQUENCES and not prompts:
             return []

@@ -95,7 +95,6 @@ def test_graphs_reach_every_batch_in_flight():
     assert graph_sizes(512) is None  # vLLM's own list ends there
     assert {1, 8, 248, 256, 496, 512, 768, 1024, 4096} <= set(graph_sizes(4096))
     assert max(graph_sizes(4096)) == 4096
-    assert graph_sizes(512, "doubling") == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 
 
 @pytest.mark.parametrize("sequences", [512, 4096])
@@ -107,7 +106,7 @@ def test_prompts_that_launches_bound_have_graphs(sequences):
 
 
 def test_unknown_graph_sizes_are_an_error():
-    with pytest.raises(ValueError, match="graphs 'none': must be one of engine, prompts, doubling"):
+    with pytest.raises(ValueError, match="graphs 'none': must be one of engine, prompts"):
         graph_sizes(512, "none")
 
 
