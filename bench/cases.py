@@ -33,9 +33,9 @@ def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Chec
 
 
 def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None = None) -> tuple[Adapter, ...]:
-    """Return the adapters for `names` (SYSTEM or SYSTEM/BACKEND); if empty, all for `device`.
+    """Return the adapters for `names` (SYSTEM or SYSTEM/BACKEND); () selects all for `device`.
 
-    With a checkpoint, empty `names` select its system, and another system raises UserError. So does an unknown name.
+    With a checkpoint, () selects its system. Raises UserError for an unknown name or a system not the checkpoint's.
     """
     if not names and not checkpoint:
         return tuple(adapter for adapter in ADAPTERS if device in adapter.devices)
@@ -51,7 +51,7 @@ def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None
 
 
 def _named(name: str, device: str) -> list[Adapter]:
-    """Return adapter SYSTEM/BACKEND; for a SYSTEM, its adapters for `device` or, if none, all."""
+    """Return [adapter SYSTEM/BACKEND], or SYSTEM's adapters for `device` (all if none fits)."""
     found = [adapter for adapter in ADAPTERS if name in (adapter.system, adapter.label)]
     if not found:
         systems = dict.fromkeys(adapter.system for adapter in ADAPTERS)

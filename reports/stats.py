@@ -131,7 +131,7 @@ def suites_of_cases(catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
 
 
 def _options(cases: Sequence[Case], table: pd.DataFrame, catalogue: Catalogue) -> pd.DataFrame:
-    """Return a column per option; unset: its default if backend or figure varies it, else pd.NA."""
+    """Return a column per option. Cases without it get the default if their backend or a figure varies it, else NA."""
     names = list(dict.fromkeys(name for case in cases for name, _ in case.options))
     # A case does not store a default. It is filled in where the option varies: for the backend, or in a figure.
     varied = {(case.system_backend, name) for case in cases for name, _ in case.options}

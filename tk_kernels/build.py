@@ -68,7 +68,7 @@ class KernelResources:
 
 @dataclass(frozen=True)
 class Built:
-    """A compiled .cu file. `folder`, in the cache, holds library, compiler log and `ingredients`."""
+    """A compiled .cu file. Its cache `folder` holds the library, compiler log and build inputs."""
 
     name: str
     folder: Path
@@ -218,7 +218,7 @@ def source_digest(name: str) -> str:
 
 
 def _compiler_version(nvcc: Path | None) -> str | None:
-    """Return nvcc's version, such as `13.0, V13.0.88`, or "unknown"; None for None. BuildError if it cannot run."""
+    """Return nvcc's version, such as `13.0, V13.0.88`, or "unknown"; None without nvcc. BuildError if it cannot run."""
     if nvcc is None:
         return None
     try:

@@ -51,7 +51,7 @@ class Cost:
     def generate_flops(self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual") -> float:
         """Return the FLOPs of a generate step of `batch` sequences, averaged over a mini-batch.
 
-        Dual: as in `forward_flops`, with (m+1)/2 instead of m. Symbols: see there; s: token scale.
+        Symbols: see `forward_flops`; s: token scale. Dual: `forward_flops` of one token, but with (m+1)/2 for m.
         Primal: X @ W, dW += X^T @ G, W_t = W - s dW, Xbar @ W_t and (except in layer 1) G @ W^T take 2 * in * out each.
         """
         check_choice("form", form, FORMS)

@@ -285,7 +285,7 @@ class TTTModel(ChunkedModel):
         return cast(list[TTTBlock], list(self.model.layers))
 
     def _run_group(self, ids: Tensor, state: TTTState) -> Tensor:
-        """Run prompts in chunks: two at once, on two CUDA streams, if the operator leaves SMs idle."""
+        """Run prompts in chunks of tokens; if SMs are idle, overlap two chunks on two CUDA streams."""
         length = self._chunk_length(len(ids))
         if ids.shape[1] <= length or not self._leaves_idle(len(ids)):
             return super()._run_group(ids, state)

@@ -57,7 +57,7 @@ class CudaEventClock(Clock):
         self._events: list[tuple[Any, Any]] = []
 
     def prepare(self, run: Call, took_s: float | None = None) -> None:
-        """Prepare to sample `run`. took_s: seconds of a compiled call; measured if None or if timing is "graph"."""
+        """Prepare to sample `run`. took_s: seconds of a warm call; measured if None, or if timing is "graph"."""
         import torch
 
         self._events = _new_events(1)
@@ -122,7 +122,7 @@ def side_stream() -> Any:
 
 
 def repeatable(run: Call) -> Call:
-    """Call `run` two or three times to warm up, capture it in a CUDA graph; return the replay. Without a GPU: `run`."""
+    """Warm up `run`, capture it in a CUDA graph, return the replay; without a GPU, return `run`."""
     import torch
 
     if not torch.cuda.is_available():

@@ -5,7 +5,7 @@ After the last sample the outputs are set to NaN, the timed call runs again, and
 reference (`Workload.timed_check`). Numbers of tokens, units of work and tensor sizes are compared with the case.
 
 These checks find mistakes, not an adapter that cheats on purpose.
-Without `Workload.inputs` or `Workload.timed_check`, the check that needs it is left out, and the record notes that.
+If a workload has no `inputs` or no `timed_check`, the checks that need them are omitted, and the record notes it.
 An engine's own times are accepted if they are at least half of the roofline bound.
 """
 
@@ -74,7 +74,7 @@ class CallChecker:
 
         clock: the clock that timed `run`.
         A second call is checked if an input has a token axis, or if `timed_check` draws new tokens itself
-        (`Workload.renews_past`). Before it, only early tokens change; its outputs must differ from the first call's.
+        (`Workload.renews_past`). Before it, only early tokens change; the second outputs must differ from the first.
         """
         if self._ran:
             self._check_outputs()
@@ -196,11 +196,11 @@ def claim_checks(case: Case, workload: Workload) -> Iterator[Check]:
 
 
 def shape_checks(case: Case, workload: Workload, outputs: Any) -> Iterator[Check]:
-    """Yield a failed check for each tensor size that does not fit the case.
+    """Yield failed checks for tensor shapes that do not fit the case.
 
-    Inputs must have size batch at `batch_axis` and context at `token_axis`. Outputs must be tensors with an axis of
-    size batch, unless the workload has neither `inputs` nor `timed_check`.
-    If a call has several `units`, it must return a tensor per unit, or its last tensor must be [units, batch, ...].
+    Inputs must have size batch at `batch_axis` and size context at `token_axis`. If the workload has `inputs` or a
+    `timed_check`, there must be output tensors, each with an axis of size batch.
+    If a call has several `units`, it must return one tensor per unit, or its last tensor must be [units, batch, ...].
     """
     for each in workload.inputs.values():
         for axis, wanted in ((each.batch_axis, case.batch), (each.token_axis, case.context)):
@@ -230,8 +230,8 @@ def lower_bound_check(workload: Workload, samples_ms: list[float]) -> list[Check
 def fill(given: Input, seed: int, early_only: bool = False) -> None:
     """Refill an input's tensor in place with random values.
 
-    early_only: refill all tokens except the last 64 or, if there are fewer than 128, except the last half. An input
-        without a token axis then keeps its values.
+    early_only: keep the last 64 tokens (the last half of fewer than 128 tokens) and refill all earlier tokens. An
+        input without a token axis then keeps its values.
     """
     import torch
 

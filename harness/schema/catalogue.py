@@ -58,10 +58,10 @@ class MetricEntry(Stored):
 
 @dataclass(frozen=True)
 class AxisEntry(Stored):
-    """How reports name an axis of a figure: a field or an option of a case.
+    """How reports name an axis of a figure: a case's field or option, or a result.
 
     phrase: words for a value in captions; {} stands for the value.
-    default: the option's value for cases that do not list it; None if some systems lack the option.
+    default: the option's value in cases that do not store it; None if such cases have no value.
     """
 
     name: str
@@ -176,6 +176,6 @@ class Catalogue(Stored):
         return next((each for each in self.metrics if each.name == name), MetricEntry(name, name))
 
     def axis(self, name: str) -> AxisEntry:
-        """Return the entry of axis `name`; if missing, a new entry with label `name`, "_" as "-"."""
+        """Return the entry of axis `name`; if missing, a new one, labelled `name` with "-" for "_"."""
         words = name.replace("_", "-")
         return next((each for each in self.axes if each.name == name), AxisEntry(name, words, f"{words} {{}}"))

@@ -76,7 +76,7 @@ def of_exception(error: BaseException) -> str:
 
 
 def invalid(error: ValidationError) -> str:
-    """Return pydantic's error in `tool` or `schema`, else its first: `repeat: Field required`."""
+    """Format the first error, preferably in `tool` or `schema`, as `repeat: Field required`."""
     # A wrong tool or schema explains all other errors.
     first = min(error.errors(include_url=False), key=lambda each: each["loc"][:1] not in (("tool",), ("schema",)))
     where = ".".join(map(str, first["loc"]))
@@ -102,7 +102,7 @@ def _frame(frames: Iterable[tuple[str, int | str | None]]) -> str:
 
 
 def error_line(stderr: str) -> str:
-    """Return `stderr`'s last error line, else its last line; add an exception's file and line."""
+    """Return the last error line of `stderr` or, if none, its last line. Append file and line of an exception."""
     lines = [line for line in stderr.splitlines() if not _NOISE.match(line)]
     telling = [line for line in lines if _ERROR.search(line)]
     last = (telling or lines or [""])[-1]

@@ -108,7 +108,7 @@ class WorkerProcess:
         self.kill() if kind else self.stop()
 
     def ready(self) -> Probe:
-        """Start and probe a worker unless one runs or a probe has failed; return the last probe."""
+        """If no worker runs and no probe has failed, start and probe a worker; return the last probe."""
         if self._process is not None and self._process.poll() is not None:
             self.kill()  # it died after its last case
         if self._process is None and (self.found is None or self.found.available):
@@ -143,8 +143,8 @@ class WorkerProcess:
 
         profiler: for mode "profile", {"tool": the profiler's name, "keep": a path for Kineto's trace}.
         last: whether no request follows; otherwise, a worker that reports itself unhealthy is killed.
-        If the case needs a new process, one is started and gets the request too.
-        Raises WorkerLost if the system cannot run or gives no usable answer in time, KeyboardInterrupt to end the run.
+        If the case needs a new process, one is started and gets the request too. Raises KeyboardInterrupt if
+        `stopped()` is true, WorkerLost if the system cannot run or gives no usable answer within `limit_s` seconds.
         """
         request = {"do": "case", "case": case.to_dict(), "policy": asdict(policy), "mode": mode, "profiler": profiler}
         with self._killed_if_lost():
@@ -228,7 +228,7 @@ class WorkerProcess:
     def stop(self, limit_s: float = _STOP_S) -> int | None:
         """Close the worker's input and wait for its end; return its exit status.
 
-        The status is None if the worker was killed after `limit_s` seconds; 0 without a worker.
+        The status is None if the worker was killed after `limit_s` seconds, and 0 if there was no worker.
         """
         if (process := self._process) is None:
             return 0

@@ -180,13 +180,13 @@ class _Panel(FigurePanel):
             yield f"the GPU was power-capped or thermally throttled at {share_of(slowed, len(complete), 'point')}"
 
     def _at_first(self, lines: list[Line]) -> list[Line]:
-        """Return the lines shown at first: primary lines with a result, or else all lines."""
+        """Return the lines shown at first: primary lines with a result or, if none has one, all."""
         rows, y = self.rows, self.entry.y
         found = {*rows.index[(rows["status"] == "ok") & rows[y].notna()]}
         return [line for line in lines if line.primary and not found.isdisjoint(line.rows)] or lines
 
     def _states(self) -> str:
-        """Return words on systems with one state dtype; "" unless the figure has several dtypes."""
+        """Name the state dtype of systems with only one; "" if the figure has fewer than two dtypes."""
         rows = self.rows[self.rows["state_dtype"] != ""]
         own = rows.groupby("system", sort=False)["state_dtype"].unique()
         systems: dict[str, list[str]] = {}
@@ -199,7 +199,7 @@ class _Panel(FigurePanel):
 
 
 def _points(line: Line) -> list[tuple[int, ...]]:
-    """Return the row numbers of each point: one row, or the two rows whose ratio is the point."""
+    """Return each point's row numbers: (row,) or, for a ratio, (numerator's, denominator's)."""
     return list(zip(line.rows, line.base_rows, strict=True)) if line.base_rows else [(row,) for row in line.rows]
 
 

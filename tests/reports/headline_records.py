@@ -1,4 +1,4 @@
-"""Records of two or three systems, and the findings of their page."""
+"""Make up records of two or three systems; return the sentences about them on a report page."""
 
 from dataclasses import replace
 

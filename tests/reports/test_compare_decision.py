@@ -42,7 +42,7 @@ def test_the_variance_of_a_case_is_drawn_to_that_of_all():
 
 @pytest.mark.parametrize(("times", "own"), [(6.94, False), (6.95, True)])
 def test_a_variance_keeps_its_own_beyond_what_the_others_allow(times, own):
-    """times: last / median variance. own: whether the last is not shrunk: beyond 6.944, 5% limit of F(2, 4)."""
+    """times: last variance / median. own: whether it is too large to shrink: times > 6.944 (F(2, 4) at 5%)."""
     deviations = [0.01] * 4 + [0.01 * math.sqrt(times)]
     found = decide([[-each, 0.0, each] for each in deviations])[-1]
     variance, shared = 1e-4 * times, (4 * 1e-4 + 2 * 1e-4 * times) / 6
@@ -60,7 +60,7 @@ def test_rounds_without_noise_are_slower_or_faster_beyond_1_percent(by, outcome)
 
 @pytest.mark.parametrize(("noise", "outcome"), [(0.00313, "same"), (0.00314, "undecided")])
 def test_two_rounds_are_the_same_where_their_error_keeps_2_percent_out(noise, outcome):
-    """noise: standard error, "same" below log(1.02) / 6.314 = 0.003136; 6.314: 95% quantile of t(1)."""
+    """noise: standard error; "same" if less than log(1.02) / (t(1)'s 95% quantile) = 0.003136."""
     assert decide([[noise, -noise]])[0].outcome == outcome
 
 

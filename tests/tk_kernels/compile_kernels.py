@@ -104,7 +104,7 @@ def generate() -> None:
 
 
 def portable(capability: int) -> None:
-    """Compile what forward, generate and the plug-in's steps launch on a GPU; print each kernel once per `MODELS`."""
+    """Compile forward's, generate's and the plug-in's kernels; print each once per model size."""
     seen = set()
 
     def launched(kernel: Any, *arguments: Any, **named: Any) -> None:

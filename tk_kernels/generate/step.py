@@ -40,8 +40,8 @@ class StepState:
     gathered, primal form: for each layer, float32 gradient sums dW, in the weight's layout, and db.
     layers: for each layer, its weight [B, H, ...] (with "planes", the high plane), low plane or None, and bias
     [B, H, width] float32. All weights except the last are transposed: each row belongs to one hidden unit.
-    slots [B], int32 or int64, dual form only: each sequence's index in weights, biases and cached rows. In dimension 0,
-    these tensors have any size and stride, but equal strides for equal shapes. With slots, `position` does not advance.
+    slots [B], int32 or int64, dual form only: each sequence's index in dimension 0 of weights, biases and cached rows.
+    Dimension 0 has any size and stride, the same stride for equal shapes. With slots, the caller sets `position`.
     """
 
     form: str

@@ -73,10 +73,10 @@ class InnerLayer(NamedTuple):
 
 
 def layers_of(state: Sequence[Any], rows: bool = True) -> list[InnerLayer]:
-    """Group a state's tensors, or the names of its fields, by layer of the inner model.
+    """Split a state into its inner layers; `state` holds tensors or the names of its fields.
 
-    With two layers, cached rows (rows=True) have the order W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows, position.
-    Gradient sums (rows=False) have the order W1, b1, W2, b2, dW1, db1, dW2, db2, position.
+    rows=True: a state with cached rows; for two layers W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows, position.
+    rows=False: a state with gradient sums; for two layers W1, b1, W2, b2, dW1, db1, dW2, db2, position.
     """
     n = len(state) // 4
     weights, biases, rest = state[: 2 * n : 2], state[1 : 2 * n : 2], state[2 * n : 4 * n]
@@ -339,7 +339,7 @@ def _read(q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tenso
 def _advance_(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: Any, form: str = "dual", rows: bool = True
 ) -> Tensor:
-    """Update `state` by n tokens of a mini-batch; return outputs [B, n, H, D]. rows: see `layers_of`; False: n = 1."""
+    """Update `state` by n tokens of a mini-batch; return [B, n, H, D]. rows: see `layers_of`; if False, n must be 1."""
     layers, token_scale = layers_of(state, rows), outer.token_scale
     positions = state.position.long()[:, None] + torch.arange(q.shape[1], device=q.device)  # [B, n]
     x, z, new = _gradients(q, k, v, lr, outer, layers)

@@ -10,7 +10,7 @@ from tk_kernels.reference.naive import Weights, fresh_state, train
 
 
 def f(x: Tensor, weights: Weights) -> Tensor:
-    """Return f(x) [D] for x [D] and weights W1 [D, F], b1 [F], W2 [F, D], b2 [D]."""
+    """Return x + relu(x @ W1 + b1) @ W2 + b2 for x [D], W1 [D, F], b1 [F], W2 [F, D], b2 [D]."""
     W1, b1, W2, b2 = weights
     return x + (x @ W1 + b1).relu() @ W2 + b2
 

@@ -39,7 +39,7 @@ def dual(
     H: gl.constexpr, m: gl.constexpr, SLOTS: gl.constexpr,
     PLANES: gl.constexpr, ROPE: gl.constexpr, LOGITS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Run one token like `_dual` of `generate.py`, with arguments of the same names. PDL: see `dependent_launch`."""
+    """Run one token of one head of one sequence. Arguments: see `generate._dual`; PDL: see `dependent_launch`."""
     let_next_begin(PDL)
     D: gl.constexpr = 64
     F: gl.constexpr = 256

@@ -133,7 +133,7 @@ class GenerateSet:
 
 
 class Steps:
-    """Timed generate: in each of `rounds` rounds, every batch of `sets` runs one step.
+    """Timed generate: in each of `rounds` rounds, every `GenerateSet` in `sets` runs one step.
 
     q, k, v, lr and the outputs of all sets and rounds are one tensor [sets, rounds, B, ...] each.
     """
@@ -153,7 +153,7 @@ class Steps:
         return self.rounds * len(self.sets)
 
     def inputs(self) -> dict[str, Input]:
-        """Return q, k, v and lr, each [sets, rounds, B, ...], as inputs that the harness refills."""
+        """Return a call's q, k, v and lr, each [sets, rounds, B, ...]; the harness refills them."""
         rates = Input(self._tokens[3], "uniform", self.config.base_lr / self.config.head_dim, 2)
         return {name: Input(each, "normal", 1.0, 2) for name, each in zip("qkv", self._tokens, strict=False)} | {
             "lr": rates

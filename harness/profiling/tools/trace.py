@@ -195,7 +195,7 @@ def timeline_of(
 ) -> Timeline:
     """Return a timeline of the first run, with at most `TIMELINE_LIMIT` launches.
 
-    timed: launches of `runs` runs. ranged: launches of one call, with ranges; ignored unless a run has as many.
+    timed: launches of `runs` runs. ranged: launches of one call, with ranges; ignored if fewer or more than in a run.
     The timeline ends after one step if the ranges show that the first layer starts again.
     kernels, ranges: the lists into which the timeline's indices point.
     """
@@ -219,7 +219,7 @@ def timeline_of(
 
 
 def _step_end(paths: Sequence[tuple[str, ...]]) -> int:
-    """Count launches from the first layer's start to its next start, if any, else all. paths: each launch's ranges."""
+    """Count launches between two starts of the first layer; without two, count all. paths: each launch's ranges."""
     depths = [next((depth for depth, name in enumerate(path, start=1) if is_layer(name)), 0) for path in paths]
     layers = [(number, path[:depth]) for number, (path, depth) in enumerate(zip(paths, depths, strict=True)) if depth]
     for (_, before), (number, layer) in pairwise(layers):

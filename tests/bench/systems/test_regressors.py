@@ -51,7 +51,7 @@ def small(name, layer):
 
 @pytest.fixture
 def package(monkeypatch):
-    """Replace the packages by modules that add `error` to the output of `naive`; return the dict that holds `error`."""
+    """Replace each package's kernel by `naive` plus `error`; return {"error": 0.0} to change."""
     state = {"error": 0.0}
     monkeypatch.setattr("bench.systems.regressor.prepare", lambda run: run())
     for adapter in (FlaRegressor, Mamba3SSM):
@@ -220,7 +220,7 @@ def test_mamba3_adds_the_token_before_by_the_trapezoidal_rule():
 
 
 def test_mamba3_rotates_by_the_sum_of_the_angles_and_after_the_biases():
-    """Keys get their bias, then rotate. A quarter turn makes query (1, 0) orthogonal to key (1, 0), not to (1, 1)."""
+    """A quarter turn after the key, query (1, 0) gets 0 from key (1, 0), 1 from key bias (1, 1)."""
     quarter = torch.full((1, 2, 1, 1), 0.5).atanh()
     east, north_east = torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])
     shape = torch.zeros(1, 2, 1, 2)
