@@ -51,7 +51,7 @@ def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None
 
 
 def _named(name: str, device: str) -> list[Adapter]:
-    """Return [adapter SYSTEM/BACKEND], or SYSTEM's adapters for `device` (all if none fits)."""
+    """Return [adapter SYSTEM/BACKEND] or SYSTEM's adapters that fit `device` (all if none does)."""
     found = [adapter for adapter in ADAPTERS if name in (adapter.system, adapter.label)]
     if not found:
         systems = dict.fromkeys(adapter.system for adapter in ADAPTERS)

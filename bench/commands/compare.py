@@ -70,7 +70,7 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, markdown: bool) -> N
 
 
 def percentage(text: str) -> float:
-    """Parse `5%` as 0.05. Raises UserError for other text or a value outside `BAR` to 1000%."""
+    """Parse `5%` as 0.05. Raises UserError for other text or a value below `BAR` (1%) or above 1000%."""
     try:
         value = float(text.removesuffix("%")) / 100
     except ValueError:
@@ -81,7 +81,7 @@ def percentage(text: str) -> float:
 
 
 def _show(a: Path, b: Path, fail_on: float | None, markdown: bool) -> comparing.Comparison:
-    """Print and return the comparison. Exit status 3 if nothing can be compared, UserError if `fail_on` is noise."""
+    """Print and return the comparison. Exit status 3 if none is possible, UserError if `fail_on` is within noise."""
     try:
         found = comparing.compare(Run.open(a), Run.open(b), *([] if fail_on is None else [fail_on]))
     except comparing.NotComparable as error:

@@ -298,7 +298,7 @@ class TTTModel(ChunkedModel):
         return hidden[:, -1]
 
     def _leaves_idle(self, batch: int) -> bool:
-        """Return whether forward runs one thread block per head and sequence, on <= half of the SMs."""
+        """Return whether forward runs one block per head and sequence, on at most half of the SMs."""
         if self.device.type != "cuda" or not self.operator.one_block_per_head:
             return False
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count

@@ -76,7 +76,7 @@ def of_exception(error: BaseException) -> str:
 
 
 def invalid(error: ValidationError) -> str:
-    """Format the first error, preferably in `tool` or `schema`, as `repeat: Field required`."""
+    """Format the first `tool` or `schema` error, else the first error: `repeat: Field required`."""
     # A wrong tool or schema explains all other errors.
     first = min(error.errors(include_url=False), key=lambda each: each["loc"][:1] not in (("tool",), ("schema",)))
     where = ".".join(map(str, first["loc"]))

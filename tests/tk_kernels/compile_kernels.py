@@ -104,7 +104,7 @@ def generate() -> None:
 
 
 def portable(capability: int) -> None:
-    """Compile forward's, generate's and the plug-in's kernels; print each once per model size."""
+    """Compile the kernels of forward, generate and the vLLM plug-in; print each once per size."""
     seen = set()
 
     def launched(kernel: Any, *arguments: Any, **named: Any) -> None:

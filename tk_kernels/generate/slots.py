@@ -80,7 +80,7 @@ def _copy_slots(kept, low, copies, initial, strides, start, slots, H: tl.constex
     """Copy one block of rows of one tensor, for one head of one sequence; the grid is (B, H, blocks of all tensors).
 
     kept, low, strides: kept, low and stride of `_copy_block` per tensor. copies, initial: its x and first per tensor.
-    slots, start [B]: copy the slots, or `initial` where start is 0, to `copies`; start None: `copies` to the slots.
+    slots, start [B]: copy slots (`initial` where start is 0) to `copies`; if start is None, copy `copies` to the slots.
     SHAPES: per tensor, (index of its first block, R, C, CP, BLOCK, TRANSPOSED); see `_copy_block`.
     """
     for i in tl.static_range(len(SHAPES)):

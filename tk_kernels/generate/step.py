@@ -41,7 +41,7 @@ class StepState:
     layers: for each layer, its weight [B, H, ...] (with "planes", the high plane), low plane or None, and bias
     [B, H, width] float32. All weights except the last are transposed: each row belongs to one hidden unit.
     slots [B], int32 or int64, dual form only: each sequence's index in dimension 0 of weights, biases and cached rows.
-    Dimension 0 has any size and stride, the same stride for equal shapes. With slots, the caller sets `position`.
+    Dimension 0 has any size and stride; tensors of equal shape share a stride. With slots, the caller sets `position`.
     """
 
     form: str
