@@ -17,7 +17,7 @@ PROCESSORS = 132
 _run = JITFunction.run
 
 
-def look_like(capability: int, shared_bytes: int, launched: Callable[..., None]) -> None:
+def look_like_gpu(capability: int, shared_bytes: int, launched: Callable[..., None]) -> None:
     """Pretend that this process has a GPU; for its remaining life, no kernel runs.
 
     capability: such as 90. shared_bytes: shared memory of a block. launched: called with a kernel and its arguments.
@@ -28,8 +28,10 @@ def look_like(capability: int, shared_bytes: int, launched: Callable[..., None])
     torch.cuda.get_device_capability = lambda *device: divmod(capability, 10)
     torch.cuda.get_device_properties = lambda *device: SimpleNamespace(multi_processor_count=PROCESSORS)
     few_rows.shared_bytes = mlp.shared_bytes = lambda device: shared_bytes
-    current = {"get_current_device": lambda: 0, "get_current_stream": lambda device: 0}
-    driver.set_active(SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", capability, 32), **current))
+    target = GPUTarget("cuda", capability, 32)
+    active = SimpleNamespace(get_current_target=lambda: target, get_current_device=lambda: 0)
+    active.get_current_stream = lambda device: 0
+    driver.set_active(active)
     JITFunction.run = lambda kernel, *arguments, grid, warmup, **named: launched(kernel, *arguments, **named)
 
 

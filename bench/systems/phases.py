@@ -1,7 +1,7 @@
 """A language model's timed work per phase (forward, generate, request), and its check."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import groupby, pairwise
 from random import Random
 from typing import Any
@@ -20,18 +20,17 @@ from harness.measure.ranges import nvtx_range
 from harness.measure.system import REPLAYED
 from harness.schema.case import Case
 
-# Takes a reference, indices of sequences, and the tokens [steps, rows] that these read after their past. Returns the
-# reference's logits [rows, V] as a function of n, the number of these tokens that it has read.
-LogitsAfter = Callable[[Any, list[int], torch.Tensor], Callable[[int], torch.Tensor]]
+Logits = dict[int, torch.Tensor]  # logits [rows, V] by the number of tokens read after the prefix
+LogitsAfter = Callable[[Any, list[int], torch.Tensor, Collection[int]], Logits]  # see `PhaseWork.new_past`
 TIMED_MINI_BATCHES = 8  # mini-batches whose steps are timed one by one
 
 
-def logits_along(model: Any, prefix: torch.Tensor, tokens: torch.Tensor) -> Callable[[int], torch.Tensor]:
-    """Return f(n), the logits [rows, V] after prefix [rows, T] and the first n of tokens [steps, rows]."""
+def logits_along(model: Any, prefix: torch.Tensor, tokens: torch.Tensor, numbers: Collection[int]) -> Logits:
+    """Return the logits after prefix [rows, T] and the first n of tokens [steps, rows], for each n of `numbers`."""
     ids = torch.cat([prefix, tokens.T], dim=1)
-    # Without tokens, long prompts run in chunks.
+    # `logits` runs a prompt in one piece, `last_logits` in chunks.
     found = model.logits(ids, len(tokens) + 1) if len(tokens) else last_logits(model, ids)[:, None]
-    return lambda n: found[:, n]
+    return {n: found[:, n].clone() for n in numbers}
 
 
 class PhaseWork:
@@ -92,11 +91,12 @@ class PhaseWork:
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
         """Return f, which computes a reference's logits. If `renews_past`, first draw a new prefix.
 
-        f(model, some, tokens) runs the reference `model` on the prefixes of the sequences with indices `some`, then
-        on `tokens` [steps, len(some)]. See `LogitsAfter` for its result. By default, `ids` are the prefixes.
+        f(model, some, tokens, numbers) runs the reference `model` on the prefixes of the sequences with indices `some`,
+        then on `tokens` [steps, len(some)]. It returns {n: logits [len(some), V] after n tokens} for n of `numbers`.
+        By default, `ids` are the prefixes.
         rows: indices of the compared sequences. sources [B]: sequence i has the prefix of sequence sources[i].
         """
-        return lambda model, some, tokens: logits_along(model, self.ids[some], tokens)
+        return lambda model, some, tokens, numbers: logits_along(model, self.ids[some], tokens, numbers)
 
     @property
     def tokens(self) -> int:
@@ -158,21 +158,22 @@ class PhaseWork:
         groups = [rows, unlike] if off.any() else [rows]
         steps = len(tokens)
         reference, chosen = self.reference(), self.choices(steps)
-        truths = [logits_after(reference, rows, tokens[:, rows])]
+        numbers = {*chosen, steps}
+        truths = [logits_after(reference, rows, tokens[:, rows], numbers)]
         if len(groups) > 1:  # the copies read the rows' tokens, but may have generated others
             alike = torch.equal(tokens[:, unlike], tokens[:, rows])
-            truths.append(truths[0] if alike else logits_after(reference, unlike, tokens[:, unlike]))
+            truths.append(truths[0] if alike else logits_after(reference, unlike, tokens[:, unlike], numbers))
         del reference
-        whole = truths[0](steps)
+        whole = truths[0][steps]
         rounded = self.rounded_reference()
-        own = None if rounded is None else logits_after(rounded, rows, tokens[:, rows])(steps)
+        own = None if rounded is None else logits_after(rounded, rows, tokens[:, rows], {steps})[steps]
         wider = limits_by_rounding(own, whole, self.case)
         found = Checks([])
         for some, truth in zip(groups, truths, strict=True):
-            found += named("timed_", check_logits(logits[some], truth(steps), rounding_of(self.case), wider))
+            found += named("timed_", check_logits(logits[some], truth[steps], rounding_of(self.case), wider))
             for at in chosen:
                 name = "timed_token_below_best"
-                found += Checks([choice_check(name, truth(at), tokens[at, some], rounding_of(self.case), wider)])
+                found += Checks([choice_check(name, truth[at], tokens[at, some], rounding_of(self.case), wider)])
         return found + self._response(logits[rows], whole)
 
     def choices(self, steps: int) -> list[int]:
@@ -286,13 +287,13 @@ class Generate(PhaseWork):
             self.model.generate_step(ids, self.state)
         whole = torch.cat([self._before, past])
 
-        def logits_after(model: Any, some: list[int], tokens: torch.Tensor) -> Callable[[int], torch.Tensor]:
+        def logits_after(model: Any, some: list[int], tokens: torch.Tensor, numbers: Collection[int]) -> Logits:
             found = []
             for ahead, group in groupby(range(len(some)), key=lambda at: self._ahead[some[at]]):
                 columns = [*group]
                 own = whole[len(whole) - self.units - ahead :, [some[at] for at in columns]]
-                found.append(logits_along(model, own.T, tokens[:, columns]))
-            return lambda n: torch.cat([logits(n) for logits in found])
+                found.append(logits_along(model, own.T, tokens[:, columns], numbers))
+            return {n: torch.cat([logits[n] for logits in found]) for n in numbers}
 
         return logits_after
 

@@ -19,7 +19,7 @@ from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
 from bench.serving import pages
 from bench.serving.pages import Layout, common_length, hidden, warm_up
-from tests.absent_gpu import compiled, look_like
+from tests.absent_gpu import compiled, look_like_gpu
 from tk_kernels import build
 from tk_kernels.edges import swiglu_product
 from tk_kernels.forward import operator
@@ -50,7 +50,7 @@ def look_like_an_h200() -> set[Variant]:
             variants.add((library, "", ""))
         return SimpleNamespace(forward=lambda *given: None)
 
-    look_like(90, SHARED_BYTES, record)
+    look_like_gpu(90, SHARED_BYTES, record)
     operator.hopper_unavailable = swiglu_product.available = lambda *given: ""
     for module in (linear, mlp):
         module.section_name = lambda suits_sm90, device: f"{SM90} {GPU}" if suits_sm90 else GPU

@@ -24,7 +24,8 @@ from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
 from bench.serving.pages import Layout, warm_up
-from tests.absent_gpu import PROCESSORS, compiled, look_like
+from tests.absent_gpu import PROCESSORS, compiled, look_like_gpu
+from tk_kernels.edges.few_rows import few_rows_product, fits
 from tk_kernels.generate.common import SM90
 from tk_kernels.generate.tuning import tuning
 from tk_kernels.ttt_linear.forward import CROWDED
@@ -33,8 +34,8 @@ from tk_kernels.ttt_mlp.generate_sm90 import dual
 # Shared memory of a block, in KB, by compute capability; Triton compiles for 8.9 as for 8.6.
 SHARED_KB = {80: 163, 86: 99, 90: 227, 100: 227, 120: 99}
 # (size, form and precision of generate, backbone); 760m has heads of 96, and its primal form of TTT-MLP no kernel
-MODELS = (("125m", "dual", "planes", "mamba"), ("125m", "primal", "float32", "transformer"))
-MODELS += (("760m", "dual", "planes", "transformer"),)
+MODELS = (("125m", "dual", "planes", "mamba"), ("760m", "dual", "planes", "transformer"))
+MODELS += (("125m", "primal", "planes", "transformer"),)
 BF16 = {"weights1", "weights2", "rows_k", "rows_x2", "rows_g1", "rows_g2", "q", "k", "v", "out"}
 OTHERS = {"low1": "*i16", "low2": "*i16", "position": "*i32", "slots": "*i64", "base_lr": "fp32"}
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/ +(?P<text>[^;]+?) *;.*\n.*/\* 0x(?P<high>[0-9a-f]{16}) \*/")
@@ -105,17 +106,18 @@ def generate() -> None:
 
 def portable(capability: int) -> None:
     """Compile the kernels of forward, generate and the vLLM plug-in; print each once per size."""
-    seen = set()
+    seen: set[tuple[str, str]] = set()
 
     def launched(kernel: Any, *arguments: Any, **named: Any) -> None:
         made = compiled(kernel, *arguments, **named)
         if (size, made.hash) not in seen:
             seen.add((size, made.hash))
             name = f"{kernel.__module__.removeprefix('tk_kernels.')}.{kernel.__name__}"
-            found = {"capability": capability, "size": size, "kernel": name, "shared": made.metadata.shared}
-            print(json.dumps(found | {"stack": stack_bytes(made.asm["cubin"])}), flush=True)
+            found = {"capability": capability, "size": size, "kernel": name, "warps": made.metadata.num_warps}
+            used = {"shared": made.metadata.shared, "stack": stack_bytes(made.asm["cubin"])}
+            print(json.dumps(found | used), flush=True)
 
-    look_like(capability, SHARED_KB[capability] * 1024, launched)
+    look_like_gpu(capability, SHARED_KB[capability] * 1024, launched)
     for learner, (size, form, precision, backbone) in product(("linear", "mlp"), MODELS):
         config = replace(model_config(f"ttt-{learner}", size, backbone=backbone), layers=1, vocabulary=256)
         operator = KernelOperator(learner, form, precision)
@@ -124,8 +126,12 @@ def portable(capability: int) -> None:
             for batch in (2, CROWDED * PROCESSORS // config.heads + 1):
                 model.prefill(torch.zeros(batch, 17, dtype=torch.int64), model.init_state(batch, 32))
             model.generate_step(torch.zeros(2, dtype=torch.int64), model.generate_state(model.init_state(2, 32)))
-            if precision == "planes":
+            if (form, precision) == ("dual", "planes"):
                 warm_up(model, Layout(config, operator, torch.bfloat16))
+    size, weights = "1.3b", torch.empty(2 * 5504, 2048, dtype=torch.bfloat16)
+    for rows in (torch.empty(count, 2048, dtype=torch.bfloat16) for count in (1, 3, 17, 64)):
+        if fits(rows, weights, swiglu=True):
+            few_rows_product(rows, weights, swiglu=True)
 
 
 if __name__ == "__main__":

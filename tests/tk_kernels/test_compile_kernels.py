@@ -21,10 +21,10 @@ KERNELS |= {"ttt_linear.generate._dual", "ttt_linear.generate._primal", "ttt_mlp
 KERNELS |= {"ttt_mlp.generate._dual", "ttt_mlp.generate._primal"}
 FEW_ROWS = {"edges.few_rows._few_rows_product", "edges.few_rows._few_rows_summed"}
 # Local memory limits in bytes per thread, else 0. TTT-MLP's weights take 128 of 255 registers, so it spills others.
-STACK = {"125m ttt_linear.forward._forward": 256, "760m ttt_linear.forward._forward": 32}
-STACK |= {"760m ttt_linear.generate._dual": 640, "125m ttt_mlp.generate._dual": 512}
-STACK |= {"125m ttt_mlp.forward._forward": 1024, "125m ttt_mlp.forward_gluon.forward": 256}
-STACK |= {"760m ttt_mlp.forward_wide.forward": 512}
+STACK = {("125m", "ttt_linear.forward._forward", 2): 256, ("760m", "ttt_linear.forward._forward", 8): 32}
+STACK |= {("760m", "ttt_linear.generate._dual", 1): 640, ("125m", "ttt_mlp.generate._dual", 8): 640}
+STACK |= {("125m", "ttt_mlp.forward._forward", 8): 704, ("125m", "ttt_mlp.forward_gluon.forward", 8): 256}
+STACK |= {("760m", "ttt_mlp.forward_wide.forward", 8): 320, ("125m", "ttt_mlp.generate._primal", 8): 32}
 SCRIPT = Path(__file__).with_name("compile_kernels.py")
 
 
@@ -56,7 +56,8 @@ def test_all_portable_kernels_compile_and_fit(compiled: list[dict], capability: 
     assert {each["kernel"] for each in kernels} == expected
     for each in kernels:
         assert each["shared"] <= shared_kb * 1024, each
-        assert each["stack"] is None or each["stack"] <= STACK.get(f"{each['size']} {each['kernel']}", 0), each
+        most = STACK.get((each["size"], each["kernel"], each["warps"]), 0)
+        assert each["stack"] is None or each["stack"] <= most, each
 
 
 def has_nvdisasm() -> bool:

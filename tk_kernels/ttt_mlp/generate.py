@@ -10,6 +10,7 @@ primal  reads W1 and W2 and adds to the sums of their gradients at every token, 
 A program reads its sequence's position from device memory, so positions can differ.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from tk_kernels.checks import check_choice
@@ -58,7 +59,8 @@ class GenerateState(StepState):
     sm90_widths = (256, 64)
 
     def default_launch(self) -> Tuning:
-        return WIDE if self.biases()[1].shape[2] > IN_REGISTERS else super().default_launch()
+        launch = WIDE if self.biases()[1].shape[2] > IN_REGISTERS else super().default_launch()
+        return launch if compiles_narrow_dots() else replace(launch, matrix=False, registers=0)
 
     def kernel(self, launch: Tuning) -> tuple[Any, dict[str, Any]]:
         if launch.sm90:
@@ -68,7 +70,7 @@ class GenerateState(StepState):
         if D > IN_REGISTERS:
             check_choice(f"the form for {D} channels", self.form, ("dual",))
             return generate_wide.dual, constants
-        constants |= {"FP": triton.next_power_of_2(F), "MATRIX": launch.matrix and compiles_narrow_dots()}
+        constants |= {"FP": triton.next_power_of_2(F), "MATRIX": launch.matrix}
         return _dual if self.form == "dual" else _primal, constants
 
 

@@ -143,7 +143,7 @@ class FlaGenerate(FlaWork, Generate):
         return [*range(self.case.batch)]
 
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
-        return lambda model, some, tokens: logits_along(model, self._before[some, None], tokens)
+        return lambda model, some, tokens, numbers: logits_along(model, self._before[some, None], tokens, numbers)
 
 
 def _copied(kept: Any) -> Any:

@@ -5,6 +5,7 @@ Then the state is carried from chunk to chunk. A piece of n tokens takes about 2
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,6 +38,13 @@ def selective_scan(decay: Tensor, inputs: Tensor, state: Tensor) -> Tensor:
     return inputs
 
 
+def stepped(decay: Tensor, inputs: Tensor, state: Tensor, stored: torch.dtype) -> Tensor:
+    """Like `selective_scan`, but one token after another, with x_(t-1) rounded to dtype `stored` before token t."""
+    for factor, x in zip(decay.unbind(1), inputs.unbind(1), strict=True):
+        state = x.addcmul_(factor, state.to(stored).to(x.dtype))
+    return inputs
+
+
 def state_space(
     u: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor, stored: torch.dtype | None = None, prompt: int = 0
 ) -> Tensor:
@@ -48,14 +56,14 @@ def state_space(
     state = u.new_zeros(len(u), *u.shape[2:], B.shape[-1])
     piece, tokens = max(1, PIECE_NUMBERS // state.numel()), u.shape[1]
     read = min(prompt, tokens) if stored else tokens
-    ends = [*range(piece, read, piece), *range(max(1, read), tokens)]
-    pieces = zip((*ends, tokens), *(x.tensor_split(ends, 1) for x in (u, step, B, C)), strict=True)
     found = []
-    for end, some_u, some_step, some_B, some_C in pieces:
-        inputs = (some_step * some_u).unsqueeze(-1) * some_B
-        states = selective_scan((some_step.unsqueeze(-1) * A).exp_(), inputs, state)
-        state = states[:, -1].to(stored if stored and end >= read else u.dtype).to(u.dtype, copy=True)
-        found.append(torch.einsum("...n,...n->...", states, some_C))
+    for begin, end, scan in ((0, read, selective_scan), (read, tokens, partial(stepped, stored=stored or u.dtype))):
+        for low in range(begin, end, piece):
+            some_u, some_step, some_B, some_C = (x[:, low : min(end, low + piece)] for x in (u, step, B, C))
+            inputs = (some_step * some_u).unsqueeze(-1) * some_B
+            states = scan((some_step.unsqueeze(-1) * A).exp_(), inputs, state)
+            state = states[:, -1].clone()
+            found.append(torch.einsum("...n,...n->...", states, some_C))
     return torch.cat(found, 1)
 
 

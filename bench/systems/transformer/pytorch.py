@@ -1,12 +1,12 @@
 """Run this repository's Llama-shaped Transformer on SDPA and a KV cache."""
 
-from collections.abc import Callable
+from collections.abc import Collection
 from typing import Any, ClassVar
 
 import torch
 
 from bench.systems.language_model import LanguageModel
-from bench.systems.phases import Generate, LogitsAfter, PhaseWork
+from bench.systems.phases import Generate, Logits, LogitsAfter, PhaseWork
 from harness.schema.case import Case
 
 
@@ -31,12 +31,12 @@ class TransformerGenerate(Generate):
             cache[:, :, row] = cache[:, :, source]
         begun = cache[:, :, rows].clone()
 
-        def logits_after(model: Any, some: list[int], tokens: torch.Tensor) -> Callable[[int], torch.Tensor]:
+        def logits_after(model: Any, some: list[int], tokens: torch.Tensor, numbers: Collection[int]) -> Logits:
             state = model.init_state(len(some), begun.shape[4])
             state.cache[..., : begun.shape[4], :] = begun
             state.position.fill_(self.case.context)
             logits = [model.generate_step(ids, state)[0] for ids in tokens]
-            return lambda n: logits[n - 1]
+            return {n: logits[n - 1] for n in numbers}
 
         return logits_after
 

@@ -19,6 +19,7 @@ from bench.systems.fla.models import GatedDeltaNet
 from bench.systems.language_model import LanguageModel
 from bench.systems.mamba.pytorch import TorchMamba
 from bench.systems.mamba.ssm import Mamba2SSM, MambaSSM
+from bench.systems.model_calls import last_logits
 from bench.systems.transformer.pytorch import TorchTransformer, TransformerGenerate
 from bench.systems.ttt import layer
 from bench.systems.ttt.kernels import TTTKernels
@@ -144,6 +145,20 @@ def test_tokens_that_the_model_would_not_choose_are_seen(adapter, system, phase,
     monkeypatch.setattr(owner, name, wrong)
     record = CaseRun(asked, policy).record(adapter())
     assert (record.status, "timed_token_below_best" in record.reason) == ("incorrect", True)
+
+
+def test_a_copy_that_generated_other_tokens_is_compared_after_these():
+    adapter = TTTTorch()
+    workload = adapter.build(replace(case("ttt-linear", "request", steps=5), batch=6))
+    compare = workload.timed_check(Random(0))
+    with torch.inference_mode():
+        logits, read = (x.clone() for x in workload.run())
+        copy = min({*range(6)} - {*workload.timed_check.__self__.drawn(Random(0))})
+        read[2, copy] = (read[2, copy] + 1) % logits.shape[1]
+        ids = torch.cat([workload.inputs["ids"].tensor[copy], read[:, copy]])
+        logits[copy] = last_logits(adapter._current, ids[None])[0]
+    errors = [each for each in compare((logits, read), 1).checks if each.name == "timed_logits_relative_error"]
+    assert [each.passed for each in errors] == [True, True]
 
 
 SPOILS = {
