@@ -60,7 +60,7 @@ class GenerateState(StepState):
 
     def default_launch(self) -> Tuning:
         launch = WIDE if self.biases()[1].shape[2] > IN_REGISTERS else super().default_launch()
-        return launch if compiles_narrow_dots() else replace(launch, matrix=False, registers=0)
+        return replace(launch, matrix=False, registers=0) if launch.matrix and not compiles_narrow_dots() else launch
 
     def kernel(self, launch: Tuning) -> tuple[Any, dict[str, Any]]:
         if launch.sm90:
