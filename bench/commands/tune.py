@@ -21,7 +21,7 @@ from harness.measure.cuda_clock import CudaEventClock
 from harness.measure.timer import measure
 from harness.schema.policy import Policy
 from tk_kernels import FORMS
-from tk_kernels.generate.common import PRECISIONS, SM90, available, section_name
+from tk_kernels.generate.common import PRECISIONS, SM90, available, compiles_narrow_dots, section_name
 from tk_kernels.generate.tuning import FORWARD, FORWARD_ROWS, Tuning, candidates, section
 from tk_kernels.parallel import compile_all
 
@@ -65,6 +65,7 @@ def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning |
     some = generate_set(config, BATCH, dtype, form, precision)
     name = some.state.tuned_as()
     tried = list(candidates(f"ttt_{learner}", form, precision, sm90=name.startswith(SM90)))
+    tried = [each for each in tried if not each.matrix or compiles_narrow_dots()]
     compile_all(partial(replace(some, launch=launch).advance, 0, compile_only=True) for launch in tried)
 
     def check(launch: Tuning) -> Checks:

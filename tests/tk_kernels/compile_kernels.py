@@ -113,9 +113,9 @@ def portable(capability: int) -> None:
         if (size, made.hash) not in seen:
             seen.add((size, made.hash))
             name = f"{kernel.__module__.removeprefix('tk_kernels.')}.{kernel.__name__}"
-            found = {"capability": capability, "size": size, "kernel": name, "warps": made.metadata.num_warps}
-            used = {"shared": made.metadata.shared, "stack": stack_bytes(made.asm["cubin"])}
-            print(json.dumps(found | used), flush=True)
+            data, stack = made.metadata, stack_bytes(made.asm["cubin"])
+            found = {"capability": data.target.arch, "size": size, "kernel": name, "warps": data.num_warps}
+            print(json.dumps(found | {"shared": data.shared, "stack": stack}), flush=True)
 
     look_like_gpu(capability, SHARED_KB[capability] * 1024, launched)
     for learner, (size, form, precision, backbone) in product(("linear", "mlp"), MODELS):
@@ -135,5 +135,4 @@ def portable(capability: int) -> None:
 
 
 if __name__ == "__main__":
-    for argument in sys.argv[1:]:
-        generate() if argument == "generate" else portable(int(argument))
+    generate() if sys.argv[1] == "generate" else portable(int(sys.argv[1]))
