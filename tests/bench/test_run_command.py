@@ -244,6 +244,10 @@ def test_the_command_to_continue_has_the_cases_of_the_run(tmp_path, interrupted)
     assert done.stdout.splitlines()[-2:] == ["no process works on this run; to continue:", f"  {hint}"]
 
 
+def test_a_whole_run_has_no_command_to_continue(copied):
+    assert "to continue" not in called("status", "out", cwd=copied.parent).stdout
+
+
 def test_a_run_of_an_unknown_system_is_not_continued(measured, tmp_path):
     file = Run.open(measured[0] / "out").file
     planned = Planned(replace(file.jobs[0].cases[0].case, backend="sdpa"))

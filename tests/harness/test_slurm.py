@@ -92,6 +92,13 @@ def test_a_run_that_was_submitted_is_refused_with_its_job(folder: Path) -> None:
         run_task(run, worker_launches("s0"), TASK, Options())
 
 
+def test_a_submission_unknown_to_slurm_is_over(folder: Path, squeue: Path) -> None:
+    new_run(folder, [case(system="s0")])
+    (folder / JOB).write_text("55")
+    fake_command(squeue, "squeue", 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1')
+    refuse_submitted(folder)
+
+
 def test_a_submission_without_slurm_is_not_over(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     new_run(folder, [case()])
@@ -135,7 +142,10 @@ def test_the_script_has_the_requested_options() -> None:
     assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
 
 
-def test_an_answer_of_sbatch_without_a_job_id_is_reported(squeue: Path) -> None:
+def test_a_refusal_of_sbatch_is_reported(squeue: Path) -> None:
+    fake_command(squeue, "sbatch", 'echo "sbatch: error: invalid partition specified: gpuu" >&2; exit 1')
+    with pytest.raises(slurm.SlurmError, match="sbatch failed: sbatch: error: invalid partition specified: gpuu"):
+        slurm.submit("x")
     fake_command(squeue, "sbatch", "echo welcome")
     with pytest.raises(slurm.SlurmError, match="sbatch answered 'welcome', which is no job id"):
         slurm.submit("x")

@@ -248,6 +248,7 @@ def drifted(by, early):
         (ends_of_interval(0.11), "unsteady"),
         (quartiles(0.09, 200), ""),
         (quartiles(0.11, 200), "unsteady"),
+        (quartiles(0.5, 5), "few samples"),
         (drifted(0.049, 9), ""),
         (drifted(0.051, 9), "unsteady"),
         (drifted(0.06, 3), ""),
