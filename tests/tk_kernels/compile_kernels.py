@@ -123,8 +123,8 @@ def portable(capability: int) -> None:
         operator = KernelOperator(learner, form, precision)
         model = from_seed(config, 0, "cpu", torch.bfloat16, operator=operator, block=FusedBlock)
         with torch.no_grad():
-            for batch in (2, CROWDED * PROCESSORS // config.heads + 1):
-                model.prefill(torch.zeros(batch, 17, dtype=torch.int64), model.init_state(batch, 32))
+            for batch, tokens in ((2, 17), (2, 32), (CROWDED * PROCESSORS // config.heads + 1, 32)):
+                model.prefill(torch.zeros(batch, tokens, dtype=torch.int64), model.init_state(batch, 32))
             model.generate_step(torch.zeros(2, dtype=torch.int64), model.generate_state(model.init_state(2, 32)))
             if (form, precision) == ("dual", "planes"):
                 warm_up(model, Layout(config, operator, torch.bfloat16))
