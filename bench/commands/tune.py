@@ -64,8 +64,8 @@ def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning |
     config, dtype = _config(learner, SIZE), "float32" if precision == "float32" else "bfloat16"
     some = generate_set(config, BATCH, dtype, form, precision)
     name = some.state.tuned_as()
-    tried = list(candidates(f"ttt_{learner}", form, precision, sm90=name.startswith(SM90)))
-    tried = [each for each in tried if not each.matrix or compiles_narrow_dots()]
+    possible = candidates(f"ttt_{learner}", form, precision, sm90=name.startswith(SM90))
+    tried = [each for each in possible if not each.matrix or compiles_narrow_dots()]
     compile_all(partial(replace(some, launch=launch).advance, 0, compile_only=True) for launch in tried)
 
     def check(launch: Tuning) -> Checks:

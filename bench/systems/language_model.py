@@ -11,7 +11,7 @@ from bench.models.config import MODELS
 from bench.models.layers import mark_layers
 from bench.systems.logits import check_logits, limits_by_rounding, rounding_of, widened
 from bench.systems.measured_peaks import peaks_of
-from bench.systems.model_calls import last_logits, model_of, prefill_then_generate, random_ids
+from bench.systems.model_calls import exact_dtype, last_logits, model_of, prefill_then_generate, random_ids
 from bench.systems.on_device import device
 from bench.systems.phases import Forward, Generate, PhaseWork, Request
 from harness.measure.correctness import Checks
@@ -124,7 +124,7 @@ class LanguageModel:
     @torch.inference_mode()
     def _compare(self, model: Any, case: Case) -> Checks:
         """Compare logits after a prompt and after each later token with a reference's forward."""
-        reference = self.reference(model, torch.float64 if case.dtype == "float32" else torch.float32)
+        reference = self.reference(model, exact_dtype(case))
         prompt = self.check_prompt
         ids = random_ids(model, CHECK_BATCH, prompt + CHECK_STEPS)
         got = prefill_then_generate(model, ids, prompt)

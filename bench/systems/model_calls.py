@@ -42,6 +42,11 @@ def prefill_then_generate(model: Any, ids: torch.Tensor, prompt: int) -> torch.T
     return torch.stack(rows)
 
 
+def exact_dtype(case: Case) -> torch.dtype:
+    """Return the dtype of exact references: float64 for float32 cases, else float32."""
+    return torch.float64 if case.dtype == "float32" else torch.float32
+
+
 def last_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """Return the logits [B, V] after prompt ids [B, T], from an empty state."""
     return model.prefill(ids, model.init_state(*ids.shape))[0]

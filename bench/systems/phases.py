@@ -12,7 +12,7 @@ from bench.catalogue.systems import LAUNCH_BOUND_TOKENS
 from bench.systems import token_times
 from bench.systems.checked_sequences import LONGEST_CHECKED, drawn, named, not_compared
 from bench.systems.logits import check_logits, check_response, choice_check, limits_by_rounding, rounding_of
-from bench.systems.model_calls import STEPS, greedy_steps, last_logits, random_ids
+from bench.systems.model_calls import STEPS, exact_dtype, greedy_steps, last_logits, random_ids
 from bench.systems.on_device import device
 from harness.measure.correctness import Checks
 from harness.measure.cuda_clock import repeatable
@@ -107,9 +107,8 @@ class PhaseWork:
         return {}
 
     def reference(self) -> Any:
-        """Return the reference for timed outputs: float64 for float32 cases, else float32."""
-        exact = torch.float64 if self.case.dtype == "float32" else torch.float32
-        return self.adapter.timed_check_reference(self.model, exact, self.case)
+        """Return the reference for timed outputs, in `exact_dtype`."""
+        return self.adapter.timed_check_reference(self.model, exact_dtype(self.case), self.case)
 
     def rounded_reference(self) -> Any:
         """Return a reference in the case's dtype, to set check limits by its error; None for fixed limits."""

@@ -68,15 +68,13 @@ def state_space(
 
 
 class ScannedMamba:
-    """Reference model: transformers' Mamba `inner` with this module's scan, run on `device` layer by layer.
+    """Reference model: transformers' Mamba `inner` with this module's scan, run on `device` layer by layer."""
 
-    stored: dtype in which the checked model stores its state from token `prompt` on (see `state_space`).
-    """
+    stored: torch.dtype | None = None  # dtype of the checked model's state from token `prompt` on; see `state_space`
+    prompt = 0
 
-    def __init__(
-        self, inner: Any, device: torch.device | str, stored: torch.dtype | None = None, prompt: int = 0
-    ) -> None:
-        self.inner, self.device, self.stored, self.prompt = inner, torch.device(device), stored, prompt
+    def __init__(self, inner: Any, device: torch.device | str) -> None:
+        self.inner, self.device = inner, torch.device(device)
 
     def init_state(self, batch: int, context: int) -> None:
         """Return None: this reference needs no state, because it reads every prompt from its start."""

@@ -8,7 +8,7 @@ from bench.models.operator import TorchOperator
 from bench.systems.checked_sequences import named
 from bench.systems.language_model import CHECK_BATCH, LanguageModel
 from bench.systems.logits import check_logits, rounding_of, widening
-from bench.systems.model_calls import greedy_steps, prefill_then_generate, random_ids
+from bench.systems.model_calls import exact_dtype, greedy_steps, prefill_then_generate, random_ids
 from bench.systems.ttt import layer
 from bench.systems.ttt.drift import compared
 from bench.systems.ttt.inner_loops import inner_loop_checks
@@ -54,8 +54,7 @@ class TTTLanguageModel(LanguageModel):
     def _token_for_token(self, model: Any, case: Case) -> Checks:
         """Check the logits after a prompt and after each token that the reference generates from it."""
         dtype, wider = rounding_of(case), widening(case)
-        exact = torch.float64 if case.dtype == "float32" else torch.float32
-        reference = self.timed_check_reference(model, exact, case)
+        reference = self.timed_check_reference(model, exact_dtype(case), case)
         prompt = random_ids(model, CHECK_BATCH, self.check_prompt)
         logits, state = reference.prefill(prompt, reference.init_state(*prompt.shape))
         _, tokens = greedy_steps(reference, logits.argmax(-1), reference.generate_state(state), CHECKPOINT_TOKENS)
