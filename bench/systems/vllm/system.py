@@ -367,6 +367,11 @@ class EngineRequest(_TimedBatches):
         self._batches.append(batch)
         return super().samples_of(batch)
 
+    def samples(self) -> Iterator[list[float]]:
+        """Warm up with a batch of short answers; then run batches without end, and yield each batch's time in ms."""
+        self.engine.run(self.prompts(), [min(count, STEADY_STEPS) for count in self.answers()])
+        yield from super().samples()
+
     def measured(self, calls: int) -> dict[str, float | None]:
         """Return metrics of TTFT and ITL in ms over the last `calls` batches.
 

@@ -241,11 +241,13 @@ def test_a_token_may_lie_below_the_best_by_what_rounding_takes():
     assert not choice_check("choice", logits * torch.nan, best, "bfloat16").passed
 
 
-def test_a_request_generates_its_steps_after_the_prompts_token(llm):
-    workload = VllmTransformer().build(replace(CASE, phase="request", options=(("steps", 8),)))
-    assert workload.tokens == 4 * (48 + 8)
-    batch = workload.run()
-    assert [len(tokens) for tokens, _ in batch.requests()] == [9] * 4
+def test_requests_warm_up_with_short_answers_and_then_generate_their_steps_after_the_prompts_token(llm, monkeypatch):
+    made, run = [], vllm_engine.Engine.run
+    monkeypatch.setattr(vllm_engine.Engine, "run", lambda *what, **how: made.append(run(*what, **how)) or made[-1])
+    workload = VllmTransformer().build(replace(CASE, phase="request", options=(("steps", 40),)))
+    assert workload.tokens == 4 * (48 + 40)
+    next(iter(workload.engine_samples()))
+    assert [[len(tokens) for tokens, _ in batch.requests()] for batch in made] == [[32] * 4, [41] * 4]
 
 
 def test_requests_are_in_the_order_of_the_prompts():
