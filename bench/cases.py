@@ -33,9 +33,9 @@ def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Chec
 
 
 def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None = None) -> tuple[Adapter, ...]:
-    """Return the adapters for `names` (SYSTEM or SYSTEM/BACKEND); () selects all for `device`.
+    """Return the adapters for `names` (SYSTEM or SYSTEM/BACKEND); () selects all adapters that can run on `device`.
 
-    With a checkpoint, () selects its system. Raises UserError for an unknown name or a system not the checkpoint's.
+    With a checkpoint, () selects its system. UserError for an unknown name or a system other than the checkpoint's.
     """
     if not names and not checkpoint:
         return tuple(adapter for adapter in ADAPTERS if device in adapter.devices)
@@ -51,7 +51,7 @@ def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None
 
 
 def _named(name: str, device: str) -> list[Adapter]:
-    """Return [adapter SYSTEM/BACKEND] or SYSTEM's adapters that fit `device` (all if none does)."""
+    """Return the adapter with label `name`, or system `name`'s adapters for `device` (if there are none, all)."""
     found = [adapter for adapter in ADAPTERS if name in (adapter.system, adapter.label)]
     if not found:
         systems = dict.fromkeys(adapter.system for adapter in ADAPTERS)

@@ -177,8 +177,7 @@ def verify(
 ) -> None:
     """Check each case's outputs against a reference, without timing.
 
-    Exit status 1 if a case is incorrect, fails or has no reference, or if all
-    cases are skipped.
+    Exit status 1 if a case is incorrect, fails or has no reference, or if all cases are skipped.
     """
     from bench.commands.verify import verify as check
 
@@ -271,9 +270,9 @@ def compare(
     fail_on: FailOn = None,
     markdown: Markdown = False,
 ) -> None:
-    """Compare two runs; up to 5% (CPU: 30%) counts as noise.
+    """Compare two runs; differences up to 5% (CPU: 30%) are noise.
 
-    Prints the ratio of times B/A for each case, and how the machines differ. Runs of `ab` can show smaller differences.
+    Prints the ratio of times B/A for each case, and how the machines differ. For two runs of one `ab`, the limit is 1%.
     """
     from bench.commands import compare as commands
 

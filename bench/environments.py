@@ -43,7 +43,7 @@ class _Entry(BaseModel):
 
 
 def notes_on_starts(labels: Container[str]) -> list[str]:
-    """Return [a note about `labels` that systems.toml or another Python starts], or []."""
+    """Name the systems among `labels` that systems.toml or another Python starts, in a list of at most one note."""
     entries, starts = _read(), defaultdict[str, list[str]](list)
     for each in (adapter for adapter in ADAPTERS if adapter.label in labels):
         entry = entries.get(each.label, _Entry())
@@ -55,7 +55,7 @@ def notes_on_starts(labels: Container[str]) -> list[str]:
 
 
 def worker_launches(device: str = "") -> dict[tuple[str, str], Launch]:
-    """Return how to start each (system, backend): as in systems.toml, else in its environment or this interpreter.
+    """Return how to start each (system, backend)'s worker: by `_interpreter` unless systems.toml names a program.
 
     device: "cpu" hides the GPU from the workers. Raises UserError if systems.toml cannot be read or has a mistake.
     """

@@ -26,7 +26,7 @@ def state_bytes(config: Any, case: Case, form: str = "dual") -> int:
 
 
 def generate_precision(case: Case) -> str:
-    """Return `state_dtype` as PRECISIONS key: "planes" for float32-planes, "float32" if unset."""
+    """Return a case's key of `PRECISIONS`: its state_dtype, except "planes" for "float32-planes", "float32" for ""."""
     return (case.state_dtype or "float32").removeprefix("float32-")
 
 

@@ -19,7 +19,7 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
     """Return why the scheduler skips a case, or "" to run it.
 
     earlier: the job's records so far. memory_bytes: the device's memory; None if unknown.
-    A whole model with `planned.grows` is skipped for its estimated memory only if a smaller case was skipped.
+    With `planned.grows`, a whole model that should not fit is tried, unless a smaller case was skipped or hit a limit.
     """
     if why := checkpoint_missing(planned.case) or unstaggered(planned.case):
         return why
@@ -30,7 +30,7 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
 
 
 def unstaggered(case: Case) -> str:
-    """Return why a case's option positions=staggered has no effect; "" if it has one or is not set."""
+    """Return why a case ignores its option positions=staggered; "" if the option takes effect or is not set."""
     steps = case.phase == "generate" and case.timing != "engine" and case.option("scope", "model") == "model"
     if case.option("positions") != "staggered" or (steps and case.system in ("ttt-linear", "ttt-mlp")):
         return ""
@@ -38,7 +38,7 @@ def unstaggered(case: Case) -> str:
 
 
 def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
-    """Return which limit a smaller case hit (memory, time, cache) if `planned.grows`, or ""."""
+    """If `planned.grows`, return which limit (memory, time, KV cache) a smaller case in `earlier` hit; otherwise ""."""
     if not planned.grows:
         return ""
     for record in earlier:
@@ -55,7 +55,7 @@ def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
 
 
 def _smaller_axis(smaller: Case, case: Case) -> str:
-    """Return the axis, "batch" or "context", that is lower in `smaller` if all else except timing is equal; else ""."""
+    """Return "batch" or "context" if that field is lower in `smaller` and all others but timing are equal; else ""."""
     for axis in ("batch", "context"):
         size = getattr(case, axis)
         if getattr(smaller, axis) < size and replace(smaller, timing=case.timing, **{axis: size}) == case:

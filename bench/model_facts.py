@@ -31,7 +31,7 @@ class Facts:
         return {"parameters": self.parameters, "vocabulary": self.vocabulary}
 
     def settings(self) -> dict[str, str]:
-        """Return weights' dtype, kind of token ids and `kept`, for `Record.settings`."""
+        """Return the weights' dtype, the distribution of token ids and `kept`, for `Record.settings`."""
         token_ids = "uniform over the vocabulary, new for each sample"
         return {"weights_dtype": self.dtype, "token_ids": token_ids, "kept_between_samples": self.kept}
 

@@ -40,7 +40,7 @@ def compare(a: Path, b: Path, fail_on: str | None, markdown: bool) -> None:
 def ab(request: RunRequest, out: Path, fail_on: str | None, markdown: bool) -> None:
     """Measure two commits alternately into OUT/old and OUT/new, and compare them.
 
-    fail_on: the slowdown that counts as a regression, such as "5%"; None stands for `BAR`. markdown: as in `compare`.
+    fail_on: the slowdown that counts as a regression, such as "5%"; None means 1% (`BAR`). markdown: as in `compare`.
     Exit status 1 for a regression, 3 if nothing can be compared.
     """
     bar = None if fail_on is None else percentage(fail_on)
@@ -81,7 +81,7 @@ def percentage(text: str) -> float:
 
 
 def _show(a: Path, b: Path, fail_on: float | None, markdown: bool) -> comparing.Comparison:
-    """Print and return the comparison. Exit status 3 if none is possible, UserError if `fail_on` is within noise."""
+    """Print and return a comparison; exit with 3 if it is impossible. UserError if `fail_on` < 5%, except for `ab`."""
     try:
         found = comparing.compare(Run.open(a), Run.open(b), *([] if fail_on is None else [fail_on]))
     except comparing.NotComparable as error:
@@ -159,7 +159,7 @@ class _Side:
 
 
 def _measure_interleaved(sides: Sequence[_Side], work: Plan) -> None:
-    """Measure each job on both sides in turn; later rounds omit a case once it has no result on a side."""
+    """Measure each job with both commits in every round; drop a case once either commit has no result for it."""
     jobs, rounds = list(work.jobs), work.request.rounds
     with Progress("ab") as progress:
         progress(Event("plan", total=2 * rounds * len(work.keys)))

@@ -173,7 +173,7 @@ class ChunkedModel(CausalLM):
         return [slice(first, min(first + size, batch)) for first in range(0, batch, size)]
 
     def _run_group(self, ids: Tensor, state: Any) -> Tensor:
-        """Run one group's ids [B, T] in chunks; return the last token's residual stream [B, C]."""
+        """Run ids [B, T] of B sequences in chunks of tokens; return the last token's residual stream [B, C]."""
         for chunk in ids.split(self._chunk_length(ids.shape[0]), dim=1):
             hidden = self._hidden(chunk, state)
         return hidden[:, -1]

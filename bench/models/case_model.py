@@ -62,7 +62,7 @@ def register_checkpoint(folder: Path) -> Checkpoint:
 
 
 def checkpoint_folder(case: Case) -> Path | None:
-    """Return the folder of a case's checkpoint; None without one, CheckpointError if not registered."""
+    """Return a case's checkpoint folder, None without a checkpoint. CheckpointError for an unregistered checkpoint."""
     if missing := checkpoint_missing(case):
         raise CheckpointError(missing)
     name = str(case.option("checkpoint", ""))
@@ -76,7 +76,7 @@ def checkpoint_missing(case: Case) -> str:
 
 
 def config_of(case: Case) -> ModelConfig:
-    """Return a case's model configuration; ConfigError for a wrong value, CheckpointError for a wrong checkpoint."""
+    """Return a case's model configuration; ConfigError if it is invalid, CheckpointError for an unusable checkpoint."""
     folder = checkpoint_folder(case)
     if folder is not None:
         return read_config(folder)
@@ -85,7 +85,7 @@ def config_of(case: Case) -> ModelConfig:
 
 
 def ttt_config_of(case: Case) -> TTTConfig:
-    """Return `config_of(case)` for a TTT model's case."""
+    """Return `config_of(case)`. AssertionError unless the case's model is a TTT model."""
     config = config_of(case)
     assert isinstance(config, TTTConfig)
     return config

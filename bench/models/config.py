@@ -144,7 +144,7 @@ class MambaConfig:
 
 @dataclass(frozen=True)
 class DeltaRuleConfig:
-    """Sizes of a linear RNN of fla with a delta rule; a head's state is [key_dim, value_dim]."""
+    """Sizes of a linear RNN with a delta rule from flash-linear-attention; a head's state is [key_dim, value_dim]."""
 
     width: int
     layers: int
@@ -165,7 +165,7 @@ ModelConfig = TTTConfig | TransformerConfig | MambaConfig
 
 
 def model_config(model: str, size: str, *, backbone: str = "mamba", mini_batch: int = 16) -> ModelConfig:
-    """Return the configuration of a model in MODELS; size `1.3b/2` is `1.3b` with 2 layers (Mamba: 4).
+    """Return the configuration for a name in MODELS. Size `1.3b/2` has 2 layers; Mamba has twice as many, here 4.
 
     backbone, mini_batch: only for TTT models. Raises ConfigError for an unknown name or a mini-batch below 1.
     """

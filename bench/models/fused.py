@@ -104,7 +104,7 @@ class FusedBlock(TTTBlock):
         return slice(3 * config.width, 3 * config.width + config.heads)
 
     def _pack(self) -> None:
-        """Pack weights that share an input into one matrix; make convolution weights contiguous in channels."""
+        """Pack weights that share an input into one matrix; give convolution weights stride 1 along the channels."""
         config, layer = self.seq_modeling_block.config, self.seq_modeling_block
         third = layer.g_proj if config.backbone == "mamba" else layer.k_proj
         # Spare rows hold the learning rate's weights, and zeros that pad them to a 16-byte load.
@@ -112,7 +112,7 @@ class FusedBlock(TTTBlock):
         self._gate_up = pack([self.mlp.gate_proj, self.mlp.up_proj])
         if config.backbone == "mamba":
             for conv in (self.conv.conv, layer.conv_q, layer.conv_k):
-                # [C, 1, 4] with channels contiguous, as kernels need it
+                # Kernels need the weights [C, 1, 4] with stride 1 along C.
                 conv.weight.data = conv.weight.data.permute(2, 1, 0).contiguous().permute(2, 1, 0)
         self._made_of: list[int] = []
 
@@ -150,15 +150,15 @@ def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
 
 
 def is_dependent(learner: str, batch: int) -> bool:
-    """Return whether programmatic dependent launches shorten a step of `batch` sequences (on an H200).
+    """Return whether programmatic dependent launch (PDL) shortens a generate step of `batch` sequences on an H200.
 
-    Batches from MOST_DEPENDENT[learner] + 1 to MOST_ROWS_FEW_OUTPUTS do not gain: waiting programs occupy SMs.
+    PDL does not help MOST_DEPENDENT[learner] + 1 to MOST_ROWS_FEW_OUTPUTS sequences: waiting programs occupy SMs.
     """
     return batch <= MOST_DEPENDENT[learner] or batch > MOST_ROWS_FEW_OUTPUTS  # above, cuBLAS launches prevent waiting
 
 
 def has_few_rows(x: Tensor, weight: Tensor, *, swiglu: bool = False) -> bool:
-    """Return whether x is [B, 1, F] and `few_rows_product` is supported and fast (see `fits`)."""
+    """Return whether to use `few_rows_product` for x [B, T, F]: T must be 1, and `fits` must accept x and weight."""
     return x.shape[1] == 1 and fits(x, weight, swiglu=swiglu)
 
 

@@ -26,9 +26,10 @@ from tk_kernels.reference.layer import Rotation
 class KernelOperator(TorchOperator):
     """The inner loop on the project's kernels.
 
-    form: "dual" or "primal", for generate. precision: "planes", "float32" or a 16-bit dtype, for generate's state.
-    forward_in_pytorch: run `forward` in PyTorch; ignored by `forward_packed`.
-    backend: forward's backend, "" for the fastest. `forward_packed` uses it only on Hopper and for equal lengths.
+    form: "dual" or "primal". precision: one of `tk_kernels.generate.common.PRECISIONS`. Both describe generate's state.
+    forward_in_pytorch: whether `forward` runs in PyTorch; `forward_packed` always runs kernels.
+    backend: backend of `forward`, "" for the fastest. `forward_packed` uses `backend` only if all sequences have the
+        same length and the CUDA kernel supports them; otherwise, the portable kernel runs.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class KernelOperator(TorchOperator):
     def _forward_equal(
         self, projections: Projections, outer: OuterParameters, state: Any, initial: Sequence[Tensor], sequences: Packed
     ) -> Tensor:
-        """Run `forward_packed` for equally long sequences as one batch; copy states out and back."""
+        """Run `forward_packed` as one batch of equally long sequences; copy their states out of `state` and back."""
         batch, slots = len(sequences.slots), sequences.slots
         weights = read_slots(state, slots, sequences.start, initial)
         rows = [x.new_empty((batch, *x.shape[1:]), dtype=torch.float32) for x in state.gathered]
@@ -100,7 +101,7 @@ class KernelOperator(TorchOperator):
         return self._generate.generate_step(*inputs, rope=self._rope_table(outer.rope), base_lr=outer.base_lr)
 
     def _rope_table(self, rope: Rotation) -> Tensor:
-        """Return the kernels' table of cos and sin [m, 2, D]; it is cached, because all layers and steps share it."""
+        """Return `rope_table(*rope)` from a cache, because all layers and generate steps use the same table."""
         if self._table_of is not rope[0]:
             self._table, self._table_of = rope_table(*rope), rope[0]
         return self._table

@@ -33,12 +33,12 @@ def mark_layers(enabled: bool) -> None:
 
 
 def layer_range(index: int) -> AbstractContextManager[object]:
-    """Return a layer's NVTX range; if ranges are off and no profiler records, a context without effect."""
+    """Return a layer's NVTX range, or a no-op context if ranges are off and no PyTorch profile is recorded."""
     return nvtx_range(layer_name(index)) if _Ranges.enabled or is_recorded() else nullcontext()
 
 
 def operator_range() -> AbstractContextManager[object]:
-    """Return an inner loop's NVTX range; if ranges are off and no profiler records, a context without effect."""
+    """Return an inner loop's NVTX range, or a no-op context if ranges are off and no PyTorch profile is recorded."""
     return nvtx_range(OPERATOR) if _Ranges.enabled or is_recorded() else nullcontext()
 
 
@@ -79,7 +79,7 @@ class CausalConv(nn.Module):
         self.bias = parameter((width,), device, dtype)
 
     def forward(self, window: Tensor) -> Tensor:
-        """Convolve window [B, T + 3, C], three earlier tokens first; return [B, T, C]."""
+        """Return outputs [B, T, C] for T tokens. window [B, T + 3, C]: the three previous tokens, then the T tokens."""
         return F.conv1d(window.transpose(1, 2), self.weight, self.bias, groups=self.bias.shape[0]).transpose(1, 2)
 
 

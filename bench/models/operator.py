@@ -81,7 +81,7 @@ class TorchOperator:
         return states
 
     def restart_states(self, states: Any, layers: Sequence[Sequence[Tensor]]) -> None:
-        """Reset an `init_states` result in place: copy initial weights `layers`, zero the rest."""
+        """Reset a result of `init_states` in place: copy the initial weights of `layers` and zero all other tensors."""
         parameters = list(zip(*layers, strict=True))
         for each, weights in zip(states, parameters, strict=False):
             each.copy_(torch.stack([weight.detach() for weight in weights]).view(len(layers), 1, *each.shape[2:]))
@@ -108,7 +108,7 @@ class TorchOperator:
     def generate_step(self, projections: Projections, outer: OuterParameters, state: Any) -> Tensor:
         """Return the output [B, H, D] for one token, and advance `state`, without a host sync.
 
-        Positions can differ between sequences. Raises ValueError if `state` does not have this operator's form.
+        Sequences can have different positions. Raises ValueError unless the state's form (dual, primal) is `self.form`.
         """
         if _is_primal(state) != (self.form == "primal"):
             raise ValueError(f"generate_step: a state of another form than {self.form}; make one with generate_state")
@@ -121,7 +121,7 @@ def _is_primal(state: Any) -> bool:
 
 
 def ready_for_prefill(projections: Projections, outer: OuterParameters, position: Tensor) -> Projections:
-    """Apply RoPE and compute learning rates (unless `ready`). position [B]: token 0's position in its mini-batch."""
+    """Call `ready_at` for consecutive tokens. position [B]: token 0's position in its mini-batch, for each sequence."""
     ahead = torch.arange(projections.q.shape[1], device=position.device)
     return ready_at(projections, outer, (position[:, None] + ahead) % outer.token_scale.shape[0])
 
