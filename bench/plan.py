@@ -65,7 +65,7 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """Notes on how planned systems start (`notes_on_starts`), and on missing interpreters."""
+        """Notes on planned systems that systems.toml or another Python starts, or whose interpreter is missing."""
         planned = {"/".join(job.pair): self.worker_launches[job.pair] for job in self.jobs}
         found = ((label, no_interpreter(launch), launch.command[0]) for label, launch in planned.items())
         return [*notes_on_starts(planned), *(f"no {label}: {why} ({program})" for label, why, program in found if why)]
@@ -98,9 +98,9 @@ class Plan:
 
 
 def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
-    """Turn a request into jobs; register its checkpoint. UserError for a wrong request.
+    """Turn a request into jobs; register a requested checkpoint for the workers. UserError for a wrong request.
 
-    of_run: the run that the request continues. A request that names no cases plans all cases of that run.
+    of_run: the run that the request continues. If the request selects no cases, all cases of this run are planned.
     """
     machine = snapshot()
     default = of_run.file.device if of_run else machine["device_kind"]
@@ -139,7 +139,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
 
 
 def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ...]:
-    """Replace /thunderkittens by /triton if TTT_BENCH_ARCH is set or the GPU is not Hopper."""
+    """Return `labels`, with /triton for /thunderkittens if TTT_BENCH_ARCH is set or the machine's GPU is not Hopper."""
     capability = (machine["gpu"] or {}).get("compute_capability")
     if not hidden() and capability in (None, "9.0"):
         return tuple(labels)
@@ -149,7 +149,7 @@ def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ..
 def _suites(
     request: RunRequest, device: str, checkpoint: Checkpoint | None, machine: Mapping[str, Any]
 ) -> dict[str, tuple[str, ...]]:
-    """Return {requested suite: systems}, each SYSTEM or SYSTEM/BACKEND; () means all."""
+    """Return {requested suite: systems to run}, each system as SYSTEM or SYSTEM/BACKEND; () stands for all systems."""
     found: dict[str, tuple[str, ...]] = {}
     for word in request.suites or (DEFAULT_SUITES[device],):
         group, systems = GROUPS.get(word), request.systems
@@ -163,6 +163,6 @@ def _suites(
 
 
 def suite_entry(suite: Suite, planned: Sequence[Planned], machine: Mapping[str, Any]) -> SuiteEntry:
-    """Return a suite's run.json entry: planned cases, and figures with backends that `machine` can run."""
+    """Return a suite's entry for run.json: planned cases' keys, and figures with backends replaced by `runnable`."""
     figures = tuple(replace(figure, primary=runnable(figure.primary, machine)) for figure in suite.figures)
     return SuiteEntry(suite.name, suite.question, figures, tuple(each.case.key for each in planned))

@@ -26,10 +26,10 @@ Count = Annotated[int, Field(ge=1, le=MOST)]
 class RunRequest(BaseModel):
     """The arguments of `run`, `verify`, `profile` or `ab`; UserError for bad values.
 
-    suites: () for the default suite. systems, batch, context, phase: () for all. Each can be comma-separated text.
+    suites: () for the default suite. systems, batch, context, phase: () for all. All five accept comma-separated text.
     sides: the two revisions of `ab`. rounds: processes per case and side of `ab`. way: the profiler (`--with`).
     budget_s: seconds of sampling per case; None: the default of the suite or, without one, of the device.
-    retry: which finished cases to measure again (`run_folder.retry_of`); giving it also sets `resume`.
+    retry: which finished cases to measure again (`run_folder.retry_of`); if `retry` is given, `resume` is set, too.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -87,7 +87,7 @@ class RunRequest(BaseModel):
         return found
 
     def published(self) -> "RunRequest":
-        """Return the request for run.json: no absolute paths, and no persons or hosts in --slurm."""
+        """Return a copy for run.json: no absolute paths, and "..." for --slurm values that identify people or hosts."""
         return self.model_copy(
             update={
                 "checkpoint": self.checkpoint and Path(self.checkpoint.resolve().name),

@@ -18,10 +18,10 @@ from harness.workers.slurm import JOB, refuse_submitted
 
 
 def resumed(request: RunRequest, out: Path) -> Run | None:
-    """Return the run in `out` that the request continues, or None for a new run.
+    """Return the run in `out` if it exists and `request.resume` is set; otherwise return None, for a new run.
 
-    RunError if a Slurm job holds `out`, or a new run's `out` is a file or not empty. UserError if `request.retry` is
-    "failed" or "flagged" and `out` has no run.
+    Raises RunError if a Slurm job may still write to `out`, or if a new run's `out` exists and is not an empty folder.
+    Raises UserError if `out` has no run and `request.retry` is "failed" or "flagged".
     """
     refuse_submitted(out)
     if request.resume and Run.exists(out):
@@ -80,7 +80,7 @@ def retry_of(run: Run, retry: str) -> Retry:
 
 
 def refuse_another_kind(current: Run, work: Plan) -> None:
-    """Raise UserError unless `ttt-bench run` made `current` on the plan's device, with the plan's --budget if given."""
+    """Raise UserError if `ttt-bench run` did not make `current`, or if the plan has another device or --budget."""
     if current.file.mode != "measure":
         raise UserError(f"{current.folder}: is a run of mode {current.file.mode!r}, not 'measure'; name another folder")
     if current.file.repeats > 1:
@@ -95,9 +95,9 @@ def refuse_another_kind(current: Run, work: Plan) -> None:
 
 
 def refuse_another_device(current: Run, work: Plan) -> None:
-    """Raise UserError if run and plan differ in device kind or in CPU or GPU model.
+    """Raise UserError if the plan's device is not the run's: a CPU instead of a GPU, or another CPU or GPU model.
 
-    CPU or GPU models are compared only if this machine and that of the last request have the plan's device kind.
+    Models are compared only if this machine and the machine of the run's last request both have the plan's device kind.
     """
     if current.jobs and work.device != current.file.device:
         kinds = f"is a run on {current.file.device}, and these cases are for {work.device}"

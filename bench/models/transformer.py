@@ -152,7 +152,7 @@ class Transformer(ChunkedModel):
         return causal_attention(q, cache[0, :, :, :end], cache[1, :, :, :end], mask)
 
     def _attend_step(self, cache: Tensor, position: Tensor, mask: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Write one token's k, v at `position` [1]; return attention [B, H, 1, D] under `mask`.
+        """Write one token's k, v to `cache` at `position` [1]; return attention [B, H, 1, D] with mask [1, capacity].
 
         SDPA's masked kernels have no GQA, so query heads that share a KV head are passed as tokens of one query head.
         """

@@ -136,7 +136,7 @@ class TTTLayer(nn.Module):
         return x.unflatten(-1, (self.config.heads, self.config.head_dim))
 
     def outer_parameters(self, rope: Rotation) -> OuterParameters:
-        """Return the inner loop's parameters outside its state; `rope` is from `rope_tables`."""
+        """Return the inner loop's parameters except its state: token scales, LayerNorm, `base_lr` and `rope`."""
         # s_i = max(0, 1/(i+1) + learnable_i)
         token_scale = torch.clamp_min(self.get_buffer("token_idx") + self.learnable_token_idx, 0.0)
         base_lr, theta = self.config.base_lr, self.config.rope_theta
@@ -241,7 +241,7 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def generate_state(self, state: TTTState, into: TTTState | None = None) -> TTTState:
-        """Convert `state` for generate_step, sharing its conv caches. into: old result to overwrite."""
+        """Convert `state` as in the base class; the result and `state` share the conv caches."""
         if into is None:
             made = [replace(layer, inner=self.operator.generate_state(layer.inner)) for layer in state.layers]
             return TTTState(state.batch, made, state.length, state.caches)
@@ -252,7 +252,7 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def init_generate_state(self, batch: int, context: int = 0) -> TTTState:
-        """Return an empty `generate_step` state; allocates one layer's forward state at a time."""
+        """Return an empty state for `generate_step`; to save memory, hold one layer's `prefill` state at a time."""
         states = (self.operator.generate_state(self._inner_state(block, batch)) for block in self.blocks)
         return self._state(batch, states)
 
@@ -285,9 +285,9 @@ class TTTModel(ChunkedModel):
         return cast(list[TTTBlock], list(self.model.layers))
 
     def _run_group(self, ids: Tensor, state: TTTState) -> Tensor:
-        """Run prompts in chunks of tokens; if SMs are idle, overlap two chunks on two CUDA streams."""
+        """Like the base class's method, but alternate chunks between two CUDA streams if `_leaves_sms_idle`."""
         length = self._chunk_length(len(ids))
-        if ids.shape[1] <= length or not self._leaves_idle(len(ids)):
+        if ids.shape[1] <= length or not self._leaves_sms_idle(len(ids)):
             return super()._run_group(ids, state)
         chunks = ids.split(length if ids.shape[1] < self.many_chunks * length else 2 * length, dim=1)
         overlap = Overlap(self.device)
@@ -297,8 +297,8 @@ class TTTModel(ChunkedModel):
         overlap.join()
         return hidden[:, -1]
 
-    def _leaves_idle(self, batch: int) -> bool:
-        """Return whether forward runs one block per head and sequence, on at most half of the SMs."""
+    def _leaves_sms_idle(self, batch: int) -> bool:
+        """Return whether forward's inner loop has one thread block per head and sequence, on at most half the SMs."""
         if self.device.type != "cuda" or not self.operator.one_block_per_head:
             return False
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
@@ -331,5 +331,5 @@ class TTTModel(ChunkedModel):
 
     def _chunk_length(self, batch: int) -> int:
         """Return a chunk's tokens per sequence: one or more whole mini-batches."""
-        tokens = self.overlapped_tokens // batch if self._leaves_idle(batch) else super()._chunk_length(batch)
+        tokens = self.overlapped_tokens // batch if self._leaves_sms_idle(batch) else super()._chunk_length(batch)
         return max(self.config.mini_batch, tokens // self.config.mini_batch * self.config.mini_batch)

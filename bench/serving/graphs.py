@@ -16,22 +16,21 @@ SMALLEST = 128  # tokens of the smallest graph
 
 
 def graph_size(tokens: int, sequences: int) -> tuple[int, int]:
-    """Return (tokens, sequences) of a step's graph: at least `tokens`, more than `sequences`.
+    """Return (tokens, sequences) of the CUDA graph for a step that has `tokens` tokens in `sequences` sequences.
 
-    Tokens are a multiple of SMALLEST; for steps of more than 512, at most a fourth is padding.
+    The graph has a spare sequence for padding tokens. Padding adds fewer than SMALLEST tokens or at most a fourth.
     """
     part = max((1 << (tokens - 1).bit_length()) // 8, SMALLEST)
     return -(-tokens // part) * part, 1 << sequences.bit_length()
 
 
 class PromptGraphs:
-    """CUDA graphs of one model's steps with prompts. They share memory and buffers.
+    """CUDA graphs of one model's steps with prompts; the graphs share memory and buffers. sequences: most per step.
 
     Each graph size is captured at its first use, which takes up to twice as long as a step without a graph.
     """
 
     def __init__(self, model: TTTModel, sequences: int) -> None:
-        """sequences: most sequences per step."""
         self._model = model
         self._graphs: dict[tuple[int, int], Callable[[], None]] = {}
         self._memory: Any = None  # of the graphs' tensors

@@ -1,4 +1,4 @@
-"""Slots, positions and prompts of a vLLM step; CUDA graphs read slots and positions from fixed buffers."""
+"""vLLM step metadata for TTT layers. CUDA graphs of generate steps read cache slots and positions in fixed buffers."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar

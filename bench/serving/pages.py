@@ -78,7 +78,7 @@ class Layout:
         mapped(self._empty, place)
 
     def state(self, pages: Tensor) -> BlockState:
-        """Return the states in a layer's pages [slots, bytes] int8 as views [slots, ...]; their position is None."""
+        """Return a layer's states as views [slots, ...] of `pages` [slots, bytes] int8, with `inner.position` None."""
         spans = iter(self.spans)
 
         def view(_: Tensor) -> Tensor:
@@ -89,9 +89,9 @@ class Layout:
 
 
 def hidden(model: TTTModel, layers: Sequence[BlockState], ids: Tensor, step: Step) -> Tensor:
-    """Return the residual stream [n, C] for a step's n tokens; update the slots' states.
+    """Return the residual stream [n, C] for a step's n tokens; update the states in the slots `step.slots`.
 
-    model: with `FusedBlock`. ids [N]: n token ids, then padding. layers: for each layer, the result of `Layout.state`.
+    model: built with `FusedBlock`. ids [N]: n token ids, then padding. layers: per layer, the result of `Layout.state`.
     """
     operator = model.operator
     assert isinstance(operator, KernelOperator)

@@ -12,9 +12,9 @@ HEADS = 128  # a step reads 2^n prompts with at least so many heads, if it can; 
 
 
 class TTTScheduler(AsyncScheduler):
-    """vLLM's asynchronous scheduler with two changes, and with another order of requests in a step's output.
+    """vLLM's asynchronous scheduler, changed for TTT models. The outputs of a step may be in another order than vLLM's.
 
-    Steps in which all requests generate are scheduled faster, because states need no new cache blocks. Prompts share a
+    If all requests generate, scheduling is faster, because states need no new cache blocks. Several prompts share a
     step, to occupy all SMs, unless `enable_chunked_prefill` is off or `long_prefill_token_threshold` is set.
     """
 
@@ -23,15 +23,15 @@ class TTTScheduler(AsyncScheduler):
         special = self.connector or self.aux_output_connector or self.perf_metrics or self.return_sampling_mask
         one_block = self.block_size >= self.max_model_len and not self.cache_config.enable_prefix_caching
         fits = self.max_num_running_reqs <= self.max_num_scheduled_tokens and self.num_sampled_tokens_per_step == 1
-        self._plain = one_block and fits and self.local_prefill_interval <= 1 and not special
+        self._fast_allowed = one_block and fits and self.local_prefill_interval <= 1 and not special  # by settings
         config, limits = read_config(self.vllm_config.model_config.model), self.scheduler_config
         self._mini_batch, self._prompts_at_once = config.mini_batch, 1 << ((HEADS - 1) // config.heads).bit_length()
         self._divides = limits.enable_chunked_prefill and not limits.long_prefill_token_threshold
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        """Return a step's schedule: made here if all requests generate and the settings allow it, else by vLLM."""
+        """Return a step's schedule: built here only if `_fast_allowed` and all requests generate, otherwise by vLLM."""
         starts = (self.waiting or self.kv_holding_waiting) and len(self.running) < self.max_num_active_reqs
-        usual = self._plain and not (starts or throttle_prefills or self._pause_state)
+        usual = self._fast_allowed and not (starts or throttle_prefills or self._pause_state)
         if not usual or not (requests := self._generating()):
             if self._divides:
                 self.scheduler_config.long_prefill_token_threshold = self._tokens_per_prompt()
@@ -74,10 +74,10 @@ class TTTScheduler(AsyncScheduler):
         return found
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
-        """Append tokens to continuing requests; let vLLM process the rest. Return outputs by client."""
+        """Append tokens to requests that continue; vLLM's method updates all others. Return outputs by client."""
         ran, rest, outputs = model_runner_output, dict[str, int](), dict[int, list[Any]]()
         prompts = ran.prompt_logprobs_dict or ran.prompt_token_id_logprobs_dict
-        if not self._plain or not ran.sampled_token_ids or ran.logprobs or prompts or ran.num_nans_in_logits:
+        if not self._fast_allowed or not ran.sampled_token_ids or ran.logprobs or prompts or ran.num_nans_in_logits:
             return super().update_from_output(scheduler_output, ran)
         reports = self.log_stats  # the first output's client gets the statistics, so vLLM's method must see it
         index, sampled = ran.req_id_to_index, ran.sampled_token_ids

@@ -26,7 +26,7 @@ TIMED_MINI_BATCHES = 8  # mini-batches whose steps are timed one by one
 
 
 def logits_along(model: Any, prefix: torch.Tensor, tokens: torch.Tensor, numbers: Collection[int]) -> Logits:
-    """Return the logits after prefix [rows, T] and the first n of tokens [steps, rows], for each n of `numbers`."""
+    """Return {n: logits [rows, V] after prefix [rows, T] and the first n tokens [steps, rows]} for n of `numbers`."""
     ids = torch.cat([prefix, tokens.T], dim=1)
     # `logits` runs a prompt in one piece, `last_logits` in chunks.
     found = model.logits(ids, len(tokens) + 1) if len(tokens) else last_logits(model, ids)[:, None]
@@ -70,7 +70,7 @@ class PhaseWork:
         """Reset the state. By default, do nothing, because `run` resets the state itself."""
 
     def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
-        """Return f(outputs, calls), which checks random sequences, or nothing if prompts are long."""
+        """Return f(outputs, calls): f checks random sequences, but none of more than LONGEST_CHECKED tokens."""
         tokens = self.tokens // self.case.batch
         if tokens > LONGEST_CHECKED:
             return not_compared(tokens, LONGEST_CHECKED)
@@ -107,7 +107,7 @@ class PhaseWork:
         return {}
 
     def reference(self) -> Any:
-        """Return the reference for timed outputs, in `exact_dtype`."""
+        """Return the reference model for checks of timed outputs; its dtype is `exact_dtype(self.case)`."""
         return self.adapter.timed_check_reference(self.model, exact_dtype(self.case), self.case)
 
     def rounded_reference(self) -> Any:
@@ -135,7 +135,7 @@ class PhaseWork:
     def repeat(self, rng: Random, rows: list[int]) -> list[int]:
         """Copy token ids of sequences `rows` to all others; return each sequence's source index.
 
-        Sequences of `rows` are their own sources. Others get a random one of `rows` at the same mini-batch position.
+        A sequence of `rows` is its own source. Another's source is drawn from `rows`, at the same mini-batch position.
         """
         alike = [[row for row in rows if self._ahead[row] == ahead] for ahead in self._ahead]
         sources = [row if row in rows else rng.choice(like) for row, like in enumerate(alike)]
@@ -147,8 +147,9 @@ class PhaseWork:
     ) -> Checks:
         """Compare logits [B, V] of the sequences `rows`, and of each row's worst copy, with the reference.
 
-        Also check inputs of the steps that `choices` returns, and that a new prefix changes logits as in the reference.
-        tokens: the steps' inputs [steps, B]. sources: result of `repeat`. logits_after: result of `new_past`.
+        Also check that the steps `choices` read tokens with nearly the reference's highest logit, and that a new prefix
+        changes logits as in the reference. tokens: the steps' inputs [steps, B]. sources: result of `repeat`.
+        logits_after: result of `new_past`.
         A row's worst copy: of the sequences with the row's tokens, the one whose logits differ most from the row's.
         """
         off = (logits.float() - logits[sources].float()).norm(dim=-1).nan_to_num(torch.inf)
@@ -180,7 +181,7 @@ class PhaseWork:
         return sorted({1, steps - 1}) if steps > 1 else []
 
     def _response(self, got: torch.Tensor, expected: torch.Tensor) -> Checks:
-        """From call 2 on, check that logits `got` [rows, V] changed as `expected` (the reference's) did."""
+        """From call 2 on, check that logits `got` changed since the last call as `expected` (the reference's) did."""
         before, self._answered = self._answered, (got.clone(), expected)
         if before is None:
             return Checks([])
@@ -246,7 +247,7 @@ class Generate(PhaseWork):
 
     @torch.inference_mode()
     def restart(self) -> None:
-        """Reset the state; if staggered, each sequence then reads up to its mini-batch position."""
+        """Reset the state. If staggered, sequence i then reads `_ahead[i]` random tokens, fewer than `units`."""
         self.model.reset_state(self.state)
         for ahead, rows in groupby(range(self.case.batch), key=self._ahead.__getitem__):
             if ahead:

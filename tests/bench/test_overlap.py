@@ -49,7 +49,7 @@ def log(monkeypatch) -> list[tuple]:
     monkeypatch.setattr(overlap_module, "_streams", lambda device: tuple(pair))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: caller)
     monkeypatch.setattr(torch.cuda, "stream", current)
-    monkeypatch.setattr(TTTModel, "_leaves_idle", lambda self, batch: True)
+    monkeypatch.setattr(TTTModel, "_leaves_sms_idle", lambda self, batch: True)
     monkeypatch.setattr(TTTModel, "overlapped_tokens", CHUNK)
     return entries
 
@@ -84,7 +84,7 @@ def test_chunks_enter_a_layer_in_their_order_and_the_caller_waits_for_all(log, m
             layer, waited = layer + 1, {}
         else:
             assert layer == layers
-    monkeypatch.setattr(TTTModel, "_leaves_idle", lambda self, batch: False)
+    monkeypatch.setattr(TTTModel, "_leaves_sms_idle", lambda self, batch: False)
     model.prefill_tokens = CHUNK
     assert all(map(torch.equal, overlapped, prefilled(model, ids)))
 
@@ -92,15 +92,15 @@ def test_chunks_enter_a_layer_in_their_order_and_the_caller_waits_for_all(log, m
 @pytest.mark.parametrize(("heads", "batch", "idle"), [(32, 2, True), (32, 3, False), (12, 5, True), (16, 5, False)])
 def test_half_of_the_sms_must_be_idle(heads: int, batch: int, idle: bool, monkeypatch) -> None:
     model = from_seed(model_config("ttt-linear", "tiny"), 0, "cpu", torch.float32)
-    assert not model._leaves_idle(1)  # no GPU
+    assert not model._leaves_sms_idle(1)  # no GPU
     monkeypatch.setattr(TTTModel, "device", torch.device("cuda:0"))
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: type("", (), {"multi_processor_count": 132})
     )
     model.config = replace(model.config, heads=heads, width=heads * model.config.head_dim)
-    assert not model._leaves_idle(batch)  # PyTorch's operator is not a kernel
+    assert not model._leaves_sms_idle(batch)  # PyTorch's operator is not a kernel
     model.operator.one_block_per_head = True
-    assert model._leaves_idle(batch) == idle
+    assert model._leaves_sms_idle(batch) == idle
 
 
 @pytest.mark.gpu
@@ -117,9 +117,9 @@ def test_on_a_gpu_two_chunks_at_once_are_bitwise_one_after_the_other(learner: st
     model = from_seed(config, 0, "cuda", torch.bfloat16, operator=operator, block=FusedBlock)
     monkeypatch.setattr(TTTModel, "overlapped_tokens", 2048)
     ids = torch.randint(config.vocabulary, (2, 9 * 1024 + 37), device="cuda")
-    assert model._leaves_idle(2)
+    assert model._leaves_sms_idle(2)
     attempts = [prefilled(model, ids) for _ in range(5)]
-    monkeypatch.setattr(TTTModel, "_leaves_idle", lambda self, batch: False)
+    monkeypatch.setattr(TTTModel, "_leaves_sms_idle", lambda self, batch: False)
     model.prefill_tokens = 2048
     expected = prefilled(model, ids)
     for found in attempts:

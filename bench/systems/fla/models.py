@@ -87,7 +87,7 @@ class FlaWork(PhaseWork):
 
 
 class FlaForward(FlaWork, Forward):
-    """Timed forward. Above RECURRENT_CHECKED_TOKENS tokens, the reference is the same model on pieces of the prompt."""
+    """Timed forward. The reference runs recurrent kernels or, on pieces of long prompts, the timed kernels."""
 
     @property
     def _is_long(self) -> bool:

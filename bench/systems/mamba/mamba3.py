@@ -45,7 +45,7 @@ class Mamba3(RecurrentLayer):
         return self.matrix + self.heads * (self.key_dim + self.value_dim + self.angles)
 
     def work(self, case: Case) -> Work:
-        """Return FLOPs and bytes moved. FLOPs per state element and token: decay 1, two updates as one 2, output 2."""
+        """Return FLOPs and bytes moved. FLOPs per state element and token: decay 1, two merged updates 2, output 2."""
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         shared = width * (2 * self.key_dim + self.angles)
         row = width * (2 * self.value_dim + 1) + 4 * 2  # v, output, trap; decay and time step
@@ -53,7 +53,7 @@ class Mamba3(RecurrentLayer):
         return Work(5 * tokens * self.matrix, moved)
 
     def random_inputs(self, case: Case) -> dict[str, Given]:
-        """Draw kernel arguments as a new layer computes them from normalised activations.
+        """Draw random kernel arguments, distributed as in a newly initialised layer. ADT is A dt, and DT is dt.
 
         Q, K [B, T, 1, K]; V [B, T, H, V]; ADT, DT, Trap [B, H, T]; Q_bias, K_bias [H, K]; Angles [B, T, H, angles].
         """

@@ -68,7 +68,7 @@ def state_space(
 
 
 class ScannedMamba:
-    """Reference model: transformers' Mamba `inner` with this module's scan, run on `device` layer by layer."""
+    """Reference that runs transformers' Mamba model `inner` with this module's scan, layer by layer on `device`."""
 
     stored: torch.dtype | None = None  # dtype of the checked model's state from token `prompt` on; see `state_space`
     prompt = 0
@@ -103,7 +103,7 @@ class ScannedMamba:
 
 
 class ScannedMamba2(ScannedMamba):
-    """Reference model: transformers' Mamba-2 `inner` with this module's scan, run on `device` layer by layer."""
+    """Like `ScannedMamba`, for transformers' Mamba-2 model `inner`."""
 
     def _mix(self, mixer: Any, x: Tensor) -> Tensor:
         """Return the mixer's output [B, T, C] for x [B, T, C] (arXiv 2405.21060, section 2.1)."""

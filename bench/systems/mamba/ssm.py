@@ -47,7 +47,7 @@ class MambaSSMModel(PackageModel):
         torch._foreach_zero_([tensor for tensors in state.key_value_memory_dict.values() for tensor in tensors])
 
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Read whole prompts, a few per call of `inner`: its scan must start from an empty state."""
+        """Read ids [B, T], some prompts per call of `inner`, each prompt whole: a scan starts from an empty state."""
         check_ids(ids, 2, state.max_batch_size)
         rows = max(1, PREFILL_TOKENS // ids.shape[1])
         pieces = [slice(start, start + rows) for start in range(0, ids.shape[0], rows)]
@@ -111,7 +111,7 @@ class MambaSSM(TunedLanguageModel):
         return model
 
     def reference(self, model: MambaSSMModel, dtype: torch.dtype) -> ScannedMamba:
-        """Return a `ScannedMamba` with the model's weights: `Mamba` would run mamba-ssm's kernels."""
+        """Return a `ScannedMamba` with the model's weights: transformers' Mamba would run mamba-ssm's kernels."""
         from bench.models.mamba import Mamba
 
         transformers = Mamba(model.config, device(), dtype)
@@ -119,7 +119,7 @@ class MambaSSM(TunedLanguageModel):
         return ScannedMamba(transformers.inner, device())
 
     def timed_check_reference(self, model: MambaSSMModel, dtype: torch.dtype, case: Case) -> ScannedMamba:
-        """Return `reference` with its state stored in the model's dtype: a bfloat16 state loses small added terms."""
+        """Return `reference`, with the state of generate steps rounded to mamba-ssm's dtype, `model.dtype`."""
         reference = self.reference(model, dtype)
         reference.stored, reference.prompt = model.dtype, 0 if case.phase == "generate" else case.context
         return reference
