@@ -1,6 +1,6 @@
 """Measure a package's recurrent layer: forward of whole sequences from an empty state.
 
-As for TTT, the layer is only its sequence mixer, without projections, convolutions and output gating.
+Only the layer's sequence mixer is measured, as for TTT layers: no projections, convolutions or output gating.
 """
 
 from abc import ABC, abstractmethod
@@ -87,7 +87,7 @@ class RecurrentLayer(ABC):
 
     @abstractmethod
     def run(self, kernel: Callable[..., Any], inputs: dict[str, Tensor]) -> Results:
-        """Call the kernel; return "output" [B, T, H, V] and the final state's tensors [B, ...], by name."""
+        """Call the kernel; return "output" [B, T, H, value_dim] and the final state's tensors [B, ...], by name."""
 
     @abstractmethod
     def naive(self, **inputs: Tensor) -> Results:
@@ -95,9 +95,9 @@ class RecurrentLayer(ABC):
 
 
 class Regressor:
-    """Base class of adapters of a package's recurrent layers; a subclass sets the fields.
+    """Base class of adapters of a package's recurrent layers; a subclass sets the class attributes.
 
-    module: the package's module. packages: distributions whose versions are recorded. layers: the layer of each system.
+    module: the package's import name. packages: distributions whose versions are recorded. layers: {system: layer}.
     """
 
     module: ClassVar[str]

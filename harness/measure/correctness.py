@@ -25,7 +25,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Checks:
-    """A case's checks. unchecked: note on missing checks, such as no reference; "" for none."""
+    """A case's checks. unchecked: the reason for each omitted check, joined by "; "; "" if no check was omitted."""
 
     checks: Sequence[Check]
     unchecked: str = ""

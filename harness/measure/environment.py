@@ -44,7 +44,7 @@ _LONGEST = 200
 
 
 def child_environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return os.environ with CUDA_DEVICE_ORDER and `added`, without variables that redirect git or Slurm."""
+    """Return os.environ plus CUDA_DEVICE_ORDER and `added`, without variables that override git or Slurm options."""
     kept = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
     return {**kept, **DEVICE_ORDER, **(added or {})}
 
@@ -166,7 +166,7 @@ def refusal_of_git() -> str:
 
 
 def uncommitted(root: Path) -> list[str] | None:
-    """Return changed files and untracked sources outside reports/results; None if git fails."""
+    """Return changed tracked files and untracked source files, except those in reports/results; None if git fails."""
     status = ("status", "--porcelain", "--untracked-files=all", "--", ".", _WITHOUT_RESULTS)
     changes, refusal = ask_git(root, *status)
     if refusal:

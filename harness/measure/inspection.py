@@ -73,8 +73,8 @@ class CallChecker:
         """Set the outputs to NaN, run the timed call on fresh inputs, and return all checks so far.
 
         clock: the clock that timed `run`.
-        A second call is checked if an input has a token axis, or if `timed_check` draws new tokens itself
-        (`Workload.renews_past`). Before it, only early tokens change; the second outputs must differ from the first.
+        If an input has a token axis, or if `timed_check` draws new tokens (`Workload.renews_past`), a second call
+        is checked. In it, only early tokens are new, and the outputs must differ from the first call's outputs.
         """
         if self._ran:
             self._check_outputs()
@@ -88,7 +88,7 @@ class CallChecker:
         return Checks([*self.missed, *checked.checks], "; ".join(filter(None, (checked.unchecked, renewed))))
 
     def _compared_call(self, clock: Clock, unchanged: str) -> Checks:
-        """Take a sample and check its outputs. unchanged: name of the check that fails for unchanged outputs."""
+        """Take a sample and check its outputs. unchanged: name of the check that new inputs changed the outputs."""
         compare, checked = self._start_check()
         for each in tensors_of(self._outputs):
             _poison(each)
@@ -127,9 +127,9 @@ class CallChecker:
             self._miss("inputs_changed_by_the_work")
 
     def _follow_inputs(self, name: str = "outputs_unchanged_by_new_inputs", past_renewed: bool = False) -> None:
-        """Fail the check `name` if a sequence's inputs changed but its outputs did not.
+        """Fail the check `name` if, for any sequence, the inputs changed but the outputs did not.
 
-        past_renewed: whether `timed_check` changed early tokens of every sequence, which counts as changed inputs.
+        past_renewed: if True, every sequence's inputs count as changed, because `timed_check` drew new early tokens.
         """
         outputs, batch = list(tensors_of(self._outputs)), self._case.batch
         floating = [each for each in outputs if each.is_floating_point()]  # integers can be the inputs themselves

@@ -1,4 +1,4 @@
-"""The interval of the median of one process's samples, which assumes no distribution."""
+"""Compute a nonparametric confidence interval of the median of one process's samples."""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -10,7 +10,7 @@ from statistics import median
 CONFIDENCE = 0.95
 FEWEST = 6  # samples whose range contains the median with 95%
 TOGETHER = 5  # samples of a block; its median follows a drift and ignores an outlier
-# Correlations up to so many standard errors may be chance: of signs about the median, of ranks.
+# Lag-1 autocorrelations up to this many standard errors are insignificant: of signs about the median, of ranks.
 _CORRELATED, _RANKS_CORRELATED = 1.3, 0.5
 
 
@@ -38,13 +38,13 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
 
 
 def independent_samples(samples: Sequence[float]) -> int:
-    """Return the effective sample size: the smaller of `_worth_by_signs` and `_worth_by_ranks`."""
+    """Return the effective sample size: the smaller of `_effective_size_by_signs` and `_effective_size_by_ranks`."""
     # Signs show slow or irregular drift; ranks also show correlation in a few dozen samples.
-    return min(_worth_by_signs(samples), _worth_by_ranks(samples))
+    return min(_effective_size_by_signs(samples), _effective_size_by_ranks(samples))
 
 
-def _worth_by_ranks(samples: Sequence[float]) -> int:
-    """Return the effective size of n samples: n (1 - r) / (1 + r), or n if r may be chance.
+def _effective_size_by_ranks(samples: Sequence[float]) -> int:
+    """Return the effective size of n samples: n (1 - r) / (1 + r); n if n < 6 or r is insignificant.
 
     r: correlation of successive samples' ranks, corrected for bias (Marriott and Pope, Biometrika 41, 1954).
     """
@@ -61,8 +61,8 @@ def _worth_by_ranks(samples: Sequence[float]) -> int:
     return max(1, round(count * (1 - correlation) / (1 + correlation)))
 
 
-def _worth_by_signs(samples: Sequence[float]) -> int:
-    """Return the effective size of n samples: n / (1 + 2 s), or n if the signs may be uncorrelated.
+def _effective_size_by_signs(samples: Sequence[float]) -> int:
+    """Return the effective size of n samples: n / (1 + 2 s); n if n < 12 or the lag-1 autocorrelation is insignificant.
 
     s: sum of the autocorrelations of the signs of (sample - median). Pairs of successive lags are added while a pair's
     sum is positive (Geyer, Practical Markov Chain Monte Carlo, 1992, section 3.3). 1 + 2 s is corrected for bias.

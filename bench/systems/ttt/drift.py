@@ -33,9 +33,9 @@ class Exact:
 
 
 def compared(adapter: Any, workload: Workload, model: Any, case: Case) -> Workload:
-    """Return the workload; its check also measures and limits the drift over `context` tokens.
+    """Return the workload; its check also limits how far `model` drifts from a float64 model over `context` tokens.
 
-    adapter: stores the last exact run, for a next case that differs only in the state's precision.
+    `adapter.exact` stores the float64 model's run; the next case reuses this run if only its `state_dtype` differs.
     """
     own = workload.check
     assert own is not None
@@ -98,7 +98,7 @@ def drift(model: Any, exact: Exact) -> dict[str, float]:
 
 
 def _stepper(model: Any, ids: Tensor, tokens: int) -> Callable[[], Tensor]:
-    """Return f() -> logits [B, V], which runs a step on buffer `ids` [B], at most `tokens` times."""
+    """Return f() -> logits [B, V]; each of at most `tokens` calls runs a generate step on token ids `ids` [B]."""
     state = model.init_generate_state(len(ids), tokens)
     logits: list[Tensor] = []
 

@@ -1,4 +1,4 @@
-"""Compare each TTT layer's inner loop with a reference: logits hardly show its errors."""
+"""Compare each TTT layer's inner loop with a reference, because errors in inner loops hardly change the logits."""
 
 from typing import Any, cast
 

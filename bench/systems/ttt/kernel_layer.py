@@ -127,7 +127,7 @@ class GenerateSet:
         return cls(generate, state, [inputs[name] for name in OUTER], tokens, torch.empty_like(tokens[0]))
 
     def advance(self, step: int, **options: Any) -> None:
-        """Run one generate step: read `self.tokens` and write `self.out` at index `step`."""
+        """Call `generate_step` on the tokens at index `step`, with `options`; store the output in `self.out[step]`."""
         token = [each[step] for each in self.tokens]
         self.generate.generate_step(*token, *self.outer, self.state, out=self.out[step], launch=self.launch, **options)
 
@@ -167,9 +167,9 @@ class Steps:
         return self._out.flatten(0, 1)
 
     def timed_check(self, rng: Random) -> Callable[[torch.Tensor, int], Checks]:
-        """Draw sequences of a random set, copy their state; return a check of the last step's output.
+        """Copy the state of some sequences of a random `GenerateSet`; return a check of their outputs in the last step.
 
-        The reference repeats all steps since the copy. Above CHECKED_STEPS steps, the check compares nothing.
+        The reference runs the same steps from the copied state. Above CHECKED_STEPS steps, nothing is compared.
         """
         drawn_set = rng.randrange(len(self.sets))
         some = self.sets[drawn_set]
@@ -190,9 +190,9 @@ class Steps:
 
 @torch.no_grad()
 def _exact_steps(some: GenerateSet, begun: Any, rows: list[int], calls: int, rounds: int) -> torch.Tensor:
-    """Run the float64 reference for calls * rounds steps; return the last output [rows, H, D].
+    """Run the float64 reference `calls` times over `rounds` tokens per sequence; return the last output [rows, H, D].
 
-    W is rounded after each step if the kernels store it in 16 bits without planes. begun: initial state of `rows`.
+    begun: initial state of `rows`. With precision bfloat16 or float16, W is rounded to this dtype after each step.
     """
     reference = import_module(some.generate.__name__.rpartition(".")[0] + ".reference")
     precision = PRECISIONS[some.state.precision]
@@ -221,7 +221,7 @@ def steps_in_turn(first: GenerateSet, config: TTTConfig, dtype: str) -> Steps:
 
 
 def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
-    """Return `first` and copies of it, at least `at_least` sets, at evenly spaced positions in a mini-batch."""
+    """Return `at_least` or more sets, `first` and copies of it, which start at evenly spaced mini-batch positions."""
     m = len(first.tokens[0])
     count = -(-at_least // m) * m if at_least > m else next(n for n in range(at_least, m + 1) if m % n == 0)
     sets = [first, *(replace(first, state=deepcopy(first.state)) for _ in range(count - 1))]

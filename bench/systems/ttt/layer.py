@@ -116,10 +116,10 @@ def layer_workload(
 def layer_timed_check(
     case: Case, exact: Callable[[list[int], int], Results], most: int
 ) -> Callable[[Random], Callable[[Results, int], Checks]]:
-    """Return a `Workload.timed_check` of random sequences' outputs and final states.
+    """Return a `Workload.timed_check` of random sequences' outputs and final states; at most `most` tokens in total.
 
     exact(sequences, tokens): returns the reference's results for the first `tokens` tokens of these sequences.
-    At most `most` tokens are compared in total. If `context` is longer: only one sequence's first `most` outputs.
+    If sequences have more than `most` tokens each, only the first `most` outputs of one sequence are compared.
     """
     tokens, whole = min(case.context, most), case.context <= most
 
@@ -148,7 +148,7 @@ def check_results(found: Results, expected: Results, dtype: str, prefix: str = "
 
 
 def layer_work(config: TTTConfig, case: Case) -> dict[str, Work]:
-    """Return a layer's FLOPs and minimum bytes moved; {} if option `part` times only a part."""
+    """Return {TTT: the layer's FLOPs and minimum bytes moved}; {} if the case has the option `part`."""
     if case.option("part", ""):
         return {}
     cost = COSTS[config.learner]
@@ -214,7 +214,7 @@ def exact_forward(reference: Any, inputs: dict[str, Any], rows: list[int], token
 
 
 def _exact_outputs(reference: Any, arguments: dict[str, Any], trace: Any, rows: list[int], tokens: int) -> Results:
-    """Return float64 outputs for the first `tokens` tokens of sequences `rows`. trace: `reference.states(...)[0]`."""
+    """Return float64 outputs for the first `tokens` tokens of sequences `rows`. trace: trace of `reference.states`."""
     batch, mini_batches = len(arguments["q"]), tokens // len(arguments["token_scale"])
     exact = {name: to_float64(x[rows, :tokens] if name in PER_TOKEN else x) for name, x in arguments.items()}
     states = tuple(x[:mini_batches].unflatten(1, (batch, -1))[:, rows].flatten(1, 2).double() for x in trace)

@@ -30,7 +30,7 @@ class TTTLanguageModel(LanguageModel):
         return compared(self, workload, self._model(case), case) if case.option("compare", "") else workload
 
     def reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return a copy of the model in `dtype`, in the primal form, which computes W per token."""
+        """Return a copy of the model in `dtype` and the primal form, which computes each token's hidden state W."""
         reference = super().reference(model, dtype)
         reference.operator = TorchOperator(reference.config.learner, form="primal")
         return reference
@@ -42,7 +42,7 @@ class TTTLanguageModel(LanguageModel):
         return reference
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
-        """Return a reference in the case's dtype; None for float32 and for 16-bit states, which no reference has."""
+        """Return a reference in the case's dtype; None for float32 and for 16-bit states (references' are wider)."""
         return None if case.state_dtype in ("bfloat16", "float16") else super().rounded_reference(model, case)
 
     def _compare(self, model: Any, case: Case) -> Checks:

@@ -283,9 +283,9 @@ class Engine:
         return ", ".join(dict.fromkeys(names)), ", ".join(dict.fromkeys(versions))
 
     def facts(self, head_rows: float | None = None) -> model_facts.Facts:
-        """Return facts about weights and caches for the fairness check, `model_facts.checks`.
+        """Return the `Facts` about vLLM's model that `model_facts.checks` compares with the case.
 
-        head_rows: number of positions per prompt for which logits are computed; None if not counted.
+        head_rows: mean number of positions per prompt for which the model computes logits; None: not checked.
         """
         (weights,) = self.llm.apply_model(lambda model: dict(model.named_parameters()))
         cached = self.llm.llm_engine.vllm_config.cache_config.enable_prefix_caching
@@ -294,7 +294,7 @@ class Engine:
         )
 
     def check(self, case: Case, last_logits: Callable[..., torch.Tensor]) -> Checks:
-        """Check logits after a prompt and each greedy step, and fairness (`model_facts.checks`).
+        """Check logits after prompts and after greedy generate steps; return these checks and `model_facts.checks`.
 
         last_logits: the method `VllmSystem.last_logits`, which computes the reference's logits.
         """
@@ -309,7 +309,7 @@ class Engine:
         return check_logits(got, expected, case.dtype, widening(case)) + Checks(fair)
 
     def _head_rows(self, prompts: list[list[int]]) -> float:
-        """Return the number of positions per prompt for which the model computes logits."""
+        """Return the mean number of positions per prompt for which the model computes logits."""
         (model,) = self.llm.apply_model(lambda model: model)
         rows, original = list[int](), model.compute_logits
 
@@ -357,6 +357,6 @@ def _attention_of(layer: Any) -> tuple[str, str] | None:
 
 
 def _logits(output: Any, vocabulary: int) -> torch.Tensor:
-    """Return a request's logits [steps, V]; vLLM gives a dictionary by token id per step."""
+    """Return a request's logits [steps, V]; for each step, vLLM returns a dictionary from token id to logit."""
     rows = [[step[token].logprob for token in range(vocabulary)] for step in output.outputs[0].logprobs]
     return torch.tensor(rows)

@@ -78,7 +78,7 @@ class VllmSystem:
         return no_gpu() or other_release("vllm", *self.releases) or cannot_import("vllm", "vllm.platforms.cuda")
 
     def register(self) -> None:
-        """Register the model's class object: with a name, vLLM would inspect the class in a subprocess."""
+        """Register the model's class object in vLLM: given a name, vLLM would inspect the class in a subprocess."""
         from vllm import ModelRegistry
 
         module = importlib.import_module(self.implementation.partition(":")[0])
@@ -101,7 +101,7 @@ class VllmSystem:
         """Raise RuntimeError unless the engine runs the case's kernels. By default, do nothing."""
 
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
-        """Return logits [B, last, V] of `reference`, a model on the host, at the end of ids [B, T]."""
+        """Run `reference` (weights on the host) on ids [B, T]; return the final `last` tokens' logits [B, last, V]."""
         return last_logits(reference, ids, last, torch.device(device()))
 
     def prompt_tokens(self, case: Case) -> int:
@@ -180,7 +180,7 @@ class VllmSystem:
         )
 
     def _cache_bytes(self, case: Case, graphs: str) -> int | None:
-        """Return cache bytes; None (vLLM chooses) for a full model unless `graphs` is "prompts"."""
+        """Return the cache's bytes; None (vLLM chooses) if the model has all layers and `graphs` is not "prompts"."""
         name, layers = uncut(case.size)
         if not layers and graphs != "prompts":
             return None
@@ -210,7 +210,7 @@ def gpu_memory() -> int:
 
 
 class _TimedBatches:
-    """Base class of a phase's timed batches in vLLM. timed: the timed part, in words."""
+    """Base class that runs and times a phase's batches in vLLM. timed: the timed span in words, for the record."""
 
     timed: str
     units = 1  # steps of a sample of the generate phase
@@ -269,7 +269,7 @@ class _TimedBatches:
             yield self.samples_of(self.once())
 
     def timed_check(self, rng: Random, last_logits: Callable[..., torch.Tensor]) -> Callable[[Any, int], Checks]:
-        """Return f(outputs, calls), which checks last tokens of random sequences, unless too long."""
+        """Return f(outputs, calls) to check last tokens of random sequences if their mean length is <= MODEL_LENGTH."""
         tokens = self.context + self.new_tokens - 1
         if tokens > MODEL_LENGTH:  # the engine leaves the reference no memory for more
             return not_compared(tokens, MODEL_LENGTH)
@@ -323,7 +323,7 @@ class EngineGenerate(_TimedBatches):
             self.timed = f"{self.timed}; a sample is the mean of {self.units} steps"
 
     def centre(self) -> None:
-        """Shorten prompts by half the generated tokens, so that the mean context of steps is the case's."""
+        """Shorten prompts by half the generated tokens; the mean context of steps is then about `Case.context`."""
         self.context = max(1, self.context - self.new_tokens // 2)
         self.timed = f"{self.timed}; prompts of {self.context} tokens, so that these steps lie around the context"
 
@@ -354,7 +354,7 @@ class EngineGenerate(_TimedBatches):
 
 
 class EngineRequest(_TimedBatches):
-    """Timed request batches: each request reads its prompt and generates 1 + `steps` tokens."""
+    """Timed request batches: after each prompt, the engine generates 1 + `Case.new_tokens` tokens."""
 
     timed = "all prompts and their tokens, from the first step to the last token"
 

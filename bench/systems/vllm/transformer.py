@@ -1,4 +1,4 @@
-"""Run the Llama-shaped Transformer in vLLM; check that it runs the expected attention."""
+"""Run the Llama-shaped Transformer in vLLM; check that vLLM uses the expected attention kernel."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

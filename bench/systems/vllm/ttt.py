@@ -39,7 +39,7 @@ class VllmTTT(VllmSystem):
         super().register()
 
     def _sequences(self, case: Case) -> int:
-        """Return max_num_seqs, at most what fits in the cache; vLLM captures a graph of that size."""
+        """Return max_num_seqs, at most the cache's capacity: vLLM captures graphs of up to max_num_seqs sequences."""
         whole = replace(case, size=uncut(case.size)[0])
         room = self._cache_bytes(whole, "prompts")  # the smallest cache, as a margin
         assert room is not None
