@@ -13,7 +13,7 @@ from harness.workers.machine_load import is_loaded
 
 STEADY = 0.1  # limits, relative to the median, of half the interval and of quartiles' and processes' distances
 DRIFT = 0.05  # limit of the relative difference between the first and the last quarter's medians
-Processes = Sequence[Sequence[float]]  # a case's samples in milliseconds, per process
+Processes = Sequence[Sequence[float]]  # a case's samples by process, in ms per unit of work or token
 TIMES_OF_A_REQUEST = ("time_to_first_token_ms", "time_between_tokens_ms")  # metrics with an interval
 
 
@@ -50,10 +50,7 @@ def quality_of(group: Sequence[Record]) -> Quality:
 
 
 def flagged(records: Iterable[Record], few: Container[str] = ()) -> set[str]:
-    """Return the keys of cases with any flag of `Quality`.
-
-    few: keys of cases whose flag `few_samples` is ignored.
-    """
+    """Return the keys of cases with a flag of `Quality`. The flag `few_samples` does not count for keys in `few`."""
     found = {key: quality_of(own) for key, own in by_case(records).items()}
     return {key for key, flags in found.items() if flags not in (Quality(), Quality(few_samples=key in few))}
 
@@ -100,8 +97,8 @@ def _unsteady_times(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, 
 def is_unsteady(processes: Processes) -> bool:
     """Whether a case's times vary too much for a reliable latency.
 
-    True if the interval is over 20% wide or the processes' medians are over 10% apart. Also true if, in the median
-    over processes, `quartiles_apart` exceeds 10% or `ends_apart` 5%. Times: per token if processes differ in tokens.
+    True if `pooled_interval` is over 20% wide, or if the processes' medians are over 10% apart. Also true if the median
+    over processes of `quartiles_apart` exceeds 10%, or the median of `ends_apart` exceeds 5%.
     """
     middle, low, high = pooled_interval(processes)
     medians = [median(samples) for samples in processes]
@@ -111,10 +108,10 @@ def is_unsteady(processes: Processes) -> bool:
 
 
 def pooled_interval(processes: Processes) -> tuple[float, float, float]:
-    """Return (median of the processes' medians, low, high), from their relative intervals.
+    """Return (median, low, high): the median of the processes' medians and its 95% interval.
 
-    Each process's `median_interval` gives two ratios, low / median and high / median. The returned interval is the
-    returned median times the medians of these ratios over processes. Differences between processes do not widen it.
+    `median_interval` returns (m, l, h) for each process. low is the returned median times the median of l / m over
+    processes, and high uses h / m instead. So differences between processes do not widen the interval.
     """
     within = [median_interval(samples) for samples in processes]
     centre = median(middle for middle, _, _ in within)

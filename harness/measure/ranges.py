@@ -63,7 +63,7 @@ def is_recorded() -> bool:
 
 @contextmanager
 def nvtx_range(name: str) -> Iterator[None]:
-    """Run the block in an NVTX range (once torch uses CUDA) and, inside `recorded`, a profiler range."""
+    """Run the block in an NVTX range if torch uses CUDA, and in a torch.profiler range if `is_recorded()`."""
     if _Recording.entered:
         _Recording.entered(name)
     if _Recording.on:

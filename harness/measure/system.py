@@ -46,17 +46,18 @@ class Workload:
 
     run: runs the timed work once and returns its outputs, a tensor or nested tuples, lists and dicts of tensors.
         Later calls must not read these outputs. On a GPU, `run` must not wait for the device. For timing "graph", a
-        CUDA graph must be able to capture it. If `units` is above 1, the outputs are one tensor for each unit, or
-        their last tensor is [units, batch, ...].
+        CUDA graph must be able to capture `run`. If `units` is above 1, `run` returns one tensor per unit, or the
+        last tensor that it returns has the shape [units, batch, ...].
     units: units of work in one call of `run`, such as 16 generate steps; each sample is divided by `units`.
     tokens: tokens that one unit processes, over all sequences. device: "cpu" or "cuda".
     capture: called before `run`; captures CUDA graphs that `run` and `measured` replay. Peak memory includes them.
     inputs: tensors that the harness refills between samples and before the checked calls.
-    timed_check: compares outputs of a timed call with the reference; None without a reference. Called with a random
-        generator before the checked call, to choose sequences and store their state. Returns f(outputs, calls) ->
-        Checks, called after `calls` calls of `run`. For an engine, all batches precede both calls; f gets (None, 1).
-    renews_past: whether `timed_check` itself draws new early tokens, because no input has a token axis. After a second
-        call with new early tokens, the outputs must differ from the first call's.
+    timed_check: compares outputs of a timed call with the reference; None without a reference. Before that call, the
+        harness calls timed_check(rng), which chooses sequences, stores their state and returns f(outputs, calls) ->
+        Checks. The harness calls f after `calls` calls of `run`. For an engine, the harness calls both timed_check(rng)
+        and f(None, 1) after the last batch.
+    renews_past: whether timed_check(rng) draws new tokens that precede the timed ones, because no input has a token
+        axis. Then the harness checks two calls, and each sequence's outputs must differ between them.
     `check`: compares outputs with the reference before timing; None without a reference.
     engine_samples: for a system that times itself; yields for each batch a list of milliseconds per unit. The first
         batches warm up (`timer.warm_up_engine`).

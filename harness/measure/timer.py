@@ -73,7 +73,7 @@ def never_throttled() -> bool:
 
 
 def measure(run: Callable[[], object], clock: Clock, policy: Policy, limited: bool = True) -> Timing:
-    """Prepare, warm up and time `run`. limited: warm up as long as a throttled device needs."""
+    """Prepare, warm up and time `run`. limited: whether to warm up for as long as a throttled device needs."""
     clock.prepare(run)
     warm_up(clock, policy, lambda: limited)
     return take_samples(clock, policy)
@@ -100,7 +100,7 @@ def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_
 
 
 def least_warmup_s(clock: Clock, policy: Policy, limited: bool) -> float:
-    """Return the minimum warm-up in seconds, longer if `limited` (throttled under load)."""
+    """Return the minimum warm-up in seconds. limited: whether load throttles the device, which then warms up longer."""
     return min(_most_warmup_s(policy), max(WARMUP_S, clock.settles_s if limited else clock.wakes_s))
 
 
@@ -123,10 +123,10 @@ def take_samples(
     before_sample: Callable[[], None] = lambda: None,
     least_s: float = LEAST_S,
 ) -> Timing:
-    """Sample until `stop_reason` ends it: at a precise median, `MAX_SAMPLES` or the time limit.
+    """Sample until `stop_reason` returns a reason: a precise median, `MAX_SAMPLES` samples or the end of the budget.
 
-    before_sample: called before each sample. throttled: called after each, returns whether the device is throttled.
-    least_s: minimum seconds, or the budget if shorter, before a precise median can end the sampling.
+    before_sample: called before each sample. throttled: called after each sample, returns whether the GPU is throttled.
+    least_s: a precise median ends the sampling only after this many seconds, or after the budget if that is shorter.
     """
     timing = Timing([], [], "")
     start = clock.now()
@@ -170,8 +170,8 @@ def take_engine_samples(
 
     batches_ms: yields each batch's samples in ms per unit of work. units: units in a sample.
     All samples of a batch are used, because the first steps after a prompt differ from later steps. Samples of a batch
-    are correlated, so a narrow interval ends sampling only after `BATCHES` batches. The elapsed time for `stop_reason`
-    is the samples' total time or, if longer, 1/`READS` of the wall time. Raises ValueError if there are no samples.
+    are correlated, so a narrow interval ends sampling only after `BATCHES` batches. `stop_reason` compares the budget
+    with the samples' total time or, if longer, wall time / `READS`. Raises ValueError if there are no samples.
     """
     timing = Timing([], [], "")
     start = time.monotonic()
@@ -197,9 +197,9 @@ def stop_reason(
         least `LEAST_SAMPLES` samples and min(least_s, policy.budget_s) seconds.
     "count": there are `MAX_SAMPLES` samples.
     "budget": `policy.budget_s` is over and the interval lies within ±`DOUBTFUL` * precision, or the extended budget is
-        over. Extended budget: budget_s + LONGEST_WAIT_S, but at most PATIENCE * budget_s from 1.5 * min_samples
-        samples on. A budget of 0 is not extended.
-    due: whether to compute the interval now; None to compute it after every 10% more samples, which saves time.
+        over. The extended budget is budget_s + LONGEST_WAIT_S. If there are at least 1.5 * min_samples samples, it is
+        at most PATIENCE * budget_s. A budget of 0 is not extended.
+    due: whether to compute the interval now; None to save time and compute it only after every 10% more samples.
     """
     if len(samples) < policy.min_samples:
         return ""

@@ -83,9 +83,9 @@ class _Work:
         self.alone_us = 0.0  # time of a run without a profiler
 
     def warm(self) -> None:
-        """Run the work until it is compiled; set `call_s`, the seconds of a call.
+        """Run the work until it is compiled; set `call_s` (seconds per call) and `passes`.
 
-        Also set `passes`, how often a call enters `COUNTED_LAYER`. For an engine, set only `units`.
+        `passes`: how often a call enters `COUNTED_LAYER`. For an engine, set only `units`: profiled units per batch.
         """
         if self.is_engine:
             self._once(nullcontext())
@@ -122,7 +122,7 @@ class _Work:
         return self.clock.launch if self.clock else self.workload.run
 
     def load(self, run: Callable[[], object]) -> None:
-        """On a GPU, call `run` until clocks settle; set `lead` (unprofiled runs) and `runs` (profiled)."""
+        """On a GPU, call `run` until clocks settle; set how many runs are unprofiled (`lead`) and profiled (`runs`)."""
         start, runs, took_s, capped = time.monotonic(), 0, 0.0, False
         while self.device == "cuda" and took_s < SETTLES_S:
             capped = self.repeat(run, 1) or capped
@@ -202,9 +202,9 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
 
 
 def _counted(work: _Work) -> dict[str, Any]:
-    """Run one call; Nsight Compute profiles its end: the last `COUNTED_STEPS` passes through `COUNTED_LAYER`.
+    """Run one call; from its last `COUNTED_STEPS` passes through `COUNTED_LAYER` on, Nsight Compute profiles the call.
 
-    If the call never enters that layer, profile the whole call. Return {}: Nsight Compute's report has the counters.
+    A call that never enters this layer is profiled as a whole. Return {}: Nsight Compute's report has the counters.
     """
     first, passes = max(0, work.passes - COUNTED_STEPS), 0
     with ExitStack() as region:
@@ -224,8 +224,8 @@ def _counted(work: _Work) -> dict[str, Any]:
 def _captured(work: _Work) -> dict[str, Any]:
     """Run one call with NVTX ranges, then the timed runs, while Nsight Systems captures.
 
-    Return {"seen": the fields of `Runs` for the timed runs, "apart": whether they exclude the call with ranges}.
-    For an engine's generate steps, the call with ranges is also the only timed run, and "apart" is False.
+    Return {"seen": the fields of `Runs` for the timed runs, "apart": True}. In an engine's generate phase, the
+    call with ranges is also the only timed run; then "apart" is False.
     """
     if work.is_part:
         work.ranged(profiler_range(work.device))

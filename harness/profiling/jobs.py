@@ -130,7 +130,7 @@ class JobProfiler:
                 values = found | {"environment": answered.environment, "started_at": started_at, "notes": notes}
                 profile, record = Profile.from_values({"case": planned.case.to_dict(), **values}), answered
             except ProfileError as error:
-                self._blame_the_case()
+                self._raise_if_stopped_or_gpu_lost()
                 status, why = getattr(error, "status", "failed"), sentence(str(error))
                 profile = Profile(case=planned.case, status=status, reason=why, started_at=started_at)
         profile = _with_duration(profile, TIMES, start)
@@ -152,7 +152,7 @@ class JobProfiler:
             found, record = self.under_profiler.by_nsys(planned.case)
             return found | {"tools": {"nsys": self.tools.versions.get("nsys", "")}}, record
         except ProfileError as error:
-            self._blame_the_case()
+            self._raise_if_stopped_or_gpu_lost()
             why = self._give_up("times", error)
             found, record = self.under_profiler.by_kineto(planned.case)
             return found | {"notes": [why, *found["notes"]]}, record
@@ -162,7 +162,7 @@ class JobProfiler:
         try:
             counters, command = self.under_profiler.by_ncu(profile.case, stand_in)
         except ProfileError as error:
-            self._blame_the_case()
+            self._raise_if_stopped_or_gpu_lost()
             why = f"{NOT_COUNTED}{self._give_up('ratios', error)}"
             return replace(profile, notes=(*profile.notes, why))
         if stand_in != profile.case:
@@ -171,14 +171,14 @@ class JobProfiler:
         tools = {**profile.tools, "ncu": self.tools.versions.get("ncu", "")}
         return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command))
 
-    def _blame_the_case(self) -> None:
-        """Raise KeyboardInterrupt if the run should end, RunError if the GPU is lost; else return."""
+    def _raise_if_stopped_or_gpu_lost(self) -> None:
+        """Raise KeyboardInterrupt if the run should end, or RunError if the GPU is lost."""
         if self.stopped():
             raise KeyboardInterrupt
         self.slot.refuse_lost_gpu()
 
     def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> str:
-        """Report `error`; return the message. Drop the profiler for `part` if it would fail again."""
+        """Report `error`, return the message. If `error` is a lasting ToolLost, stop using the profiler for `part`."""
         advice = "" if isinstance(error, ToolLost) else "; try again (--resume), or say --with torch"
         why = sentence(f"{error}{advice}")
         self.profiler.say(why)

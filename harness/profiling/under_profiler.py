@@ -28,7 +28,7 @@ _FOLDERS = re.compile(r"(?:/[^/\s:=,]+)+/")
 class ToolLost(ProfileError):
     """Raised if a profiler gives no result for a case, with the reason in one sentence.
 
-    status: the case's status. lasting: whether the job's other cases would fail too; everywhere: cases of all jobs.
+    status: the case's status. lasting: whether the job's other cases fail, too. everywhere: whether all jobs' cases do.
     """
 
     def __init__(self, reason: str, lasting: bool = False, status: str = "failed", *, everywhere: bool = False) -> None:
@@ -38,7 +38,7 @@ class ToolLost(ProfileError):
 
 @dataclass(frozen=True)
 class UnderProfiler:
-    """Profiles single cases of the system that `launch` starts; ProfileError without a result.
+    """Profiles single cases of the system that `launch` starts; raises ProfileError if a profiler gives no result.
 
     run: the run whose folder gets the reports. stopped: returns whether the run should end.
     """
@@ -83,7 +83,7 @@ class UnderProfiler:
         return ncu.read(_read_by(ncu.importing(report))), command
 
     def _under(self, *profiler: str) -> tuple[Launch, str]:
-        """Return (launch prefixed with `profiler`, its whole command line without folders)."""
+        """Return (`launch` with `profiler` before its command, the resulting command line without folder names)."""
         launch = replace(self.launch, command=[*profiler, *self.launch.command])
         words = [*launch.command, "-m", "harness.worker", launch.entry]
         return launch, shlex.join(_FOLDERS.sub("", word) for word in words)
@@ -106,15 +106,15 @@ class UnderProfiler:
         return found, record
 
     def _run_case(
-        self, worker: WorkerProcess, case: Case, *, last: bool = False, **fields: Any
+        self, worker: WorkerProcess, case: Case, *, last: bool = False, **arguments: Any
     ) -> tuple[dict[str, Any], Record]:
-        """Run a case; return (fields of its `Profile`, record). ToolLost unless the record is "ok".
+        """Run a case; return (fields of its `Profile`, record). Raises ToolLost unless the record's status is "ok".
 
-        last: whether the worker gets no further request. fields: `tool`, the profiler; `keep`, a path for its trace.
+        last: whether the worker gets no further request. arguments: `tool` and `keep` of `in_worker.profile`.
         """
         policy, limit_s = self.run.file.policy, self.limits.case_s
         try:
-            record, found = worker.ask(case, policy, "profile", limit_s, profiler=fields, last=last)
+            record, found = worker.ask(case, policy, "profile", limit_s, profiler=arguments, last=last)
         except WorkerLost as lost:
             raise ToolLost(str(lost), status=lost.status) from None
         if record.status != "ok":

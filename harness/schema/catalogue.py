@@ -45,7 +45,7 @@ _Metric = Annotated[str, AfterValidator(lambda name: _OLDER_METRICS.get(name, na
 class MetricEntry(Stored):
     """How reports show a metric: the number divided by `scale`, in `unit`.
 
-    better: "lower" or "higher" if one is better, else "". text: whether `ttt-bench table` shows the metric by default.
+    better: "lower", "higher" or, if neither is better, "". text: whether `ttt-bench table` shows the metric by default.
     """
 
     name: _Metric
@@ -61,7 +61,7 @@ class AxisEntry(Stored):
     """How reports name an axis of a figure: a case's field or option, or a result.
 
     phrase: words for a value in captions; {} stands for the value.
-    default: the option's value in cases that do not store it; None if such cases have no value.
+    default: for an option, the value in cases that do not store this option; None if these cases have no value.
     """
 
     name: str
@@ -176,6 +176,6 @@ class Catalogue(Stored):
         return next((each for each in self.metrics if each.name == name), MetricEntry(name, name))
 
     def axis(self, name: str) -> AxisEntry:
-        """Return the entry of axis `name`; if missing, a new one, labelled `name` with "-" for "_"."""
+        """Return the entry of axis `name`; if there is none, a new entry labelled `name`, with "_" replaced by "-"."""
         words = name.replace("_", "-")
         return next((each for each in self.axes if each.name == name), AxisEntry(name, words, f"{words} {{}}"))

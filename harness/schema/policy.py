@@ -11,9 +11,9 @@ class Policy:
     """When to stop sampling: at a precise median or after a time, as in NVBench.
 
     precision: largest distance between the median and an end of its 95% interval, as a share of the median.
-    budget_s: seconds of sampling; on a GPU with warm L2 at least 1, except for engines. `timer.stop_reason` extends
-        the budget while the interval is too wide. With 0 seconds, sampling ends once there are `min_samples` samples,
-        and at most an engine's first batch warms up.
+    budget_s: seconds of sampling. On a GPU with warm L2, budgets below 1 s are raised to 1 s, except for engines.
+        `timer.stop_reason` extends the budget while that interval is too wide. With a budget of 0, sampling ends as
+        soon as there are `min_samples` samples, and only an engine warms up, with at most one batch.
     min_samples: fewest samples, taken even if the budget is over.
     Raises ValueError for an invalid field and ignores unknown fields, such as those of earlier versions.
     """

@@ -74,12 +74,12 @@ class Kernel(Stored):
 
     @property
     def dram_bytes(self) -> float | None:
-        """DRAM bytes per launch, scaled by duration if `is_counted_unlike`; None if not counted."""
+        """DRAM bytes per launch, times `mean_us` / `counters.time_us` if `is_counted_unlike`; None if not counted."""
         return self._of_mean_launch(self.counters.dram_bytes if self.counters else None)
 
     @property
     def operations(self) -> float | None:
-        """FLOPs per launch, scaled by duration if `is_counted_unlike`; None if not counted."""
+        """FLOPs per launch, times `mean_us` / `counters.time_us` if `is_counted_unlike`; None if not counted."""
         return self._of_mean_launch(self.counters.operations if self.counters else None)
 
     @property
@@ -88,7 +88,7 @@ class Kernel(Stored):
 
     @property
     def is_counted_unlike(self) -> bool:
-        """Whether the counted launches' mean time differs from `mean_us` by over 40% and 2.5 µs."""
+        """Whether the counted launches' mean time, `counters.time_us`, is over 40% and over 2.5 µs off `mean_us`."""
         counted_us = self.counters.time_us if self.counters else 0.0
         return bool(counted_us) and abs(counted_us - self.mean_us) > max(UNLIKE * self.mean_us, UNLIKE_US)
 
@@ -139,8 +139,8 @@ class Region(Stored):
     """Kernels and times of a case's profiled runs; ValueError if `busy_us` exceeds `region_us`.
 
     units: units of work (such as generate steps) in all runs together.
-    region_us: total time of the runs, each from the start of its first kernel to the end of its last.
-        For an engine, a run's time by the host's clock counts if it is longer. Delays by the profiler are subtracted.
+    region_us: total duration of the runs, each from its first kernel's start to its last kernel's end. An engine's run
+        lasts at least as long as the host's clock measured. `trace.found_of` subtracts delays caused by the profiler.
     busy_us: time with at least one running kernel. longest_gap_us: longest idle time.
     ranges: NVTX ranges with their kernels, from one eager call.
     peaks: rates measured by the worker, `copy_gbs` (10^9 bytes/s) and `product_tflops` (GEMM, 10^12 FLOPs/s).
@@ -185,9 +185,9 @@ class Profile(Region):
     """Profile of a case: a `Region` with its case, status, tools and environment.
 
     status, reason: as in a record; every status except "ok" has a reason and no kernels.
-    tools: {profiler: version}. commands: the profilers' command lines without folders.
+    tools: {profiler: version}. commands: the profilers' command lines without folder names.
     notes: sentences about doubtful or missing parts. environment: as in a record.
-    stages_s: seconds, model build included, to collect "times" and "ratios" (counters); version 0.1 also had "build".
+    stages_s: seconds to collect "times" and "ratios" (counters), each with model build; version 0.1 also had "build".
     """
 
     tool: Literal["ttt-bench profile"] = field(default="ttt-bench profile", kw_only=True)

@@ -90,8 +90,9 @@ class Runs:
 def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Runs) -> dict[str, Any]:
     """Return a profile's fields: the fields that `found_in` returns, "units" and "notes".
 
-    launched: launches of `seen.runs` runs; only the middle half by duration counts if all launch the same kernels.
-    ranged: launches of one call, with ranges. If `seen.alone_us` is known, the idle time omits long profiler delays.
+    launched: launches of `seen.runs` runs. If all runs launch the same kernels, only the middle half of the runs by
+        duration is used. ranged: launches of one call, with ranges.
+    If `seen.alone_us` > 0, idle time excludes delays by the profiler of over 3%, or of any length in graph replays.
     """
     kept, runs, region_us, notes = _typical(launched, seen)
     found = found_in(kept, ranged, runs * seen.calls)
@@ -115,7 +116,7 @@ def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Run
 def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], int, float, list[str]]:
     """Return (launches, number of runs, total µs, notes) of the middle half of runs by duration.
 
-    This omits delayed runs, and pauses between runs. If runs launch different kernels, return all runs with a note.
+    Pauses between these runs are removed. If runs launch different kernels, return all runs unchanged, with a note.
     """
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not _alike(in_order, seen.runs):
@@ -139,7 +140,7 @@ def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], 
 
 
 def last_runs(launched: Sequence[Launched], runs: int, recorded: int) -> tuple[Sequence[Launched], int]:
-    """Return (launches, run count) of the last `runs` of `recorded` runs; of all runs if kernels differ."""
+    """Return (launches, run count) of the last `runs` of `recorded` runs; of all if runs launch different kernels."""
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not _alike(in_order, recorded):
         return launched, recorded
@@ -195,7 +196,8 @@ def timeline_of(
 ) -> Timeline:
     """Return a timeline of the first run, with at most `TIMELINE_LIMIT` launches.
 
-    timed: launches of `runs` runs. ranged: launches of one call, with ranges; ignored if fewer or more than in a run.
+    timed: launches of `runs` runs; if `runs` does not divide their number, all launches count as one run.
+    ranged: launches of one call, with ranges; ignored if a run has more or fewer launches.
     The timeline ends after one step if the ranges show that the first layer starts again.
     kernels, ranges: the lists into which the timeline's indices point.
     """
@@ -219,7 +221,7 @@ def timeline_of(
 
 
 def _step_end(paths: Sequence[tuple[str, ...]]) -> int:
-    """Count launches between two starts of the first layer; without two, count all. paths: each launch's ranges."""
+    """Count launches from the first layer's start until it starts again after another layer; if never, count all."""
     depths = [next((depth for depth, name in enumerate(path, start=1) if is_layer(name)), 0) for path in paths]
     layers = [(number, path[:depth]) for number, (path, depth) in enumerate(zip(paths, depths, strict=True)) if depth]
     for (_, before), (number, layer) in pairwise(layers):
