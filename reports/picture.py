@@ -26,9 +26,9 @@ def write_picture(run_folder: Path, out: Path, figures: str = "", inches: float 
     """Write one suite's figures, as a run's page draws them, to a PNG, or to a PDF with one sheet per figure.
 
     figures: the suite's name, or "" for the page's first suite with figures.
-    inches: each figure's width, drawn for a paper (on white, no title or caption). None: as on the page, only for PNG.
-    Raises RecordError if the run is unreadable or has no such figures, Chromium or playwright is missing, or `out` is
-    no PNG or PDF path or must not be overwritten.
+    inches: width of each figure, drawn on white without title or caption, for a paper. None: as on the page; PNG only.
+    Raises RecordError if the run is unreadable or lacks the figures, or if Chromium or playwright is missing; also
+    if `out` does not end in .png or .pdf, or must not be overwritten.
     """
     from reports.publish import refuse_overwriting, write_report
 

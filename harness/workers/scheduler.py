@@ -96,7 +96,7 @@ def run_jobs(
 
 
 def unfinished(run: Run, job: Job, repeat: int, retry: Retry) -> list[Planned]:
-    """Return cases whose record of `repeat` is missing, skipped, killed, unstarted or to retry."""
+    """Return the cases whose record of `repeat` is missing, has a status in `UNFINISHED`, or makes `retry` true."""
     last = {record.case.key: record for record in run.job_records(job) if record.repeat == repeat}
     finished = {key for key, record in last.items() if record.status not in UNFINISHED and not retry(record)}
     return [planned for planned in job.cases if planned.case.key not in finished]
@@ -160,7 +160,7 @@ class _JobRun:
 def unmeasured(
     case: Case, status: str, reason: str, launch: Launch, slot: GpuSlot, found: Probe | None = None
 ) -> Record:
-    """Return a record without samples; `found`, or else this process, gives its environment."""
+    """Return a record without samples, with the environment in `found` or, if `found` has none, of this process."""
     environment = found.environment if found else {}
     if not environment:  # the worker never answered, so versions of packages are unknown
         commit, dirty = commit_and_dirty(launch.root)

@@ -81,7 +81,7 @@ class Missing:
     """A case without a result in at least one of the two runs.
 
     name: the labels of its system and backend.
-    outcome: "lost": only A has a result. "gained": only B does. "": no run does, or one did not plan the case.
+    outcome: "lost": only A has a result. "gained": only B does. "": neither run does, or only one run planned the case.
     """
 
     label: str
@@ -110,7 +110,7 @@ class Comparison:
 
     @property
     def elsewhere(self) -> str:
-        """The first row's outcome if every row's is "another GPU" or "another CPU"; else ""."""
+        """The first row's outcome, such as "another GPU", if A's and B's devices differ in every row; else ""."""
         outcomes = [row.result.outcome for row in self.rows]
         return outcomes[0] if outcomes and set(outcomes) <= {*ELSEWHERE} else ""
 
@@ -123,7 +123,7 @@ class Comparison:
 
     @property
     def counts(self) -> dict[str, int]:
-        """{outcome: number of cases}, such as {"slower": 2, "same": 10}; if `elsewhere`, without lost and gained."""
+        """{outcome: number of cases}, such as {"same": 2}; lost and gained cases count only if `elsewhere` is empty."""
         outcomes = [row.result.outcome for row in self.rows]
         if not self.elsewhere:
             outcomes += [each.outcome for each in self.missing]
@@ -226,7 +226,7 @@ class Pair:
 
     @property
     def on_other_hosts(self) -> bool:
-        """Whether the case is host-bound and A and B used different GPUs, maybe on different hosts."""
+        """Whether the case is host-bound and ran on two different GPUs, whose hosts can differ in speed."""
         return self.a.host_bound and self.on_other_gpus
 
     @property

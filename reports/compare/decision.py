@@ -25,7 +25,7 @@ class CaseResult:
     """A case's outcome, such as "slower", and the ratio of B's time to A's.
 
     ratio: from `decide`, the geometric mean over the rounds; otherwise, B's median / A's median.
-    low, high: the ratio's 95% interval. regressed: whether the slowdown exceeds `decide`'s `fail_on`, beyond noise.
+    low, high: the ratio's 95% interval. regressed: whether B's slowdown is a regression (`comparison.compared`).
     """
 
     outcome: str
@@ -69,7 +69,7 @@ class _Estimates:
 
     @classmethod
     def of(cls, cases: Sequence[Sequence[float]]) -> "_Estimates":
-        """Estimate each case's mean and variance; shrink variances, unless large, towards their median."""
+        """Estimate mean and variance per case; a variance is shrunk towards the median unless significantly larger."""
         rounds = np.array([len(case) for case in cases], float)
         variance = np.array([np.var(case, ddof=1) for case in cases])
         shared, typical = min(PRIOR_ROUNDS, len(cases) - 1.0), np.median(variance)
@@ -81,7 +81,7 @@ class _Estimates:
         return cls(np.array([np.mean(case) for case in cases]), np.sqrt(shrunk), rounds, freedom)
 
     def discoveries(self, bar: float, sign: int = 1) -> NDArray[np.bool_]:
-        """Return per case whether its slowdown (sign -1: speed-up) significantly exceeds `bar`."""
+        """Whether each case's slowdown (sign -1: speed-up) exceeds `bar` (0.01: 1%) at false discovery rate `ALPHA`."""
         return stats.false_discovery_control(self.p_values(sign * self.mean - np.log1p(bar))) <= ALPHA
 
     def interval(self) -> tuple[Numbers, Numbers]:
@@ -89,7 +89,7 @@ class _Estimates:
         return self.mean - half, self.mean + half
 
     def p_values(self, excess: Numbers) -> Numbers:
-        """Return each case's p-value of a one-sided t test. excess: log ratio tested to exceed 0."""
+        """Return per case the p-value of a one-sided t test for `excess` (mean log ratio minus a bound) above 0."""
         error = self.deviation / np.sqrt(self.rounds)
         with np.errstate(divide="ignore", invalid="ignore"):  # rounds that agree exactly have no error
             statistic = np.where(error > 0, excess / error, np.where(excess > 0, np.inf, -np.inf))

@@ -112,7 +112,7 @@ class CaseSide:
 class RunCases:
     """One run with the values that a comparison needs.
 
-    turns: time and arguments of the `ttt-bench ab` that made this run and its partner, as JSON; "" for other runs.
+    turns: start time and arguments of the `ttt-bench ab` that made this run and a second run, as JSON; else "".
     repeats: planned processes per case. cases: by case key. unmeasured: the keys of planned cases without a record.
     """
 
@@ -143,7 +143,7 @@ class RunCases:
 def run_side(run: Run, records: Sequence[Record]) -> Side:
     """Return the run's name, commit, device and days in words.
 
-    If no record has samples, commit and device come from the run's last request.
+    If no record has samples, commit and device come from the last command that planned or resumed the run.
     """
     measured = timed(records)
     unfinished = _unfinished(run, records)

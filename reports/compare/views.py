@@ -64,7 +64,7 @@ def _ratios(comparison: Comparison) -> str:
 
 
 def _groups(what: str, rows: Sequence[Row]) -> str:
-    """Return `WHAT: 3 NAME PHASE (CAUSE), 1 more.`, a count per group of rows; "" without rows."""
+    """Count rows by name, phase and cause, as in `Beyond: 3 Mamba forward (unsteady), 1 more.`; "" without rows."""
     groups = Counter(f"{row.name} {row.phase}{_cause(row)}" for row in rows).most_common()
     named = [f"{count} {group}" for group, count in groups[:NAMED_GROUPS]]
     named += [f"{left} more"] if (left := sum(count for _, count in groups[NAMED_GROUPS:])) else []
@@ -124,7 +124,7 @@ def _named(cases: list[Missing]) -> str:
 
 
 def closing(comparison: Comparison) -> list[str]:
-    """Return the last lines, on counts of outcomes, meanings of outcomes, and regressions."""
+    """Return the last lines of a comparison's text: counts of outcomes, their meaning, and counts of regressions."""
     counts = "" if comparison.elsewhere else _counts(comparison)
     lines = [counts] if counts not in ("", answer(comparison)) else []
     if comparison.interleaved:

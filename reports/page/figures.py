@@ -60,7 +60,7 @@ def axis_title(entry: MetricEntry) -> str:
 
 
 def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table; fill a failed case's unknown device, GPU or commit if all others share a value."""
+    """Return the table; fill in failed cases' unknown device, GPU or commit if the column has only one known value."""
     values = {}
     for name in MACHINE_COLUMNS:
         known = [value for value in table[name].unique() if value]
@@ -71,7 +71,7 @@ def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _plans(table: pd.DataFrame, catalogue: Catalogue) -> Iterator[tuple[str, FigureEntry, pd.DataFrame]]:
-    """Yield (suite, figure entry, table rows) per figure, before a split by `entry.split`."""
+    """Yield (suite, figure entry, table rows) for each figure entry; `_drawn` splits the rows by `entry.split`."""
     for suite in catalogue.suites:
         rows = table[[suite.name in names for names in table["suites"]]]
         phases = dict.fromkeys(rows["phase"])
@@ -186,7 +186,7 @@ class _Panel(FigurePanel):
         return [line for line in lines if line.primary and not found.isdisjoint(line.rows)] or lines
 
     def _states(self) -> str:
-        """Name the state dtype of systems with only one; "" if the figure has fewer than two dtypes."""
+        """List the systems with a single state dtype, by dtype; "" if the figure has fewer than two state dtypes."""
         rows = self.rows[self.rows["state_dtype"] != ""]
         own = rows.groupby("system", sort=False)["state_dtype"].unique()
         systems: dict[str, list[str]] = {}

@@ -30,7 +30,7 @@ def headline(table: pd.DataFrame, catalogue: Catalogue, views: Sequence[View]) -
 
 
 def finding(view: View) -> str:
-    """Return a sentence on a figure's best lines, least total of parts, or range of values."""
+    """Return a sentence on a figure's ratios, least total of parts or best lines; else on its range of values."""
     figure = view.figure
     if figure.lines and figure.lines[0].base_rows:
         return _ratios(view)
@@ -48,7 +48,7 @@ def finding(view: View) -> str:
 
 
 def crossings(view: View) -> list[str]:
-    """Return a sentence per pair of compared lines whose speed order flips exactly once in x."""
+    """Return sentences on pairs of compared lines in which the faster line changes exactly once as x grows."""
     labels = view.labels(view.alike, view.held)
     found = []
     for pair in combinations(view.compared, 2) if view.is_speed and not view.is_parts else ():
@@ -58,7 +58,7 @@ def crossings(view: View) -> list[str]:
         leads = {x: None if x in open_ else (one[x].value < other[x].value) == view.lower_is_better for x in common}
         runs = [(lead, list(xs)) for lead, xs in groupby(common, key=leads.__getitem__)]
         turns = [lead for lead, _ in runs]
-        # An order that is open at the least or the greatest x says nothing of "up to" or "on".
+        # A pair whose order is open at the smallest or the largest common x gets no sentence.
         if turns in ([True, False], [False, True], [True, None, False], [False, None, True]):
             (lead, before), (_, after) = runs[0], runs[-1]
             first, second = (labels[line.name] for line in (pair if lead else pair[::-1]))
@@ -210,7 +210,7 @@ def _out_of_memory(views: Iterable[View]) -> str:
 
 
 def _among(xs: Sequence[float], tried: Sequence[float]) -> str:
-    """Return `xs` in words: a range if they are consecutive in `tried`, else a list."""
+    """Return `xs` in words: a range if no value of `tried` from `xs[0]` to `xs[-1]` is missing in `xs`, else a list."""
     words = [format_x(x) for x in xs]
     are_neighbours = list(xs) == [x for x in tried if xs[0] <= x <= xs[-1]]
     return span(words[0], words[-1]) if are_neighbours else listed(words)

@@ -52,7 +52,7 @@ class Line(Look):
 
 
 def system_looks(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, Look]:
-    """Return {system: look}; uncatalogued systems get an unused tone and marker, if one is left."""
+    """Return {system: look}; a system outside the catalogue gets an unused tone and marker until all are used."""
     looks = {entry.name: Look(entry.tone % TONES, entry.marker) for entry in catalogue.systems}
     for number, name in enumerate(sorted(set(table["system"]) - set(looks)), len(looks)):
         tones = [tone for tone in range(TONES) if tone not in {look.tone for look in looks.values()}]
@@ -122,7 +122,7 @@ class FigurePanel:
     def lines(self) -> list[Line]:
         columns = self.identity()
         groups = _grouped(self.rows, columns)
-        telling, own_looks = self._telling(columns), self._own_looks()
+        stated, own_looks = self._stated_columns(columns), self._own_looks()
         pairs = {(key[0], key[1]) for key in groups}
         listed = {pair for pair in pairs if "/".join(pair) in self.entry.primary}
         replaced = self.entry.primary_systems - {system for system, _ in listed}
@@ -130,7 +130,7 @@ class FigurePanel:
         for key in sorted(groups, key=self._rank):
             values, pair = dict(zip(columns, key, strict=True)), (key[0], key[1])
             look = own_looks.get(values[self._look_column]) or self.looks.of(*pair)
-            line = self._line(values, telling, groups[key], look, self.looks.catalogue.backend_label(pair[1]))
+            line = self._line(values, stated, groups[key], look, self.looks.catalogue.backend_label(pair[1]))
             lines.append(_set_apart(replace(line, primary=pair in (listed or pairs) or pair[0] in replaced), lines))
         return lines
 
@@ -152,11 +152,11 @@ class FigurePanel:
         return dict(zip(found, looks, strict=True))
 
     def _line(
-        self, values: dict[str, Any], telling: dict[str, set[str]], rows: list[int], look: Look, backend_label: str
+        self, values: dict[str, Any], stated: dict[str, set[str]], rows: list[int], look: Look, backend_label: str
     ) -> Line:
         system, column = values["system"], self._look_column
         label = self.looks.catalogue.system_label(system)
-        columns = [column for column, systems in telling.items() if system in systems]
+        columns = [column for column, systems in stated.items() if system in systems]
         parts = filter(None, (self.looks.words(column, values[column]) for column in columns))
         return Line(
             name=BETWEEN.join([label, backend_label, *parts]),
@@ -166,8 +166,8 @@ class FigurePanel:
             **vars(look),
         )
 
-    def _telling(self, columns: list[str]) -> dict[str, set[str]]:
-        """Return {varying column: systems whose lines must state the column's value in their names}."""
+    def _stated_columns(self, columns: list[str]) -> dict[str, set[str]]:
+        """Return {column: systems whose line names must state the column's value, because it varies}."""
         rows, own = self.rows, {"state_dtype", *option_columns(self.rows)}
         systems, found = set(rows["system"]), {}
         for column in columns:
@@ -202,9 +202,9 @@ class FigurePanel:
             # State precisions share one line: that of the precision with the most values of x.
             if len(once) > len(found.get(work, ({}, []))[1]):
                 found[work] = values, once
-        telling = [name for name in columns if name != "system" and known[name].nunique() > 1]
+        stated = [name for name in columns if name != "system" and known[name].nunique() > 1]
         ordered = sorted(found.values(), key=lambda bound: str(bound[0].get("form")))
-        return [self._bound(*bound, telling, dash) for bound, dash in zip(ordered, cycle(_BOUND_DASHES))]
+        return [self._bound(*bound, stated, dash) for bound, dash in zip(ordered, cycle(_BOUND_DASHES))]
 
     def _with_defaults(self) -> pd.DataFrame:
         filled = {name: self._filled(name) for name in option_columns(self.rows)}
@@ -212,14 +212,14 @@ class FigurePanel:
         filled["form"] = forms.astype(object).where(forms.notna(), filled["form"]) if "form" in filled else forms
         return self.rows.assign(**filled)
 
-    def _bound(self, values: dict[str, Any], rows: list[int], telling: list[str], dash: str) -> Line:
-        parts = filter(None, (self.looks.words(name, values[name]) for name in telling))
-        short = f"bound of {values['state_dtype']}" if "state_dtype" in telling else "lower bound"
+    def _bound(self, values: dict[str, Any], rows: list[int], stated: list[str], dash: str) -> Line:
+        parts = filter(None, (self.looks.words(name, values[name]) for name in stated))
+        short = f"bound of {values['state_dtype']}" if "state_dtype" in stated else "lower bound"
         name, look = BETWEEN.join(["Lower bound", *parts]), Look(0, MARKERS[0], dash)
         return Line(name=name, short=short, system=values["system"], rows=rows, y=BOUND, **vars(look))
 
     def form_pairs(self) -> list[Line]:
-        """Return lines of the ratio primal / dual; each point divides two rows that differ only in form."""
+        """Return lines of ratios: the primal form's value / the dual form's, at equal x and equal other settings."""
         rows, x = self.rows, self.entry.x
         forms = forms_of(rows)
         if set(forms) < {"dual", "primal"}:
@@ -228,7 +228,7 @@ class FigurePanel:
         alike["backend"] = alike["backend"].str.removesuffix("-dual").str.removesuffix("-primal")
         columns = [*(column for column in self.identity() if column not in ("form", "timing")), "timing"]
         primal, dual = (_grouped(alike[forms == form], columns) for form in ("primal", "dual"))
-        telling = self._telling(columns)
+        stated = self._stated_columns(columns)
         own_looks = self._own_looks() if self._look_column == "state_dtype" else {}
         lines: list[Line] = []
         for key in sorted(primal.keys() & dual.keys(), key=lambda key: [sortable(value) for value in key]):
@@ -240,7 +240,7 @@ class FigurePanel:
             if pairs:
                 look = own_looks.get(values["state_dtype"]) or self.looks.systems[values["system"]]
                 backend = self._shared_label(rows["backend"].loc[list(pairs[0])])
-                line = self._line(values, telling, [row for row, _ in pairs], look, backend)
+                line = self._line(values, stated, [row for row, _ in pairs], look, backend)
                 line = replace(line, base_rows=[base for _, base in pairs])
                 lines.append(_set_apart(line, lines))
         return lines

@@ -39,8 +39,7 @@ _CASE_SETTINGS = ("size", "batch", "context", "dtype", "l2")  # lines that diffe
 class Point:
     """A measured point in the figure's unit, with the ends (low, high) of its interval.
 
-    doubt: for a point with a flag in `_UNSURE` or from a CPU, the relative difference up to which its rank is open;
-        else 0.
+    doubt: up to this relative difference, no point counts as better; 0 for a GPU's point without a flag in `_UNSURE`.
     """
 
     x: float
@@ -53,7 +52,7 @@ class Point:
         return max(self.value, other.value) <= (1 + share) * min(self.value, other.value)
 
     def hides(self, other: "Point") -> bool:
-        """Whether doubt, or overlapping intervals of values over 5% apart, leave the order open."""
+        """Whether overlapping intervals or `doubt` hide which point is better; False for level points without doubt."""
         overlap = max(self.low, other.low) <= min(self.high, other.high)
         if doubt := max(self.doubt, other.doubt):
             return overlap or self.is_level(other, doubt)
@@ -101,7 +100,7 @@ class View:
 
     @cached_property
     def ranked(self) -> list[Line]:
-        """Primary lines, and measured lines whose system is not primary; no bounds or ratios."""
+        """Primary lines, and lines with points whose system is not in `figure.primary_systems`; no bounds or ratios."""
         drawn = [line for line in self.figure.lines if not line.y and not line.base_rows]
         named = self.figure.primary_systems
         return [line for line in drawn if line.primary or (line.system not in named and self.points(line))]
@@ -110,8 +109,8 @@ class View:
     def alike(self) -> list[Line]:
         """The largest set of ranked lines that agree in all settings except system and backend.
 
-        Each line with points gives a candidate set: all lines that agree with it. The set wins in which most lines
-        have points; among equals, the set with more settings at their defaults, then the set of the later line.
+        Each line with points defines a candidate set: the ranked lines that agree with this line. The set with the most
+        lines with points wins. A tie goes to the set with more settings at their defaults, then to the later line's.
         """
         own = {line.name: self._settings(line) for line in self.ranked}
         best: tuple[tuple[int, int], list[Line]] = (0, 0), []
@@ -153,7 +152,7 @@ class View:
 
     @cached_property
     def held(self) -> list[str]:
-        """Settings, such as `batch 16`, that the compared lines share, but not all ranked lines."""
+        """Settings, such as `batch 16`, in which the ranked lines differ and the compared lines agree."""
         values = dict(chain.from_iterable(self._settings(line).items() for line in self.compared))
         return [format_setting(self.catalogue.axis(name), value) for name, value in values.items()]
 
@@ -200,14 +199,14 @@ class View:
                 yield Point(float(cells[x]), float(value) / scale, low, high, doubt)
 
     def reach(self, line: Line) -> float:
-        """Return the line's largest x, ignoring "unstarted" cases; infinite if x is a result."""
-        if self.figure.along:  # x is a result, so no line stops at one
+        """Return the line's largest x, ignoring "unstarted" cases; infinite if the x axis is a measured result."""
+        if self.figure.along:  # x is no setting, so no case with a larger x is missing
             return math.inf
         rows = self.rows([line])
         return max(rows[self.figure.x][rows["status"] != "unstarted"])
 
     def of_system(self, system: str) -> dict[float, Point]:
-        """Return {x: point} of a system's compared lines; the last line's point if several have one."""
+        """Return {x: point} of a system's compared lines; if several lines have a point at x, the last line's point."""
         return {point.x: point for line in self.compared if line.system == system for point in self.points(line)}
 
     def standing(self, x: float, ranks: Sequence[tuple[Point, str]]) -> Standing:

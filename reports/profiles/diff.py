@@ -21,7 +21,7 @@ _MOST = 12  # kernels per table
 
 @dataclass(frozen=True)
 class TimeDiff:
-    """A part's or kernel's ms per unit of work in profiles `a` and `b`; None if missing."""
+    """Time of a part or kernel in profiles `a` and `b`, in ms per unit of work (`Region.units`); None if absent."""
 
     name: str
     a_ms: float | None
@@ -29,7 +29,7 @@ class TimeDiff:
 
     @property
     def ms(self) -> float:
-        """Time in `b` minus time in `a`, in ms per unit of work; a missing time counts as 0."""
+        """`b_ms - a_ms`; None counts as 0."""
         return (self.b_ms or 0.0) - (self.a_ms or 0.0)
 
 
@@ -49,7 +49,7 @@ class Diff:
 
     @property
     def digits(self) -> int:
-        """Number of decimals that show `b`'s ms per unit with four significant digits."""
+        """Number of decimals with which `b.unit_ms` has at least four significant digits."""
         return max(0, 3 - math.floor(math.log10(self.b.unit_ms)))
 
     @property

@@ -26,8 +26,8 @@ def drawing(profile: Profile) -> dict[str, Any]:
 def roofline(profile: Profile) -> dict[str, Any]:
     """Return the measured peaks in GB/s and TFLOP/s, and the points to draw under them.
 
-    points: per kernel (row in the table, FLOPs per DRAM byte, TFLOP/s, ms per unit, FLOPs per L2 byte, `is_fp32`).
-    parts: per part (index into `LABELS`, FLOPs per byte, TFLOP/s, ms per unit), from the adapter's count of the work.
+    points: per kernel (table row, FLOPs per DRAM byte, TFLOP/s, ms per unit of work, FLOPs per L2 byte, `is_fp32`).
+    parts: per part (index into `LABELS`, FLOP/byte, TFLOP/s, ms per unit of work); the adapter counts FLOPs and bytes.
     """
     counters = [kernel.counters for kernel in profile.kernels if kernel.counters]
     peaks = {
@@ -47,9 +47,9 @@ def roofline(profile: Profile) -> dict[str, Any]:
 
 
 def timeline(profile: Profile) -> dict[str, Any]:
-    """Return lists with an integer per launch in the timeline, and "paths" of all NVTX ranges.
+    """Return "paths", the path of each NVTX range, and lists with one integer per launch in the timeline.
 
-    range: index into "paths", -1 for none. kernel: row in the page's kernel table, or `NAMED` if not in the table.
+    range: index into "paths", -1 outside all ranges. kernel: row in the kernel table; `NAMED` for a kernel without row.
     part: index into `parts.LABELS`, such as GEMMs. wait: ns since the previous launch's end. time: duration in ns.
     """
     found = profile.timeline
@@ -82,7 +82,7 @@ def l2_intensity(kernel: Kernel) -> float | None:
 
 
 def unplaced(region: Region) -> float:
-    """Return the share of kernel time missing from the roofline; 0 if it shows no kernel at all."""
+    """Return the share of kernel time in kernels without a point in the roofline; 0 if no kernel has a point."""
     total = sum(kernel.time_us for kernel in region.kernels)
     placed = sum(kernel.time_us for _, kernel, *_ in _placed(region))
     return 1 - placed / total if placed else 0.0

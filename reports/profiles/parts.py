@@ -85,9 +85,9 @@ def within_sentence(part: str) -> str:
 
 
 def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> str:
-    """Return a kernel's part of the model, a key of `LABELS`. path: ranges around its launch.
+    """Return a kernel's part of the model, a key of `LABELS`. path: NVTX ranges around its launch.
 
-    has_layers: whether ranges mark layers; then a GEMM belongs to the LM head if its `path` has ranges but no layer.
+    has_layers: whether layers have ranges. If so, a GEMM in a range, but not in a layer's range, is the LM head's.
     """
     if OPERATOR in path:
         return TTT
@@ -127,9 +127,9 @@ def parts(region: Region) -> list[ProfilePart]:
 
 
 def work_of(region: Region, present: Iterable[str]) -> dict[str, Work]:
-    """Return {part: least FLOPs and bytes per unit of work}, as counted by the adapter.
+    """Return {part: least FLOPs and bytes per unit of work (`Region.units`)}, as counted by the adapter.
 
-    present: the parts that have kernels. If HEAD is not present, the GEMMs' work includes the LM head's.
+    present: parts with kernels. Without HEAD in `present`, the GEMMs' work includes the LM head's, if both are counted.
     """
     work = dict(region.work)
     if HEAD in work and HEAD not in present and PRODUCTS in work:
@@ -149,7 +149,7 @@ def kernel_lower_bound_us(kernel: Kernel, region: Region) -> float | None:
 
 
 def is_fp32(kernel: Kernel) -> bool:
-    """Return whether the FP32 peak applies: counters include it, and tensor cores are idle."""
+    """Return whether the FP32 peak applies: the kernel's counters include this peak and tensor core use is below 1%."""
     counters = kernel.counters
     return counters is not None and bool(counters.fp32_peak_tflops) and counters.use.get("tensor", _USED) < _USED
 
@@ -184,7 +184,7 @@ def _part_finder(region: Region) -> Callable[[str, tuple[str, ...]], str]:
 
 
 def _outside_is_head(paths: Sequence[tuple[str, ...]]) -> bool:
-    """Return whether GEMMs outside layers are the LM head's: some ranges are layers, all others enclose a layer."""
+    """Whether GEMMs outside layers are the LM head's: some paths have a layer, and all others are prefixes of these."""
     layered = [path for path in paths if any(map(is_layer, path))]
     others = [path for path in paths if path and path not in layered]
     return bool(layered) and all(any(each[: len(path)] == path for each in layered) for path in others)

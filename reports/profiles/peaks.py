@@ -1,4 +1,4 @@
-"""Measured peaks of a run: the highest GB/s and TFLOP/s of a process or kernel."""
+"""Measured peaks of a run: the highest GB/s and TFLOP/s that a benchmark or a profiled kernel reached per device."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -38,8 +38,9 @@ def with_common_peaks(profiles: Sequence[Profile], records: Iterable[Record] = (
 def reached(region: Region) -> dict[str, float | None]:
     """Return the region's peaks, each raised to the fastest kernel's rate if this is higher.
 
-    On a power-capped GPU, a GEMM of the case can be 15% faster than the GEMM that measures the peak. Short kernels
-    (`_LONG`), implausible rates (`_PLAUSIBLE`), and kernels counted in launches of unusual time (`_LIKE`) do not count.
+    On a power-capped GPU, a GEMM of the case can be 15% faster than the GEMM that measures the peak. A kernel is left
+    out if its share of time is small (`_LONG`), its rate is implausible (`_PLAUSIBLE`), or its counted launches differ
+    in time from the mean launch (`_LIKE`).
     """
     total = sum(kernel.time_us for kernel in region.kernels)
     long = [kernel for kernel in region.kernels if kernel.time_us > _LONG * total and _counted_alike(kernel)]
