@@ -10,9 +10,9 @@ from harness.schema.run import Run
 
 
 def write_report(run_folder: Path, out: Path) -> None:
-    """Write a run's page to `out`.
+    """Write a run's HTML page to `out`. On failure, an existing file is kept.
 
-    An existing page is kept on failure. RecordError if the run is unreadable or empty, or `out` exists and is no page.
+    Raises RecordError if the run is unreadable or has no records, or if `out` exists and is not an HTML page.
     """
     from reports.page.html import run_page
 

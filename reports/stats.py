@@ -74,12 +74,12 @@ def frame(
     """Return a table with one row per case, in the order of `by_case(records)`.
 
     Columns: `COLUMNS`, options, `SAMPLE_COLUMNS`, and if any row has a value: `RATE_COLUMNS`, `COMPUTED_COLUMNS`,
-    metrics, notes, flags (`MARKS`). An unknown number is NaN in `COLUMNS`, in other columns pd.NA.
-    An unknown text is "", an unset option its default or pd.NA (`_options`). latency_ms: median of process medians.
+    metrics, notes, flags (`MARKS`). Unknown numbers are NaN in `COLUMNS` and pd.NA in other columns; unknown texts
+    are "". `_options` fills in unset options. latency_ms: the median of the processes' medians.
     latency_ms_low, _high: the 95% interval within processes (`pooled_interval`).
     process_spread: (largest - smallest process median) / latency_ms.
     processes: the number of processes with samples or, if none has samples, of all processes.
-    peaks: the run's measured peaks by device (`common_peaks`), by default from `records` without profiles.
+    peaks: the run's measured peaks by device (`common_peaks`), by default computed from `records` alone.
     """
     records = list(records)
     groups = [sorted(case, key=lambda record: record.status != "ok") for case in by_case(records).values()]
@@ -109,12 +109,12 @@ def marks_of(y: str) -> tuple[str, ...]:
 
 
 def option_columns(table: pd.DataFrame) -> list[str]:
-    """Return the names of the columns with options of cases."""
+    """Return the names of the columns that contain case options, such as `scope`."""
     return list(table.columns[len(COLUMNS) : table.columns.get_loc(SAMPLE_COLUMNS[0])])
 
 
 def metric_columns(recorded: Iterable[str], catalogue: Catalogue) -> list[str]:
-    """Return metrics that get a column: the catalogue's in its order, then others by name."""
+    """Select recorded metrics for columns: first the catalogue's in catalogue order, then others sorted by name."""
     taken = {*COLUMNS, *SAMPLE_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS, NOTES, MARKS}
     found = set(recorded) - taken
     known = [metric.name for metric in catalogue.metrics if metric.name in found]
@@ -131,9 +131,12 @@ def suites_of_cases(catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
 
 
 def _options(cases: Sequence[Case], table: pd.DataFrame, catalogue: Catalogue) -> pd.DataFrame:
-    """Return a column per option. Cases without it get the default if their backend or a figure varies it, else NA."""
+    """Return a column per option.
+
+    A case without an option gets NA, with two exceptions. It gets the option's default if other cases of its system
+    and backend set the option, or if a figure of its suites has the option as an axis.
+    """
     names = list(dict.fromkeys(name for case in cases for name, _ in case.options))
-    # A case does not store a default. It is filled in where the option varies: for the backend, or in a figure.
     varied = {(case.system_backend, name) for case in cases for name, _ in case.options}
     axes = {(suite.name, axis) for suite in catalogue.suites for own in suite.figures for axis in (own.x, *own.split)}
     varied |= {
@@ -153,10 +156,7 @@ def _options(cases: Sequence[Case], table: pd.DataFrame, catalogue: Catalogue) -
 def _row(
     group: list[Record], suites: tuple[str, ...], metrics: Sequence[str], peaks: Mapping[str, Mapping[str, float]]
 ) -> dict[str, Any]:
-    """Return a case's row.
-
-    group: the case's records, the ok ones first. peaks: the run's measured peaks by device.
-    """
+    """Return a case's {column: value}. group: its records, `ok` ones first. peaks: the run's peaks by device."""
     first = group[0]
     measured = [record for record in group if record.status == "ok"]
     found = merged_metrics(measured or group)

@@ -79,7 +79,7 @@ def _write_for_people(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Cat
 
 
 def _chosen(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
-    """Return default columns: system, backend, differing settings, outcome if not ok, latency, metrics, flags."""
+    """Return default columns: system, backend, varying settings, status if not all are ok, latency, metrics, flags."""
     ok = table["status"] == "ok"
     names = [
         *(name for name in _CASE if name in ("system", "backend") or _varies(table, name)),
@@ -122,7 +122,7 @@ def _heading(name: str, catalogue: Catalogue) -> str:
 
 
 def shown(value: Any, scale: float) -> str:
-    """Return a cell as printable text, a float with about four digits. scale: a number's divisor."""
+    """Return a cell as text. Divide numbers by `scale`; round floats to 4 digits, or to integers from 1e4 to 1e9."""
     number = plain(value)
     if isinstance(number, int | float) and not isinstance(number, bool) and scale != 1:
         number = number / scale

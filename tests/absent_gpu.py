@@ -1,4 +1,4 @@
-"""Let CPU tensors pass for those of a GPU, and launches of Triton kernels call a function instead."""
+"""Let CPU tensors pass for GPU tensors, and replace each launch of a Triton kernel by a call of a function."""
 
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -41,7 +41,7 @@ WORKING = ("selected", "not_selected")  # a warp that issues, or is ready while 
 
 
 class Recorded(NamedTuple):
-    """A case's recorded latency in ms. at_once: concurrent sequences; 0 for the whole batch."""
+    """A case's recorded latency. at_once: the number of sequences that ran concurrently; 0 means the whole batch."""
 
     ms: float
     at_once: int = 0
@@ -117,7 +117,7 @@ def longest(region: Region) -> str:
 
 
 def _share_of_time(kernel: Kernel, region: Region) -> float:
-    """Return a kernel's share of the region's time; kernels share busy time in proportion to their times."""
+    """Return a kernel's share of the region's time: its share of the kernels' summed time, times the busy share."""
     return _share_of_kernels(kernel, region) * region.busy_us / region.region_us
 
 

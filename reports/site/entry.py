@@ -51,7 +51,7 @@ def slug(name: str) -> str:
 
 
 def run_id(run: Run) -> str:
-    """Return a run's id: the `slug` of its name, and a digest of the name and the first request (if any)."""
+    """Return a run's id: the `slug` of its name, and a digest of name and first command with its time (if stored)."""
     name = run.folder.resolve().name
     begun = [part for asked in run.file.requests[:1] for part in (asked.at, *asked.arguments)]
     return f"{slug(name)}-{_digest([name, *begun])}"
@@ -106,7 +106,7 @@ def files_of(run: Run, found: str) -> tuple[Entry, dict[str, str]]:
 
 
 def moment(text: str) -> datetime | None:
-    """Parse an ISO 8601 time and convert it to UTC (the default zone); None for other text."""
+    """Parse an ISO 8601 time and convert it to UTC; a time without a zone is in UTC. None for other text."""
     try:
         found = datetime.fromisoformat(text)
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)

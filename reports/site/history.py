@@ -37,7 +37,7 @@ class History:
 def histories(entries: Sequence[Entry]) -> list[History]:
     """Return each system's history of dated latencies. entries: the runs, newest first.
 
-    A system has the label, tone and marker of its newest run.
+    If the label, color (`tone`) or marker of a system differs between runs, its newest run decides.
     """
     looks: dict[str, tuple[str, int, str]] = {}
     found: dict[str, dict[str, list[Point]]] = {}
@@ -64,9 +64,9 @@ def _by_numbers(label: str) -> list[str | int]:
 
 
 def _case(points: Sequence[Point]) -> dict[str, Any]:
-    """Return a case's data for the plots, with a line for each kind of machine that measured it.
+    """Return a case's data for the plots. Points from the same device and driver form a line.
 
-    name: the label without phase and batch. unit: "ms per token" if samples differ in tokens, otherwise "ms".
+    The name is the label without phase and batch. The unit is "ms per token" if tokens per sample vary, else "ms".
     """
     side = points[0][2]
     is_by_token = len({tokens for *_, each in points for tokens in each.tokens.values()}) > 1

@@ -58,7 +58,7 @@ class DecayingModel:
 
 
 class Honest:
-    """An adapter without a mistake. Each subclass makes one, in `run` or in workload fields."""
+    """An adapter without a mistake. Each subclass adds one mistake, usually in `run` or in workload fields."""
 
     packages = ()
     decay = 1.0
@@ -112,7 +112,7 @@ class CopyOfTheLastOutput(LastOutputAgain):
 
 
 class OneSequenceStale(Honest):
-    """Returns the first call's logits for sequence 8 of 8; a check of two sequences may miss it."""
+    """Returns the first call's logits for the last of 8 sequences. A check of two sequences may miss this mistake."""
 
     def run(self) -> Any:
         out = super().run()
@@ -195,7 +195,7 @@ class Nothing(Honest):
 
 
 class OfTheRepository:
-    """Base class: the repository's adapter for a case, with `timed` as its timed call and no check before timing."""
+    """The repository's adapter without the check before timing. A subclass's `timed` replaces the timed call."""
 
     packages = ()
     adapters: ClassVar[dict[str, Any]] = {

@@ -19,7 +19,7 @@ SMALL = ["--systems", "transformer", "--batch", "1", "--context", "32", "--devic
 
 
 def ttt_bench(*arguments: object, cwd: Path, env: Mapping[str, str] = os.environ) -> Done:
-    """Run `ttt-bench` in a new process, which each command needs once to test its imports; other tests use `called`."""
+    """Run `ttt-bench` in a new process, which also tests a command's imports. Most tests use the faster `called`."""
     places = os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))
     environment = {**env, "PYTHONPATH": places, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "bench", *map(str, arguments)]

@@ -1,4 +1,4 @@
-"""A fixture for tests of the command line."""
+"""The fixture `without_torch`, which makes the workers of command-line tests start faster."""
 
 import os
 from dataclasses import replace

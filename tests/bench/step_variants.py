@@ -34,7 +34,7 @@ Variant = tuple[str, str, str]
 
 
 def look_like_an_h200() -> set[Variant]:
-    """Let CPU tensors pass for an H200's. Return a set that records launches and non-SwiGLU library loads."""
+    """Pretend to have an H200. Return a set that gets launched kernel variants and loaded libraries (not SwiGLU's)."""
     variants: set[Variant] = set()
 
     def record(kernel: Any, *arguments: Any, **named: Any) -> None:

@@ -54,7 +54,7 @@ def small(backbone: str) -> TTTConfig:
 # On a GPU only 16-bit models use the kernels for few rows; the interpreter runs them in float32.
 @pytest.fixture(params=["library", "few rows"] if INTERPRETED else ["library"])
 def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run each test with few-row GEMMs in PyTorch and, in Triton's interpreter, again with this project's kernels."""
+    """Run each test with PyTorch's GEMMs and, if Triton interprets kernels, again with this project's few-row GEMMs."""
     if request.param == "few rows":
         monkeypatch.setattr(
             fused, "fits", lambda x, weights, swiglu=False: x.numel() <= MOST_ROWS_FEW_OUTPUTS * x.shape[-1]

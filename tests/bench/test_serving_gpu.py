@@ -141,7 +141,7 @@ def test_one_launch_reads_prompts_of_different_lengths_and_positions(tmp_path, m
     ("learner", "backbone"), [("ttt-linear", "mamba"), ("ttt-linear", "transformer"), ("ttt-mlp", "mamba")]
 )
 def test_no_request_waits_for_a_kernel_to_compile(tmp_path, monkeypatch, learner, backbone):
-    """Starting vLLM compiles all kernels. No other test uses this size, so none has compiled them before."""
+    """Starting vLLM compiles all TTT kernels. No other test here compiles them earlier for this model size."""
     from triton import knobs
 
     llm = engine(made(tmp_path, learner, "125m", backbone=backbone), max_num_batched_tokens=1000)

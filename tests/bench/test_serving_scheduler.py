@@ -141,7 +141,7 @@ def test_settings_that_limit_prompts_are_kept(schedulers, monkeypatch, setting, 
 
 
 def again(scheduler, monkeypatch, heads, mini_batch):
-    """Return a new scheduler with equal settings for a model of these heads and mini-batch size."""
+    """Create a scheduler with the settings of `scheduler`. Its model has `heads` heads and this mini-batch size."""
     model = SimpleNamespace(mini_batch=mini_batch, heads=heads)
     monkeypatch.setattr("bench.serving.scheduler.read_config", lambda folder: model)
     settings = scheduler.vllm_config, scheduler.kv_cache_config, scheduler.structured_output_manager
@@ -159,7 +159,7 @@ def test_scheduler_keeps_its_requests_after_an_exception(schedulers, monkeypatch
 
 
 def random_request(rng, number, length=0):
-    """Draw a request; return a function that makes it anew. length: prompt tokens, 0: 1 to 60."""
+    """Return a function that creates copies of one random request. length: prompt tokens; 0 means a random number."""
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request
 
@@ -190,7 +190,7 @@ def sampled(rng, schedulers, steps):
 
 
 def by_request(outputs):
-    """Return {client: ({request: output}, statistics, finished requests)}; output order varies."""
+    """Return {client: ({request: output}, statistics, finished requests)}, to compare outputs whatever their order."""
     return {
         client: ({each.request_id: each for each in some.outputs}, some.scheduler_stats, some.finished_requests)
         for client, some in outputs.items()

@@ -1,4 +1,4 @@
-"""Fixtures for the tests of the harness."""
+"""The fixture `folder`: a path at which a test can create a run."""
 
 from pathlib import Path
 

@@ -23,10 +23,10 @@ if WANTED:
 
 
 class OnGpu(Fake):
-    """A fake system that records its GPU and cores in `settings`.
+    """A fake system that records its GPU and CPU cores in `settings`. It reads these environment variables:
 
-    FAKE_GONE=GPU:FILE: the second case on that GPU creates FILE and fails.
-    FAKE_PIDS: folder for the process id of each system's first "hang-once" case, which then hangs.
+    FAKE_GONE=GPU:FILE: from an adapter's second case on, cases on that GPU create FILE and fail.
+    FAKE_PIDS=FOLDER: each system's first case with do="hang-once" creates FOLDER/PID.SYSTEM and hangs.
     """
 
     def __init__(self) -> None:

@@ -2,8 +2,8 @@
 
 `python -m tests.harness.simulate_coverage [SERIES]` prints two tables of this share. SERIES is the number of simulated
 series of samples per entry, by default 500. Table 1 has a row per sample duration and a column per correlation of
-successive samples; power-capped GPUs show such correlations. In table 2, samples jump randomly between two levels. It
-has a row per noise and a column per distance between the levels.
+successive samples; power-capped GPUs show such correlations. In table 2, samples jump randomly between two levels. The
+table has a row per standard deviation of the noise and a column per distance between the levels, both relative.
 """
 
 import sys

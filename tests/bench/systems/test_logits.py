@@ -63,7 +63,7 @@ def test_a_response_to_another_past_is_the_slope_of_the_references(slope, off):
 
 @pytest.mark.parametrize(("noise", "checks"), [(0.25, 1), (0.35, 0)])
 def test_a_response_below_its_noise_is_not_checked(noise, checks):
-    """The reaction of logits to a new past is checked if noise / reaction <= 0.1 sqrt(2 rows x 4 channels) = 0.283."""
+    """A change of logits is checked if its relative noise is at most 0.1 sqrt(2 rows x 4 channels) = 0.283."""
     before, change = torch.zeros(2, 8), torch.tensor([[1.0, 0.0] * 4] * 2)
     off = torch.tensor([[0.0, noise] * 4] * 2)
     checked = check_response((before, change + off), (before, change), width=4)

@@ -51,7 +51,7 @@ def small(name, layer):
 
 @pytest.fixture
 def package(monkeypatch):
-    """Replace each package's kernel by `naive` plus `error`; return {"error": 0.0} to change."""
+    """Replace each package's kernel by `naive` plus an error. Return {"error": 0.0}, in which a test sets the error."""
     state = {"error": 0.0}
     monkeypatch.setattr("bench.systems.regressor.prepare", lambda run: run())
     for adapter in (FlaRegressor, Mamba3SSM):
@@ -202,7 +202,7 @@ def test_mesanet_forgets_by_its_decay_and_weighs_by_beta():
 
 
 def mamba3(tokens, **changed):
-    """Return Mamba-3's output and state for one head of two key channels; by default no decay, rotation or bias."""
+    """Return Mamba-3's output and state for inputs without decay, rotation and bias; `changed` replaces some inputs."""
     layer = replace(layer_of("mamba3/mamba-ssm"), heads=1, key_dim=2, value_dim=1, angles=1)
     zeros, ones = torch.zeros(1, 1, tokens), torch.ones(1, tokens, 1, 2)
     inputs = {"Q": ones, "K": ones, "V": torch.ones(1, tokens, 1, 1), "ADT": zeros, "DT": zeros + 1, "Trap": zeros + 50}
@@ -211,7 +211,7 @@ def mamba3(tokens, **changed):
 
 
 def test_mamba3_adds_the_token_before_by_the_trapezoidal_rule():
-    """With Trap 0, half of k v enters the state at once, the other half, decayed, a step later."""
+    """With sigmoid(Trap) = 1/2, half of k v enters the state in its own step, and half, decayed, in the next step."""
     trap, decay = torch.zeros(1, 1, 3), torch.tensor([0.5, 0.5, 0.25]).log().view(1, 1, 3)
     out, state = mamba3(3, V=row(8.0, 0.0, 0.0), Trap=trap, ADT=decay)
     # S = 4; then 1/2 * (4 + 4) = 4; then 1/4 * 4 = 1.
@@ -220,7 +220,7 @@ def test_mamba3_adds_the_token_before_by_the_trapezoidal_rule():
 
 
 def test_mamba3_rotates_by_the_sum_of_the_angles_and_after_the_biases():
-    """A quarter turn after the key, query (1, 0) gets 0 from key (1, 0), 1 from key bias (1, 1)."""
+    """A quarter turn apart, query (1, 0) times key (1, 0) is 0. A key bias of (1, 1) turns with the key and gives 1."""
     quarter = torch.full((1, 2, 1, 1), 0.5).atanh()
     east, north_east = torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])
     shape = torch.zeros(1, 2, 1, 2)

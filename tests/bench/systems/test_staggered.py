@@ -1,4 +1,4 @@
-"""For sequences at staggered mini-batch positions, calls are checked and each step is timed."""
+"""Sequences at different positions in their mini-batches: timed calls are checked, and each generate step is timed."""
 
 from dataclasses import replace
 from random import Random

@@ -12,12 +12,12 @@ TIMES_MS = {16: 3.0, 32: 1.0, 64: 2.0}
 
 
 def add(x, n, BLOCK):
-    """Serve as a kernel's source, which Triton requires; it is never compiled here."""
+    """Stand in for the source function of a kernel, which Triton requires but these tests never compile."""
 
 
 @pytest.fixture
 def triton(monkeypatch, tmp_path):
-    """Fake Triton's GPU. Return `launches` [(compiled only, BLOCK), ...] and `kept()`, the autotuner's cache files."""
+    """Fake Triton's GPU. `launches` gets (is only compiled, BLOCK) of each launch; `kept()` lists cache files."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.runtime.jit import JITFunction

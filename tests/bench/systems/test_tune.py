@@ -1,4 +1,4 @@
-"""Tuning takes the fastest correct settings. A reference replaces the kernel, and a fake clock times it."""
+"""Tuning picks the fastest correct settings. A reference replaces the kernel; a fake clock returns fixed times."""
 
 import tomllib
 

@@ -1,4 +1,4 @@
-"""A TTT model in the vLLM adapter, on a fake vLLM: the folder that vLLM loads, the samples and the reference."""
+"""The vLLM adapter serves TTT models in a fake vLLM: it writes their folders, checks tokens and averages steps."""
 
 import sys
 from dataclasses import replace
