@@ -76,7 +76,7 @@ class Built:
 
     @property
     def ingredients(self) -> dict[str, str | None]:
-        """The build's inputs, such as nvcc's version, from build.json; the cache may come from another machine."""
+        """The build's inputs, such as nvcc's version, from build.json; another machine may have compiled the kernel."""
         return json.loads((self.folder / NOTE).read_text())
 
     @property
@@ -145,7 +145,7 @@ def load(name: str) -> Any:
 
 
 def hidden() -> str:
-    """Return why TTT_BENCH_ARCH disables the Hopper kernels (any value does); "" if unset."""
+    """Return an error message if TTT_BENCH_ARCH has a value, because any value disables the Hopper kernels; else ""."""
     arch = os.environ.get("TTT_BENCH_ARCH", "")
     if arch in ("", PORTABLE):
         return f"TTT_BENCH_ARCH={arch} hides the kernels for Hopper" if arch else ""
@@ -218,7 +218,7 @@ def source_digest(name: str) -> str:
 
 
 def _compiler_version(nvcc: Path | None) -> str | None:
-    """Return nvcc's version, such as `13.0, V13.0.88`, or "unknown"; None without nvcc. BuildError if it cannot run."""
+    """Return the version that nvcc prints, such as `13.0, V13.0.88`, else "unknown"; return None if `nvcc` is None."""
     if nvcc is None:
         return None
     try:
@@ -230,7 +230,7 @@ def _compiler_version(nvcc: Path | None) -> str | None:
 
 
 def _folder(name: str, wanted: dict[str, str | None]) -> Path:
-    """Return kernel `name`'s cache folder, by hash of `wanted` without nvcc and ThunderKittens."""
+    """Return kernel `name`'s cache folder, named by a hash of `wanted` except nvcc's and ThunderKittens' versions."""
     known = [wanted[each] for each in ("sources", "flags", "host", "tvm_ffi", "architecture")]
     key = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
     return cache_directory() / "kernels" / f"{name.replace('/', '.')}-{key}"

@@ -61,9 +61,9 @@ def check_outer(token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, heads: 
 
 
 def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> None:
-    """Raise ValueError unless each field of `state` that `shapes` names has the given shape and the dtype below.
+    """Raise ValueError if a field of `state` has another shape than `shapes` gives for it, or an unsupported dtype.
 
-    state.position must be int32. Other fields must be float64 if `dtype`, the tokens' dtype, is float64; else float32.
+    state.position must be int32. All other fields must be float64 if the tokens' `dtype` is float64, else float32.
     """
     for name, shape in shapes.items():
         tensor = getattr(state, name)

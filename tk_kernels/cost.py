@@ -15,7 +15,7 @@ SUM_BYTES = BIAS_BYTES = 4  # bytes per element of the gradient sums (primal for
 class Cost:
     """Formulas for FLOPs and bytes of TTT-Linear or TTT-MLP; the methods take the sizes of a problem.
 
-    widths: each layer's input width, then the output width, in multiples of D. TTT-Linear: (1, 1). TTT-MLP: (1, 4, 1).
+    widths: the inner model's widths from input to output, as multiples of the head dimension; (1, 4, 1) for TTT-MLP.
     """
 
     def __init__(self, *widths: int) -> None:
@@ -51,7 +51,7 @@ class Cost:
     def generate_flops(self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual") -> float:
         """Return the FLOPs of a generate step of `batch` sequences, averaged over a mini-batch.
 
-        Symbols: see `forward_flops`; s: token scale. Dual: `forward_flops` of one token, but with (m+1)/2 for m.
+        `forward_flops` defines the symbols; s: token scale. Dual: `forward_flops` per token, with (m+1)/2 instead of m.
         Primal: X @ W, dW += X^T @ G, W_t = W - s dW, Xbar @ W_t and (except in layer 1) G @ W^T take 2 * in * out each.
         """
         check_choice("form", form, FORMS)
@@ -77,11 +77,11 @@ class Cost:
     def generate_state_traffic(
         self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual", state: str = "planes"
     ) -> float:
-        """Return the minimum state bytes that a step of `batch` sequences moves, averaged over a mini-batch.
+        """Return the minimum state bytes that a step of `batch` sequences moves, averaged over m = `mini_batch` steps.
 
-        A token reads biases and weights (for "planes", the high plane); the last of m tokens also rewrites the weights.
-        Dual form: a token reads the cached rows of (m-1)/2 earlier tokens on average, and writes its own.
-        Primal form: per mini-batch, the gradient sums are read and written m-1 times each.
+        Each step reads all biases and weights, but of "planes" only the high plane. The last of m steps also writes the
+        weights and reads the low plane. A dual step also reads the cached rows of (m-1)/2 earlier tokens on average and
+        writes its token's rows. All primal steps but the first read the gradient sums, and all but the last write them.
         """
         _, read, rewrite = _weight_bytes(form, state)
         weights, biases = self._weights * head_dim**2, self._biases * head_dim
@@ -99,7 +99,7 @@ class Cost:
 
 
 def _weight_bytes(form: str, state: str) -> tuple[int, int, int]:
-    """Return bytes per weight: (stored, read per token, further reads and writes at a mini-batch's last token).
+    """Return bytes per weight: (stored, read by each step, moved in addition by the last step of a mini-batch).
 
     Elements of cached rows take as many bytes as the second number. Raises ValueError for an unknown form or state.
     """

@@ -1,4 +1,4 @@
-"""Jobs on four fake GPUs, which are values of CUDA_VISIBLE_DEVICES."""
+"""Jobs run on four fake GPUs, which exist only as values of CUDA_VISIBLE_DEVICES."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Systems are probed for whether they can run; systems of one interpreter share processes."""
+"""Workers report whether systems can run; systems with the same command and environment share a worker."""
 
 import os
 from pathlib import Path

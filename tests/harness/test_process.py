@@ -1,4 +1,4 @@
-"""If a worker, a warden (warden.py) or the parent dies, the worker and its descendants end."""
+"""If a worker, a process that supervises it (warden.py) or the parent dies, the worker and its descendants end."""
 
 import json
 import os

@@ -135,7 +135,7 @@ def test_nsys_separates_timed_runs_from_the_call_under_ranges(tmp_path: Path) ->
 
 
 def launch_between(database: sqlite3.Connection) -> None:
-    """Add a kernel launch between the call with NVTX ranges and the timed runs."""
+    """Add a kernel launch after the NVTX range "forward" ends and before the range of the timed runs begins."""
     runtime = {"start": 15000, "end": 15100, "correlationId": 9, "globalTid": PROCESS + 5}
     nsys_row(database, "CUPTI_ACTIVITY_KIND_RUNTIME", **runtime)
     row = {"correlationId": 9, "globalPid": PROCESS, "streamId": 7, **DUAL}
@@ -370,7 +370,7 @@ def test_ncu_values_without_a_number_are_not_counted(none: str) -> None:
 
 
 def test_the_longest_idle_time_of_an_engine_is_bounded() -> None:
-    """The engine took 100 + 101 us, its kernels 161 us: at most 40 us were idle. Pauses between runs do not count."""
+    """Two runs took 201 us, of which kernels ran 161 us: at most 40 us were idle. The pause between runs is ignored."""
     runs = [Launched("a", 0, 80, 80), Launched("a", 5100, 5180, 80), Launched("b", 5180, 5181, 1)]
     found = found_of(runs, [], Runs(2, host_us=[100, 101]))
     assert (found["region_us"], found["busy_us"], found["longest_gap_us"]) == (201, 161, 40)

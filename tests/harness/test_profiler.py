@@ -1,4 +1,4 @@
-"""A script can profile a block; wrong arguments raise an error before the block runs."""
+"""A script can profile a `with` block; wrong arguments raise an error before the block runs."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Flags of unsteady and few samples; noise alone rarely flags a case whose first and last samples agree."""
+"""Flags for unsteady and few samples are right; noise rarely counts as a drift between first and last samples."""
 
 import random
 from itertools import repeat

@@ -32,7 +32,7 @@ def save(made: Made, folder: Path, name: str) -> Path:
 
 @contextmanager
 def opened(browser, path: Path, part: str = "", every: bool = True, **options) -> Iterator:
-    """Yield (page, its errors). part: URL fragment, such as #id. every: draw all figures and open their options."""
+    """Yield (page, list of its errors). part: URL fragment, such as #id. every: draw all figures and unfold options."""
     address = path.as_uri()
 
     def is_own(url: str) -> bool:
@@ -73,7 +73,7 @@ def _context(browser, **options):
 
 @contextmanager
 def in_front(page, wrongs: list[str]) -> Iterator:
-    """Yield a shared page in the foreground, because Chromium delays hidden pages; then fail if `wrongs` has errors."""
+    """Yield `page` in the foreground, because Chromium delays hidden pages; at the end, fail if `wrongs` has errors."""
     page.bring_to_front()
     yield page
     check(page, wrongs)
@@ -130,7 +130,7 @@ def downloaded(page, button):
 
 
 def violations(page, at_least: int, only: str = "") -> list[tuple[str, list[str]]]:
-    """Return axe's violations (rule, first elements); assert `at_least` rules passed. only: run this rule alone."""
+    """Run axe, or only its rule `only`; assert that `at_least` rules pass; return violations as (rule, elements)."""
     found = sorted((Path(__file__).parents[2] / "build").glob("axe-*.min.js"))
     if not found:
         pytest.skip("axe-core is not there: make axe")

@@ -30,13 +30,13 @@ Suite = np.ndarray  # [system, case, round]: log(B's median / A's)
 
 @dataclass(frozen=True)
 class Found:
-    """Shares of suites (`wolf`) or of slowed cases. If none is slowed: of all cases; `found` is NaN.
+    """Shares of simulated suites (`false_alarms`) and of their slowed cases, or of all cases if no case was slowed.
 
-    wolf: suites with a false alarm: a "faster" case, or a "slower" case that was not slowed.
-    found: cases with the outcome "slower". same, undecided: cases with this outcome.
+    false_alarms: suites in which a case is "faster", or is "slower" although it was not slowed.
+    found: cases with outcome "slower"; NaN if no case was slowed. same, undecided: cases with that outcome.
     """
 
-    wolf: float
+    false_alarms: float
     found: float
     same: float
     undecided: float
@@ -109,7 +109,7 @@ def two_runs(suites: int) -> Suite:
     return np.array([RECORDED.differences(random, 1, SYSTEMS, CASES).ravel() for _ in range(suites)])
 
 
-def stored_wolf(suites: int) -> float:
+def stored_false_alarms(suites: int) -> float:
     return float((np.abs(two_runs(suites)).max(axis=1) > np.log1p(STORED_BAR)).mean())
 
 
@@ -118,7 +118,7 @@ def main(suites: int = 2000) -> None:
     print("| two runs of the same packages differ by | recorded | simulated |\n| --- | --- | --- |")
     for share, recorded in RECORDED_QUANTILES.items():
         print(f"| {share:.0%} of cases at most | {recorded:.2%} | {np.quantile(apart, share):.2%} |")
-    print(f"\nTwo stored runs with a case beyond {STORED_BAR:.0%}: {stored_wolf(suites):.1%} of suites\n")
+    print(f"\nTwo stored runs with a case beyond {STORED_BAR:.0%}: {stored_false_alarms(suites):.1%} of suites\n")
     print("| what is slowed | by | rounds | a suite's false alarms | found | same | undecided |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     _print("nothing", study(1, suites))
@@ -133,7 +133,7 @@ def main(suites: int = 2000) -> None:
 
 
 def _print(slowed: str, found: Found, rounds: int = ROUNDS, slowdown: float = 0.0) -> None:
-    shares = (found.wolf, found.found, found.same, found.undecided)
+    shares = (found.false_alarms, found.found, found.same, found.undecided)
     shown = ["–" if np.isnan(value) else f"{value:.1%}" for value in shares]
     print(f"| {slowed} | {f'{slowdown:.0%}' if slowdown else '–'} | {rounds} | {' | '.join(shown)} |")
 

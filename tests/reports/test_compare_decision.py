@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from reports.compare.decision import BAR, decide
-from tests.reports.simulate_ab import RECORDED_QUANTILES, Noise, a_single_case, stored_wolf, study, two_runs
+from tests.reports.simulate_ab import RECORDED_QUANTILES, Noise, a_single_case, stored_false_alarms, study, two_runs
 
 QUIET = [[0.001, -0.002, 0.0, 0.001, -0.001]] * 9
 
@@ -41,8 +41,8 @@ def test_the_variance_of_a_case_is_drawn_to_that_of_all():
 
 
 @pytest.mark.parametrize(("times", "own"), [(6.94, False), (6.95, True)])
-def test_a_variance_keeps_its_own_beyond_what_the_others_allow(times, own):
-    """times: last case's variance / median. own: whether times > 6.944 (F(2, 4) at 5%), too large to shrink."""
+def test_a_significantly_larger_variance_is_not_shrunk(times, own):
+    """The last variance is `times` the median one. Above 6.944, the 5% point of F(2, 4), it is not shrunk (`own`)."""
     deviations = [0.01] * 4 + [0.01 * math.sqrt(times)]
     found = decide([[-each, 0.0, each] for each in deviations])[-1]
     variance, shared = 1e-4 * times, (4 * 1e-4 + 2 * 1e-4 * times) / 6
@@ -60,7 +60,7 @@ def test_rounds_without_noise_are_slower_or_faster_beyond_1_percent(by, outcome)
 
 @pytest.mark.parametrize(("noise", "outcome"), [(0.00313, "same"), (0.00314, "undecided")])
 def test_two_rounds_are_the_same_where_their_error_keeps_2_percent_out(noise, outcome):
-    """noise: standard error; "same" if less than log(1.02) / (t(1)'s 95% quantile) = 0.003136."""
+    """Two rounds are "same" if their standard error, `noise`, is below log(1.02) / (t(1)'s 95% quantile) = 0.003136."""
     assert decide([[noise, -noise]])[0].outcome == outcome
 
 
@@ -89,7 +89,7 @@ def test_the_simulated_noise_is_no_less_than_the_recorded():
 
 
 def test_two_stored_runs_of_the_same_commit_rarely_differ_by_what_is_judged():
-    assert stored_wolf(1000) <= 0.05
+    assert stored_false_alarms(1000) <= 0.05
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_two_stored_runs_of_the_same_commit_rarely_differ_by_what_is_judged():
     [(11, 600, Noise(), 0.03), (12, 300, Noise(times=3), 0.05), (12, 300, Noise(disturbed=0.05), 0.05)],
 )
 def test_a_suite_of_the_same_commit_rarely_cries_wolf(seed, suites, noise, most):
-    assert study(seed, suites, noise=noise).wolf <= most
+    assert study(seed, suites, noise=noise).false_alarms <= most
 
 
 def test_what_the_host_bounds_keeps_its_own_variance_beside_quiet_cases():

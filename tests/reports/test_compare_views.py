@@ -1,4 +1,4 @@
-"""A comparison's answer, text, Markdown and page state results and doubts; markup is escaped."""
+"""A comparison's summary, text, Markdown and page name outcomes and unreliable points; markup is escaped."""
 
 import math
 

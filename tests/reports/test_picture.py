@@ -1,4 +1,4 @@
-"""A picture shows the requested suite, the README's is current, and no other file is lost."""
+"""A picture shows the requested suite and overwrites no other file; the README's picture is up to date."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The report lists each measured model with its properties."""
+"""The report's fairness table has a row per model, with properties such as the number of parameters and the dtype."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A figure's sentence and the page's findings name the right winners, ranges and failures."""
+"""The sentence about a figure and the findings of a page name the right winners, ranges and failures."""
 
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Readouts name a point's GPU on a line of several GPUs, and the spread of several processes."""
+"""The text about a focused point names its GPU if the line has several GPUs, and the spread of several processes."""
 
 import browsing
 import synthetic_records as synthetic

@@ -1,4 +1,4 @@
-"""Rates, roofline bounds and shares of the measured peaks, computed from a record."""
+"""A case's TFLOP/s, GB/s, roofline bound and shares of the measured peaks follow from its latency and metrics."""
 
 import math
 from dataclasses import replace

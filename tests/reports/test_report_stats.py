@@ -232,12 +232,12 @@ def ends_of_interval(half):
 
 
 def quartiles(apart, count):
-    """Return `count` samples: alternately 3 (1 + apart) and 3 ms, as on a busy host; the last is the mean of both."""
+    """Return `count` samples: 3 (1 + apart) and 3 ms in turn, as on a busy host, then one halfway between them."""
     return [*(3.0 * (1 + apart * (n % 2)) for n in range(count)), 3.0 * (1 + apart / 2)][-count:]
 
 
 def drifted(by, early):
-    """Return 32 samples: first `early` of 3 (1 + by) ms, then 3 ms. Drift compares the first and last eight."""
+    """Return 32 samples: the first `early` of 3 (1 + by) ms, the rest of 3 ms. Drift compares the first and last 8."""
     return [3.0 * (1 + by)] * early + [3.0] * (32 - early)
 
 

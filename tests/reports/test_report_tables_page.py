@@ -1,4 +1,4 @@
-"""A report page's tables round medians and intervals alike, start short, and give each system and backend one name."""
+"""A page's tables round medians and intervals by one rule, show few columns at first, and name systems consistently."""
 
 from dataclasses import replace
 

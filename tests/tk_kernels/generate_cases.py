@@ -42,7 +42,7 @@ combinations = pytest.mark.parametrize(
 
 
 class Errors(NamedTuple):
-    """Relative errors against float64. out: maximum over steps. change: {W or b: final ||error|| / ||update||}."""
+    """Relative errors against float64. out: maximum over steps. change: by parameter, ||final error|| / ||update||."""
 
     out: float
     change: dict[str, float]
@@ -98,7 +98,7 @@ def prefilled_state(operator: str, positions: list[int], H: int, D: int, m: int,
 
 
 def outer_parameters(H: int, D: int, m: int) -> tuple[Tensor, ...]:
-    """Return random token_scale [m], ln_weight and ln_bias [H, D]; none is neutral, so each one affects the output."""
+    """Return random token_scale [m], ln_weight and ln_bias [H, D]; a kernel that ignores one gives a wrong output."""
     gen = torch.Generator().manual_seed(7)
     scale = 1 / torch.arange(1, m + 1) + 0.1 * torch.rand(m, generator=gen)
     weight, bias = 0.2 * torch.randn(2, H, D, generator=gen)
@@ -117,7 +117,7 @@ def weights_of(state: Any) -> dict[str, Tensor]:
 
 
 def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the value that a kernel stores for x: rounded to `dtype`; Triton's interpreter truncates bfloat16."""
+    """Return x as a kernel stores it: rounded to `dtype`, except that Triton's interpreter truncates to bfloat16."""
     if INTERPRETED and dtype == torch.bfloat16:
         return (x.float().view(torch.int32) & -0x10000).view(torch.float32).double()
     return x.to(dtype).double()
@@ -189,9 +189,9 @@ def compare(
     batch: int = 0,
     step: Step | None = None,
 ) -> Comparison:
-    """Return the errors of kernel and simulation in `steps` steps from `start`, and the kernel's final state.
+    """Run `steps` steps from state `start`; return the kernel's and simulation's errors and the kernel's final state.
 
-    batch: number of sequences, 0 for all in `start`; a larger batch repeats `start`. At most 8 sequences are compared.
+    batch: number of sequences (0: all in `start`). A larger batch repeats `start`, and up to 8 sequences are compared.
     step: runs the kernel; by default `eager`.
     """
     generate, distinct = MODULES[operator][0], len(start.position)

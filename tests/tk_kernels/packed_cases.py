@@ -67,7 +67,7 @@ def _alone(name: str, given: Any, s: int, piece: slice) -> tuple[Any, tuple[Tens
 
 
 def _in_slots(name: str, states: Any, slots: Tensor, precision: str, device: str) -> Any:
-    """Return a strided generate state: `states` in slots of sequences with earlier tokens, the number 3 elsewhere."""
+    """Return a strided generate state: slots of sequences with a start above 0 hold `states`, other slots hold 3."""
     state = type(states[0])(*map(torch.cat, zip(*states, strict=True)))
     state = type(state)(*(x.float().to(device) for x in state[:-1]), state.position.to(device))
     made = GENERATE[name].GenerateState.from_state(state, "dual", precision)

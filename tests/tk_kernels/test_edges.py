@@ -25,7 +25,7 @@ dtypes = pytest.mark.parametrize("dtype", LIMIT, ids=lambda dtype: str(dtype).re
 
 
 def convolved(window: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Convolve window [B, T + 3, C] -> [B, T, C] in float64."""
+    """Return the depthwise convolution [B, T, C] of window [B, T + 3, C] in float64; weight [C, 1, 4], bias [C]."""
     taps = weight.double()[:, 0]
     tokens = window.shape[1] - 3
     return sum(window[:, j : j + tokens].double() * taps[:, j] for j in range(4)) + bias.double()
@@ -147,7 +147,7 @@ def test_a_sequence_may_be_cut_anywhere() -> None:
 
 
 def check_packed(run: Callable[..., tuple[torch.Tensor, ...]], C: int) -> None:
-    """Check that `run(tokens, cache, start)` computes packed sequences like single ones, from zeros at start 0."""
+    """Check that `run` computes packed sequences like single ones, with a zero cache for sequences that start at 0."""
     lengths, starts, slots = [5, 0, 1, 40, 2, 16], [0, 3, 7, 16, 21, 0], [4, 1, 6, 0, 3, 5]
     ends = torch.tensor([0, *lengths], device=DEVICE).cumsum(0, dtype=torch.int32)
     start, at = torch.tensor(starts, dtype=torch.int32, device=DEVICE), torch.tensor(slots, device=DEVICE)

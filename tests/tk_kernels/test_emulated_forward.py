@@ -114,7 +114,7 @@ def test_in_place_it_leaves_the_same_bits(forward, tokens):
 
 @pytest.mark.parametrize("last", [0.0, 1e-4, 5e-3])
 def test_a_small_last_scale(forward, last):
-    """The kernel divides token_scale by its last entry; if that is small, ratios overflow 16 bits unless rescaled."""
+    """The kernel divides token_scale by its last entry, which it first enlarges if ratios would overflow 16 bits."""
     args = mlp_arguments(50, batch=1, heads=1)
     args[4][-1] = last
     out, state = forward(*args, start=0)

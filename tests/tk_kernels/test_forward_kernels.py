@@ -50,7 +50,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> F
 
 
 def trained(kernel: ForwardKernel, batch: int, tokens: int, heads: int, correlation: float) -> Case:
-    """Return arguments as in a trained model. correlation: of q and k with a shared direction. v depends on k."""
+    """Return arguments as in a trained model: q and k share a direction with weight `correlation`; v depends on k."""
     operator, mini_batch, _ = kernel
     generator = torch.Generator("cuda").manual_seed(tokens)
 

@@ -102,7 +102,7 @@ def test_real_head(operator: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("operator", MODULES)
 def test_padded_head(operator: str, form: str, head_dim: int) -> None:
-    """Test head dimensions other than powers of two. Above 64, the MLP's last block of hidden units is half full."""
+    """Test head dimensions other than powers of two. For 68, TTT-MLP's last block of 32 hidden units is half full."""
     start = random_state(operator, [1, 2], H=1, D=head_dim, m=3, std=LARGE)
     if (operator, form, head_dim) == ("mlp", "primal", 68):
         with pytest.raises(ValueError, match="form for 68 channels is 'primal': supported are 'dual'"):

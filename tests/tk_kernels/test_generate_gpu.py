@@ -1,4 +1,4 @@
-"""The generate kernels on a GPU match float64 over 256 steps of a 1.3b layer, also in CUDA graphs."""
+"""The generate kernels on a GPU match float64 over 256 steps of a layer of the 1.3B model, also in CUDA graphs."""
 
 import re
 from importlib import import_module

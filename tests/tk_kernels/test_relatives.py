@@ -1,4 +1,4 @@
-"""Each related layer matches its formula, and both theorems of the paper hold."""
+"""The layers in `relatives` match their formulas, and Theorems 1 and 2 of the TTT paper hold."""
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ EXACT = OUTPUT_ERROR[torch.float64]
 
 
 def test_two_layer_relu_with_gradients_by_hand() -> None:
-    """f(k) = k + relu(k W1 + b1) W2 + b2 trains with loss 1/2 |f(k) - v|^2 on one mini-batch."""
+    """The gradients of |f(k) - v|^2 / 2 for f(k) = k + relu(k W1 + b1) W2 + b2 are written out for one mini-batch."""
     args = case("mlp", 4, batch=1, heads=1, mini_batch=4)
     q, k, v, lr = (x[0, :, 0] for x in args[:4])
     weights = W1, b1, W2, b2 = tuple(x[0, 0] for x in args.state[:4])
@@ -71,7 +71,7 @@ def test_drop_in_attention_starts_from_a_seed() -> None:
 
 
 def test_gate_and_reversed_pass() -> None:
-    """Video model: h = tanh(alpha) TTT(x) + x, then tanh(beta) rev(TTT(rev(h))) + h; rev reverses the tokens."""
+    """The video block is tanh(beta) rev(TTT(rev(h))) + h with h = tanh(alpha) TTT(x) + x; rev reverses the tokens."""
     x, alpha, beta = case("linear", 20, batch=1).q.flatten(2), torch.randn(32).double(), torch.randn(32).double()
 
     def layer(x: torch.Tensor) -> torch.Tensor:

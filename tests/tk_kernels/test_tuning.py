@@ -1,4 +1,4 @@
-"""Every Triton kernel has launch settings on any GPU, all of them in `candidates`; `section` writes them as TOML."""
+"""Every Triton kernel gets launch settings from tuning.toml or a user's file; those of tuning.toml are `candidates`."""
 
 import tomllib
 

@@ -1,8 +1,8 @@
 """GEMMs y = x W^T with few rows of x, with a norm before, a SwiGLU after, or both.
 
-Such a GEMM takes as long as reading W, so fused operations add no time and save a launch. CUDA cores compute one row
-of x, or two without an output gate. They apply the norm's mean and scale to their sums, so loads of W do not wait for
-the norm. In all other cases, a separate kernel computes the norm, and tensor cores multiply tiles.
+Such a GEMM takes as long as reading W, so fused operations add no time and save a launch. For one row of x, or two
+without an output gate, CUDA cores compute the GEMM. They apply the norm's mean and scale to the GEMM's result, so loads
+of W do not wait for the norm. In other cases, a separate kernel computes the norm, and tensor cores compute the GEMM.
 """
 
 import math
@@ -40,7 +40,7 @@ SHARED_BYTES = 200_000  # shared memory that the largest tiles need
 class Norm:
     """Norm of the rows of x [..., K] before a GEMM; argument `before` of `few_rows_product`.
 
-    Only weight [K]: RMSNorm. With bias [K] and output gate `gate` [..., K]: LayerNorm times gelu_tanh(`gate`).
+    The norm is RMSNorm, or if `bias` [K] and output gate `gate` [..., K] are given, LayerNorm times gelu_tanh(`gate`).
     For one row of x, the GEMM's kernel computes LayerNorm from sums of x and x^2, so its float32 rounding errors grow
     with the row's mean / standard deviation.
     """
@@ -62,7 +62,7 @@ def fits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
 
 
 def suits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
-    """Whether `few_rows_product` supports x and weights and is no slower than cuBLAS (on an H100). Ignores devices."""
+    """Whether strides and dtypes suit `few_rows_product` and x has so few rows that cuBLAS is no faster on an H100."""
     most = MOST_ROWS if len(weights) >= MANY_OUTPUTS * (1 + swiglu) else MOST_ROWS_FEW_OUTPUTS
     few = x.shape[-1] <= x.numel() <= most * x.shape[-1]
     laid_out = x.ndim > 1 and x.stride(-1) == 1 and weights.is_contiguous() and _fits_int32_offsets(x)
@@ -93,11 +93,11 @@ def few_rows_product(
 
     x [..., K]: 1 to 64 rows. before: RMSNorm, or LayerNorm with an output gate (`Norm.gate`).
     out [..., N]: add the result to this tensor in place, and return it. `out` must share no memory with the inputs.
-    swiglu: W is [2 N, K], Wg's rows before Wu's, and the result is silu(y Wg^T) * (y Wu^T) with y = before(x).
-        Excludes `out` and `Norm.gate`.
+    swiglu: return silu(y Wg^T) * (y Wu^T) with y = before(x); W is [2 N, K], first the rows of Wg, then those of Wu.
+        With `swiglu`, neither `out` nor `Norm.gate` is supported.
     pdl: use programmatic dependent launch; the kernel may read W and the norm's parameters before earlier launches end.
-    Arithmetic is float32, and the result is rounded once. A separate kernel computes the norm, and also rounds it, for
-    three or more rows, or for two rows with an output gate.
+    Arithmetic is float32, and the result is rounded once. For three or more rows, or two rows with an output gate, a
+    separate kernel computes the norm, and before(x) is rounded to x's dtype.
     Raises ValueError on a wrong shape, dtype, stride or device.
     """
     rows, N = _checked(x, weights, before, swiglu, out)
