@@ -88,9 +88,8 @@ def query_key(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (q, k, lr): q, k [B, T, H, D] with RoPE, in x's dtype, and lr [B, T, H] float32.
 
-    x [B, T, C]: input of both convolutions.
+    x [B, T, C]: input of both convolutions. x and lr_logits can be slices of columns of one wider tensor.
     lr_logits [B, T, H], lr_bias [H]: lr = base_lr * sigmoid(lr_logits + lr_bias) / D.
-    x and lr_logits can be slices of columns of one wider tensor.
     cache [B, 3, C]: each sequence's last three inputs, replaced in place. slots, sequences: see `residual_convolution`.
     conv_q, conv_k: weight [C, 1, 4] and bias [C] of each convolution. rope: cos and sin [m, D/2] float32.
     position [S] or [S, H], for S sequences: number of earlier tokens of each sequence, or that number modulo m.
@@ -174,7 +173,7 @@ def _layout(
 
 @jit
 def _rounded_rms_norm(row, weight, C: tl.constexpr, eps):
-    """Return RMSNorm(row) in float32, after rounding to the row's dtype as in the cache."""
+    """Return RMSNorm(row), rounded to the row's dtype like the inputs in the cache, then converted to float32."""
     return rms_normed(row.to(tl.float32), weight, C, eps).to(row.dtype).to(tl.float32)
 
 
@@ -200,7 +199,7 @@ def _cached(at, valid, C: tl.constexpr):
 
 @jit
 def _packed_chunk(cu_seqlens, chunks, chunk):
-    """Return (sequence, offset in it, its first row, its length) for `Packed.chunks[chunk]`."""
+    """Return `Packed.chunks[chunk]`'s sequence and offset in the sequence, then the sequence's first row and length."""
     seq = tl.load(chunks + 2 * chunk).to(tl.int64)
     first = tl.load(chunks + 2 * chunk + 1)
     token = tl.load(cu_seqlens + seq)

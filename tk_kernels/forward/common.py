@@ -78,8 +78,8 @@ def launch_packed(
 ) -> Tensor:
     """Return the outputs [N, H, D] of packed sequences; update their slots of `state` in place.
 
-    run: see `launch`. kernel: the operator's Triton kernel. Its parameters from `cu_seqlens` on name the keyword
-    arguments that `run` gets. Other arguments: see `forward_packed`.
+    run: see `launch`. kernel: the operator's Triton kernel. Its last parameters, from `cu_seqlens` on, are passed to
+    `run` as keyword arguments. Other arguments: see `forward_packed`.
     """
     q, k, v, lr = tokens
     out, biases = torch.empty(q.shape, dtype=q.dtype, device=q.device), state.biases()
@@ -150,11 +150,11 @@ def normalization(s0, s1, D: tl.constexpr):
 
 @jit
 def gradient_coefficients(s0, s1, s2, s3, s4, s5, weight_squared, D: tl.constexpr):
-    """Return (mean, 1/std, mean(g), mean(g * xhat) / std) of rows z [D], the terms of `ln_l2_grad`.
+    """Return (mean, 1/std, mean(g), mean(g * xhat) / std) of rows z [D], with mean and std of z, for `ln_l2_grad`.
 
-    The notation is that of ttt_layer.md, step 5, with LayerNorm's weight and bias, and target R.
-    Each argument is a sum over a row: s0 of z, s1 of z^2, s2 of u, s3 of u z, s4 of o z, s5 of o, weight_squared of
-    weight^2. Here u = weight^2 z and o = weight (bias - R), so g = weight^2 (z - mean) / std + o.
+    xhat = (z - mean) / std and g = weight^2 xhat + o, with o = weight (bias - R), are those of ttt_layer.md, step 5.
+    weight and bias are LayerNorm's, and R is the target. With u = weight^2 z, the arguments s0 to s5 are a row's sums
+    of z, z^2, u, u z, o z and o. weight_squared is the sum of weight^2.
     One reduction can compute s0 to s5, instead of four in sequence.
     """
     mean, rstd = normalization(s0, s1, D)

@@ -36,7 +36,7 @@ Outer = tuple[Tensor, Tensor, Tensor]  # token_scale [m], ln_weight, ln_bias [H,
 
 @cache
 def hopper_unavailable(kernel: str, arch: str | None) -> str:
-    """Return why Hopper kernel `kernel` cannot run here, or "". arch: TTT_BENCH_ARCH, used only as a cache key."""
+    """Return why Hopper kernel `kernel` cannot run here, or "". arch: TTT_BENCH_ARCH; `cache` needs it as a key."""
     return build.unavailable(kernel)
 
 
@@ -64,10 +64,7 @@ class ForwardOperator:
         self.launch = torch.library.custom_op(f"ttt_bench::{name}_forward", self._launch, mutates_args=("outputs",))
 
     def available(self, mini_batch: int = 16) -> str:
-        """Return why the Hopper kernel cannot run here, or "".
-
-        Raises ValueError for a mini-batch size without a Hopper kernel.
-        """
+        """Return why the Hopper kernel cannot run here, or "". Raises ValueError if no kernel has this `mini_batch`."""
         check_choice("mini_batch", mini_batch, tuple(self.kernels))
         return build.unavailable(self.kernels[mini_batch])
 
@@ -98,7 +95,7 @@ class ForwardOperator:
     ) -> tuple[Tensor, State]:
         """Return the outputs [B, T, H, D] of T tokens and the state after them.
 
-        q, k, v [B, T, H, D]: bfloat16, float16 or float32. D: 64, 96 or 128, stride 1. Other strides: multiples of 8.
+        q, k, v [B, T, H, D]: bfloat16, float16 or float32; D 64, 96 or 128. Strides: 1 over D, else multiples of 8.
         lr [B, T, H]: learning rates, which a layer computes as base_lr * sigmoid(...) / D.
         token_scale [m], not negative; m, the mini-batch size, is 4 to 64. ln_weight, ln_bias [H, D].
         state: float32, all sequences at the same position, F = 4 D for TTT-MLP. If the position is inside a mini-batch,
@@ -106,7 +103,7 @@ class ForwardOperator:
         rope: whether to apply RoPE to q and k (theta 10000, position in the mini-batch, interleaved pairs).
         start: the state's position, 0 to m - 1; None to read it from the device, which waits for the GPU.
         inplace: write the next state to the tensors of `state`, and return `state`. False: do not change `state`.
-        backend: "thunderkittens", "triton" or "reference"; "" takes the first of these that can run q.
+        backend: "thunderkittens", "triton" or "reference"; "" uses the one that `choice` returns.
         Raises ValueError for unsupported arguments, and BuildError if "thunderkittens" cannot run here.
         """
         tokens, outer = (q, k, v, lr), (token_scale, ln_weight, ln_bias)
@@ -135,7 +132,7 @@ class ForwardOperator:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1), state if inplace else after
 
     def _checked(self, tokens: Tokens, outer: Outer, state: tuple, inplace: bool) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each tensor of a state, by name. Raises ValueError for bad arguments of `forward`."""
+        """Raise ValueError for bad arguments of `forward`; return the shape of each field of the next state."""
         _check_tokens(tokens, outer, "[B, T, H, D]")
         q, mini_batch = tokens[0], len(outer[0])
         batch, _, heads, head_dim = q.shape

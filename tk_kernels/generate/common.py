@@ -16,14 +16,11 @@ SM90 = "sm_90"  # prefix of `section_name` for kernels in Gluon (generate_sm90.p
 
 
 class Precision(NamedTuple):
-    """How a generate state stores numbers: dtypes of its weights and of its cached rows.
-
-    planes: whether a second tensor holds the low 16 bits of each weight (`split_planes`).
-    """
+    """How a generate state stores numbers: dtypes of its weights and of its cached rows."""
 
     weights: torch.dtype
     rows: torch.dtype
-    planes: bool
+    planes: bool  # whether a second tensor holds the low 16 bits of each weight (`split_planes`)
 
 
 PRECISIONS = {
@@ -79,9 +76,9 @@ PIECE_BYTES = 1 << 28
 
 
 def by_sequences(function: Callable[..., tuple[torch.Tensor | None, ...]], *given: torch.Tensor) -> Any:
-    """Apply `function` to some sequences of the tensors `given` [B, ...] at a time, to save memory.
+    """Call `function` on slices of all tensors `given` [B, ...] along B, to save memory; concatenate its outputs.
 
-    A call gets as many sequences as fit in 256 MiB, at least one. Returns the tuple of joined outputs; None stays None.
+    A slice has as many sequences as fit in 256 MiB, at least one. Returns a tuple; outputs that are None stay None.
     """
     batch, size = len(given[0]), sum(x.numel() * x.element_size() for x in given)
     step = max(1, batch * PIECE_BYTES // max(1, size))
@@ -121,7 +118,7 @@ def dot_type(rows: torch.Tensor) -> Any:
 
 
 def compiles_narrow_dots() -> bool:
-    """Whether Triton compiles matmuls with 16 columns here: before 3.8, not for compute capability 10."""
+    """Whether Triton compiles matmuls with 16 columns here. Triton before 3.8 does not for compute capability 10.x."""
     old = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
     return not old or triton.knobs.runtime.interpret or torch.cuda.get_device_capability()[0] != 10
 
@@ -135,7 +132,7 @@ def dependent_launch(pdl: bool) -> dict[str, bool]:
     """Return Triton's launch arguments; if `pdl`, request PDL on Hopper or newer unless TTT_BENCH_ARCH is set.
 
     PDL (programmatic dependent launch): a kernel starts when the launch before it allows, reads parameters and state,
-    then waits for earlier launches. Between a write of parameters or state and the kernel, run a launch without PDL.
+    then waits for earlier launches. If a launch writes these, a launch without PDL must lie between it and the kernel.
     """
     if not pdl or triton.knobs.runtime.interpret or hidden() or torch.cuda.get_device_capability() < (9, 0):
         return {"PDL": False}
@@ -212,9 +209,9 @@ def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
 
 @jit
 def load_token(x, at, rd, valid, ROPE: tl.constexpr):
-    """Load channels `rd` of a row of Q or K at x + at; return (row, row), with ROPE (row, row with each pair swapped).
+    """Return (row, pair) of Q or K at x + at: row is channels `rd`; pair is channels rd ^ 1 with ROPE, otherwise row.
 
-    `rotate` applies RoPE later: a use of the row here might need a barrier, which would delay further loads.
+    `rotate` applies RoPE later, because arithmetic here might need a barrier, which would delay the next loads.
     """
     row = tl.load(x + at + rd, mask=valid, other=0)
     pair = row
@@ -284,7 +281,7 @@ def ln_l2_grad(z, target, weight, bias, valid, D: tl.constexpr):
 
 @jit
 def to_float32_again(x):
-    """Convert x to float32 anew, bfloat16 by a shift: the compiler then need not keep an earlier conversion."""
+    """Convert x to float32; bfloat16 by a shift, so that the result of an earlier `x.to` need not stay in registers."""
     if x.dtype == tl.bfloat16:
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     return x.to(tl.float32)

@@ -50,7 +50,7 @@ def _launch(
     initial: tuple[Tensor, ...] | None = None,
     start: Tensor | None = None,
 ) -> None:
-    """Copy `stored`, or `initial` where `start` is 0, to `copies`; without start, the reverse."""
+    """Copy `copies` to the slots of `stored`. If `start` is given, fill `copies` instead, as `read_slots` documents."""
     if not len(stored) == len(copies) == len(initial or copies):
         raise ValueError(f"{len(copies)} values and {len(initial or copies)} initial ones for {len(stored)} tensors")
     kept, low, transposed = zip(*stored, strict=True)
@@ -65,7 +65,7 @@ def _launch(
 def _blocks(
     shapes: tuple[tuple[int, ...], ...], transposed: tuple[bool, ...]
 ) -> tuple[int, tuple[tuple[int, ...], ...]]:
-    """Return (programs per head, `_copy_slots`'s SHAPES). shapes: (rows, columns) or (columns,)."""
+    """Return (number of blocks, SHAPES) for `_copy_slots`. shapes: each tensor's (R, C) or (C,), see `_copy_block`."""
     found, blocks = [], 0
     for (*rows, columns), is_transposed in zip(shapes, transposed, strict=True):
         (count,), padded = rows or (1,), triton.next_power_of_2(columns)
@@ -79,9 +79,10 @@ def _blocks(
 def _copy_slots(kept, low, copies, initial, strides, start, slots, H: tl.constexpr, SHAPES: tl.constexpr):
     """Copy one block of rows of one tensor, for one head of one sequence; the grid is (B, H, blocks of all tensors).
 
-    kept, low, strides: kept, low and stride of `_copy_block` per tensor. copies, initial: its x and first per tensor.
-    slots, start [B]: copy slots (`initial` where start is 0) to `copies`; if start is None, copy `copies` to the slots.
-    SHAPES: per tensor, (index of its first block, R, C, CP, BLOCK, TRANSPOSED); see `_copy_block`.
+    kept, low, copies, initial, strides: for each tensor, the arguments kept, low, x, first, stride of `_copy_block`.
+    slots [B]: each sequence's slot. start [B]: if None, copy `copies` to the slots. Otherwise copy to `copies`: from
+    `initial` for sequences whose start is 0, from the slots for others.
+    SHAPES: for each tensor, (index of its first block, R, C, CP, BLOCK, TRANSPOSED); see `_copy_block`.
     """
     for i in tl.static_range(len(SHAPES)):
         row = (tl.program_id(2) - SHAPES[i][0]) * SHAPES[i][4]
@@ -96,10 +97,11 @@ def _copy_block(
     kept, low, x, first, stride, start, slots, row, H: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, BLOCK: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
-    """Copy BLOCK rows of C numbers from `row` on; `_copy_slots` explains `start`. CP: C padded to a power of two.
+    """Copy BLOCK of the R rows, from `row` on, between `kept` and x. `_copy_slots` explains slots and start.
 
     kept [slots, H, R, C]: the stored tensor, with `stride` over slots. low: its low plane in the same layout, or None.
     x [B, H, R, C], first [H, R, C]: contiguous float32. With TRANSPOSED, x is [B, H, C, R], and first is [H, C, R].
+    If a sequence's start is 0, x gets a copy of `first`, not of `kept`. CP: C, padded to a power of two.
     """
     seq, head = tl.program_id(0), tl.program_id(1)
     r = row + tl.arange(0, BLOCK)[:, None]

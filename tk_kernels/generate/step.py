@@ -1,4 +1,4 @@
-"""The generate step of both operators: its state, argument checks and kernel launch."""
+"""The generate step of TTT-Linear and TTT-MLP: its state, argument checks and kernel launch."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -129,7 +129,7 @@ class StepState:
         return section_name(self.suits_sm90(), self.position.device)
 
     def default_launch(self) -> Tuning:
-        """Return the launch settings of `tuning` for this state; the field `sm90` selects the kernel."""
+        """Return the launch settings of `tuning` for this state. If their `sm90` is True, `generate_sm90.py` runs."""
         return tuning(self.operator, self.form, self.precision, self.tuned_as())
 
 

@@ -30,7 +30,7 @@ class Tuning:
 
 @cache
 def tuning(operator: str, form: str, row: str, name: str) -> Tuning:
-    """Return the settings in `row` of the file that TTT_BENCH_TUNING names, else of `tuning.toml`.
+    """Return the settings in `row`. Search the file that TTT_BENCH_TUNING names, if any, then `tuning.toml`.
 
     In each file, search the sections whose names are prefixes of `name`, longest first, then the section "default".
     operator: "ttt_linear" or "ttt_mlp". form: "dual", "primal" or "forward". name: a result of `section_name`.

@@ -1,1 +1,1 @@
-"""Both operators in PyTorch: `naive` defines them, `learner` is the fast reference."""
+"""TTT-Linear and TTT-MLP in PyTorch: `naive` defines the functions, `learner` computes them fast."""

@@ -1,4 +1,4 @@
-"""A TTT layer around its inner model f: RoPE, loss, output (ttt_layer.md, steps 2, 5)."""
+"""Parts of a TTT layer outside its inner model f: RoPE, loss gradient, output (ttt_layer.md, steps 2 and 5)."""
 
 from typing import NamedTuple
 

@@ -87,11 +87,11 @@ def layers_of(state: Sequence[Any], rows: bool = True) -> list[InnerLayer]:
 class Learner(Generic[State]):
     """The reference of TTT-Linear or TTT-MLP: checks arguments and computes mini-batches.
 
-    state: class of states with cached rows, a named tuple with its fields in the order of `layers_of`.
-    together: the most mini-batches to compute at once; fewer if mini-batches have more than 16 tokens.
-    The attribute `primal` is the class of states with gradient sums instead of rows. dW, shaped like W, is the sum of
-    lr_j * d loss_j / d W over the mini-batch's tokens j so far; db likewise.
-    Only `generate_step` with `inplace` changes the caller's state. Methods on tokens run without autograd and autocast.
+    state: the class of states with cached rows, a named tuple. `layers_of` gives the order of its fields.
+    together: most mini-batches that `forward` computes at once in the dual form; max(1, 16 * together // m) if m > 16.
+    The attribute `primal` is the class of states with gradient sums instead of rows. The sum dW, shaped like W, adds
+    up lr_j * d loss_j / d W over the mini-batch's tokens j so far; db is the same sum for b.
+    Only `generate_step` with `inplace` changes a given state. Methods that take tokens disable autograd and autocast.
     """
 
     def __init__(self, state: type[State], together: int) -> None:
@@ -121,10 +121,10 @@ class Learner(Generic[State]):
     def init_state(
         self, *parameters: Tensor, batch: int, mini_batch: int = 16, dtype: torch.dtype = torch.float32
     ) -> State:
-        """Return `batch` new sequences' state in `dtype`: parameters, `mini_batch` rows of zeros; position 0.
+        """Return the state of `batch` new sequences: copies of `parameters`, m cached rows of zeros, and position 0.
 
-        parameters: W [H, in, out] and b [H, 1, out] of each layer. Raises ValueError on a wrong shape, TypeError on a
-        wrong number of tensors.
+        parameters: W [H, in, out] and b [H, 1, out] of each layer. mini_batch: m. dtype: of all tensors but position.
+        Raises ValueError for a wrong shape, and TypeError for a wrong number of parameters.
         """
         names = [name for layer in self._names[0] for name in layer[:2]]
         if len(parameters) != len(names):
@@ -339,7 +339,7 @@ def _read(q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tenso
 def _advance_(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: Any, form: str = "dual", rows: bool = True
 ) -> Tensor:
-    """Update `state` by n tokens of a mini-batch; return [B, n, H, D]. rows: see `layers_of`; if False, n must be 1."""
+    """Update `state` by n tokens of a mini-batch; return outputs [B, n, H, D]. rows=False (gradient sums): n is 1."""
     layers, token_scale = layers_of(state, rows), outer.token_scale
     positions = state.position.long()[:, None] + torch.arange(q.shape[1], device=q.device)  # [B, n]
     x, z, new = _gradients(q, k, v, lr, outer, layers)
@@ -372,7 +372,7 @@ def _advance_(
 def _gradients(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, layers: list[InnerLayer]
 ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
-    """Return (q, q @ W1 + b1, [k's (x, g) per layer]), [B, H, n, width]; x, g: see `InnerLayer`."""
+    """Return q, q @ W1 + b1, and for each layer the new rows (x, g) of `InnerLayer`. All are [B, H, n, width]."""
     first, *others = layers
     q, k, offset = (x.to(first.weight.dtype).transpose(1, 2) for x in (q, k, gradient_offset(k, v, outer)))
     zq, zk = affine(torch.cat((q, k), 2), first.weight, first.bias).chunk(2, 2)

@@ -1,4 +1,4 @@
-"""Both operators token by token, as in the paper (arXiv 2407.04620, Sections 2.1 to 2.4).
+"""TTT-Linear and TTT-MLP token by token, as in arXiv 2407.04620, Sections 2.1 to 2.4.
 
 The hidden state of this RNN is a small model f: `linear` for TTT-Linear, `mlp` for TTT-MLP. Each token trains that
 model a little: it learns to reconstruct v from k. The output is the trained model at q.
@@ -30,7 +30,7 @@ Loss = Callable[[Weights, Tensor, Tensor], Tensor]  # weights, k, v -> a scalar
 
 
 class State(NamedTuple):
-    """State of one head of one sequence: weights at mini-batch start, gradient sums since."""
+    """State of one head of one sequence: f's weights at the current mini-batch's start, and sums of gradients."""
 
     weights: Weights
     sums: Weights  # sum of lr_j * d loss_j / d weight over the tokens of this mini-batch so far

@@ -58,7 +58,7 @@ def add_to_sums_(dW: Tensor, db: Tensor, x: Tensor, g: Tensor) -> None:
 
 
 def apply_sums_(weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, scale: Tensor, ends: Tensor) -> None:
-    """Update W -= scale * dW, b -= scale * db in place; zero dW, db where `ends` [B]. scale: see `apply_rows_`."""
+    """Update W -= scale * dW, b -= scale * db (scale: see `apply_rows_`); zero dW and db where `ends` [B] is True."""
     weight.addcmul_(scale, dW, value=-1)
     bias.addcmul_(scale[..., 0], db, value=-1)
     dW.masked_fill_(ends[:, None, None, None], 0)

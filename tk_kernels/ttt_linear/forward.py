@@ -70,11 +70,13 @@ def _forward(
 ):  # fmt: skip
     """Run one head of one sequence; write `out`, W_out, b_out and the last mini-batch's rows.
 
-    q, k, v [B, T, H, D] have stride 1 in D; q_token is q's stride over T, and so on. q_again: q. Contiguous: `out`
-    [B, T, H, D], lr [B, T, H], W [B, H, D, D], b [B, H, D], k_rows (of K) and g_rows (of lr * gradient) [B, H, m, D].
-    m, M, D, DP, DOT, UP: see `tile`. Grid: B * H programs of N warps. S: pipeline stages of the loads.
-    PACKED: q, k, v, out are [tokens, H, D], lr [tokens, H]; `slots` selects the generate state's W, b and rows.
-    cu_seqlens, start: see `Packed`. W_first, b_first: initial W, b. PLANES: `low` is W's low plane (`split_planes`).
+    q, k, v [B, T, H, D] have stride 1 in D; q_token is q's stride over T, and so on. q_again is the same tensor as q.
+    The other tensors are contiguous: out [B, T, H, D], lr [B, T, H], W [B, H, D, D], b [B, H, D], and the cached rows
+    of K (k_rows) and of lr * G (g_rows) [B, H, m, D].
+    m, M, D, DP, DOT, UP: see `tile`. The grid is B * H programs of N warps. S: pipeline stages of the loads.
+    With PACKED, q, k, v, out are [tokens, H, D], lr is [tokens, H], and W, b and rows belong to a generate state, with
+    strides w_stride, b_stride, row_stride over slots. cu_seqlens, start, slots: see `Packed`. If a sequence's start
+    is 0, it begins with W_first and b_first. With PLANES, `low` is the low plane of W (see `split_planes`).
     """
     # q_again is q: Triton 3.8 would not swizzle one copy in shared memory that two matmuls read.
     pid = tl.program_id(0).to(tl.int64)

@@ -2,10 +2,11 @@
 
 The kernels compute the function of `reference.py` in the dual or the primal form (ttt_layer.md, "Three forms"):
 
-dual    caches the rows of K and lr * G, reads W at every token, rewrites it at a mini-batch's last token;
+dual    each token reads W and caches its rows of K and lr * G; a mini-batch's last token also rewrites W;
         on Hopper, `generate_sm90.py` has the kernel for states that `suits_sm90` accepts
 
-primal  reads W and adds to the sum of lr * K^T G at every token, rewrites W at the last (arXiv 2407.04620, Section 3.1)
+primal  each token reads W and adds its lr * K^T G to a sum; a mini-batch's last token also rewrites W
+        (arXiv 2407.04620, Section 3.1)
 
 A program reads its sequence's position from device memory, so positions can differ and a CUDA graph can replay the
 launch.
@@ -64,7 +65,8 @@ def _dual(
     """Run one token of one head of one sequence; the grid is B * H programs.
 
     q, k, v, out [B, H, D], lr [B, H]: any stride over B. position [B, H], token_scale [m], ln_weight, ln_bias [H, D].
-    State of S sequences (see `slot_of`): weights, low plane low [S, H, D, D], b [S, H, D], rows_k, rows_g [S, H, m, D].
+    State of S sequences (see `slot_of`): weights, low plane low [S, H, D, D], b [S, H, D], cached rows of K (rows_k)
+    and of lr * G (rows_g) [S, H, m, D].
     """
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H

@@ -2,12 +2,13 @@
 
 The kernels compute the function of `reference.py` in the dual or the primal form (ttt_layer.md, "Three forms"):
 
-dual    caches the rows of K, X2, lr * G1 and lr * G2, reads W1 and W2 at every token, rewrites them at a mini-batch's
-        last token; on Hopper, `generate_sm90.py` has the kernel for states that `suits_sm90` accepts
+dual    each token reads W1 and W2 and caches its rows of K, X2, lr * G1 and lr * G2; a mini-batch's last token also
+        rewrites W1 and W2; on Hopper, `generate_sm90.py` has the kernel for states that `suits_sm90` accepts
 
-primal  reads W1 and W2 and adds to the sums of their gradients at every token, rewrites them at the last; D up to 64
+primal  each token reads W1 and W2 and adds to the gradient sums; a mini-batch's last token also rewrites W1 and W2
 
-A program reads its sequence's position from device memory, so positions can differ.
+A program reads its sequence's position from device memory, so positions can differ. Heads of more than 64 channels run
+`generate_wide.py`, only in the dual form.
 """
 
 from dataclasses import replace
@@ -192,7 +193,7 @@ def sum_rows(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
 def first_products(w1, past_g1, k, q, weight1, MATRIX: tl.constexpr, DOT: tl.constexpr):
     """Return (w1 @ k, w1 @ q + weight1 @ past_g1), both [F] in float32.
 
-    w1 [F, D], k, q [D]. past_g1 [m, F]: cached rows lr * G1. weight1 [m]: their factors. MATRIX, DOT: see `sum_rows`.
+    w1 [F, D], k, q [D]. past_g1 [m, F]: cached rows of lr * G1. weight1 [m]: row factors. MATRIX, DOT: see `sum_rows`.
     """
     if MATRIX:
         both = tl.dot(w1.to(DOT), columns(k, 0, DOT) + columns(q, 2, DOT))
@@ -215,7 +216,7 @@ def _primal(
     PLANES: tl.constexpr, ROPE: tl.constexpr, LOGITS: tl.constexpr,
     BLOCK: tl.constexpr, MATRIX: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Like `_dual`, with sums of lr * gradients, not rows: dW1^T, dW2 [B, H, F, D], db1 [B, H, F], db2 [B, H, D]."""
+    """Like `_dual`, with gradient sums, not rows: dW1 (transposed), dW2 [B, H, F, D], db1 [B, H, F], db2 [B, H, D]."""
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
     rd, rf = tl.arange(0, DP), tl.arange(0, FP)

@@ -215,12 +215,12 @@ def apply_rows(
     high, weights, low, bias, rows_f, rows_d, scale,
     G: gl.constexpr, FW: gl.constexpr, m: gl.constexpr, PLANES: gl.constexpr, BIAS: gl.constexpr,
 ):  # fmt: skip
-    """Store W - scale rows_f^T rows_d. Each of G warps updates FW hidden units, 16 at a time.
+    """Store W - scale rows_f^T rows_d. Each of G warps updates FW of the F hidden units, 16 at a time.
 
     rows_f [m, F], rows_d [m, D]: a mini-batch's cached rows. With BIAS, also update bias -= scale sum(rows_f).
     high [G, FW, D]: W in shared memory; with PLANES, its high plane. scale: token_scale[m - 1].
-    weights, low [F, D]: the results (see `store_weights`); with PLANES, low is also read.
-    The matmul's columns are a permutation of d (bits 4-3 and 2-1 swapped), so a thread's results are neighbours in d.
+    weights, low [F, D]: the results (see `store_weights`). With PLANES, low holds W's low plane before the call.
+    The matmul reads rows_d with bits 4-3 and 2-1 of d swapped, so that a thread's results are runs of 8 consecutive d.
     """
     D: gl.constexpr = 64
     F: gl.constexpr = G * FW
