@@ -143,10 +143,7 @@ class TTTLayer(nn.Module):
         return OuterParameters(token_scale, self.ttt_norm_weight, self.ttt_norm_bias, base_lr, rope, theta)
 
     def output(self, x: Tensor, out: Tensor) -> Tensor:
-        """Return the layer's output [B, T, C] from the inner loop's output `out` [B, T, H, D].
-
-        x: the layer's input, for the output gate.
-        """
+        """Return the layer's output [B, T, C]. out [B, T, H, D]: the inner loop's output; the output gate reads x."""
         out = self.post_norm(out.flatten(-2))
         if self.config.backbone == "mamba":
             out = F.gelu(self.g_proj(x), approximate="tanh") * out
