@@ -18,13 +18,15 @@ def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Chec
     """Return the suite's requested cases; within a panel, contexts and batches ascend.
 
     device: "cpu" or "cuda". checkpoint: sets system, size and options, and excludes panels of single layers.
+    On a GPU, slow references run only where a panel or `request.systems` names their backend.
     """
     adapters = adapters_of(request.systems, device, checkpoint)
+    fast = [each for each in adapters if not each.slow or device == "cpu" or each.label in request.systems]
     found = (
         Planned(case, suite.min_samples, panel.grows)
         for panel in suite.panels
         if panel.phase in (request.phase or (panel.phase,)) and not (checkpoint and panel.scope == "layer")
-        for adapter in adapters
+        for adapter in (adapters if panel.backends else fast)
         if adapter.system in panel.systems and (not panel.backends or adapter.backend in panel.backends)
         if panel.scope in adapter.scopes and panel.phase in adapter.phases
         for case in _panel_cases(panel, adapter, request, device, checkpoint)

@@ -28,7 +28,7 @@ class Adapter:
     replays: bool = False  # whether a launch-bound forward is timed as replays of a CUDA graph
     engine: bool = False  # a serving engine, such as vLLM, that times itself
     headline: bool = False  # the system's backend in figures of the paper's results
-    slow: bool = False  # a slow reference, whose jobs run last
+    slow: bool = False  # a slow reference: its jobs run last, on a GPU only where a panel or --systems names it
     system: str = ""
 
     @property

@@ -253,10 +253,7 @@ class Span:
 
 
 def paths_at(spans: Iterable[Span], moments: Iterable[tuple[Any, float]]) -> list[tuple[str, ...]]:
-    """Return the names of the ranges around each moment (thread, µs), outermost first.
-
-    The ranges of a thread are nested or disjoint.
-    """
+    """Name the ranges around each moment (thread, µs), outermost first. A thread's ranges are nested or disjoint."""
     begun: list[tuple[float, float, Any, Span | int]] = [(s.start_us, -s.end_us, s.thread, s) for s in spans]
     asked: list[tuple[float, float, Any, Span | int]] = [(at, math.inf, of, n) for n, (of, at) in enumerate(moments)]
     around: dict[Any, list[Span]] = defaultdict(list)
