@@ -19,7 +19,7 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
     """Return why the scheduler skips a case, or "" to run it.
 
     earlier: the job's records so far. memory_bytes: the device's memory; None if unknown.
-    With `planned.grows`, a whole model that should not fit is tried, unless a smaller case was skipped or hit a limit.
+    With `planned.grows`, skip after a smaller case hit a limit, but run a whole model's first case that is too large.
     """
     if why := checkpoint_missing(planned.case) or unstaggered(planned.case):
         return why

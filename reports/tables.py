@@ -122,7 +122,7 @@ def _heading(name: str, catalogue: Catalogue) -> str:
 
 
 def shown(value: Any, scale: float) -> str:
-    """Return a cell as text. Divide numbers by `scale`; round floats to 4 digits, or to integers from 1e4 to 1e9."""
+    """Return a cell as text, numbers divided by `scale`. Floats: 4 significant digits; from 1e4 to 1e9, no decimals."""
     number = plain(value)
     if isinstance(number, int | float) and not isinstance(number, bool) and scale != 1:
         number = number / scale

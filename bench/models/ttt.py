@@ -56,9 +56,9 @@ class TTTState:
     """The state of `batch` sequences; its size does not depend on their length.
 
     length: number of tokens read per sequence; None if unknown, as after generate_step (see `CausalLM`).
-    caches [2, layers, B, 3, C]: last inputs of block convolutions, then of Q's and K's; None without convolutions.
-    inner: the operator's states for `prefill`, stacked over layers; None for generate_step and in results of `rows`.
-    layers: the state of each layer, as views of `caches` and, unless `inner` is None, of `inner`.
+    caches [2, layers, B, 3, C]: last inputs of the convolutions: 0: block's, 1: Q's and K's; None without convolutions.
+    inner: from `init_state`, the operator's states stacked over layers; None for generate_step and from `rows`.
+    layers: each layer's state; its tensors are views of `caches` and, unless `inner` is None, of `inner`.
     """
 
     batch: int

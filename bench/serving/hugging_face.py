@@ -1,4 +1,4 @@
-"""The configuration of a TTT checkpoint folder as a class of transformers."""
+"""Subclasses of transformers' PretrainedConfig: one holds a TTT checkpoint's config.json, one refuses to load it."""
 
 from typing import Any
 

@@ -59,10 +59,10 @@ def widened(case: Case) -> dict[str, str]:
 
 
 def limits_by_rounding(rounded: torch.Tensor | None, reference: torch.Tensor, case: Case) -> float:
-    """Return the factor that scales LOGIT_LIMITS to ROUNDINGS times the rounding error.
+    """Return a factor on LOGIT_LIMITS: the error limit becomes ROUNDINGS times the rounding error.
 
-    The rounding error is that of `rounded`, a reference's logits in the case's dtype, against `reference`.
-    The factor is at most `widening(case)`, and equal to it if `rounded` is None.
+    rounded: a reference's logits in the case's dtype; their relative error to `reference` is the rounding error.
+    The factor is at most `widening(case)`; if `rounded` is None, it is `widening(case)`.
     """
     if rounded is None:
         return widening(case)

@@ -25,7 +25,7 @@ class TunedLanguageModel(LanguageModel):
         self._tuned: tuple[Any, str, int] | None = None
 
     def make_ready(self, work: PhaseWork) -> None:
-        """Tune the kernels of `work`, or only compile them if `work` can share the last tuning; call `work.restart`."""
+        """Tune the kernels of `work`, or only compile them if the last tuning covers `work`; then reset the state."""
         at_once = work.case.batch * (1 if work.case.phase == "generate" else work.case.context)
         phase, span = work.case.phase, (at_once.bit_length() - 1) // SPAN_BITS
         wanted = (self.loaded, phase, span)

@@ -139,8 +139,8 @@ class Region(Stored):
     """Kernels and times of a case's profiled runs; ValueError if `busy_us` exceeds `region_us`.
 
     units: units of work (such as generate steps) in all runs together.
-    region_us: total duration of the runs, each from its first kernel's start to its last kernel's end. An engine's run
-        lasts at least as long as the host's clock measured. `trace.found_of` subtracts delays caused by the profiler.
+    region_us: total duration of the runs, each from its first kernel's start to its last kernel's end; for an engine,
+        the time on the host's clock, if longer. `trace.found_of` subtracts idle time that the profiler added.
     busy_us: time with at least one running kernel. longest_gap_us: longest idle time.
     ranges: NVTX ranges with their kernels, from one eager call.
     peaks: rates measured by the worker, `copy_gbs` (10^9 bytes/s) and `product_tflops` (GEMM, 10^12 FLOPs/s).

@@ -39,7 +39,7 @@ _CASE_SETTINGS = ("size", "batch", "context", "dtype", "l2")  # lines that diffe
 class Point:
     """A measured point in the figure's unit, with the ends (low, high) of its interval.
 
-    doubt: up to this relative difference, no point counts as better; 0 for a GPU's point without a flag in `_UNSURE`.
+    doubt: points that differ by at most this share are not ranked. 0 on a GPU without `_UNSURE` flags, never on a CPU.
     """
 
     x: float
@@ -109,8 +109,8 @@ class View:
     def alike(self) -> list[Line]:
         """The largest set of ranked lines that agree in all settings except system and backend.
 
-        Each line with points defines a candidate set: the ranked lines that agree with this line. The set with the most
-        lines with points wins. A tie goes to the set with more settings at their defaults, then to the later line's.
+        Each line with points proposes a set: the ranked lines whose nonempty settings it shares. The set with the most
+        lines with points wins; on a tie, the set with more default settings, then the set that the later line proposes.
         """
         own = {line.name: self._settings(line) for line in self.ranked}
         best: tuple[tuple[int, int], list[Line]] = (0, 0), []

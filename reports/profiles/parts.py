@@ -191,7 +191,7 @@ def _outside_is_head(paths: Sequence[tuple[str, ...]]) -> bool:
 
 
 def _shares(region: Region) -> Iterator[tuple[Kernel, str, float]]:
-    """Yield (kernel, part, share of the kernel's time in the part); a kernel without ranges has one part."""
+    """Yield (kernel, key of `LABELS`, share of the kernel's time in that part); without NVTX ranges, the share is 1."""
     part_finder = _part_finder(region)
     by_kernel: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for each in region.ranges:

@@ -39,8 +39,8 @@ def reached(region: Region) -> dict[str, float | None]:
     """Return the region's peaks, each raised to the fastest kernel's rate if this is higher.
 
     On a power-capped GPU, a GEMM of the case can be 15% faster than the GEMM that measures the peak. A kernel is left
-    out if its share of time is small (`_LONG`), its rate is implausible (`_PLAUSIBLE`), or its counted launches differ
-    in time from the mean launch (`_LIKE`).
+    out if it has no hardware counters, a small share of time (`_LONG`) or an implausible rate (`_PLAUSIBLE`). So is a
+    kernel whose mean time under Nsight Compute differs from its time in the trace (`_LIKE`).
     """
     total = sum(kernel.time_us for kernel in region.kernels)
     long = [kernel for kernel in region.kernels if kernel.time_us > _LONG * total and _counted_alike(kernel)]

@@ -122,7 +122,7 @@ class OneSequenceStale(Honest):
 
 
 class TruncatedPrompt(Honest):
-    """Reads a prompt's last 64 tokens. Decay 0.85 forgets earlier tokens, so the error stays within the limit."""
+    """Reads only a prompt's last 64 tokens. Decay 0.85 forgets earlier tokens, so the check `timed_error` passes."""
 
     decay = 0.85
 

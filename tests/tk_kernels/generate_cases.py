@@ -189,7 +189,7 @@ def compare(
     batch: int = 0,
     step: Step | None = None,
 ) -> Comparison:
-    """Run `steps` steps from state `start`; return the kernel's and simulation's errors and the kernel's final state.
+    """Run `steps` steps from `start`; return the kernel's and `Simulation`'s errors and the kernel's final state.
 
     batch: number of sequences (0: all in `start`). A larger batch repeats `start`, and up to 8 sequences are compared.
     step: runs the kernel; by default `eager`.

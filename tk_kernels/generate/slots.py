@@ -79,10 +79,10 @@ def _blocks(
 def _copy_slots(kept, low, copies, initial, strides, start, slots, H: tl.constexpr, SHAPES: tl.constexpr):
     """Copy one block of rows of one tensor, for one head of one sequence; the grid is (B, H, blocks of all tensors).
 
-    kept, low, copies, initial, strides: for each tensor, the arguments kept, low, x, first, stride of `_copy_block`.
-    slots [B]: each sequence's slot. start [B]: if None, copy `copies` to the slots. Otherwise copy to `copies`: from
-    `initial` for sequences whose start is 0, from the slots for others.
-    SHAPES: for each tensor, (index of its first block, R, C, CP, BLOCK, TRANSPOSED); see `_copy_block`.
+    If start is None, copy `copies` to the slots of `kept`. Otherwise copy the slots to `copies`; sequences with start 0
+    get a copy of `initial` instead. slots, start [B]: each sequence's slot and number of earlier tokens.
+    kept, low, copies, initial, strides: one entry per tensor, `_copy_block`'s arguments kept, low, x, first and stride.
+    SHAPES: one entry per tensor, its first block's index, then R, C, CP, BLOCK and TRANSPOSED of `_copy_block`.
     """
     for i in tl.static_range(len(SHAPES)):
         row = (tl.program_id(2) - SHAPES[i][0]) * SHAPES[i][4]

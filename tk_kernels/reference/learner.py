@@ -87,10 +87,10 @@ def layers_of(state: Sequence[Any], rows: bool = True) -> list[InnerLayer]:
 class Learner(Generic[State]):
     """The reference of TTT-Linear or TTT-MLP: checks arguments and computes mini-batches.
 
-    state: the class of states with cached rows, a named tuple. `layers_of` gives the order of its fields.
+    state: class of states that cache, per layer, the inputs and lr_j * G_j of the mini-batch's tokens (`InnerLayer`).
     together: most mini-batches that `forward` computes at once in the dual form; max(1, 16 * together // m) if m > 16.
-    The attribute `primal` is the class of states with gradient sums instead of rows. The sum dW, shaped like W, adds
-    up lr_j * d loss_j / d W over the mini-batch's tokens j so far; db is the same sum for b.
+    The attribute `primal` is the class of states with gradient sums instead: dW is the sum of lr_j * d loss_j / d W
+    over the mini-batch's tokens j so far, db the same for b. `layers_of` gives the field order of both named tuples.
     Only `generate_step` with `inplace` changes a given state. Methods that take tokens disable autograd and autocast.
     """
 
@@ -272,7 +272,7 @@ class Learner(Generic[State]):
         layout: str,
         state: State | PrimalState | None = None,
     ) -> Outer:
-        """Return `outer` in float64 (for float64 tokens) or float32. Raises ValueError for bad arguments."""
+        """Check the arguments (ValueError); return the outer-loop parameters `outer` in the state's dtype."""
         check_tokens(tokens, lr, layout, tuple(STATE_DTYPE))
         x = next(iter(tokens.values()))
         check_choice("lr.dtype", lr.dtype, (STATE_DTYPE[x.dtype],))

@@ -87,7 +87,7 @@ class FlaWork(PhaseWork):
 
 
 class FlaForward(FlaWork, Forward):
-    """Timed forward. The reference runs recurrent kernels or, on pieces of long prompts, the timed kernels."""
+    """Timed forward. The reference runs recurrent kernels; for long prompts, it runs the timed kernels on pieces."""
 
     @property
     def _is_long(self) -> bool:

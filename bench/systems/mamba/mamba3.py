@@ -53,9 +53,9 @@ class Mamba3(RecurrentLayer):
         return Work(5 * tokens * self.matrix, moved)
 
     def random_inputs(self, case: Case) -> dict[str, Given]:
-        """Draw random kernel arguments, distributed as in a newly initialised layer. ADT is A dt, and DT is dt.
+        """Draw kernel arguments as in a newly initialised layer. ADT = A dt, DT = dt; see `Mamba3`.
 
-        Q, K [B, T, 1, K]; V [B, T, H, V]; ADT, DT, Trap [B, H, T]; Q_bias, K_bias [H, K]; Angles [B, T, H, angles].
+        Q, K [B, T, 1, key]; V [B, T, H, value]; ADT, DT, Trap [B, H, T]; biases [H, key]; Angles [B, T, H, angles].
         """
         if case.dtype != "bfloat16":
             raise Skip("Mamba-3's kernel rounds its inputs to bfloat16")
