@@ -75,7 +75,7 @@ def frame(
 
     Columns: `COLUMNS`, options, `SAMPLE_COLUMNS`, and if any row has a value: `RATE_COLUMNS`, `COMPUTED_COLUMNS`,
     metrics, notes, flags (`MARKS`). Unknown numbers are NaN in `COLUMNS` and pd.NA in other columns; unknown texts
-    are "". `_options` fills in unset options. latency_ms: the median of the processes' medians.
+    are "". Unset options: see `_options`. latency_ms: the median of the processes' medians.
     latency_ms_low, _high: the 95% interval within processes (`pooled_interval`).
     process_spread: (largest - smallest process median) / latency_ms.
     processes: the number of processes with samples or, if none has samples, of all processes.
@@ -133,8 +133,8 @@ def suites_of_cases(catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
 def _options(cases: Sequence[Case], table: pd.DataFrame, catalogue: Catalogue) -> pd.DataFrame:
     """Return a column per option.
 
-    A case without an option gets NA, with two exceptions. It gets the option's default if other cases of its system
-    and backend set the option, or if a figure of its suites has the option as an axis.
+    A case without an option gets the option's default if any case of its system and backend sets the option. It also
+    gets the default if one of these cases is in a suite whose figures have the option as `x` or in `split`; else NA.
     """
     names = list(dict.fromkeys(name for case in cases for name, _ in case.options))
     varied = {(case.system_backend, name) for case in cases for name, _ in case.options}

@@ -81,7 +81,7 @@ class _Estimates:
         return cls(np.array([np.mean(case) for case in cases]), np.sqrt(shrunk), rounds, freedom)
 
     def discoveries(self, bar: float, sign: int = 1) -> NDArray[np.bool_]:
-        """Whether each case's slowdown (sign -1: speed-up) exceeds `bar` (0.01: 1%) at false discovery rate `ALPHA`."""
+        """Per case, whether the slowdown (sign -1: speed-up) exceeds `bar` (0.01: 1%); false discovery rate `ALPHA`."""
         return stats.false_discovery_control(self.p_values(sign * self.mean - np.log1p(bar))) <= ALPHA
 
     def interval(self) -> tuple[Numbers, Numbers]:
@@ -89,7 +89,7 @@ class _Estimates:
         return self.mean - half, self.mean + half
 
     def p_values(self, excess: Numbers) -> Numbers:
-        """Return per case the p-value of a one-sided t test for `excess` (mean log ratio minus a bound) above 0."""
+        """Return per case the p-value of a one-sided t test. excess: mean - bound or bound - mean; tested to be > 0."""
         error = self.deviation / np.sqrt(self.rounds)
         with np.errstate(divide="ignore", invalid="ignore"):  # rounds that agree exactly have no error
             statistic = np.where(error > 0, excess / error, np.where(excess > 0, np.inf, -np.inf))

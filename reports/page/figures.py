@@ -71,7 +71,7 @@ def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _plans(table: pd.DataFrame, catalogue: Catalogue) -> Iterator[tuple[str, FigureEntry, pd.DataFrame]]:
-    """Yield (suite, figure entry, table rows) for each figure entry; `_drawn` splits the rows by `entry.split`."""
+    """Yield (suite, figure entry, its table rows) for each entry with rows; `_drawn` splits them by `entry.split`."""
     for suite in catalogue.suites:
         rows = table[[suite.name in names for names in table["suites"]]]
         phases = dict.fromkeys(rows["phase"])

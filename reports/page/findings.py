@@ -48,7 +48,7 @@ def finding(view: View) -> str:
 
 
 def crossings(view: View) -> list[str]:
-    """Return sentences on pairs of compared lines in which the faster line changes exactly once as x grows."""
+    """Return sentences on pairs of compared lines: one is clearly faster up to some x, the other from a later x on."""
     labels = view.labels(view.alike, view.held)
     found = []
     for pair in combinations(view.compared, 2) if view.is_speed and not view.is_parts else ():

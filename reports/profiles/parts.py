@@ -87,7 +87,7 @@ def within_sentence(part: str) -> str:
 def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> str:
     """Return a kernel's part of the model, a key of `LABELS`. path: NVTX ranges around its launch.
 
-    has_layers: whether layers have ranges. If so, a GEMM in a range, but not in a layer's range, is the LM head's.
+    has_layers: whether a GEMM in a range, but not in a layer's range, is the LM head's (see `_outside_is_head`).
     """
     if OPERATOR in path:
         return TTT

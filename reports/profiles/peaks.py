@@ -40,7 +40,7 @@ def reached(region: Region) -> dict[str, float | None]:
 
     On a power-capped GPU, a GEMM of the case can be 15% faster than the GEMM that measures the peak. A kernel is left
     out if it has no hardware counters, a small share of time (`_LONG`) or an implausible rate (`_PLAUSIBLE`). So is a
-    kernel whose mean time under Nsight Compute differs from its time in the trace (`_LIKE`).
+    kernel whose mean times under Nsight Compute and in the trace differ by a share above `_LIKE`.
     """
     total = sum(kernel.time_us for kernel in region.kernels)
     long = [kernel for kernel in region.kernels if kernel.time_us > _LONG * total and _counted_alike(kernel)]
