@@ -218,7 +218,7 @@ def source_digest(name: str) -> str:
 
 
 def _compiler_version(nvcc: Path | None) -> str | None:
-    """Return the version that nvcc prints, such as `13.0, V13.0.88`, else "unknown"; return None if `nvcc` is None."""
+    """Return nvcc's version, such as `13.0, V13.0.88`, or "unknown"; None without nvcc. BuildError if it cannot run."""
     if nvcc is None:
         return None
     try:
@@ -230,7 +230,7 @@ def _compiler_version(nvcc: Path | None) -> str | None:
 
 
 def _folder(name: str, wanted: dict[str, str | None]) -> Path:
-    """Return kernel `name`'s cache folder, named by a hash of `wanted` except nvcc's and ThunderKittens' versions."""
+    """Return folder NAME-HASH in the cache. HASH covers `wanted` except name, nvcc's and ThunderKittens' versions."""
     known = [wanted[each] for each in ("sources", "flags", "host", "tvm_ffi", "architecture")]
     key = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
     return cache_directory() / "kernels" / f"{name.replace('/', '.')}-{key}"

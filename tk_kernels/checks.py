@@ -61,9 +61,9 @@ def check_outer(token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, heads: 
 
 
 def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> None:
-    """Raise ValueError if a field of `state` has another shape than `shapes` gives for it, or an unsupported dtype.
+    """Raise ValueError unless each field of `state` in `shapes` has the shape given there and the dtype below.
 
-    state.position must be int32. All other fields must be float64 if the tokens' `dtype` is float64, else float32.
+    position must be int32. Other fields in `shapes` must be float64 if the tokens' `dtype` is float64, else float32.
     """
     for name, shape in shapes.items():
         tensor = getattr(state, name)

@@ -16,7 +16,7 @@ class Packed:
     cu_seqlens [S + 1] int32: sequence s has the tokens cu_seqlens[s] to cu_seqlens[s + 1] - 1, or none.
     start [S] int32: number of earlier tokens per sequence. With 0, a sequence starts from the initial weights.
     slots [S] int64: each sequence's index in dimension 0 of the state's tensors; sequences with tokens share none.
-    tokens: N. length: L if the sequences may run as one batch of L tokens each, from a mini-batch's start; otherwise 0.
+    tokens: N. length: 0, or L if all may run as one batch: each has L tokens and begins at a mini-batch's start.
     """
 
     cu_seqlens: Tensor

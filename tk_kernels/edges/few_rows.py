@@ -40,7 +40,7 @@ SHARED_BYTES = 200_000  # shared memory that the largest tiles need
 class Norm:
     """Norm of the rows of x [..., K] before a GEMM; argument `before` of `few_rows_product`.
 
-    The norm is RMSNorm, or if `bias` [K] and output gate `gate` [..., K] are given, LayerNorm times gelu_tanh(`gate`).
+    weight [K]. The norm is RMSNorm; with `bias` [K] and output gate `gate` [..., K], LayerNorm times gelu_tanh(`gate`).
     For one row of x, the GEMM's kernel computes LayerNorm from sums of x and x^2, so its float32 rounding errors grow
     with the row's mean / standard deviation.
     """
@@ -62,7 +62,7 @@ def fits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
 
 
 def suits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
-    """Whether strides and dtypes suit `few_rows_product` and x has so few rows that cuBLAS is no faster on an H100."""
+    """Whether layout and dtype (not device) suit `few_rows_product`, and cuBLAS is no faster (H100) for so few rows."""
     most = MOST_ROWS if len(weights) >= MANY_OUTPUTS * (1 + swiglu) else MOST_ROWS_FEW_OUTPUTS
     few = x.shape[-1] <= x.numel() <= most * x.shape[-1]
     laid_out = x.ndim > 1 and x.stride(-1) == 1 and weights.is_contiguous() and _fits_int32_offsets(x)

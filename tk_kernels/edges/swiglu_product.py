@@ -41,7 +41,7 @@ def swiglu_product(x: Tensor, weights: Tensor, *, concurrent: bool = False) -> T
 
 
 def fits(rows: Tensor, weights: Tensor) -> bool:
-    """Whether the Hopper kernel runs on rows [M, C], weights [2 F, C]: bfloat16 only, M >= 256, 64 divides F and C."""
+    """Whether the Hopper kernel can run: aligned bfloat16 rows [M, C], weights [2 F, C]; M >= 256; 64 divides F, C."""
     outputs, inputs = len(weights) // 2, weights.shape[1]
     return (
         rows.is_cuda

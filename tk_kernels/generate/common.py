@@ -78,7 +78,7 @@ PIECE_BYTES = 1 << 28
 def by_sequences(function: Callable[..., tuple[torch.Tensor | None, ...]], *given: torch.Tensor) -> Any:
     """Call `function` on slices of all tensors `given` [B, ...] along B, to save memory; concatenate its outputs.
 
-    A slice has as many sequences as fit in 256 MiB, at least one. Returns a tuple; outputs that are None stay None.
+    A call gets as many sequences as fit in 256 MiB, at least one. Returns a tuple; outputs that are None stay None.
     """
     batch, size = len(given[0]), sum(x.numel() * x.element_size() for x in given)
     step = max(1, batch * PIECE_BYTES // max(1, size))

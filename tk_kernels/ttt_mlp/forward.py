@@ -43,7 +43,7 @@ def run(
     settings: Tuning | None,
     **options: Any,
 ) -> None:
-    """Like ttt_linear's `run`, but launch the Gluon kernel if it takes q and `settings` is None, else one in Triton."""
+    """Like ttt_linear's `run`, but if `settings` is None and `takes_gluon` is true, launch the Gluon kernel."""
     heads, head_dim = q.shape[-2:]
     hidden = 4 * head_dim
     row = "narrow" if head_dim <= IN_REGISTERS and mini_batch <= ROWS_IN_REGISTERS else "wide"
