@@ -141,7 +141,7 @@ def test_settings_that_limit_prompts_are_kept(schedulers, monkeypatch, setting, 
 
 
 def again(scheduler, monkeypatch, heads, mini_batch):
-    """Create a scheduler with the settings of `scheduler`. Its model has `heads` heads and this mini-batch size."""
+    """Create a scheduler with `scheduler`'s settings for a model with this number of heads and mini-batch size."""
     model = SimpleNamespace(mini_batch=mini_batch, heads=heads)
     monkeypatch.setattr("bench.serving.scheduler.read_config", lambda folder: model)
     settings = scheduler.vllm_config, scheduler.kv_cache_config, scheduler.structured_output_manager
@@ -159,7 +159,7 @@ def test_scheduler_keeps_its_requests_after_an_exception(schedulers, monkeypatch
 
 
 def random_request(rng, number, length=0):
-    """Return a function that creates copies of one random request. length: prompt tokens; 0 means a random number."""
+    """Return a function that creates copies of one random request. length: prompt tokens; 0: 1 to 60 at random."""
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request
 

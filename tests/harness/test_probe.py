@@ -1,4 +1,4 @@
-"""Workers report whether systems can run; systems with the same command and environment share a worker."""
+"""Workers report whether systems can run; systems with equal command, root and environment share a worker."""
 
 import os
 from pathlib import Path

@@ -130,7 +130,7 @@ def downloaded(page, button):
 
 
 def violations(page, at_least: int, only: str = "") -> list[tuple[str, list[str]]]:
-    """Run axe, or only its rule `only`; assert that `at_least` rules pass; return violations as (rule, elements)."""
+    """Run axe, or only its rule `only`; assert that `at_least` rules pass; return violations (rule, first elements)."""
     found = sorted((Path(__file__).parents[2] / "build").glob("axe-*.min.js"))
     if not found:
         pytest.skip("axe-core is not there: make axe")

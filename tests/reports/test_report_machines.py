@@ -1,4 +1,4 @@
-"""A page lists facts that all records share once, other facts per machine or per backend, and settings per backend."""
+"""A page lists common facts once, other facts per machine or per backend, and settings per backend."""
 
 from dataclasses import replace
 

@@ -1,7 +1,7 @@
 """Compile Triton kernels for GPUs that this machine lacks; print a JSON line per kernel.
 
 Given a compute capability such as 80, compile the portable kernels and print their shared and local memory in bytes.
-Given "generate", compile TTT-MLP's Gluon generate kernel and print the length of its longest chain of dependent loads.
+Given "generate", compile variants of TTT-MLP's Gluon generate kernel and print their `latencies`.
 """
 
 import json
@@ -105,7 +105,7 @@ def generate() -> None:
 
 
 def portable(capability: int) -> None:
-    """Compile the kernels of forward, generate and the vLLM plug-in; print each kernel once per model size."""
+    """Compile the kernels of forward, generate and the vLLM plug-in; print each variant once per model size."""
     seen: set[tuple[str, str]] = set()
 
     def launched(kernel: Any, *arguments: Any, **named: Any) -> None:

@@ -1,4 +1,4 @@
-"""Every Triton kernel gets launch settings from tuning.toml or a user's file; those of tuning.toml are `candidates`."""
+"""Forward and generate kernels' settings come from a user's file, then tuning.toml, whose settings are `candidates`."""
 
 import tomllib
 
