@@ -35,7 +35,7 @@ def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Chec
 
 
 def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None = None) -> tuple[Adapter, ...]:
-    """Return the adapters for `names` (SYSTEM or SYSTEM/BACKEND); () selects all adapters that can run on `device`.
+    """Return the adapters for `names` (SYSTEM or SYSTEM/BACKEND); () selects all with `device` in their `devices`.
 
     With a checkpoint, () selects its system. UserError for an unknown name or a system other than the checkpoint's.
     """

@@ -38,7 +38,7 @@ def unstaggered(case: Case) -> str:
 
 
 def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
-    """If `planned.grows`, return which limit (memory, time, KV cache) a smaller case in `earlier` hit; otherwise ""."""
+    """If `planned.grows`, return which limit (memory, time, vLLM cache) a smaller case in `earlier` hit; else ""."""
     if not planned.grows:
         return ""
     for record in earlier:

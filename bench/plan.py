@@ -149,7 +149,7 @@ def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ..
 def _suites(
     request: RunRequest, device: str, checkpoint: Checkpoint | None, machine: Mapping[str, Any]
 ) -> dict[str, tuple[str, ...]]:
-    """Return {requested suite: systems to run}, each system as SYSTEM or SYSTEM/BACKEND; () stands for all systems."""
+    """Return {requested suite: systems to run}, each as SYSTEM or SYSTEM/BACKEND; with (), `suite_cases` chooses."""
     found: dict[str, tuple[str, ...]] = {}
     for word in request.suites or (DEFAULT_SUITES[device],):
         group, systems = GROUPS.get(word), request.systems

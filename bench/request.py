@@ -26,7 +26,7 @@ Count = Annotated[int, Field(ge=1, le=MOST)]
 class RunRequest(BaseModel):
     """The arguments of `run`, `verify`, `profile` or `ab`; UserError for bad values.
 
-    suites: () for the default suite. systems, batch, context, phase: () for all. All five accept comma-separated text.
+    suites: () for the default suite. systems, batch, context, phase: () as in the suite. Each can be comma-separated.
     sides: the two revisions of `ab`. rounds: processes per case and side of `ab`. way: the profiler (`--with`).
     budget_s: seconds of sampling per case; None: the default of the suite or, without one, of the device.
     retry: which finished cases to measure again (`run_folder.retry_of`); if `retry` is given, `resume` is set, too.

@@ -20,7 +20,7 @@ from harness.workers.slurm import JOB, refuse_submitted
 def resumed(request: RunRequest, out: Path) -> Run | None:
     """Return the run in `out` if it exists and `request.resume` is set; otherwise return None, for a new run.
 
-    Raises RunError if a Slurm job may still write to `out`, or if a new run's `out` exists and is not an empty folder.
+    Raises RunError if a Slurm job may still write to `out`, or if a new run's `out` is a file or has non-hidden files.
     Raises UserError if `out` has no run and `request.retry` is "failed" or "flagged".
     """
     refuse_submitted(out)
@@ -95,7 +95,7 @@ def refuse_another_kind(current: Run, work: Plan) -> None:
 
 
 def refuse_another_device(current: Run, work: Plan) -> None:
-    """Raise UserError if the plan's device is not the run's: a CPU instead of a GPU, or another CPU or GPU model.
+    """Raise UserError unless the plan has the run's kind of device, CPU or GPU, and the same model of it.
 
     Models are compared only if this machine and the machine of the run's last request both have the plan's device kind.
     """

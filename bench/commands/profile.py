@@ -74,7 +74,7 @@ def profile(request: RunRequest, out: Path) -> None:
 
 
 def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
-    """Return `before`, with `work` added if its mode is "profile"; return a new run if `before` is None."""
+    """Return a new run if `before` is None; otherwise `before`, with `work` added if `before` has mode "profile"."""
     if before is None:
         return Run.create(out, file_of(work, "profile"))
     refuse_another_device(before, work)

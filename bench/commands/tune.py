@@ -83,7 +83,7 @@ def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning |
 def fastest_forward(learner: str, row: str) -> tuple[str, Tuning | None]:
     """Return (name of forward's section in `tuning.toml`, fastest correct settings or None).
 
-    learner: as in `_rows`. row: one of FORWARD_ROWS; it determines the model size and the batch that are measured.
+    learner: as in `_rows`. row: one of `FORWARD_ROWS[f"ttt_{learner}"]`; it sets model size and batch.
     """
     config = _config(learner, FORWARD_SIZES.get(row, SIZE))
     kernel, reference = (import_module(f"tk_kernels.ttt_{learner}.{part}") for part in ("forward", "reference"))

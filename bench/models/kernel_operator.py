@@ -28,8 +28,8 @@ class KernelOperator(TorchOperator):
 
     form: "dual" or "primal". precision: one of `tk_kernels.generate.common.PRECISIONS`. Both describe generate's state.
     forward_in_pytorch: whether `forward` runs in PyTorch; `forward_packed` always runs kernels.
-    backend: backend of `forward`, "" for the fastest. `forward_packed` uses `backend` only if all sequences have the
-        same length and the CUDA kernel supports them; otherwise, the portable kernel runs.
+    backend: backend of `forward`, "" for the fastest. `forward_packed` uses `backend` only if the sequences may run as
+        one batch (`Packed.length`) and the CUDA kernel supports them; otherwise, the portable kernel runs.
     """
 
     def __init__(

@@ -33,12 +33,12 @@ def mark_layers(enabled: bool) -> None:
 
 
 def layer_range(index: int) -> AbstractContextManager[object]:
-    """Return a layer's NVTX range, or a no-op context if ranges are off and no PyTorch profile is recorded."""
+    """Return a layer's NVTX range, or a no-op context if ranges are off and `is_recorded()` is false."""
     return nvtx_range(layer_name(index)) if _Ranges.enabled or is_recorded() else nullcontext()
 
 
 def operator_range() -> AbstractContextManager[object]:
-    """Return an inner loop's NVTX range, or a no-op context if ranges are off and no PyTorch profile is recorded."""
+    """Return an inner loop's NVTX range, or a no-op context if ranges are off and `is_recorded()` is false."""
     return nvtx_range(OPERATOR) if _Ranges.enabled or is_recorded() else nullcontext()
 
 

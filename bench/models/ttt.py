@@ -136,14 +136,14 @@ class TTTLayer(nn.Module):
         return x.unflatten(-1, (self.config.heads, self.config.head_dim))
 
     def outer_parameters(self, rope: Rotation) -> OuterParameters:
-        """Return the inner loop's parameters except its state: token scales, LayerNorm, `base_lr` and `rope`."""
+        """Return all parameters of the inner loop except its state. rope: cos and sin from `rope_tables`."""
         # s_i = max(0, 1/(i+1) + learnable_i)
         token_scale = torch.clamp_min(self.get_buffer("token_idx") + self.learnable_token_idx, 0.0)
         base_lr, theta = self.config.base_lr, self.config.rope_theta
         return OuterParameters(token_scale, self.ttt_norm_weight, self.ttt_norm_bias, base_lr, rope, theta)
 
     def output(self, x: Tensor, out: Tensor) -> Tensor:
-        """Return the layer's output [B, T, C]. out [B, T, H, D]: the inner loop's output; the output gate reads x."""
+        """Return the layer output [B, T, C]. x: its input, for the output gate. out [B, T, H, D]: the inner loop's."""
         out = self.post_norm(out.flatten(-2))
         if self.config.backbone == "mamba":
             out = F.gelu(self.g_proj(x), approximate="tanh") * out
@@ -249,7 +249,7 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def init_generate_state(self, batch: int, context: int = 0) -> TTTState:
-        """Return an empty state for `generate_step`; to save memory, hold one layer's `prefill` state at a time."""
+        """Return an empty state for `generate_step`; to save memory, convert one layer's `prefill` state at a time."""
         states = (self.operator.generate_state(self._inner_state(block, batch)) for block in self.blocks)
         return self._state(batch, states)
 

@@ -36,8 +36,8 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
     def from_pretrained(cls, folder: str | Path, *rest: Any, config: Any = None, **options: Any) -> Self:
         """Load a checkpoint folder onto the device `device_map`; by default a GPU, else the CPU.
 
-        dtype, torch_dtype: by default or if "auto", bfloat16 on a GPU, float32 on a CPU. Other options are ignored.
-        Raises ValueError if device_map is not one device, and the errors of `load`.
+        dtype, torch_dtype: dtype of the projections; by default or if "auto", bfloat16 on a GPU, float32 on a CPU.
+        Other options are ignored. Raises ValueError if device_map is not one device, and the errors of `load`.
         """
         chosen = options.get("device_map")
         default = "cuda" if torch.cuda.is_available() else "cpu"

@@ -18,7 +18,7 @@ SMALLEST = 128  # tokens of the smallest graph
 def graph_size(tokens: int, sequences: int) -> tuple[int, int]:
     """Return (tokens, sequences) of the CUDA graph for a step that has `tokens` tokens in `sequences` sequences.
 
-    The graph has a spare sequence for padding tokens. Padding adds fewer than SMALLEST tokens or at most a fourth.
+    The graph has at least one spare sequence, for fewer than max(SMALLEST, tokens / 4) padding tokens.
     """
     part = max((1 << (tokens - 1).bit_length()) // 8, SMALLEST)
     return -(-tokens // part) * part, 1 << sequences.bit_length()

@@ -70,7 +70,7 @@ class PhaseWork:
         """Reset the state. By default, do nothing, because `run` resets the state itself."""
 
     def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
-        """Return f(outputs, calls): f checks random sequences, but none of more than LONGEST_CHECKED tokens."""
+        """Return f(outputs, calls) to check random sequences of <= LONGEST_CHECKED tokens, one call if `continues`."""
         tokens = self.tokens // self.case.batch
         if tokens > LONGEST_CHECKED:
             return not_compared(tokens, LONGEST_CHECKED)

@@ -44,7 +44,7 @@ _LONGEST = 200
 
 
 def child_environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return os.environ plus CUDA_DEVICE_ORDER and `added`, without variables that override git or Slurm options."""
+    """Return os.environ plus CUDA_DEVICE_ORDER and `added`, without variables that redirect git or Slurm commands."""
     kept = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
     return {**kept, **DEVICE_ORDER, **(added or {})}
 

@@ -170,8 +170,8 @@ def take_engine_samples(
 
     batches_ms: yields each batch's samples in ms per unit of work. units: units in a sample.
     All samples of a batch are used, because the first steps after a prompt differ from later steps. Samples of a batch
-    are correlated, so a narrow interval ends sampling only after `BATCHES` batches. `stop_reason` compares the budget
-    with the samples' total time or, if longer, wall time / `READS`. Raises ValueError if there are no samples.
+    are correlated, so a narrow interval ends sampling only after `BATCHES` batches. `stop_reason` gets as elapsed
+    time the samples' total time or, if longer, wall time / `READS`. Raises ValueError if there are no samples.
     """
     timing = Timing([], [], "")
     start = time.monotonic()

@@ -202,7 +202,7 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
 
 
 def _counted(work: _Work) -> dict[str, Any]:
-    """Run one call; from its last `COUNTED_STEPS` passes through `COUNTED_LAYER` on, Nsight Compute profiles the call.
+    """Run one call; Nsight Compute profiles it from the first of the last `COUNTED_STEPS` passes of `COUNTED_LAYER`.
 
     A call that never enters this layer is profiled as a whole. Return {}: Nsight Compute's report has the counters.
     """

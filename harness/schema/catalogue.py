@@ -15,7 +15,7 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 @dataclass(frozen=True)
 class SystemEntry(Stored):
-    """A system's label and drawing style in reports. tone: colour index, below `TONES`. marker: see `MARKERS`."""
+    """A system's label and drawing style in reports. tone: colour index, below `TONES`. marker: one of `MARKERS`."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STORED | ConfigDict(extra="ignore")  # older runs have a `family`
 

@@ -12,7 +12,7 @@ class Policy:
 
     precision: largest distance between the median and an end of its 95% interval, as a share of the median.
     budget_s: seconds of sampling. On a GPU with warm L2, budgets below 1 s are raised to 1 s, except for engines.
-        `timer.stop_reason` extends the budget while that interval is too wide. With a budget of 0, sampling ends as
+        `timer.stop_reason` extends the budget while that interval is too wide. If the budget stays 0, sampling ends as
         soon as there are `min_samples` samples, and only an engine warms up, with at most one batch.
     min_samples: fewest samples, taken even if the budget is over.
     Raises ValueError for an invalid field and ignores unknown fields, such as those of earlier versions.

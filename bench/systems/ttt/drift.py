@@ -33,7 +33,7 @@ class Exact:
 
 
 def compared(adapter: Any, workload: Workload, model: Any, case: Case) -> Workload:
-    """Return the workload; its check also limits how far `model` drifts from a float64 model over `context` tokens.
+    """Return the workload; its check also measures and limits the drift from a float64 model over `context` tokens.
 
     `adapter.exact` stores the float64 model's run; the next case reuses this run if only its `state_dtype` differs.
     """
@@ -98,7 +98,7 @@ def drift(model: Any, exact: Exact) -> dict[str, float]:
 
 
 def _stepper(model: Any, ids: Tensor, tokens: int) -> Callable[[], Tensor]:
-    """Return f() -> logits [B, V]; each of at most `tokens` calls runs a generate step on token ids `ids` [B]."""
+    """Return f() -> logits [B, V]; each of at most `tokens` calls runs a generate step on the buffer `ids` [B]."""
     state = model.init_generate_state(len(ids), tokens)
     logits: list[Tensor] = []
 

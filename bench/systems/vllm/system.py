@@ -269,7 +269,7 @@ class _TimedBatches:
             yield self.samples_of(self.once())
 
     def timed_check(self, rng: Random, last_logits: Callable[..., torch.Tensor]) -> Callable[[Any, int], Checks]:
-        """Return f(outputs, calls) to check last tokens of random sequences if their mean length is <= MODEL_LENGTH."""
+        """Return f(outputs, calls) to check random sequences' last tokens if the mean length is <= MODEL_LENGTH."""
         tokens = self.context + self.new_tokens - 1
         if tokens > MODEL_LENGTH:  # the engine leaves the reference no memory for more
             return not_compared(tokens, MODEL_LENGTH)
@@ -323,7 +323,7 @@ class EngineGenerate(_TimedBatches):
             self.timed = f"{self.timed}; a sample is the mean of {self.units} steps"
 
     def centre(self) -> None:
-        """Shorten prompts by half the generated tokens; the mean context of steps is then about `Case.context`."""
+        """Shorten prompts by half the generated tokens, to at least 1 token, so that steps are near `Case.context`."""
         self.context = max(1, self.context - self.new_tokens // 2)
         self.timed = f"{self.timed}; prompts of {self.context} tokens, so that these steps lie around the context"
 
@@ -368,7 +368,7 @@ class EngineRequest(_TimedBatches):
         return super().samples_of(batch)
 
     def samples(self) -> Iterator[list[float]]:
-        """Warm up with a batch of short answers; then run batches without end, and yield each batch's time in ms."""
+        """Warm up with a batch of short answers; then run batches without end, and yield [time in ms] after each."""
         self.engine.run(self.prompts(), [min(count, STEADY_STEPS) for count in self.answers()])
         yield from super().samples()
 

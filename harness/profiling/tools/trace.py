@@ -90,8 +90,8 @@ class Runs:
 def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Runs) -> dict[str, Any]:
     """Return a profile's fields: the fields that `found_in` returns, "units" and "notes".
 
-    launched: launches of `seen.runs` runs. If all runs launch the same kernels, only the middle half of the runs by
-        duration is used. ranged: launches of one call, with ranges.
+    launched: launches of `seen.runs` runs; if all launch the same kernels, only the middle half by duration is used.
+    ranged: launches of one call, with ranges.
     If `seen.alone_us` > 0, idle time excludes delays by the profiler of over 3%, or of any length in graph replays.
     """
     kept, runs, region_us, notes = _typical(launched, seen)
