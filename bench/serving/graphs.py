@@ -18,16 +18,16 @@ SMALLEST = 128  # tokens of the smallest graph
 def graph_size(tokens: int, sequences: int) -> tuple[int, int]:
     """Return (tokens, sequences) of the CUDA graph for a step that has `tokens` tokens in `sequences` sequences.
 
-    The graph has a spare sequence for padding tokens. Padding adds fewer than SMALLEST tokens or at most a fourth.
+    The graph has a spare sequence for padding, which has fewer than max(SMALLEST, tokens / 4) tokens.
     """
     part = max((1 << (tokens - 1).bit_length()) // 8, SMALLEST)
     return -(-tokens // part) * part, 1 << sequences.bit_length()
 
 
 class PromptGraphs:
-    """CUDA graphs of one model's steps with prompts; the graphs share memory and buffers. sequences: most per step.
+    """CUDA graphs of one model's steps with prompts, for up to `sequences` sequences per step.
 
-    Each graph size is captured at its first use, which takes up to twice as long as a step without a graph.
+    The graphs share memory. The first step of a size captures its graph, and takes up to twice as long as without one.
     """
 
     def __init__(self, model: TTTModel, sequences: int) -> None:
