@@ -25,9 +25,9 @@ def graph_size(tokens: int, sequences: int) -> tuple[int, int]:
 
 
 class PromptGraphs:
-    """CUDA graphs of one model's steps with prompts; the graphs share memory and buffers. sequences: most per step.
+    """CUDA graphs of one model's steps with prompts, for up to `sequences` sequences per step.
 
-    Each graph size is captured at its first use, which takes up to twice as long as a step without a graph.
+    The graphs share memory. The first step of a size captures its graph, and takes up to twice as long as without one.
     """
 
     def __init__(self, model: TTTModel, sequences: int) -> None:

@@ -56,7 +56,7 @@ class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
         return found
 
     def _packed(self, common: CommonAttentionMetadata, found: TTTMetadata) -> Packed:
-        """Return the step's requests as packed sequences. vLLM has the lengths on the host: no sync."""
+        """Return the requests of a step with prompts as packed sequences, without waiting for the GPU."""
         count, requests = found.num_decodes, found.num_reqs
         computed, starts = self._prefill_cpu_metadata(common, requests, found.num_prefills, count)
         lengths = starts.diff().tolist()

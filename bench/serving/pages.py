@@ -78,7 +78,7 @@ class Layout:
         mapped(self._empty, place)
 
     def state(self, pages: Tensor) -> BlockState:
-        """Return a layer's states as views [slots, ...] of `pages` [slots, bytes] int8, with `inner.position` None."""
+        """Return a layer's states, without positions, as views [slots, ...] of `pages` [slots, bytes] int8."""
         spans = iter(self.spans)
 
         def view(_: Tensor) -> Tensor:

@@ -96,7 +96,7 @@ class LanguageModel:
         return self.reference(model, dtype)
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
-        """Return a reference in the case's dtype, to set check limits by its error; None for fixed limits."""
+        """Return a reference in the case's dtype, whose rounding error sets the check limits; None for fixed limits."""
         return None if case.dtype == "float32" else self.timed_check_reference(model, getattr(torch, case.dtype), case)
 
     def _model(self, case: Case) -> Any:

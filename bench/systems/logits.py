@@ -59,10 +59,10 @@ def widened(case: Case) -> dict[str, str]:
 
 
 def limits_by_rounding(rounded: torch.Tensor | None, reference: torch.Tensor, case: Case) -> float:
-    """Return a factor on LOGIT_LIMITS: the error limit becomes ROUNDINGS times the rounding error.
+    """Return the factor on LOGIT_LIMITS[case.dtype] that permits ROUNDINGS times the rounding error.
 
     rounded: a reference's logits in the case's dtype; their relative error to `reference` is the rounding error.
-    The factor is at most `widening(case)`; if `rounded` is None, it is `widening(case)`.
+    The factor is at most `widening(case)`, and equals it if `rounded` is None.
     """
     if rounded is None:
         return widening(case)
@@ -74,8 +74,8 @@ def check_response(
 ) -> Checks:
     """Check that early tokens change logits as in the reference, unless rounding hides the change.
 
-    got: the model's logits (before, after) a change of early tokens, each [rows, V]. expected: the reference's logits.
-    The regression slope between the two changes must be near 1. width: the model's channels, for the limit on noise.
+    got: the model's logits [B, V] before and after a change of early tokens. expected: the reference's, likewise.
+    The regression slope between the two changes must be near 1. width: the model's channels; more permit more noise.
     """
     change, truth = (after.double() - before.double() for before, after in (got, expected))
     size = float(truth.norm())

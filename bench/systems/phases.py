@@ -20,13 +20,13 @@ from harness.measure.ranges import nvtx_range
 from harness.measure.system import REPLAYED
 from harness.schema.case import Case
 
-Logits = dict[int, torch.Tensor]  # logits [rows, V] by the number of tokens read after the prefix
+Logits = dict[int, torch.Tensor]  # logits [B, V] by the number of tokens read after the prefix
 LogitsAfter = Callable[[Any, list[int], torch.Tensor, Collection[int]], Logits]  # see `PhaseWork.new_past`
 TIMED_MINI_BATCHES = 8  # mini-batches whose steps are timed one by one
 
 
 def logits_along(model: Any, prefix: torch.Tensor, tokens: torch.Tensor, numbers: Collection[int]) -> Logits:
-    """Return {n: logits [rows, V] after prefix [rows, T] and the first n tokens [steps, rows]} for n of `numbers`."""
+    """Read prefix [B, T], then tokens [steps, B]; return {n: logits [B, V] after n steps} for n in `numbers`."""
     ids = torch.cat([prefix, tokens.T], dim=1)
     # `logits` runs a prompt in one piece, `last_logits` in chunks.
     found = model.logits(ids, len(tokens) + 1) if len(tokens) else last_logits(model, ids)[:, None]
@@ -70,7 +70,7 @@ class PhaseWork:
         """Reset the state. By default, do nothing, because `run` resets the state itself."""
 
     def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
-        """Return f(outputs, calls) to check random sequences of <= LONGEST_CHECKED tokens, one call if `continues`."""
+        """Return f(outputs, calls), which checks random sequences of at most LONGEST_CHECKED tokens (longer: none)."""
         tokens = self.tokens // self.case.batch
         if tokens > LONGEST_CHECKED:
             return not_compared(tokens, LONGEST_CHECKED)
@@ -89,11 +89,11 @@ class PhaseWork:
         return compare
 
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
-        """Return f, which computes a reference's logits. If `renews_past`, first draw a new prefix.
+        """Return f, which computes a reference's logits. If `renews_past`, first give all sequences new prefixes.
 
-        f(model, some, tokens, numbers) runs the reference `model` on the prefixes of the sequences with indices `some`,
-        then on `tokens` [steps, len(some)]. It returns {n: logits [len(some), V] after n tokens} for n of `numbers`.
-        By default, `ids` are the prefixes.
+        By default, a sequence's prefix is its prompt in `ids`.
+        f(model, some, tokens, numbers) runs `model` on the prefixes of the sequences with indices `some`, then on the
+        steps' tokens [steps, len(some)]. It returns {n: logits [len(some), V] after n steps} for n in `numbers`.
         rows: indices of the compared sequences. sources [B]: sequence i has the prefix of sequence sources[i].
         """
         return lambda model, some, tokens, numbers: logits_along(model, self.ids[some], tokens, numbers)
@@ -111,7 +111,7 @@ class PhaseWork:
         return self.adapter.timed_check_reference(self.model, exact_dtype(self.case), self.case)
 
     def rounded_reference(self) -> Any:
-        """Return a reference in the case's dtype, to set check limits by its error; None for fixed limits."""
+        """Return a reference in the case's dtype, whose rounding error sets the check limits; None for fixed limits."""
         return self.adapter.rounded_reference(self.model, self.case)
 
     @property
@@ -135,7 +135,7 @@ class PhaseWork:
     def repeat(self, rng: Random, rows: list[int]) -> list[int]:
         """Copy token ids of sequences `rows` to all others; return each sequence's source index.
 
-        A sequence of `rows` is its own source. Another's source is drawn from `rows`, at the same mini-batch position.
+        Sequences `rows` are their own sources. The others copy a random one of `rows` at the same mini-batch position.
         """
         alike = [[row for row in rows if self._ahead[row] == ahead] for ahead in self._ahead]
         sources = [row if row in rows else rng.choice(like) for row, like in enumerate(alike)]
@@ -145,12 +145,12 @@ class PhaseWork:
     def checks(
         self, logits: torch.Tensor, rows: list[int], sources: list[int], logits_after: LogitsAfter, tokens: torch.Tensor
     ) -> Checks:
-        """Compare logits [B, V] of the sequences `rows`, and of each row's worst copy, with the reference.
+        """Compare logits [B, V] of the sequences `rows`, and of some of their copies, with the reference.
 
-        Also check that the steps `choices` read tokens with nearly the reference's highest logit, and that a new prefix
-        changes logits as in the reference. tokens: the steps' inputs [steps, B]. sources: result of `repeat`.
-        logits_after: result of `new_past`.
-        A row's worst copy: of the sequences with the row's tokens, the one whose logits differ most from the row's.
+        If any copy's logits differ from its source's, the most different copy of each of `rows` is compared, too.
+        Also check that the steps `choices` read tokens with nearly the reference's highest logit. From the second call
+        on, also compare the change of the logits since the previous call.
+        tokens: the steps' inputs [steps, B]. sources: from `repeat`. logits_after: from `new_past`.
         """
         off = (logits.float() - logits[sources].float()).norm(dim=-1).nan_to_num(torch.inf)
         repeated = torch.tensor(sources, device=off.device)
@@ -181,7 +181,7 @@ class PhaseWork:
         return sorted({1, steps - 1}) if steps > 1 else []
 
     def _response(self, got: torch.Tensor, expected: torch.Tensor) -> Checks:
-        """From call 2 on, check that logits `got` changed since the last call as `expected` (the reference's) did."""
+        """Compare how logits `got` and the reference's, `expected`, changed since the last call, if there was one."""
         before, self._answered = self._answered, (got.clone(), expected)
         if before is None:
             return Checks([])
@@ -247,7 +247,7 @@ class Generate(PhaseWork):
 
     @torch.inference_mode()
     def restart(self) -> None:
-        """Reset the state. If staggered, sequence i then reads `_ahead[i]` random tokens, fewer than `units`."""
+        """Reset the state; if staggered, each sequence then reads random tokens up to its starting position."""
         self.model.reset_state(self.state)
         for ahead, rows in groupby(range(self.case.batch), key=self._ahead.__getitem__):
             if ahead:
@@ -367,5 +367,5 @@ class Request(PhaseWork):
         return token_times.metrics([[(first, steps)] for first, *steps in times])
 
     def choices(self, steps: int) -> list[int]:
-        """Return indices of steps whose inputs are compared with the reference's argmax: the first and the last."""
+        """Return indices of steps whose input tokens are checked: the first and the last."""
         return sorted({0, steps - 1})

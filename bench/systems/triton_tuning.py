@@ -42,10 +42,10 @@ def compile_ahead(call: Callable[[], object]) -> None:
 
 @contextmanager
 def untuned(ahead: Callable[[], object]) -> Iterator[None]:
-    """Let Triton use each kernel's smallest configuration inside the context, without measuring.
+    """Inside the context, run Triton kernels in their smallest configuration, except where they are tuned already.
 
-    Measuring would take minutes, and an unmeasured larger configuration could exceed shared memory.
-    ahead: function whose kernels are all compiled on entry, without a launch.
+    Tuning would take minutes, and an unmeasured larger configuration could exceed shared memory.
+    ahead: function that runs on entry without launching its Triton kernels, to compile them in parallel.
     """
     with _chosen_by(_size):
         with _compiling_only():
@@ -55,7 +55,7 @@ def untuned(ahead: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def chosen_anew() -> Iterator[None]:
-    """Retune Triton kernels in the context: some packages cache one choice for all shapes."""
+    """Let all loaded Triton autotuners tune again in the context, without earlier results from memory or disk."""
     from triton.runtime.autotuner import Autotuner
 
     tuners = [each for each in gc.get_objects() if issubclass(type(each), Autotuner)]
@@ -79,7 +79,7 @@ def _size(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
 
 @contextmanager
 def _chosen_by(cost: Callable[..., float]) -> Iterator[None]:
-    """In the context, autotuners take the config of least `cost`; exit discards the choices."""
+    """In the context, kernels that are not tuned yet take the config of least `cost`; exit discards these choices."""
     from triton.runtime.autotuner import Autotuner
 
     before: dict[Any, set[Any]] = {}

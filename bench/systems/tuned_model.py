@@ -16,7 +16,7 @@ SPAN_BITS = 4  # one tuning serves work within a factor of 16 in tokens at once
 class TunedLanguageModel(LanguageModel):
     """Base class of adapters that compile and tune Triton kernels on the timed work.
 
-    Consecutive cases of one model and phase share a tuning if 16^n <= tokens per pass < 16^(n+1) for the same n.
+    Consecutive cases of one model and phase share the result if log16(tokens per pass), rounded down, is the same.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class TunedLanguageModel(LanguageModel):
         self._tuned: tuple[Any, str, int] | None = None
 
     def make_ready(self, work: PhaseWork) -> None:
-        """Tune the kernels of `work`, or only compile them if the last tuning covers `work`; then reset the state."""
+        """Compile the kernels of `work`, tune them unless an earlier result can be reused, and reset the state."""
         at_once = work.case.batch * (1 if work.case.phase == "generate" else work.case.context)
         phase, span = work.case.phase, (at_once.bit_length() - 1) // SPAN_BITS
         wanted = (self.loaded, phase, span)

@@ -87,7 +87,7 @@ class FlaWork(PhaseWork):
 
 
 class FlaForward(FlaWork, Forward):
-    """Timed forward. The reference runs recurrent kernels; for long prompts, it runs the timed kernels on pieces."""
+    """Timed forward. If prompts exceed RECURRENT_CHECKED_TOKENS tokens, the reference runs the timed kernels, too."""
 
     @property
     def _is_long(self) -> bool:
@@ -207,7 +207,7 @@ class Fla(TunedLanguageModel):
         return FlaModel(inner, RECURRENT_TOKENS)
 
     def rounded_reference(self, model: FlaModel, case: Case) -> FlaModel | None:
-        """Return `model` on fla's recurrent kernels, to set check limits by its error; None for float32."""
+        """Return `model` on fla's recurrent kernels, whose rounding error sets the check limits; None for float32."""
         return None if case.dtype == "float32" else FlaModel(model.inner, RECURRENT_TOKENS)
 
 
@@ -268,6 +268,6 @@ class RWKV7(Fla):
         )
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return settings with fla's warning that its RWKV-7 (also our reference) may be incorrect."""
+        """Return settings with fla's warning that its RWKV-7 may be incorrect; the reference uses fla's code, too."""
         warning = "the package warns that its RWKV-7 may be incorrect, by the word of RWKV's author"
         return super().settings(case) | {"warning": warning}

@@ -107,7 +107,7 @@ class Mesa(RecurrentLayer):
         return self.heads * self.key_dim * (self.key_dim + self.value_dim)
 
     def work(self, case: Case) -> Work:
-        """Return FLOPs and bytes moved. FLOPs per token: 3 + 2 `iterations` per element of G, 5 per element of S."""
+        """Return FLOPs and bytes moved. Each solver iteration counts as one K x K GEMV per token and head."""
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         gram, values = (self.heads * self.key_dim * dim for dim in (self.key_dim, self.value_dim))
         row = width * 2 * (self.key_dim + self.value_dim) + 4 * 2  # q, k, v and output; beta and g

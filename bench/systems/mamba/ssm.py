@@ -47,7 +47,7 @@ class MambaSSMModel(PackageModel):
         torch._foreach_zero_([tensor for tensors in state.key_value_memory_dict.values() for tensor in tensors])
 
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Read ids [B, T], some prompts per call of `inner`, each prompt whole: a scan starts from an empty state."""
+        """Read ids [B, T] in groups of whole prompts, because the package starts every scan from an empty state."""
         check_ids(ids, 2, state.max_batch_size)
         rows = max(1, PREFILL_TOKENS // ids.shape[1])
         pieces = [slice(start, start + rows) for start in range(0, ids.shape[0], rows)]
@@ -139,7 +139,7 @@ class Mamba2SSM(MambaSSM):
         return (1 << 31) // (2 * config.inner_width + 2 * 128 + config.inner_width // 64)
 
     def counted_as(self, model: MambaSSMModel) -> MambaConfig:
-        """Return sizes for `bench.cost`: Mamba's, with Mamba-2's state size and group count."""
+        """Return the model's sizes for `bench.cost`; the package's layer gives the state size and group count."""
         mixer = model.inner.backbone.layers[0].mixer
         return replace(model.config, state_dim=mixer.d_state, groups=mixer.ngroups)
 

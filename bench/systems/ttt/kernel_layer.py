@@ -190,9 +190,9 @@ class Steps:
 
 @torch.no_grad()
 def _exact_steps(some: GenerateSet, begun: Any, rows: list[int], calls: int, rounds: int) -> torch.Tensor:
-    """Run the float64 reference `calls` times over `rounds` tokens per sequence; return the last output [rows, H, D].
+    """Run `calls` x `rounds` steps of the reference in float64; return the last step's outputs [len(rows), H, D].
 
-    begun: initial state of `rows`. With precision bfloat16 or float16, W is rounded to this dtype after each step.
+    begun: initial state of the sequences `rows`. With states in bfloat16 or float16, W is rounded after each step.
     """
     reference = import_module(some.generate.__name__.rpartition(".")[0] + ".reference")
     precision = PRECISIONS[some.state.precision]
@@ -221,7 +221,7 @@ def steps_in_turn(first: GenerateSet, config: TTTConfig, dtype: str) -> Steps:
 
 
 def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
-    """Return `at_least` or more sets, `first` and copies, so that all mini-batch positions are timed equally often."""
+    """Return `at_least` or more sets, `first` and copies of it, at evenly spaced positions in the mini-batch."""
     m = len(first.tokens[0])
     count = -(-at_least // m) * m if at_least > m else next(n for n in range(at_least, m + 1) if m % n == 0)
     sets = [first, *(replace(first, state=deepcopy(first.state)) for _ in range(count - 1))]

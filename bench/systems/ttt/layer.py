@@ -74,7 +74,7 @@ def forward_workload(
     check: Callable[[], Checks],
     settings: dict[str, str] | None = None,
 ) -> Workload:
-    """Return a workload: run `check`, time forward(**inputs), and compare its results with `reference` in float64."""
+    """Return a workload that times forward(**inputs) and compares its results with `reference` in float64."""
     config = ttt_config_of(case)
     rates = Input(inputs["lr"], "uniform", config.base_lr / config.head_dim, 0, 1)
     return layer_workload(
@@ -99,7 +99,7 @@ def layer_workload(
     settings: dict[str, str],
     most: int,
 ) -> Workload:
-    """Return a workload that times `run`, then compares at most `most` tokens with `exact`."""
+    """Return a workload that times `run` and compares its results, for up to `most` tokens, with those of `exact`."""
     return Workload(
         run=run,
         tokens=case.batch * case.context,
@@ -116,10 +116,10 @@ def layer_workload(
 def layer_timed_check(
     case: Case, exact: Callable[[list[int], int], Results], most: int
 ) -> Callable[[Random], Callable[[Results, int], Checks]]:
-    """Return a `Workload.timed_check` of random sequences' outputs and final states; at most `most` tokens in total.
+    """Return a `Workload.timed_check` that compares outputs and final states of random sequences with `exact`'s.
 
     exact(sequences, tokens): returns the reference's results for the first `tokens` tokens of these sequences.
-    If sequences have more than `most` tokens each, only the first `most` outputs of one sequence are compared.
+    At most `most` tokens are compared in total. If a sequence has more, its final state is not compared.
     """
     tokens, whole = min(case.context, most), case.context <= most
 
@@ -141,7 +141,7 @@ def layer_timed_check(
 
 
 def check_results(found: Results, expected: Results, dtype: str, prefix: str = "") -> Checks:
-    """Check relative errors of results that both mappings have; limit: LAYER_LIMITS[dtype]."""
+    """Check the relative errors of the results that `found` and `expected` share; check names start with `prefix`."""
     limit = LAYER_LIMITS[dtype]
     errors = {name: relative_error(x, expected[name]) for name, x in found.items() if name in expected}
     return Checks([Check.at_most(f"{prefix}{name}_relative_error", error, limit) for name, error in errors.items()])
@@ -198,9 +198,9 @@ def learned(state: Any, kinds: str = "Wb") -> Results:
 
 
 def exact_forward(reference: Any, inputs: dict[str, Any], rows: list[int], tokens: int) -> Results:
-    """Run the reference in float64 on the first `tokens` tokens of the sequences `rows`.
+    """Run the reference in float64 on the first `tokens` tokens of the sequences with indices `rows`.
 
-    Returns "output" [rows, tokens, H, D], stored in float32, and the final weights without biases.
+    Returns "output" [len(rows), tokens, H, D], rounded to float32, and the final weight matrices, but no biases.
     """
     shared = {name: to_float64(value) for name, value in inputs.items() if name not in (*PER_TOKEN, "state")}
     state = to_float64(rows_of(inputs["state"], rows))
@@ -214,7 +214,7 @@ def exact_forward(reference: Any, inputs: dict[str, Any], rows: list[int], token
 
 
 def _exact_outputs(reference: Any, arguments: dict[str, Any], trace: Any, rows: list[int], tokens: int) -> Results:
-    """Return float64 outputs for the first `tokens` tokens of sequences `rows`. trace: `reference.states(...)[0]`."""
+    """Compute float64 outputs from the states in `trace`, for the first `tokens` tokens of the sequences `rows`."""
     batch, mini_batches = len(arguments["q"]), tokens // len(arguments["token_scale"])
     exact = {name: to_float64(x[rows, :tokens] if name in PER_TOKEN else x) for name, x in arguments.items()}
     states = tuple(x[:mini_batches].unflatten(1, (batch, -1))[:, rows].flatten(1, 2).double() for x in trace)
@@ -222,7 +222,7 @@ def _exact_outputs(reference: Any, arguments: dict[str, Any], trace: Any, rows: 
 
 
 def check_forward(forward: Callable[..., Any], reference: Any, form: str, piece: dict[str, Any]) -> Checks:
-    """Check outputs and final weights of forward(**piece) against the float64 reference in form `form`."""
+    """Compare outputs and final weights of forward(**piece) with those of `reference` in float64 and form `form`."""
     found = results_of(forward(**piece))
     exact = {name: to_float64(value) for name, value in piece.items()}
     out, state = reference.forward(**exact, form=form, start=0)

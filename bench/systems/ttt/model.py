@@ -42,7 +42,7 @@ class TTTLanguageModel(LanguageModel):
         return reference
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
-        """Return a reference in the case's dtype; None for float32 and for 16-bit states (references' are wider)."""
+        """Return a reference in the case's dtype; None for float32, and for 16-bit states, which no reference has."""
         return None if case.state_dtype in ("bfloat16", "float16") else super().rounded_reference(model, case)
 
     def _compare(self, model: Any, case: Case) -> Checks:

@@ -197,8 +197,8 @@ class Engine:
         """Generate new_tokens[i] tokens greedily after prompts[i]; return the timed batch.
 
         due: for each prompt, its arrival in seconds after the start, ascending; () for all at once.
-        logits: whether to store the logits of each token. around: context manager entered around all steps, or around
-        `steady_steps` steps (if not 0) after the first step in which every sequence generates.
+        logits: whether to store the logits of each token. around: context manager entered around all steps.
+        If `steady_steps` is not 0, `around` covers only so many steps, after the first in which all sequences generate.
         """
         from vllm import SamplingParams
 

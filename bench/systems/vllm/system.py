@@ -180,7 +180,7 @@ class VllmSystem:
         )
 
     def _cache_bytes(self, case: Case, graphs: str) -> int | None:
-        """Return the cache's bytes; None (vLLM chooses) if the model has all layers and `graphs` is not "prompts"."""
+        """Return the cache's bytes if the case omits layers or `graphs` is "prompts"; otherwise None: vLLM chooses."""
         name, layers = uncut(case.size)
         if not layers and graphs != "prompts":
             return None
@@ -269,7 +269,7 @@ class _TimedBatches:
             yield self.samples_of(self.once())
 
     def timed_check(self, rng: Random, last_logits: Callable[..., torch.Tensor]) -> Callable[[Any, int], Checks]:
-        """Return f(outputs, calls) to check random sequences' last tokens if the mean length is <= MODEL_LENGTH."""
+        """Return f(outputs, calls), which checks last tokens; nothing if the mean length exceeds MODEL_LENGTH tokens."""
         tokens = self.context + self.new_tokens - 1
         if tokens > MODEL_LENGTH:  # the engine leaves the reference no memory for more
             return not_compared(tokens, MODEL_LENGTH)
