@@ -34,7 +34,7 @@ class Quality:
 
 
 def quality_of(group: Sequence[Record]) -> Quality:
-    """Return the flags of a case with the records `group`; no flags if no ok record has samples."""
+    """Return the flags of a case. group: its records; without an "ok" record that has samples, no flag is set."""
     measured = timed(record for record in group if record.status == "ok")
     if not measured:
         return Quality()
@@ -97,8 +97,8 @@ def _unsteady_times(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, 
 def is_unsteady(processes: Processes) -> bool:
     """Whether a case's times vary too much for a reliable latency.
 
-    True if `pooled_interval` is over 20% wide, or if the processes' medians are over 10% apart. Also true if the median
-    over processes of `quartiles_apart` exceeds 10%, or the median of `ends_apart` exceeds 5%.
+    True if the interval of `pooled_interval` is wider than 20% of the median, or the processes' medians differ by over
+    10% of it. Also true if, in the median over processes, `quartiles_apart` exceeds 10% or `ends_apart` exceeds 5%.
     """
     middle, low, high = pooled_interval(processes)
     medians = [median(samples) for samples in processes]
@@ -129,10 +129,10 @@ def quartiles_apart(samples: Sequence[float]) -> float:
 
 
 def ends_apart(samples: Sequence[float]) -> float:
-    """Return the relative difference of the medians of the samples' first and last quarter.
+    """Return |first / last - 1|; first and last are the medians of the first and the last quarter of the samples.
 
-    A quarter has at least six samples; for fewer than twelve samples, return 0. Return 0 too if the interquartile
-    ranges of the two quarters overlap (for quarters of fewer than ten samples, if their full ranges overlap).
+    A quarter has at least six samples. Return 0 for fewer than twelve samples, or if the interquartile ranges of the
+    two quarters overlap. In quarters of fewer than ten samples, the full range replaces the interquartile range.
     """
     if len(samples) < 2 * FEWEST:
         return 0.0

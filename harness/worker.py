@@ -56,7 +56,7 @@ def answer(system: SystemAdapter | None, request: dict[str, Any]) -> dict[str, A
 
 
 def main(arguments: list[str]) -> None:
-    """Answer requests until stdin ends. arguments: [adapter's entry], or [] if requests name it."""
+    """Answer requests until stdin ends. arguments: [the adapter's MODULE:ATTRIBUTE], or [] if each request has one."""
     this_process = os.getpid()
     requests, answers = _claim_pipes()
     system = load(arguments[0]) if arguments else None  # without one, requests name it

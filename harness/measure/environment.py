@@ -56,7 +56,7 @@ def recorded_variables(environment: Mapping[str, str] = os.environ) -> dict[str,
 
 
 def changes_speed(name: str) -> bool:
-    """Whether variable `name` can affect speed, and its name suggests no secret or path."""
+    """Whether the environment variable can affect speed and its name does not suggest a secret or a path."""
     return bool(_CHANGES_SPEED.fullmatch(name)) and not any(each.fullmatch(name) for each in (_PRIVATE, _IRRELEVANT))
 
 

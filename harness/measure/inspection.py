@@ -70,9 +70,9 @@ class CallChecker:
             self._next_at = time.monotonic() + max(RENEW_EVERY_S, (time.monotonic() - now) / RENEW_SHARE)
 
     def checked_call(self, clock: Clock) -> Checks:
-        """Set the outputs to NaN, run the timed call on fresh inputs, and return all checks so far.
+        """Check outputs of the timed call on fresh inputs; return these checks and the failed checks of earlier calls.
 
-        clock: the clock that timed `run`.
+        Before the call, the previous outputs are set to NaN. clock: the clock that timed `run`.
         If an input has a token axis, or if `timed_check` draws new tokens (`Workload.renews_past`), a second call
         is checked. In it, only early tokens are new, and the outputs must differ from the first call's outputs.
         """
@@ -88,7 +88,7 @@ class CallChecker:
         return Checks([*self.missed, *checked.checks], "; ".join(filter(None, (checked.unchecked, renewed))))
 
     def _compared_call(self, clock: Clock, unchanged: str) -> Checks:
-        """Take a sample and check its outputs. unchanged: name of the check that new inputs changed the outputs."""
+        """Take a sample and check its outputs. unchanged: name of the check that fails if outputs ignore new inputs."""
         compare, checked = self._start_check()
         for each in tensors_of(self._outputs):
             _poison(each)
@@ -230,7 +230,7 @@ def lower_bound_check(workload: Workload, samples_ms: list[float]) -> list[Check
 def fill(given: Input, seed: int, early_only: bool = False) -> None:
     """Refill an input's tensor in place with random values.
 
-    early_only: keep the last 64 tokens (the last half of fewer than 128 tokens) and refill all earlier tokens. An
+    early_only: keep the last 64 tokens, but at most half of all tokens, and refill only the tokens before them. An
         input without a token axis then keeps its values.
     """
     import torch

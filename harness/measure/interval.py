@@ -20,8 +20,8 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
     low, high: ends of the median's 95% interval. For n independent samples, they are the r-th smallest and r-th
     largest sample. The number of samples below the true median is binomial(n, 1/2), so r is the largest rank with
     1 - 2 P(binomial <= r - 1) >= 0.95. For correlated samples, r is computed from the effective sample size m
-    (`independent_samples`), then multiplied by (n + 1) / (m + 1). If m < `FEWEST`, low and high are the smallest and
-    largest sample or, for n >= 30, the smallest and largest median of blocks of at least `TOGETHER` successive samples.
+    (`independent_samples`), then multiplied by (n + 1) / (m + 1). If m < `FEWEST`, r is 1, except for n >= 30: then
+    low and high are the smallest and largest of the medians of blocks, each of at least `TOGETHER` successive samples.
     Raises ValueError if there are no samples.
     """
     ordered = sorted(samples)

@@ -71,9 +71,9 @@ class Gpu:
         return [name for bit, name in _THROTTLE.items() if bits & bit]
 
     def throttled(self) -> bool:
-        """Whether the GPU is throttled or power-capped; queried at most every `ASKED_EVERY_S` s.
+        """Whether the GPU is throttled or power-capped; the driver is queried at most every `ASKED_EVERY_S` seconds.
 
-        Adds the reasons to `slowed_by`, and stores the highest temperature of thermal slowdowns in `hottest_c`.
+        Adds the reasons to `slowed_by`. `hottest_c` becomes the highest temperature seen while thermally throttled.
         """
         now = time.monotonic()
         if now >= self._ask_at:
@@ -107,9 +107,9 @@ class Gpu:
 
 
 def open_gpu(visible: str | None = None) -> Gpu | None:
-    """Return a GPU, by default this process's; None without a GPU or NVML.
+    """Return this process's GPU or, with `visible`, the first GPU in that list; None without such a GPU or NVML.
 
-    visible: names as in CUDA_VISIBLE_DEVICES, to return the first GPU that they name; None for this process's GPU.
+    visible: a list in the format of CUDA_VISIBLE_DEVICES, such as "1,2".
     """
     pynvml = _initialised()
     handle = None if pynvml is None else _quietly(lambda: _handle(pynvml, visible))

@@ -32,7 +32,7 @@ def is_layer(name: str) -> bool:
 
 
 def range_names(phase: str) -> tuple[str, ...]:
-    """Return a phase's range names: the phase; for "request", also "forward" and "generate"."""
+    """Return the names of a phase's NVTX ranges: its own name. A "request" also has "forward" and "generate"."""
     return ("request", "forward", "generate") if phase == "request" else (phase,)
 
 

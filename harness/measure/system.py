@@ -52,10 +52,10 @@ class Workload:
     tokens: tokens that one unit processes, over all sequences. device: "cpu" or "cuda".
     capture: called before `run`; captures CUDA graphs that `run` and `measured` replay. Peak memory includes them.
     inputs: tensors that the harness refills between samples and before the checked calls.
-    timed_check: compares outputs of a timed call with the reference; None without a reference. Before that call, the
-        harness calls timed_check(rng), which chooses sequences, stores their state and returns f(outputs, calls) ->
-        Checks. The harness calls f after `calls` calls of `run`. For an engine, the harness calls both timed_check(rng)
-        and f(None, 1) after the last batch.
+    timed_check: compares outputs of a timed sample with the reference; None without a reference. Before that sample,
+        timed_check(rng) chooses sequences, stores their state and returns a function f. After the sample, the harness
+        calls f(outputs, calls), which returns `Checks`. calls: how many times the sample called `run`.
+        For an engine, the harness calls both timed_check(rng) and f(None, 1) after the last batch.
     renews_past: whether timed_check(rng) draws new tokens that precede the timed ones, because no input has a token
         axis. Then the harness checks two calls, and each sequence's outputs must differ between them.
     `check`: compares outputs with the reference before timing; None without a reference.

@@ -41,9 +41,9 @@ class Timing:
 class Clock:
     """Times a callable on a CPU by the host's clock; `CudaEventClock` times one on a GPU.
 
-    own_bytes: device memory that the clock itself allocates. launches: calls per sample.
-    wakes_s: seconds of load until an idle device has a steady speed. settles_s: as `wakes_s`, for a throttled device.
-    loaded_s: seconds for which `prepare` already kept the device busy, not counting the first call.
+    own_bytes: device memory that the clock itself allocates. launches: calls of the callable per sample.
+    wakes_s: seconds of load until an idle device's speed is steady. settles_s: the same for a throttled device.
+    loaded_s: seconds of load by earlier calls; if long enough, this load replaces the warm-up.
     replays: whether each call replays a CUDA graph and so overwrites the same outputs.
     """
 
@@ -80,7 +80,7 @@ def measure(run: Callable[[], object], clock: Clock, policy: Policy, limited: bo
 
 
 def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_throttled) -> list[float]:
-    """Sample until steady; return the samples, [] if `clock.prepare` kept the device busy long enough.
+    """Take samples until the time per call is steady; return them, or [] if earlier calls (`loaded_s`) were enough.
 
     The warm-up lasts at least `least_warmup_s`, at most min(WARMUP_MAX_S, WARMUP_BUDGETS * policy.budget_s) seconds.
     throttled: returns whether the device is throttled; then the warm-up lasts longer.
@@ -100,7 +100,7 @@ def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_
 
 
 def least_warmup_s(clock: Clock, policy: Policy, limited: bool) -> float:
-    """Return the minimum warm-up in seconds. limited: whether load throttles the device, which then warms up longer."""
+    """Return the minimum warm-up in seconds. limited: whether the device is throttled and so needs a longer warm-up."""
     return min(_most_warmup_s(policy), max(WARMUP_S, clock.settles_s if limited else clock.wakes_s))
 
 
@@ -170,8 +170,8 @@ def take_engine_samples(
 
     batches_ms: yields each batch's samples in ms per unit of work. units: units in a sample.
     All samples of a batch are used, because the first steps after a prompt differ from later steps. Samples of a batch
-    are correlated, so a narrow interval ends sampling only after `BATCHES` batches. `stop_reason` gets as elapsed
-    time the samples' total time or, if longer, wall time / `READS`. Raises ValueError if there are no samples.
+    are correlated, so a narrow interval ends sampling only after `BATCHES` batches. The elapsed time for
+    `stop_reason` is max(the samples' total time, wall time / `READS`). Raises ValueError if there are no samples.
     """
     timing = Timing([], [], "")
     start = time.monotonic()
@@ -193,13 +193,13 @@ def stop_reason(
 ) -> str:
     """Return why sampling should end, or "" to continue; below `policy.min_samples`, always "".
 
-    "interval": the median's 95% interval lies within ±`policy.precision` of the median, as a fraction. This needs at
-        least `LEAST_SAMPLES` samples and min(least_s, policy.budget_s) seconds.
+    "interval": the median is precise: both ends of its 95% interval are at most `policy.precision` * median away.
+        This needs at least `LEAST_SAMPLES` samples and min(least_s, policy.budget_s) seconds.
     "count": there are `MAX_SAMPLES` samples.
-    "budget": `policy.budget_s` is over and the interval lies within ±`DOUBTFUL` * precision, or the extended budget is
-        over. The extended budget is budget_s + LONGEST_WAIT_S. If there are at least 1.5 * min_samples samples, it is
-        at most PATIENCE * budget_s. A budget of 0 is not extended.
-    due: whether to compute the interval now; None to save time and compute it only after every 10% more samples.
+    "budget": the time `policy.budget_s` is over, and the ends are at most `DOUBTFUL` * precision * median away. If they
+        are further away, sampling continues for up to min((PATIENCE - 1) * budget_s, LONGEST_WAIT_S) seconds. With
+        fewer than min_samples * 3 // 2 samples, it is up to LONGEST_WAIT_S. A budget of 0 is not extended.
+    due: whether to compute the interval now; None to compute it after about every 10% more samples, which saves time.
     """
     if len(samples) < policy.min_samples:
         return ""

@@ -85,7 +85,7 @@ class _Work:
     def warm(self) -> None:
         """Run the work until it is compiled; set `call_s` (seconds per call) and `passes`.
 
-        `passes`: how often a call enters `COUNTED_LAYER`. For an engine, set only `units`: profiled units per batch.
+        `passes` counts how often a call enters the range `COUNTED_LAYER`. For an engine, neither is set.
         """
         if self.is_engine:
             self._once(nullcontext())
@@ -135,10 +135,7 @@ class _Work:
             self.runs = max(least, min(RUNS, int(LONGEST_S / each_s)))
 
     def window(self, most: int = sys.maxsize) -> tuple[int, int]:
-        """Return (number of unprofiled runs to begin with, number of runs to profile).
-
-        most: largest sum of both numbers; about a quarter of `most` is reserved for the unprofiled runs.
-        """
+        """Return (number of runs before the profiled runs, number of profiled runs); their sum is at most `most`."""
         runs = min(self.runs, max(1, most - max(1, most // 4)))
         return min(self.lead, most - runs), runs
 
@@ -155,7 +152,7 @@ class _Work:
         return Runs(runs, self.units, self.calls, self.host_us[-runs:], self.alone_us, self.case.timing == "graph")
 
     def ranged(self, region: AbstractContextManager[Found]) -> Found:
-        """Run a call or engine batch with NVTX ranges inside `region`; return the value that `region` yields."""
+        """Run a call or engine batch in `region` and the phase's NVTX range; return the value that `region` yields."""
         entered: list[Found] = []
 
         @contextmanager
@@ -202,9 +199,10 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
 
 
 def _counted(work: _Work) -> dict[str, Any]:
-    """Run one call; Nsight Compute profiles it from the first of the last `COUNTED_STEPS` passes of `COUNTED_LAYER`.
+    """Run one call under Nsight Compute. Profiling starts when `COUNTED_STEPS` passes through `COUNTED_LAYER` are left.
 
-    A call that never enters this layer is profiled as a whole. Return {}: Nsight Compute's report has the counters.
+    If the call has fewer passes, profiling starts with the first pass. If it has none, the whole call is profiled.
+    Return {}: Nsight Compute's report has the counters.
     """
     first, passes = max(0, work.passes - COUNTED_STEPS), 0
     with ExitStack() as region:
@@ -224,8 +222,8 @@ def _counted(work: _Work) -> dict[str, Any]:
 def _captured(work: _Work) -> dict[str, Any]:
     """Run one call with NVTX ranges, then the timed runs, while Nsight Systems captures.
 
-    Return {"seen": the fields of `Runs` for the timed runs, "apart": True}. In an engine's generate phase, the
-    call with ranges is also the only timed run; then "apart" is False.
+    Return "seen", the fields of the timed runs' `Runs`, and "apart", whether the call with ranges came before them.
+    In an engine's generate phase, one batch is both the call with ranges and the timed run, so "apart" is False.
     """
     if work.is_part:
         work.ranged(profiler_range(work.device))

@@ -31,10 +31,9 @@ GIVEN_UP = f"{NOT_COUNTED}Nsight Compute was given up after an earlier case"
 class Profiler:
     """Profiles cases of a run, each once, and writes each profile to the run's folder.
 
-    launches: the worker command of each (system, backend). tools: the profilers to use.
+    launches: how to start a worker for each (system, backend). tools: the profilers to use.
     skip: returns the reason to skip a case; "" to profile the case.
-    stand_in: returns a case with the same kernels and less memory, to run under Nsight Compute, which saves all memory
-        that a kernel can write.
+    stand_in: returns the case to run under Nsight Compute. It can need less memory but must launch the same kernels.
     say: called with sentences for the user.
     on_times: called with each profile that has times and waits for counters. on_profile: called with finished profiles.
     resume: whether to keep stored profiles and to add only the times or counters that they lack.
@@ -52,10 +51,10 @@ class Profiler:
     resume: bool = False
 
     def jobs(self, jobs: Sequence[Job], slots: Sequence[GpuSlot] = (DEFAULT_SLOT,)) -> list[Profile]:
-        """Profile the cases that `pending` returns for each job; return their profiles.
+        """Profile the jobs' cases; return their profiles. With `resume`, omit cases with a complete stored profile.
 
-        All jobs are timed first, each on the next free GPU slot. Nsight Compute then counts on the first slot.
-        Counting delays launches on the machine's other GPUs, so no job is timed meanwhile.
+        All jobs are timed first, each on the next free GPU slot. Nsight Compute then reads counters, on the first slot
+        only. It delays launches on all GPUs of the machine, so it does not run while a job is timed.
         Raises RunError for a lost GPU or a locked run.
         """
         with signals_raise(), self.run.held():
@@ -87,9 +86,9 @@ class Profiler:
 
 
 class JobProfiler:
-    """Profiles the cases of one job on one GPU slot, with the options of `profiler`.
+    """Profiles the cases of one job on one GPU slot, with the tools and options of `profiler`.
 
-    stopped: returns whether the run should end. tools: `profiler.tools` without profilers dropped after an error.
+    stopped: returns whether the run should end. tools: the profilers in use; a lasting error removes one.
     """
 
     def __init__(self, profiler: Profiler, job: Job, slot: GpuSlot, stopped: Callable[[], bool]) -> None:
@@ -178,7 +177,7 @@ class JobProfiler:
         self.slot.refuse_lost_gpu()
 
     def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> str:
-        """Report `error`, return the message. If `error` is a lasting ToolLost, stop using the profiler for `part`."""
+        """Report `error`, return the message. If the job's other cases would fail too, drop the profiler of `part`."""
         advice = "" if isinstance(error, ToolLost) else "; try again (--resume), or say --with torch"
         why = sentence(f"{error}{advice}")
         self.profiler.say(why)

@@ -28,7 +28,8 @@ _FOLDERS = re.compile(r"(?:/[^/\s:=,]+)+/")
 class ToolLost(ProfileError):
     """Raised if a profiler gives no result for a case, with the reason in one sentence.
 
-    status: the case's status. lasting: whether the job's other cases fail, too. everywhere: whether all jobs' cases do.
+    status: the case's status. lasting: whether the job's other cases would fail for the same reason.
+    everywhere: whether the cases of all jobs would fail.
     """
 
     def __init__(self, reason: str, lasting: bool = False, status: str = "failed", *, everywhere: bool = False) -> None:
@@ -110,7 +111,7 @@ class UnderProfiler:
     ) -> tuple[dict[str, Any], Record]:
         """Run a case; return (fields of its `Profile`, record). Raises ToolLost unless the record's status is "ok".
 
-        last: whether the worker gets no further request. arguments: `tool` and `keep` of `in_worker.profile`.
+        last: whether this is the last request to the worker. arguments: keyword arguments of `in_worker.profile`.
         """
         policy, limit_s = self.run.file.policy, self.limits.case_s
         try:

@@ -42,7 +42,8 @@ _Metric = Annotated[str, AfterValidator(lambda name: _OLDER_METRICS.get(name, na
 class MetricEntry(Stored):
     """How reports show a metric: the number divided by `scale`, in `unit`.
 
-    better: "lower", "higher" or, if neither is better, "". text: whether `ttt-bench table` shows the metric by default.
+    better: whether "lower" or "higher" values are better; "" if neither. text: whether `ttt-bench table` shows the
+        metric by default.
     """
 
     name: _Metric

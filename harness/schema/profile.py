@@ -31,16 +31,16 @@ class ProfileError(RecordError):
 
 @dataclass(frozen=True)
 class Counters(Stored):
-    """Hardware counters of a kernel: means over launches, percentages weighted by time.
+    """Hardware counters of a kernel from Nsight Compute: means over launches, percentages weighted by time.
 
     A counter that was not measured is None. Counters that only earlier versions had are ignored.
-    launches: number of counted launches. time_us: their mean time.
+    launches: number of launches that Nsight Compute profiled. time_us: their mean time.
     dram_bytes: bytes per launch that DRAM transfers. l2_bytes: bytes per launch that the L2 cache transfers.
     operations: FLOPs per launch, by tensor cores and float32 instructions.
-    use: percent of peak throughput by unit (sm, l2, dram, tensor).
+    use: {unit: percent of its peak throughput} for the units sm, l2, dram and tensor.
     occupancy: active warps in percent of an SM's warps. l2_hit: hit rate in percent.
-    stalls: share of a warp's time between two instructions, by stall reason; the shares sum to at most 1.
-    l2_peak_gbs: peak L2 bandwidth. fp32_peak_tflops: peak float32 throughput. Both at the counted launches' clocks.
+    stalls: {stall reason: share of the time between two instructions of a warp}; the shares sum to at most 1.
+    l2_peak_gbs: peak L2 bandwidth. fp32_peak_tflops: peak float32 throughput. Both at these launches' clock rates.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STORED | ConfigDict(extra="ignore")
@@ -74,12 +74,12 @@ class Kernel(Stored):
 
     @property
     def dram_bytes(self) -> float | None:
-        """DRAM bytes per launch, times `mean_us` / `counters.time_us` if `is_counted_unlike`; None if not counted."""
+        """DRAM bytes of the mean launch, estimated from Nsight Compute's counters; None without this counter."""
         return self._of_mean_launch(self.counters.dram_bytes if self.counters else None)
 
     @property
     def operations(self) -> float | None:
-        """FLOPs per launch, times `mean_us` / `counters.time_us` if `is_counted_unlike`; None if not counted."""
+        """FLOPs of the mean launch, estimated from Nsight Compute's counters; None without this counter."""
         return self._of_mean_launch(self.counters.operations if self.counters else None)
 
     @property
@@ -88,7 +88,7 @@ class Kernel(Stored):
 
     @property
     def is_counted_unlike(self) -> bool:
-        """Whether the counted launches' mean time, `counters.time_us`, is over 40% and over 2.5 µs off `mean_us`."""
+        """Whether Nsight Compute's mean time per launch differs from `mean_us` by over 40% and by over 2.5 µs."""
         counted_us = self.counters.time_us if self.counters else 0.0
         return bool(counted_us) and abs(counted_us - self.mean_us) > max(UNLIKE * self.mean_us, UNLIKE_US)
 
@@ -139,8 +139,8 @@ class Region(Stored):
     """Kernels and times of a case's profiled runs; ValueError if `busy_us` exceeds `region_us`.
 
     units: units of work (such as generate steps) in all runs together.
-    region_us: total duration of the runs, each from its first kernel's start to its last kernel's end; for an engine,
-        the time on the host's clock, if longer. `trace.found_of` subtracts idle time that the profiler added.
+    region_us: total duration of the runs, each from its first kernel's start to its last kernel's end. For an engine,
+        the host's clock is used if it gives a longer time. `trace.found_of` removes idle time that the profiler added.
     busy_us: time with at least one running kernel. longest_gap_us: longest idle time.
     ranges: NVTX ranges with their kernels, from one eager call.
     peaks: rates measured by the worker, `copy_gbs` (10^9 bytes/s) and `product_tflops` (GEMM, 10^12 FLOPs/s).

@@ -76,7 +76,7 @@ def of_exception(error: BaseException) -> str:
 
 
 def invalid(error: ValidationError) -> str:
-    """Format the first error of field `tool` or `schema`, else of any field: `repeat: Field required`."""
+    """Format the first error, such as `repeat: Field required`. Errors of the fields `tool` and `schema` come first."""
     # A wrong tool or schema explains all other errors.
     first = min(error.errors(include_url=False), key=lambda each: each["loc"][:1] not in (("tool",), ("schema",)))
     where = ".".join(map(str, first["loc"]))

@@ -39,7 +39,7 @@ class VllmTTT(VllmSystem):
         super().register()
 
     def _sequences(self, case: Case) -> int:
-        """Return max_num_seqs, at most the cache's capacity: vLLM captures graphs of up to max_num_seqs sequences."""
+        """Limit max_num_seqs to the cache's capacity, as vLLM captures CUDA graphs of up to max_num_seqs sequences."""
         whole = replace(case, size=uncut(case.size)[0])
         room = self._cache_bytes(whole, "prompts")  # the smallest cache, as a margin
         assert room is not None
@@ -52,7 +52,7 @@ class VllmTTT(VllmSystem):
         return super().settings(case) | {"forward_kernel": ops.choice(q, config.mini_batch)}
 
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
-        """Return the reference's logits [B, last, V]; its inner loops run in CUDA graphs."""
+        """Run `reference` with a `ReplayedOperator` (CUDA graphs); return logits [B, last, V] of the final tokens."""
         if not isinstance(reference.operator, ReplayedOperator):
             reference.operator = ReplayedOperator(reference.config.learner)
         return super().last_logits(reference, ids, last)

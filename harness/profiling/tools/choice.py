@@ -31,9 +31,9 @@ class Tools:
 def choose(way: str, device: str) -> Tools:
     """Return the profilers to use for a device, "cpu" or "cuda".
 
-    way: "auto" for all installed Nsight tools, "nsys" or "ncu" for only this tool, "torch" for no Nsight tool.
-    Unless Nsight Systems is chosen, Kineto (torch.profiler) measures times.
-    Raises ProfileError for an unknown `way`, a missing program, or an Nsight tool on a CPU.
+    way: "auto" for all installed Nsight tools (on a CPU, none), "nsys" or "ncu" for only this tool, "torch" for none.
+    Nsight Systems measures times if it is used; otherwise, Kineto (torch.profiler) does.
+    Raises ProfileError for an unknown `way`, a missing program, or "nsys" or "ncu" on a CPU.
     """
     if way not in WAYS:
         raise ProfileError(f"--with {way}: must be one of {', '.join(WAYS)}")

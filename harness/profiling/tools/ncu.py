@@ -62,10 +62,10 @@ _ERROR = re.compile(r"^==ERROR==\s*(.+)$", re.MULTILINE)
 def wrapping(report: Path, phase_ranges: Sequence[str]) -> list[str]:
     """Return the start of a command that runs a worker under Nsight Compute.
 
-    Inside `profiler_range`, ncu profiles the first `LAUNCHES` kernels in `COUNTED_LAYER` or outside all layers.
+    Inside `profiler_range`, ncu profiles the first `LAUNCHES` kernels that run in `COUNTED_LAYER` or outside of layers.
     It replays each kernel with warm caches and unlocked clocks, so times differ from ordinary runs.
     report: path for the report; the log next to it has the suffix .log.
-    phase_ranges: names of the ranges around the layers.
+    phase_ranges: names of the NVTX ranges that enclose the layers' ranges.
     """
     return [
         PROGRAM,

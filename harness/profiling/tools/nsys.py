@@ -39,7 +39,7 @@ def exporting(report: Path, database: Path) -> list[str]:
 
 
 def read(database: Path) -> tuple[list[Launched], list[Launched]]:
-    """Return (launches of timed runs, launches of the call with ranges); ProfileError for an unusable export."""
+    """Return launches of (the timed runs, the one call with NVTX ranges); ProfileError for an unusable export."""
     try:
         with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as connection:
             connection.text_factory = lambda raw: raw.decode(errors="replace")

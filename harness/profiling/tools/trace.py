@@ -88,11 +88,11 @@ class Runs:
 
 
 def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Runs) -> dict[str, Any]:
-    """Return a profile's fields: the fields that `found_in` returns, "units" and "notes".
+    """Return a profile's fields: the result of `found_in`, "units" and "notes".
 
-    launched: launches of `seen.runs` runs; if all launch the same kernels, only the middle half by duration is used.
-    ranged: launches of one call, with ranges.
-    If `seen.alone_us` > 0, idle time excludes delays by the profiler of over 3%, or of any length in graph replays.
+    launched: launches of all runs that `seen` describes. If all runs launch the same kernels, only the middle half of
+        the runs, sorted by duration, is used. ranged: launches of one call, with its NVTX ranges.
+    If `seen.alone_us` is known, idle time that the profiler added is removed if over 3%, in graph replays always.
     """
     kept, runs, region_us, notes = _typical(launched, seen)
     found = found_in(kept, ranged, runs * seen.calls)
@@ -114,9 +114,10 @@ def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Run
 
 
 def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], int, float, list[str]]:
-    """Return (launches, number of runs, total µs, notes) of the middle half of runs by duration.
+    """Keep the middle half of the runs, sorted by duration; return (launches, number of runs, total µs, notes).
 
-    Pauses between these runs are removed. If runs launch different kernels, return all runs unchanged, with a note.
+    Start and end times are shifted so that no pause lies between two kept runs. If runs launch different kernels, all
+    launches are kept with their times, and a note says so.
     """
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not _alike(in_order, seen.runs):
@@ -140,7 +141,7 @@ def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], 
 
 
 def last_runs(launched: Sequence[Launched], runs: int, recorded: int) -> tuple[Sequence[Launched], int]:
-    """Return (launches, run count) of the last `runs` of `recorded` runs; of all if runs launch different kernels."""
+    """Keep the last `runs` of `recorded` runs, or all if their kernels differ; return (launches, run count)."""
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not _alike(in_order, recorded):
         return launched, recorded
@@ -197,8 +198,8 @@ def timeline_of(
     """Return a timeline of the first run, with at most `TIMELINE_LIMIT` launches.
 
     timed: launches of `runs` runs; if `runs` does not divide their number, all launches count as one run.
-    ranged: launches of one call, with ranges; ignored if a run has more or fewer launches.
-    The timeline ends after one step if the ranges show that the first layer starts again.
+    ranged: launches of one call, with NVTX ranges; ignored if a run has more or fewer launches.
+    If the ranges show that the first layer starts again, the timeline has only as many launches as one step.
     kernels, ranges: the lists into which the timeline's indices point.
     """
     run = sorted(timed, key=lambda each: each.start_us)
@@ -221,7 +222,7 @@ def timeline_of(
 
 
 def _step_end(paths: Sequence[tuple[str, ...]]) -> int:
-    """Count launches from the first layer's start until it starts again after another layer; if never, count all."""
+    """Count launches from the first layer's start to its next start; if no next start is found, count all launches."""
     depths = [next((depth for depth, name in enumerate(path, start=1) if is_layer(name)), 0) for path in paths]
     layers = [(number, path[:depth]) for number, (path, depth) in enumerate(zip(paths, depths, strict=True)) if depth]
     for (_, before), (number, layer) in pairwise(layers):
