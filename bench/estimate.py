@@ -34,7 +34,7 @@ def _runs_in(folder: Path) -> set[Path]:
 
 
 def _tried(folder: Path) -> list[Record]:
-    """Return records with `wall_s` and status ok, incorrect, oom or timeout; [] without a run of mode "measure"."""
+    """Return records with a duration and status ok, incorrect, oom or timeout; [] if `folder` has no measured run."""
     try:
         run = Run.open(folder)
         records = run.records() if run.file.mode == "measure" else []
