@@ -18,7 +18,7 @@ def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Chec
     """Return the suite's requested cases; within a panel, contexts and batches ascend.
 
     device: "cpu" or "cuda". checkpoint: sets system, size and options, and excludes panels of single layers.
-    On a GPU, slow references run only where a panel or `request.systems` names their backend.
+    On a GPU, plain PyTorch (backend `torch`) runs only where a panel or `request.systems` names this backend.
     """
     adapters = adapters_of(request.systems, device, checkpoint)
     fast = [each for each in adapters if not each.slow or device == "cpu" or each.label in request.systems]
@@ -53,7 +53,7 @@ def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None
 
 
 def _named(name: str, device: str) -> list[Adapter]:
-    """Return the adapter with label `name`, or system `name`'s adapters for `device` (if there are none, all)."""
+    """Return the adapter `name`. For a system's name, return its adapters for `device`, or all if there are none."""
     found = [adapter for adapter in ADAPTERS if name in (adapter.system, adapter.label)]
     if not found:
         systems = dict.fromkeys(adapter.system for adapter in ADAPTERS)
@@ -99,11 +99,11 @@ def _combinations(axes: Mapping[str, Sequence[Scalar]]) -> list[tuple[tuple[str,
 
 
 def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: str) -> str:
-    """Return a case's timing: "engine" (it times itself), "graph" (CUDA graph) or "eager".
+    """Return a case's timing: "engine" (a serving engine times itself), "graph" (CUDA graph replays) or "eager".
 
-    The first rule that applies decides. A serving engine gets "engine". On a CPU, every other system gets "eager".
-    A panel's own `timing` applies unless it is "". Generate steps get "graph". A whole model's forward with at most
-    LAUNCH_BOUND_TOKENS tokens gets "graph" if the adapter has `replays` set. All other cases get "eager".
+    Serving engines always get "engine". On a CPU, other systems get "eager". On a GPU, the panel's `timing` applies if
+    it is set. By default, generate gets "graph". So does a whole model's forward of at most LAUNCH_BOUND_TOKENS tokens
+    if `adapter.replays` is set. All other cases get "eager".
     """
     if adapter.engine:
         return "engine"

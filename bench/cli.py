@@ -272,7 +272,7 @@ def compare(
 ) -> None:
     """Compare two runs; differences up to 5% (CPU: 30%) are noise.
 
-    Prints the ratio of times B/A for each case, and how the machines differ. For two runs of one `ab`, the limit is 1%.
+    Prints each case's ratio of times B/A and how the machines differ. In the two runs of one `ab`, noise is up to 1%.
     """
     from bench.commands import compare as commands
 

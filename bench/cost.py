@@ -6,7 +6,7 @@ FLOPs, two per multiply-add:
 - Causal attention: two GEMMs over T^2 / 2 pairs of tokens.
 - Mamba's scan: 6 per token and element of the state (arXiv 2312.00752, equation 2).
 - Delta rules: 7 per token and element of the state for Gated DeltaNet, 9 for RWKV-7 (`bench.systems.fla.models`).
-- TTT's inner loop, with W1, b1, ...: counted by `tk_kernels.cost` instead, including masked elements.
+- TTT's inner loop: `tk_kernels.cost` counts it, with its weights (W1, b1, ...) and masked elements of its GEMMs.
 
 Bytes: weights once per call or step, token ids, and the state, KV cache and convolution inputs, read and written.
 Activations are not counted, because a fused kernel need not write them.
@@ -29,7 +29,7 @@ LEARNER_BYTES = 4  # per element of TTT's initial weights, which are float32 in 
 def model_work(config: Any, parameters: int, case: Case, form: str = "dual") -> dict[str, Work]:
     """Return FLOPs and bytes of a forward, generate step or request, by part such as "head".
 
-    config: the model's; attention, scan and inner loop are counted only for the classes of `bench.models.config`.
+    config: the model's configuration, of a class in `bench.models.config`.
     parameters: the model's parameter count. form: "dual" or "primal", for TTT's generate step.
     """
     if case.phase != "request":

@@ -43,7 +43,7 @@ class _Entry(BaseModel):
 
 
 def notes_on_starts(labels: Container[str]) -> list[str]:
-    """Name the systems among `labels` that systems.toml or another Python starts, in a list of at most one note."""
+    """Return [a note on the systems in `labels` that have a section in systems.toml or their own .venv-NAME], or []."""
     entries, starts = _read(), defaultdict[str, list[str]](list)
     for each in (adapter for adapter in ADAPTERS if adapter.label in labels):
         entry = entries.get(each.label, _Entry())
@@ -55,7 +55,7 @@ def notes_on_starts(labels: Container[str]) -> list[str]:
 
 
 def worker_launches(device: str = "") -> dict[tuple[str, str], Launch]:
-    """Return how to start each (system, backend)'s worker: by `_interpreter` unless systems.toml names a program.
+    """Return {(system, backend): how to start its worker}; systems.toml takes precedence over the default interpreter.
 
     device: "cpu" hides the GPU from the workers. Raises UserError if systems.toml cannot be read or has a mistake.
     """

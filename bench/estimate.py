@@ -34,7 +34,7 @@ def _runs_in(folder: Path) -> set[Path]:
 
 
 def _tried(folder: Path) -> list[Record]:
-    """Return records with `wall_s` and status ok, incorrect, oom or timeout; [] without a readable "measure" run."""
+    """Return records with a duration and status ok, incorrect, oom or timeout; [] without a readable measured run."""
     try:
         run = Run.open(folder)
         records = run.records() if run.file.mode == "measure" else []

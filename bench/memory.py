@@ -19,7 +19,8 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
     """Return why the scheduler skips a case, or "" to run it.
 
     earlier: the job's records so far. memory_bytes: the device's memory; None if unknown.
-    With `planned.grows`, skip after a smaller case hit a limit, but run a whole model's first case that is too large.
+    A case that is known not to fit into memory is skipped. With `planned.grows`, it runs if no smaller case was
+    skipped, but any case is skipped after a smaller one that ran out of memory, time or KV cache.
     """
     if why := checkpoint_missing(planned.case) or unstaggered(planned.case):
         return why

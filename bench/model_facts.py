@@ -1,4 +1,4 @@
-"""Check that models are comparable: size, vocabulary, dtype, number of logits, no reuse of data."""
+"""Check that models are comparable: size, vocabulary, dtype, logits per prompt, no data shared between samples."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Facts:
         return {"parameters": self.parameters, "vocabulary": self.vocabulary}
 
     def settings(self) -> dict[str, str]:
-        """Return the weights' dtype, the distribution of token ids and `kept`, for `Record.settings`."""
+        """Return, for `Record.settings`, the weights' dtype, token ids' distribution and data kept between samples."""
         token_ids = "uniform over the vocabulary, new for each sample"
         return {"weights_dtype": self.dtype, "token_ids": token_ids, "kept_between_samples": self.kept}
 
@@ -46,7 +46,7 @@ def facts_of(weights: Mapping[str, Any], vocabulary: int, **rest: Any) -> Facts:
 
 
 def checks(facts: Facts, case: Case) -> list[Check]:
-    """Check that `facts` has the case's dtype, kept = "nothing" and, if counted, head_rows = 1.
+    """Check the dtype, the data shared between samples and, if counted, how many tokens of a prompt have logits.
 
     Without a checkpoint, further checks compare vocabulary and parameter count with the Transformer of the same size.
     """
@@ -68,7 +68,7 @@ def checks(facts: Facts, case: Case) -> list[Check]:
 
 
 def count_head_rows(call: Callable[[], Any], head: Any) -> tuple[Any, int]:
-    """Run `call`; return (its result, number of token rows that `F.linear` multiplied by weight `head`)."""
+    """Run `call`; return (its result, number of tokens whose logits `F.linear` computed with the weight `head`)."""
     import torch.nn.functional as F
     from torch.overrides import TorchFunctionMode
 

@@ -74,7 +74,7 @@ def profile(request: RunRequest, out: Path) -> None:
 
 
 def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
-    """Return a new run if `before` is None; otherwise `before`, with `work` added if `before` has mode "profile"."""
+    """Return `before` or, if it is None, a new run. If `ttt-bench profile` made `before`, add the cases of `work`."""
     if before is None:
         return Run.create(out, file_of(work, "profile"))
     refuse_another_device(before, work)

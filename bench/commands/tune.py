@@ -44,7 +44,7 @@ def tune() -> None:
 def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
     """Return {section of `tuning.toml`: {row: fastest settings}}. learner: "linear" or "mlp".
 
-    form: "dual" or "primal" for generate, with a row per state precision; or "forward", with a row per problem class.
+    form: "dual", "primal" or "forward". Rows are problem sizes for "forward", otherwise precisions of the state.
     """
     forward, found = form == FORWARD, dict[str, dict[str, Tuning]]()
     for row in FORWARD_ROWS[f"ttt_{learner}"] if forward else PRECISIONS:
@@ -57,9 +57,9 @@ def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
 
 
 def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning | None]:
-    """Return (name of generate's section in `tuning.toml`, fastest correct settings or None).
+    """Return (section of `tuning.toml` for generate, fastest correct settings or None).
 
-    learner, form: as in `_rows`. precision: the state's, one of PRECISIONS.
+    learner: "linear" or "mlp". form: "dual" or "primal". precision: the state's, one of PRECISIONS.
     """
     config, dtype = _config(learner, SIZE), "float32" if precision == "float32" else "bfloat16"
     some = generate_set(config, BATCH, dtype, form, precision)
@@ -81,9 +81,9 @@ def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning |
 
 
 def fastest_forward(learner: str, row: str) -> tuple[str, Tuning | None]:
-    """Return (name of forward's section in `tuning.toml`, fastest correct settings or None).
+    """Return (section of `tuning.toml` for forward, fastest correct settings or None). learner: "linear" or "mlp".
 
-    learner: as in `_rows`. row: one of `FORWARD_ROWS[f"ttt_{learner}"]`; it sets model size and batch.
+    row: a class of problem sizes in FORWARD_ROWS; it determines the measured model size and batch.
     """
     config = _config(learner, FORWARD_SIZES.get(row, SIZE))
     kernel, reference = (import_module(f"tk_kernels.ttt_{learner}.{part}") for part in ("forward", "reference"))
@@ -124,7 +124,7 @@ def _median_us(run: Callable[[], object]) -> float:
 def _fastest(
     what: str, tried: Sequence[Tuning], check: Callable[[Tuning], Checks], time_us: Callable[[Tuning], float]
 ) -> Tuning | None:
-    """Return the fastest of the settings `tried` that launch and pass `check`, or None. what: label in the log."""
+    """Measure settings in `tried` that pass `check`; return the fastest, or None if all fail. what: name in the log."""
     from triton.runtime.errors import OutOfResources, PTXASError
 
     took: dict[Tuning, float] = {}

@@ -152,13 +152,13 @@ def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
 def is_dependent(learner: str, batch: int) -> bool:
     """Return whether programmatic dependent launch (PDL) shortens a generate step of `batch` sequences on an H200.
 
-    PDL does not help MOST_DEPENDENT[learner] + 1 to MOST_ROWS_FEW_OUTPUTS sequences: waiting programs occupy SMs.
+    It does for small and for large batches. In between, thread blocks that wait for earlier kernels occupy SMs.
     """
     return batch <= MOST_DEPENDENT[learner] or batch > MOST_ROWS_FEW_OUTPUTS  # above, cuBLAS launches prevent waiting
 
 
 def has_few_rows(x: Tensor, weight: Tensor, *, swiglu: bool = False) -> bool:
-    """Return whether to use `few_rows_product` for x [B, T, F]: T must be 1, and `fits` must accept x and weight."""
+    """Return whether `few_rows_product` (with `swiglu`) suits x [B, T, F]: T must be 1, and x must pass `fits`."""
     return x.shape[1] == 1 and fits(x, weight, swiglu=swiglu)
 
 
@@ -168,9 +168,9 @@ def product(x: Tensor, weight: Tensor, pdl: bool) -> Tensor:
 
 
 def add_product_(total: Tensor, x: Tensor, weight: Tensor, pdl: bool, before: Norm | None = None) -> Tensor:
-    """Add before(x) @ weight^T to `total` in place, rounded once, and return `total`.
+    """Add before(x) @ weight^T to `total` in place and return it; without `before`, add x @ weight^T.
 
-    total [B, T, C], x [B, T, F], weight [C, F]. before: norm (and output gate) of x, if any. pdl: as in `product`.
+    total [B, T, C], x [B, T, F], weight [C, F]. before: norm of x, perhaps with output gate. pdl: as in `product`.
     """
     if has_few_rows(x, weight):
         return few_rows_product(x, weight, before, out=total, pdl=pdl)

@@ -65,7 +65,7 @@ class KernelOperator(TorchOperator):
     ) -> Tensor:
         """Return the output [1, N, H, D] for N packed tokens; update their sequences' states in `state`.
 
-        state: a generate state. initial: new sequences' weights (W1, ...). sequences: token ranges and rows in `state`.
+        state: a generate state. initial: new sequences' weights (W1, ...). `sequences` locates tokens and states.
         """
         mini_batch = len(outer.token_scale)
         if not projections.ready:

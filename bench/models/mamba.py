@@ -97,7 +97,7 @@ class Mamba(PackageModel):
 
 @torch.no_grad()
 def remember(model: nn.Module, config: MambaConfig) -> None:
-    """Scale x_proj's random rows so that B and C are near one and logits depend on the state.
+    """Scale the random weights that compute Mamba's B and C, so that the state has a visible effect on the logits.
 
     Otherwise the state would add only 1e-4 of a tiny model's output, and bfloat16 would hide a wrong scan.
     """

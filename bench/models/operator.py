@@ -121,7 +121,7 @@ def _is_primal(state: Any) -> bool:
 
 
 def ready_for_prefill(projections: Projections, outer: OuterParameters, position: Tensor) -> Projections:
-    """Call `ready_at` for consecutive tokens. position [B]: token 0's position in its mini-batch, for each sequence."""
+    """Apply RoPE and compute lr_j, unless `projections.ready`. position [B]: token 0's position in its mini-batch."""
     ahead = torch.arange(projections.q.shape[1], device=position.device)
     return ready_at(projections, outer, (position[:, None] + ahead) % outer.token_scale.shape[0])
 

@@ -56,9 +56,9 @@ class TTTState:
     """The state of `batch` sequences; its size does not depend on their length.
 
     length: number of tokens read per sequence; None if unknown, as after generate_step (see `CausalLM`).
-    caches [2, layers, B, 3, C]: last inputs of the convolutions: 0: block's, 1: Q's and K's; None without convolutions.
-    inner: from `init_state`, the operator's states stacked over layers; None for generate_step and from `rows`.
-    layers: each layer's state; its tensors are views of `caches` and, unless `inner` is None, of `inner`.
+    caches [2, layers, B, 3, C]: last inputs of the block's convolution, then of Q's and K's; None without convolutions.
+    inner: all layers' inner-loop states, stacked; only a state from `init_state` has it, otherwise None.
+    layers: each layer's state; its tensors are views of `caches` and `inner` where these are not None.
     """
 
     batch: int
@@ -249,7 +249,7 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def init_generate_state(self, batch: int, context: int = 0) -> TTTState:
-        """Return an empty state for `generate_step`; to save memory, convert one layer's `prefill` state at a time."""
+        """Return an empty state for `generate_step`, converted layer by layer to save memory."""
         states = (self.operator.generate_state(self._inner_state(block, batch)) for block in self.blocks)
         return self._state(batch, states)
 
@@ -295,7 +295,7 @@ class TTTModel(ChunkedModel):
         return hidden[:, -1]
 
     def _leaves_sms_idle(self, batch: int) -> bool:
-        """Return whether forward's inner loop has one thread block per head and sequence, on at most half the SMs."""
+        """Return whether forward's kernel has one thread block per head and sequence and fills at most half the SMs."""
         if self.device.type != "cuda" or not self.operator.one_block_per_head:
             return False
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
