@@ -159,7 +159,7 @@ def test_scheduler_keeps_its_requests_after_an_exception(schedulers, monkeypatch
 
 
 def random_request(rng, number, length=0):
-    """Return a function that creates copies of one random request. length: prompt tokens; 0 means a random number."""
+    """Return a function that makes equal random Requests, one per scheduler. length: prompt tokens; 0: random."""
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request
 
@@ -175,7 +175,7 @@ def random_request(rng, number, length=0):
 
 
 def sampled(rng, schedulers, steps):
-    """Yield a ModelRunnerOutput per scheduler: equal random tokens, none for unfinished prompts."""
+    """Yield a ModelRunnerOutput per scheduler, all with the same random tokens; an unfinished prompt gets no token."""
     from vllm.v1.outputs import ModelRunnerOutput
 
     ids = list(steps[0].num_scheduled_tokens)

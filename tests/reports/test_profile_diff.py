@@ -1,4 +1,4 @@
-"""A comparison of two profiles names the parts that differ, such as GEMMs, and the most slowed kernel's bottleneck."""
+"""Two profiles are compared by kernel and idle time; the comparison names the bottleneck of a slower kernel."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -64,7 +64,7 @@ def has_nvdisasm() -> bool:
 
 @pytest.mark.skipif(not has_nvdisasm(), reason="needs Triton's nvdisasm")
 def test_generate_waits_for_two_memory_latencies_in_sequence(tmp_path: Path) -> None:
-    """The position masks loads of cached rows, so they wait for it. With slots, all loads first wait for the slot."""
+    """The load of the position precedes the loads that it masks. With slots, the load of the slot precedes both."""
     kernels = printed(started(tmp_path, "generate"))
     assert len(kernels) == 5
     for each in kernels:
