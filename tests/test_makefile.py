@@ -1,4 +1,4 @@
-"""`make bench` and `make install` run the right Python commands, which tests print instead."""
+"""`make bench` and `make install` have the right Python commands; these tests print the commands and run none."""
 
 import shutil
 import subprocess

@@ -245,7 +245,7 @@ class Last64Tokens(OfTheRepository):
 
 
 class Last66Tokens(Last64Tokens):
-    """Reads a prompt's last 66 tokens, so logits react too weakly to tokens before the last 64."""
+    """Reads a prompt's last 66 tokens. If all but the last 64 change, its logits do not follow the reference's."""
 
     kept = 66
 

@@ -1,4 +1,4 @@
-"""With `--checkpoint`, a case names a checkpoint by its content, never by its path, and uses its weights."""
+"""`--checkpoint FOLDER` runs the folder's weights; cases store its name and a hash of its content, never its path."""
 
 import json
 import os

@@ -66,7 +66,7 @@ def model_of(learner: str, backbone: str = "mamba") -> Any:
 
 @pytest.fixture
 def dependent(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Return a list to which each call of a fused block adds whether its first launch was dependent."""
+    """Return a list that records per fused block call whether its first launch is a programmatic dependent launch."""
     found: list[bool] = []
     enter = FusedBlock._enter
 

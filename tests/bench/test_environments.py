@@ -1,4 +1,4 @@
-"""systems.toml or .venv-NAME sets how workers start; a broken file is a one-sentence error."""
+"""Workers start as systems.toml defines, or else in .venv-NAME if it exists; errors in systems.toml are user errors."""
 
 import sys
 import tomllib

@@ -1,4 +1,4 @@
-"""Models on kernels match the reference, whether the TTT kernel or earlier code applies RoPE and learning rates."""
+"""TTT models on kernels match the float64 model, whether RoPE is applied in the TTT kernel or before it."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_mixed_requests_have_the_logits_of_single_ones(learner, backbone):
 @pytest.mark.usefixtures("triton_kernels")
 @pytest.mark.parametrize("learner", ["linear", "mlp"])
 def test_prompts_of_one_length_run_in_the_kernel_for_hopper(monkeypatch, learner):
-    """Prompt parts of one length, new or continued, run as one batch. PyTorch stands in for the Hopper kernel."""
+    """A step that reads 21 tokens of each of three prompts runs as one batch; PyTorch replaces the Hopper kernel."""
     operator = KernelOperator(learner, precision="float32", backend="reference")
     monkeypatch.setattr(operator._ops, "choice", lambda q, mini_batch: THUNDERKITTENS)
     monkeypatch.setattr(operator, "_launch", None)
@@ -102,9 +102,9 @@ def test_steps_padded_to_the_size_of_a_graph(monkeypatch):
 
 
 def assert_served(learner, backbone, steps, operator, dtype=torch.float32, in_graphs=False):
-    """Compare logits after `steps` with float32 runs of single requests. A step lists each request's token count.
+    """Check each request's last logits after `steps` against a float32 run of that request alone.
 
-    in_graphs: run steps with prompts by `PromptGraphs`.
+    steps: for each step, the number of tokens per request. in_graphs: run steps with prompts in CUDA graphs.
     """
     config = replace(model_config(f"ttt-{learner}", "tiny", backbone=backbone), layers=2)
     model = from_seed(config, 0, DEVICE, dtype, operator=operator, block=FusedBlock)

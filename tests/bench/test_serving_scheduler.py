@@ -175,7 +175,7 @@ def random_request(rng, number, length=0):
 
 
 def sampled(rng, schedulers, steps):
-    """Yield a ModelRunnerOutput per scheduler: equal random tokens, none for unfinished prompts."""
+    """Yield a ModelRunnerOutput per scheduler, all with the same random tokens; an unfinished prompt gets no token."""
     from vllm.v1.outputs import ModelRunnerOutput
 
     ids = list(steps[0].num_scheduled_tokens)

@@ -25,7 +25,7 @@ if WANTED:
 class OnGpu(Fake):
     """A fake system that records its GPU and CPU cores in `settings`. It reads these environment variables:
 
-    FAKE_GONE=GPU:FILE: from an adapter's second case on, cases on that GPU create FILE and fail.
+    FAKE_GONE=GPU:FILE: on this GPU, an adapter's first case runs normally; later cases create FILE and fail.
     FAKE_PIDS=FOLDER: each system's first case with do="hang-once" creates FOLDER/PID.SYSTEM and hangs.
     """
 

@@ -25,7 +25,7 @@ QUICK = Policy(min_samples=3, budget_s=0.0)
 
 
 class Patience(threading.local):
-    """A run's time limits, set by the run's events: 0.5 s for cases with do="hang", the default for other cases."""
+    """Time limits that change when a case starts: 0.5 s for a case with do="hang", the default for others."""
 
     start_s, case_s = Limits.start_s, Limits.case_s
 
@@ -93,7 +93,7 @@ def new_run(folder: Path, cases: Sequence[Case | Planned], **changes: Any) -> Ru
 def measured(
     folder: Path, cases: Sequence[Case | Planned] = (), launches: Any = None, **arguments: Any
 ) -> list[Record]:
-    """Run `cases` in `folder`, or resume its run. `arguments` set mode, policy, repeats or fields of Options."""
+    """Run `cases` in `folder`, or resume its run. arguments: mode, policy, repeats (new runs), fields of Options."""
     of_run = {name: arguments.pop(name) for name in ("mode", "policy", "repeats") if name in arguments}
     run = Run.open(folder) if Run.exists(folder) else new_run(folder, cases, **of_run)
     return run_jobs(run, launches or systems(), Options(**arguments))

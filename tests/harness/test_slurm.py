@@ -1,4 +1,4 @@
-"""Tasks that share a run, requests to Slurm, and a real Slurm of two nodes."""
+"""Slurm tasks share the jobs of a run; batch scripts have the requested options; Slurm requeues a killed task."""
 
 import os
 import signal

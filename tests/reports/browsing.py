@@ -129,13 +129,13 @@ def downloaded(page, button):
     return Path(download.value.path()).read_text("utf-8")
 
 
-def violations(page, at_least: int, only: str = "") -> list[tuple[str, list[str]]]:
-    """Run axe, or only its rule `only`; assert that `at_least` rules pass; return violations (rule, first elements)."""
+def violations(page, at_least: int, only_rule: str = "") -> list[tuple[str, list[str]]]:
+    """Return (rule, first elements) per violation that axe, an accessibility checker, finds. `at_least` rules pass."""
     found = sorted((Path(__file__).parents[2] / "build").glob("axe-*.min.js"))
     if not found:
         pytest.skip("axe-core is not there: make axe")
     page.evaluate(found[-1].read_text("utf-8"))
-    options = {"resultTypes": ["violations"], "preload": False} | ({"runOnly": [only]} if only else {})
+    options = {"resultTypes": ["violations"], "preload": False} | ({"runOnly": [only_rule]} if only_rule else {})
     result = page.evaluate("options => axe.run(document, options)", options)
     assert len(result["passes"]) >= at_least
     return [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in result["violations"]]

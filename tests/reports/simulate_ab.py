@@ -4,8 +4,7 @@
 
 The noise comes from 214 pairs of times: the same case in two runs of one H100, hours apart, with the same packages
 (`reports/results/` and its history). Pairs more than 4% apart are left out: their code changed. In a run, all cases of
-a system share a random shift with a standard deviation of 0.65%. Each case also has a shift of its own, with heavy
-tails; its standard deviation is 0.3% for the median case. Simulated pairs differ a bit more than real ones.
+a system share a random shift, and each case has a shift of its own. Simulated pairs differ a bit more than real ones.
 """
 
 import sys
@@ -30,10 +29,11 @@ Suite = np.ndarray  # [system, case, round]: log(B's median / A's)
 
 @dataclass(frozen=True)
 class Found:
-    """Shares of simulated suites (`false_alarms`) and of their slowed cases, or of all cases if no case was slowed.
+    """Results of a study, as shares.
 
-    false_alarms: suites in which a case is "faster", or is "slower" although it was not slowed.
-    found: cases with outcome "slower"; NaN if no case was slowed. same, undecided: cases with that outcome.
+    false_alarms: share of suites in which a case is "faster", or is "slower" although it was not slowed.
+    found, same, undecided: shares of the slowed cases with outcome "slower", "same" and "undecided".
+    If no case was slowed, found is NaN, and same and undecided are shares of all cases.
     """
 
     false_alarms: float

@@ -1,4 +1,4 @@
-"""A comparison's summary, text, Markdown and page name outcomes and unreliable points; markup is escaped."""
+"""The views of a comparison (summary, text, Markdown, page) list outcomes and unreliable points, and escape markup."""
 
 import math
 

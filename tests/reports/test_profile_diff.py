@@ -1,4 +1,4 @@
-"""A comparison of two profiles names the parts that differ, such as GEMMs, and the most slowed part's bottleneck."""
+"""A comparison of two profiles lists kernels and idle time, and names the bottleneck of the most slowed part."""
 
 from dataclasses import replace
 from pathlib import Path

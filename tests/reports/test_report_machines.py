@@ -1,4 +1,4 @@
-"""A page lists common facts once, other facts per machine or per backend, and settings per backend."""
+"""Facts that all records share appear once on a page, other facts per machine or backend, settings per backend."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The text about a focused point names its GPU if the line has several GPUs, and the spread of several processes."""
+"""The text about a point names its GPU if other points of the line ran on another, and the spread between processes."""
 
 import browsing
 import synthetic_records as synthetic

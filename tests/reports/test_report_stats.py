@@ -232,7 +232,7 @@ def ends_of_interval(half):
 
 
 def quartiles(apart, count):
-    """Return `count` samples: 3 (1 + apart) and 3 ms in turn, as on a busy host, then one halfway between them."""
+    """Return `count` samples in ms: they alternate between 3 and 3 (1 + apart); the last one is the mean of the two."""
     return [*(3.0 * (1 + apart * (n % 2)) for n in range(count)), 3.0 * (1 + apart / 2)][-count:]
 
 

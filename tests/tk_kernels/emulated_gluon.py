@@ -132,7 +132,7 @@ class Shared:
         return Shared(self.of.permute(order))
 
     def _reinterpret(self, dtype: torch.dtype, shape: list[int], layout: Any) -> Shared:
-        """Return a copy in `shape`. Bit i of element (r, c)'s offset is 1 if r & R or c & C; R, C = layout.bases[i]."""
+        """Return a copy in `shape`. Any row or column bit in layout.bases[i] sets bit i of an element's offset."""
         assert dtype == self.dtype
         offsets = torch.zeros(shape, dtype=torch.int64)
         rows, columns = torch.meshgrid(*map(torch.arange, shape), indexing="ij")

@@ -42,7 +42,7 @@ combinations = pytest.mark.parametrize(
 
 
 class Errors(NamedTuple):
-    """Relative errors against float64. out: maximum over steps. change: by parameter, ||final error|| / ||update||."""
+    """Relative errors to float64. out: largest of all steps. change: a parameter's final error / its total change."""
 
     out: float
     change: dict[str, float]
@@ -162,7 +162,7 @@ class Simulation(Exact):
 
     @contextmanager
     def _rows_rounded(self) -> Any:
-        """Make the reference round each cached row when writing it, so that the same step reads the rounded row."""
+        """Make the reference round a token's cached inputs and gradients when it stores them, as the kernel does."""
         with pytest.MonkeyPatch.context() as patch:
             write = learner.write_rows_
             rounded = lambda rows, x, at: write(rows, stored(x, self.kind.rows), at)  # noqa: E731

@@ -67,7 +67,7 @@ def _alone(name: str, given: Any, s: int, piece: slice) -> tuple[Any, tuple[Tens
 
 
 def _in_slots(name: str, states: Any, slots: Tensor, precision: str, device: str) -> Any:
-    """Return a strided generate state: slots of sequences with a start above 0 hold `states`, other slots hold 3."""
+    """Return a strided generate state with `states` in the slots of continued sequences and 3 in all other slots."""
     state = type(states[0])(*map(torch.cat, zip(*states, strict=True)))
     state = type(state)(*(x.float().to(device) for x in state[:-1]), state.position.to(device))
     made = GENERATE[name].GenerateState.from_state(state, "dual", precision)

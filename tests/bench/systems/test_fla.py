@@ -24,7 +24,7 @@ LAYER = Case("kda", "fla", "1.3b", "forward", 2, 80, dtype="float32", options=((
 
 
 class Cache:
-    """A stand-in for fla's cache. `keeps` converts a convolution's last inputs for storage, by default to a tuple."""
+    """A stand-in for fla's cache. `keeps` turns a convolution's last inputs into `conv_state`, by default a tuple."""
 
     keeps = staticmethod(lambda last: (last,))
 

@@ -149,7 +149,7 @@ def row(*values):
 
 
 def test_a_delta_rule_by_hand():
-    """With scalars and decay 1/2, S <- S/2 + beta k (v - k S/2) is first 1/2 * 2 * 3 = 3, then 3/2 + (1 - 3/2) = 1."""
+    """S <- S/2 + beta k (v - k S/2), from S = 0: beta 1/2, k 2 and v 3 give 3; then beta, k and v of 1 give 1."""
     layer = replace(layer_of("gated-deltanet/fla"), heads=1, key_dim=1, value_dim=1)
     q, k, v = row(1.0, 4.0), row(2.0, 1.0), row(3.0, 1.0)
     beta, g = row(0.5, 1.0)[..., 0], row(0.5, 0.5)[..., 0].log()
@@ -193,7 +193,7 @@ def test_mesanet_is_ridge_regression_over_all_tokens_so_far():
 
 
 def test_mesanet_forgets_by_its_decay_and_weighs_by_beta():
-    """With scalars and unit q and k, G <- d G + beta ends at 1/2, S <- d S + beta v at 3. Output S / (G + 1) is 2."""
+    """G <- decay G + beta stays at 1/2; S <- decay S + beta v is 2, then 3. The output is S / (G + 1)."""
     layer = replace(layer_of("mesanet/fla"), heads=1, key_dim=1, value_dim=1)
     beta, g = row(0.5, 0.25)[..., 0], row(1.0, 0.5)[..., 0].log()
     out, gram, values = layer.naive(row(3.0, 3.0), row(2.0, 5.0), row(4.0, 8.0), beta, g, torch.ones(1, 1)).values()
@@ -220,7 +220,7 @@ def test_mamba3_adds_the_token_before_by_the_trapezoidal_rule():
 
 
 def test_mamba3_rotates_by_the_sum_of_the_angles_and_after_the_biases():
-    """A quarter turn apart, query (1, 0) times key (1, 0) is 0. A key bias of (1, 1) turns with the key and gives 1."""
+    """After a quarter turn, query (1, 0) times key (1, 0) is 0. A zero key with bias (1, 1) turns, too, and gives 1."""
     quarter = torch.full((1, 2, 1, 1), 0.5).atanh()
     east, north_east = torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])
     shape = torch.zeros(1, 2, 1, 2)

@@ -17,7 +17,7 @@ def add(x, n, BLOCK):
 
 @pytest.fixture
 def triton(monkeypatch, tmp_path):
-    """Fake Triton's GPU. `launches` gets (is only compiled, BLOCK) of each launch; `kept()` lists cache files."""
+    """Fake Triton's GPU. launches: (whether only compiled, BLOCK) per launch. kept(): the tuning results on disk."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.runtime.jit import JITFunction

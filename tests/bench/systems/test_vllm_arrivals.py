@@ -1,4 +1,4 @@
-"""Requests that arrive over time at a fake vLLM: their arrivals, lengths and times."""
+"""Requests arrive at a fake vLLM over time, equally for all systems; their TTFT, ITL and goodput are right."""
 
 import math
 from dataclasses import replace
