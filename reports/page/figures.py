@@ -71,7 +71,7 @@ def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _plans(table: pd.DataFrame, catalogue: Catalogue) -> Iterator[tuple[str, FigureEntry, pd.DataFrame]]:
-    """Yield (suite, figure entry, table rows) for each figure entry; `_drawn` splits the rows by `entry.split`."""
+    """Yield (suite, figure entry, its table rows) for the catalogue's entries and default entries for other phases."""
     for suite in catalogue.suites:
         rows = table[[suite.name in names for names in table["suites"]]]
         phases = dict.fromkeys(rows["phase"])
@@ -199,7 +199,7 @@ class _Panel(FigurePanel):
 
 
 def _points(line: Line) -> list[tuple[int, ...]]:
-    """Return each point's rows in `stats.frame`: (row,) or a ratio's (numerator, denominator)."""
+    """Return each point's row numbers in the table: (row,), or for a ratio (numerator's row, denominator's row)."""
     return list(zip(line.rows, line.base_rows, strict=True)) if line.base_rows else [(row,) for row in line.rows]
 
 
