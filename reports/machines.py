@@ -36,9 +36,9 @@ _ELSEWHERE = {
 class Machines:
     """The environments and settings with which the records of a run were measured.
 
-    common: {group: {fact: value}} for facts whose known values are all equal; a group is, for example, "gpu".
-    hardware: (facts, number of records) for each machine; only facts that differ between machines, without packages.
-    backends: {(system, backend): {name: values in words}} for settings, and for packages in several versions.
+    common: {group, such as "gpu": {fact: value}} for facts with the same value in all records that have them.
+    hardware: for each machine, ({fact: value}, number of records), with the differing facts, except package versions.
+    backends: {(system, backend): {name: values in words}} for settings and for packages whose versions differ.
     versions: {label: values in words} for the driver, the power limit and the main packages (`_VERSIONS`).
     """
 

@@ -75,13 +75,13 @@ def chromium(*arguments: str) -> Iterator[Any]:
             browser.close()
 
 
-def take(browser: Any, report: Path, figures: str = "") -> bytes:
+def take(browser: Any, report: Path, suite: str = "") -> bytes:
     """Return a PNG of a suite's figures on `report`; the PNG's Description has titles and captions.
 
-    figures: the suite's name, or "" for the first suite. report: the page's file.
+    suite: its name, or "" for the first suite. report: the page's file.
     """
     page = _opened(browser, report, _WIDTH, 2)
-    section = _suite(page, figures)
+    section = _suite(page, suite)
     page.add_style_tag(content=PICTURE_STYLE)
     section.scroll_into_view_if_needed()
     page.evaluate("drawAll(figures)")  # the style may put the figures below each other
@@ -96,10 +96,10 @@ def _described(png: bytes, text: str) -> bytes:
     return png[:_HEADER_END] + whole + png[_HEADER_END:]
 
 
-def take_alone(browser: Any, report: Path, figures: str, inches: float, is_pdf: bool) -> bytes:
-    """Draw the figures of suite `figures`, each `inches` wide; return one PNG, or a PDF with a sheet per figure."""
+def take_alone(browser: Any, report: Path, suite: str, inches: float, is_pdf: bool) -> bytes:
+    """Return a suite's figures without the page, each `inches` wide: one PNG, or a PDF with one figure per sheet."""
     page = _opened(browser, report, round(inches * _INCH), _DOTS / _INCH)
-    section = _suite(page, figures)
+    section = _suite(page, suite)
     numbers = section.locator("figure").evaluate_all("all => all.map(each => Number(each.dataset.figure))")
     page.evaluate("([numbers, inches]) => showAlone(numbers.map(n => figures[n]), inches)", [numbers, inches])
     return page.pdf(prefer_css_page_size=True) if is_pdf else page.locator("#alone").screenshot()
@@ -113,12 +113,12 @@ def _opened(browser: Any, report: Path, width: int, device_scale_factor: float) 
     return page
 
 
-def _suite(page: Any, figures: str) -> Any:
-    """Return a playwright locator of suite `figures`, or of the first suite if it is ""."""
+def _suite(page: Any, suite: str) -> Any:
+    """Return a playwright locator of the suite, or of the first suite if `suite` is ""."""
     sections = page.locator("section.suite")
     names = [name.removeprefix("Figures of ") for name in sections.evaluate_all("all => all.map(e => e.ariaLabel)")]
-    if not names or (figures and figures not in names):
-        asked = f"--figures {figures}: " if figures else ""
+    if not names or (suite and suite not in names):
+        asked = f"--figures {suite}: " if suite else ""
         such = f"no such figures; there are {', '.join(names)}" if names else "no figures"
         raise RecordError(f"{asked}the page has {such}")
-    return sections.nth(names.index(figures) if figures else 0)
+    return sections.nth(names.index(suite) if suite else 0)

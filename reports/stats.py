@@ -73,10 +73,10 @@ def frame(
 ) -> pd.DataFrame:
     """Return a table with one row per case, in the order of `by_case(records)`.
 
-    Columns: `COLUMNS`, options, `SAMPLE_COLUMNS`, and if any row has a value: `RATE_COLUMNS`, `COMPUTED_COLUMNS`,
-    metrics, notes, flags (`MARKS`). Unknown numbers are NaN in `COLUMNS` and pd.NA in other columns; unknown texts
-    are "". Unset options: see `_options`. latency_ms: the median of the processes' medians.
-    latency_ms_low, _high: the 95% interval within processes (`pooled_interval`).
+    The first columns are `COLUMNS`, a column per option (`_options`) and `SAMPLE_COLUMNS`. Rates, metrics, notes,
+    flags and computed columns follow if they have a value. An unknown number is NaN or pd.NA, an unknown text is "".
+    latency_ms: the median of the processes' medians.
+    latency_ms_low, latency_ms_high: the 95% interval within processes (`pooled_interval`).
     process_spread: (largest - smallest process median) / latency_ms.
     processes: the number of processes with samples or, if none has samples, of all processes.
     peaks: the run's measured peaks by device (`common_peaks`), by default computed from `records` alone.

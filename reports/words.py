@@ -54,7 +54,7 @@ def short_commit(commit: str, digits: int = 10) -> str:
 def left_out(rows: pd.DataFrame, catalogue: Catalogue) -> list[str]:
     """Return phrases on backends that skipped all cases, such as `no vLLM: there is no CUDA GPU`.
 
-    A phrase names system and backend if other systems of the backend ran cases, or if the reasons to skip differ.
+    If some systems of a backend ran, or the reasons differ, each skipped system has a phrase: `no Mamba on vLLM: ...`.
     """
     found = []
     for backend, own in rows.groupby("backend", sort=False):

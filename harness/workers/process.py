@@ -83,10 +83,10 @@ DEFAULT_SLOT = GpuSlot()
 class WorkerProcess:
     """A system's worker process: started by the first request, ended with the `with` block.
 
-    If the worker failed on a case or reported itself unhealthy, the next request starts a new worker. If `found` is a
-    failed probe, `ask` raises WorkerLost. When a worker ends, two nested wardens (`warden.py`) kill its descendants.
+    If the worker failed on a case or reported itself unhealthy, the next request starts a new worker. If the system
+    cannot run here, `ask` raises WorkerLost. When a worker ends, two nested wardens (`warden.py`) kill its descendants.
     slot: where the worker runs. start_s: time limit for the start. stopped: returns whether the run should end.
-    found: the last `Probe` by `ready` or `ask`, which says whether the system can run here; None before the first.
+    found: the worker's answer (`Probe`) on whether the system can run here; None before `ready` or `ask`.
     """
 
     def __init__(
@@ -142,9 +142,9 @@ class WorkerProcess:
         """Run a case; return (record with the machine's load, fields of a `Profile`).
 
         profiler: for mode "profile", {"tool": the profiler's name, "keep": a path for Kineto's trace}.
-        last: whether no request follows; otherwise, a worker that reports itself unhealthy is killed.
-        If the case needs a new process, one is started and gets the request too. Raises KeyboardInterrupt if
-        `stopped()` is true, WorkerLost if the system cannot run or gives no usable answer within `limit_s` seconds.
+        last: whether this is the last request; if so, a worker that reports itself unhealthy is not killed.
+        A case that needs a fresh process is sent to a new worker. Raises KeyboardInterrupt if the run should end.
+        Raises WorkerLost if the system cannot run or gives no usable answer within `limit_s` seconds.
         """
         request = {"do": "case", "case": case.to_dict(), "policy": asdict(policy), "mode": mode, "profiler": profiler}
         with self._killed_if_lost():

@@ -96,7 +96,7 @@ class Comparison:
 
     interleaved: whether A and B come from one `ttt-bench ab` with at least `LEAST_ROUNDS` rounds.
     fail_on: the slowdown (0.01 for 1%) beyond which a case counts as regressed.
-    near: in two separate runs of the same packages, 95% of the cases differ by less than this fraction.
+    near: the run-to-run spread, as a fraction: 95% of the cases of two runs of the same packages differ by less.
     """
 
     a: Side
@@ -123,7 +123,7 @@ class Comparison:
 
     @property
     def counts(self) -> dict[str, int]:
-        """{outcome: number of cases}, such as {"same": 2}; lost and gained cases count only if `elsewhere` is empty."""
+        """{outcome: number of cases}; if the devices differ in every row, lost and gained cases are left out."""
         outcomes = [row.result.outcome for row in self.rows]
         if not self.elsewhere:
             outcomes += [each.outcome for each in self.missing]
@@ -258,9 +258,9 @@ def _round_results(pairs: Sequence[Pair], fail_on: float) -> list[CaseResult]:
 
 
 def _result(pair: Pair, fail_on: float, outcome: str = "") -> CaseResult:
-    """Return a case's result from both runs' medians instead of paired rounds.
+    """Return a case's result from the medians of both runs, without pairing their rounds.
 
-    outcome: the result's outcome; "" to decide by the medians. If the devices differ, `pair.elsewhere` replaces it.
+    outcome: fixes the outcome; "" derives it from the medians. Different devices give "another GPU" or "another CPU".
     """
     where = "cpu" if pair.on_cpu else "gpus" if pair.on_other_gpus else "gpu"
     middle, half = pair.b.middle - pair.a.middle, math.hypot(pair.a.half, pair.b.half, BETWEEN_RUNS[where])

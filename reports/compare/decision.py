@@ -69,7 +69,7 @@ class _Estimates:
 
     @classmethod
     def of(cls, cases: Sequence[Sequence[float]]) -> "_Estimates":
-        """Estimate mean and variance per case; a variance is shrunk towards the median unless significantly larger."""
+        """Estimate mean and variance per case. A variance not significantly above the median is shrunk towards it."""
         rounds = np.array([len(case) for case in cases], float)
         variance = np.array([np.var(case, ddof=1) for case in cases])
         shared, typical = min(PRIOR_ROUNDS, len(cases) - 1.0), np.median(variance)

@@ -43,15 +43,15 @@ class Side:
 
 @dataclass(frozen=True)
 class CaseSide:
-    """A case as measured in one run. Each process is a repeat; `ttt-bench ab` calls it a round.
+    """A case as measured in one run. Each process that measures it has a number, its repeat.
 
     name: the labels of system and backend. label: the case in words.
     medians: {repeat: median latency in ms}; {} without a result. why: the reason for no result, else "".
-    tokens: {repeat: tokens that the latency covers}; for an engine, they depend on how many sequences fit into memory.
+    tokens: {repeat: number of tokens that one such latency covers, over all sequences; 1 if unknown}.
     below, above: the distances from log(ms per token) to the ends of its 95% interval; infinite if unknown.
-    samples: total over all processes. rounds: number of planned processes. timed: number of processes with samples.
+    samples, timed, rounds: the number of samples, of processes with samples, and of planned processes.
     quality: the case's flags.
-    others: the largest share of a contended CPU that other programs used; 0 if no CPU was contended.
+    others: the largest share of CPU time that other programs used while a process was contended; 0 if none was.
     throttled: whether the GPU was power-capped or thermally throttled in any sample.
     device: the machine's GPU or CPU; {} without a result. facts: other properties, such as package versions.
     host_bound: whether an engine's batch is so small that the CPU limits the speed.
@@ -112,7 +112,7 @@ class CaseSide:
 class RunCases:
     """One run with the values that a comparison needs.
 
-    turns: start time and arguments of the `ttt-bench ab` that made this run and a second run, as JSON; else "".
+    turns: the same text in both runs of one `ttt-bench ab`: its start time and arguments as JSON; "" in other runs.
     repeats: planned processes per case. cases: by case key. unmeasured: the keys of planned cases without a record.
     """
 

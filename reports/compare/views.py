@@ -63,16 +63,16 @@ def _ratios(comparison: Comparison) -> str:
     return f"{times} in the median of {counted(len(ratios), 'point')} ({ends})."
 
 
-def _groups(what: str, rows: Sequence[Row]) -> str:
-    """Count rows by name, phase and cause, as in `Beyond: 3 Mamba forward (unsteady), 1 more.`; "" without rows."""
+def _groups(heading: str, rows: Sequence[Row]) -> str:
+    """Return the heading and counts of similar rows: `Beyond: 3 Mamba forward (unsteady), 1 more.`; "" without rows."""
     groups = Counter(f"{row.name} {row.phase}{_cause(row)}" for row in rows).most_common()
     named = [f"{count} {group}" for group, count in groups[:NAMED_GROUPS]]
     named += [f"{left} more"] if (left := sum(count for _, count in groups[NAMED_GROUPS:])) else []
-    return f"{what}: {', '.join(named)}." if rows else ""
+    return f"{heading}: {', '.join(named)}." if rows else ""
 
 
 def _cause(row: Row) -> str:
-    """Return the row's doubt, else its first note without details, such as ` (contended)`; "" without both."""
+    """Return why to doubt the row's times, else its first note in short, such as ` (contended)`; "" without both."""
     cause = row.doubt or re.split(r": | in | \(", "".join(row.notes[:1]))[0]
     return f" ({cause})" if cause else ""
 
@@ -87,7 +87,7 @@ def text(comparison: Comparison) -> str:
 
 
 def markdown(comparison: Comparison) -> str:
-    """Return a Markdown comment for a pull request: the answer and a collapsed table."""
+    """Return the comparison as a Markdown comment for a pull request, with the table of cases collapsed."""
     rows = [[grid.escaped(cell) for cell in cells(row)] for row in comparison.rows[:MARKDOWN_ROWS]]
     left = len(comparison.rows) - len(rows)
     title = f"{counted(len(rows), 'case')}, the largest difference first{f'; {left} more differ less' if left else ''}"

@@ -199,7 +199,7 @@ class _Panel(FigurePanel):
 
 
 def _points(line: Line) -> list[tuple[int, ...]]:
-    """Return each point's rows in `stats.frame`: (row,) or a ratio's (numerator, denominator)."""
+    """Return each point's row numbers in the table: (row,), or for a ratio (numerator's row, denominator's row)."""
     return list(zip(line.rows, line.base_rows, strict=True)) if line.base_rows else [(row,) for row in line.rows]
 
 

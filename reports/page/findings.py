@@ -30,7 +30,7 @@ def headline(table: pd.DataFrame, catalogue: Catalogue, views: Sequence[View]) -
 
 
 def finding(view: View) -> str:
-    """Return a sentence on a figure's ratios, least total of parts or best lines; else on its range of values."""
+    """Return a sentence on a figure's results, such as which line is fastest at which x."""
     figure = view.figure
     if figure.lines and figure.lines[0].base_rows:
         return _ratios(view)
@@ -96,7 +96,7 @@ def unfinished(table: pd.DataFrame, missing: int) -> str:
 
 
 def _parts(view: View) -> str:
-    """Return words on the x with the least total time of all parts; "" if no x has all parts."""
+    """Return in words at which x the parts take the least time in total; "" if no x has a time for every part."""
     parts = [{point.x: point.value for point in view.points(line)} for line in view.compared]
     totals = {x: sum(part[x] for part in parts) for x in set.intersection(*map(set, parts))} if parts else {}
     if not totals:
@@ -210,7 +210,7 @@ def _out_of_memory(views: Iterable[View]) -> str:
 
 
 def _among(xs: Sequence[float], tried: Sequence[float]) -> str:
-    """Return `xs` in words: a range if no value of `tried` from `xs[0]` to `xs[-1]` is missing in `xs`, else a list."""
+    """Return `xs` in words: as a range, such as `2k to 8k`, if they are consecutive in `tried`, else as a list."""
     words = [format_x(x) for x in xs]
     are_neighbours = list(xs) == [x for x in tried if xs[0] <= x <= xs[-1]]
     return span(words[0], words[-1]) if are_neighbours else listed(words)

@@ -39,7 +39,7 @@ _CASE_SETTINGS = ("size", "batch", "context", "dtype", "l2")  # lines that diffe
 class Point:
     """A measured point in the figure's unit, with the ends (low, high) of its interval.
 
-    doubt: points that differ by at most this share are not ranked. 0 on a GPU without `_UNSURE` flags, never on a CPU.
+    doubt: points that differ by at most this share are too uncertain to rank. 0 for GPU points without `_UNSURE` flags.
     """
 
     x: float
@@ -52,7 +52,7 @@ class Point:
         return max(self.value, other.value) <= (1 + share) * min(self.value, other.value)
 
     def hides(self, other: "Point") -> bool:
-        """Whether overlapping intervals or `doubt` hide which point is better; False for level points without doubt."""
+        """Whether overlapping intervals or `doubt` hide which point is better; level points without doubt are equal."""
         overlap = max(self.low, other.low) <= min(self.high, other.high)
         if doubt := max(self.doubt, other.doubt):
             return overlap or self.is_level(other, doubt)
@@ -100,17 +100,17 @@ class View:
 
     @cached_property
     def ranked(self) -> list[Line]:
-        """Primary lines, and lines with points whose system is not in `figure.primary_systems`; no bounds or ratios."""
+        """The lines to rank: primary lines, and measured lines of systems without one, but no bounds or ratios."""
         drawn = [line for line in self.figure.lines if not line.y and not line.base_rows]
         named = self.figure.primary_systems
         return [line for line in drawn if line.primary or (line.system not in named and self.points(line))]
 
     @cached_property
     def alike(self) -> list[Line]:
-        """The largest set of ranked lines that agree in all settings except system and backend.
+        """The ranked lines that may be compared with each other, because they agree in settings such as batch.
 
-        Each line with points proposes a set: the ranked lines whose nonempty settings it shares. The set with the most
-        lines with points wins; on a tie, the set with more default settings, then the set that the later line proposes.
+        A set is formed for each line with points: the ranked lines whose settings, if not empty, equal that line's.
+        The set with the most lines with points is taken; if there are several, the one with the most default settings.
         """
         own = {line.name: self._settings(line) for line in self.ranked}
         best: tuple[tuple[int, int], list[Line]] = (0, 0), []
@@ -152,7 +152,7 @@ class View:
 
     @cached_property
     def held(self) -> list[str]:
-        """Settings, such as `batch 16`, in which the ranked lines differ and the compared lines agree."""
+        """Settings, such as `batch 16`, that distinguish the compared lines from other lines of the figure."""
         values = dict(chain.from_iterable(self._settings(line).items() for line in self.compared))
         return [format_setting(self.catalogue.axis(name), value) for name, value in values.items()]
 
@@ -199,7 +199,7 @@ class View:
                 yield Point(float(cells[x]), float(value) / scale, low, high, doubt)
 
     def reach(self, line: Line) -> float:
-        """Return the line's largest x, ignoring "unstarted" cases; infinite if the x axis is a measured result."""
+        """Return the largest x of the line's cases, except unstarted ones; infinite if x is a result, not a setting."""
         if self.figure.along:  # x is no setting, so no case with a larger x is missing
             return math.inf
         rows = self.rows([line])
@@ -234,9 +234,9 @@ def standings(view: View) -> list[Standing]:
 
 
 def best_standing(view: View) -> Standing | None:
-    """Rank the compared lines by their highest values; None for fewer than two lines.
+    """Rank the compared lines by their highest values; None if fewer than two lines can be ranked.
 
-    A line whose `reach` is below the x of the highest value of all lines is left out, because it may rise further.
+    A line whose cases end (`reach`) before the x of the overall highest value is left out, because it may rise further.
     """
     labels = view.labels(view.alike, view.held)
     tops = [(max(view.points(line), key=lambda point: point.value), line) for line in view.compared]

@@ -49,7 +49,7 @@ class Diff:
 
     @property
     def digits(self) -> int:
-        """Fewest decimals with which `b.unit_ms` has at least four significant digits."""
+        """Decimals in the tables: enough for four significant digits of `b.unit_ms`, the time per unit of work."""
         return max(0, 3 - math.floor(math.log10(self.b.unit_ms)))
 
     @property

@@ -49,8 +49,8 @@ def roofline(profile: Profile) -> dict[str, Any]:
 def timeline(profile: Profile) -> dict[str, Any]:
     """Return "paths", the path of each NVTX range, and lists with one integer per launch in the timeline.
 
-    range: index into "paths", -1 outside all ranges. kernel: row in the kernel table; `NAMED` for a kernel without row.
-    part: index into `parts.LABELS`, such as GEMMs. wait: ns since the previous launch's end. time: duration in ns.
+    range: index into "paths", -1 outside all ranges. part: index into `parts.LABELS`. time: duration in ns.
+    wait: ns since the previous launch's end. kernel: row in the kernel table; `NAMED` if the table omits the kernel.
     """
     found = profile.timeline
     return {
@@ -89,7 +89,7 @@ def unplaced(region: Region) -> float:
 
 
 def _placed(region: Region) -> Iterator[tuple[int, Kernel, float, float]]:
-    """Yield (row, kernel, FLOPs per byte, TFLOP/s) of table kernels with both numbers positive."""
+    """Yield (row in the kernel table, kernel, FLOPs per byte, TFLOP/s) for each kernel that the roofline shows."""
     for place, kernel in enumerate(region.kernels[:NAMED]):
         _, tflops, intensity = rates(kernel)
         if tflops and intensity:

@@ -63,7 +63,7 @@ class ProfilePart:
 
     time_us: the part's time in the region, in µs. lower_bound_us: the part's lower bound; None if unknown.
     of_model: whether the lower bound comes from the adapter's count of the work.
-    with_head: whether the part includes the LM head's GEMM, because no range separates it from other GEMMs.
+    with_head: whether the part is the GEMMs and includes the LM head's, because the profile does not tell them apart.
     """
 
     name: str
@@ -129,7 +129,7 @@ def parts(region: Region) -> list[ProfilePart]:
 def work_of(region: Region, present: Iterable[str]) -> dict[str, Work]:
     """Return {part: least FLOPs and bytes per unit of work (`Region.units`)}, as counted by the adapter.
 
-    present: parts with kernels. Without HEAD in `present`, the GEMMs' work includes the LM head's, if both are counted.
+    present: parts with kernels. If the LM head is not among them, its work is added to the GEMMs' work, if any.
     """
     work = dict(region.work)
     if HEAD in work and HEAD not in present and PRODUCTS in work:
@@ -184,7 +184,7 @@ def _part_finder(region: Region) -> Callable[[str, tuple[str, ...]], str]:
 
 
 def _outside_is_head(paths: Sequence[tuple[str, ...]]) -> bool:
-    """Whether GEMMs outside layers are the LM head's: some paths have a layer, and all others are prefixes of these."""
+    """Whether GEMMs outside layers are the LM head's: layers have ranges, and every other range contains a layer."""
     layered = [path for path in paths if any(map(is_layer, path))]
     others = [path for path in paths if path and path not in layered]
     return bool(layered) and all(any(each[: len(path)] == path for each in layered) for path in others)

@@ -117,7 +117,6 @@ def longest(region: Region) -> str:
 
 
 def _share_of_time(kernel: Kernel, region: Region) -> float:
-    """Return a kernel's share of the region's time: its share of the kernels' summed time, times the busy share."""
     return _share_of_kernels(kernel, region) * region.busy_us / region.region_us
 
 
