@@ -1,4 +1,4 @@
-"""Every Triton kernel gets launch settings from tuning.toml or a user's file; those of tuning.toml are `candidates`."""
+"""Triton kernels get launch settings from tuning.toml or a user's file; `candidates` yields those in tuning.toml."""
 
 import tomllib
 
