@@ -1,4 +1,4 @@
-"""A fake of NVML's Python module, for a machine with two GPUs."""
+"""A fake of NVML's Python module that reports two GPUs."""
 
 from types import ModuleType
 

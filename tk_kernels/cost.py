@@ -51,7 +51,7 @@ class Cost:
     def generate_flops(self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual") -> float:
         """Return the FLOPs of a generate step of `batch` sequences, averaged over a mini-batch.
 
-        `forward_flops` defines the symbols; s: token scale. Dual: `forward_flops` per token, with (m+1)/2 instead of m.
+        Symbols: see `forward_flops`; s: token scale. Dual: the same matmuls; P averages (m+1)/2 elements per token.
         Primal: X @ W, dW += X^T @ G, W_t = W - s dW, Xbar @ W_t and (except in layer 1) G @ W^T take 2 * in * out each.
         """
         check_choice("form", form, FORMS)
@@ -99,9 +99,9 @@ class Cost:
 
 
 def _weight_bytes(form: str, state: str) -> tuple[int, int, int]:
-    """Return bytes per weight: (stored, read by each step, moved in addition by the last step of a mini-batch).
+    """Return bytes per weight: (stored, read by each step, also read or written by the last step of a mini-batch).
 
-    Elements of cached rows take as many bytes as the second number. Raises ValueError for an unknown form or state.
+    A cached row's element has as many bytes as a step reads per weight. Raises ValueError for an unknown form or state.
     """
     check_choice("form", form, FORMS)
     check_choice("state", state, ("planes", *ELEMENT_BYTES))

@@ -16,7 +16,8 @@ class Packed:
     cu_seqlens [S + 1] int32: sequence s has the tokens cu_seqlens[s] to cu_seqlens[s + 1] - 1, or none.
     start [S] int32: number of earlier tokens per sequence. With 0, a sequence starts from the initial weights.
     slots [S] int64: each sequence's index in dimension 0 of the state's tensors; sequences with tokens share none.
-    tokens: N. length: 0, or L if all may run as one batch: each has L tokens and begins at a mini-batch's start.
+    tokens: N. length: the number of tokens of each sequence if all sequences may run as one batch, otherwise 0. A batch
+        needs equally long sequences, and multiples of the mini-batch size in `start`.
     """
 
     cu_seqlens: Tensor
@@ -29,7 +30,7 @@ class Packed:
     def chunks(self) -> Tensor:
         """(sequence, offset in the sequence) of each chunk of up to CHUNK tokens: [N // CHUNK + S, 2] int32.
 
-        Surplus rows have an offset at or past the sequence's end. No host sync: the rows are computed on the device.
+        The size is an upper bound, to avoid a host sync. Unused rows have an offset at or past the last sequence's end.
         """
         sequences = len(self.slots)
         counts = -(-self.cu_seqlens.diff() // CHUNK)

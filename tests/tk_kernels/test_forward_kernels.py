@@ -23,7 +23,7 @@ pytestmark = pytest.mark.gpu
 
 
 class ForwardKernel(NamedTuple):
-    """An operator ("linear" or "mlp"), the mini-batch that selects its kernel, and the forward function."""
+    """An operator ("linear" or "mlp"), the mini-batch size that selects its kernel, and the forward function."""
 
     operator: str
     mini_batch: int

@@ -15,7 +15,7 @@ EXACT = OUTPUT_ERROR[torch.float64]
 
 
 def test_two_layer_relu_with_gradients_by_hand() -> None:
-    """The gradients of |f(k) - v|^2 / 2 for f(k) = k + relu(k W1 + b1) W2 + b2 are written out for one mini-batch."""
+    """The test computes each gradient of |f(k) - v|^2 / 2, for f(k) = k + relu(k W1 + b1) W2 + b2, by its formula."""
     args = case("mlp", 4, batch=1, heads=1, mini_batch=4)
     q, k, v, lr = (x[0, :, 0] for x in args[:4])
     weights = W1, b1, W2, b2 = tuple(x[0, 0] for x in args.state[:4])

@@ -1,4 +1,4 @@
-"""Forward and generate kernels' settings come from a user's file, then tuning.toml, whose settings are `candidates`."""
+"""Forward and generate kernels get settings from a user's file or tuning.toml, whose settings are `candidates`."""
 
 import tomllib
 

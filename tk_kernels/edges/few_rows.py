@@ -196,7 +196,7 @@ def _few_rows_summed(
     """Compute OUTPUTS columns of out [R, N] = x W^T on CUDA cores, INPUTS columns of x at a time.
 
     x [R, K], weights W [N, K]; R is a power of two. SWIGLU: compute silu(x W^T) * (x up_weights^T). ADD: add to out.
-    NORMED: apply RMSNorm to x first. NORMED and GATED (only R = 1): apply LayerNorm times the output gate first.
+    NORMED: first apply a norm to x. With GATED (only if R = 1), it is LayerNorm times the output gate, else RMSNorm.
     """
     let_next_begin(PDL)
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)

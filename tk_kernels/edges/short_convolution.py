@@ -93,7 +93,7 @@ def query_key(
     cache [B, 3, C]: each sequence's last three inputs, replaced in place. slots, sequences: see `residual_convolution`.
     conv_q, conv_k: weight [C, 1, 4] and bias [C] of each convolution. rope: cos and sin [m, D/2] float32.
     position [S] or [S, H], for S sequences: number of earlier tokens of each sequence, or that number modulo m.
-    pdl: use programmatic dependent launch; all but x, rope, lr_logits, lr_bias may be read before earlier launches end.
+    pdl: use programmatic dependent launch. Only reads of x, rope, lr_logits and lr_bias wait for earlier launches.
     Sums are float32; q and k are rounded once, after RoPE. Raises ValueError on a wrong shape, dtype, stride or device.
     """
     (B, T, C), (m, pairs), H = x.shape, rope[0].shape, lr_logits.shape[-1]
@@ -173,7 +173,7 @@ def _layout(
 
 @jit
 def _rounded_rms_norm(row, weight, C: tl.constexpr, eps):
-    """Return RMSNorm(row), rounded to the row's dtype like the inputs in the cache, then converted to float32."""
+    """Return RMSNorm(row), rounded to the row's dtype, then converted to float32."""
     return rms_normed(row.to(tl.float32), weight, C, eps).to(row.dtype).to(tl.float32)
 
 
@@ -199,7 +199,7 @@ def _cached(at, valid, C: tl.constexpr):
 
 @jit
 def _packed_chunk(cu_seqlens, chunks, chunk):
-    """Return `Packed.chunks[chunk]`'s sequence and offset in the sequence, then the sequence's first row and length."""
+    """Return (sequence of the chunk, chunk's offset in it, the sequence's first index in [N, ...], its length)."""
     seq = tl.load(chunks + 2 * chunk).to(tl.int64)
     first = tl.load(chunks + 2 * chunk + 1)
     token = tl.load(cu_seqlens + seq)

@@ -28,7 +28,7 @@ def tile(q: Tensor, mini_batch: int) -> dict[str, Any]:
     """Return compile-time arguments of the forward kernels by name, for q [..., H, D] and `mini_batch`, m.
 
     M, DP: m and D, padded to powers of two of at least 16. DOT: dtype of matmul operands.
-    UP: scale of gradients, and of weights in registers: 1024 in float16, where small values would be subnormal; else 1.
+    UP: factor on gradients, and on weights in registers. It is 1024 for float16, to avoid subnormal numbers, else 1.
     """
     head_dim = q.shape[-1]
     return {
@@ -78,8 +78,8 @@ def launch_packed(
 ) -> Tensor:
     """Return the outputs [N, H, D] of packed sequences; update their slots of `state` in place.
 
-    run: see `launch`. kernel: the operator's Triton kernel. Its last parameters, from `cu_seqlens` on, are passed to
-    `run` as keyword arguments. Other arguments: see `forward_packed`.
+    run: see `launch`. kernel: the operator's Triton kernel, whose parameters from `cu_seqlens` on give the names of
+    keyword arguments for `run`. Other arguments: see `forward_packed`.
     """
     q, k, v, lr = tokens
     out, biases = torch.empty(q.shape, dtype=q.dtype, device=q.device), state.biases()
@@ -109,7 +109,7 @@ def packed_sequence(cu_seqlens, start, slots, seq, m: tl.constexpr):
 def keys_at(k, rows, token, begin, k_token, column, D: tl.constexpr, PACKED: tl.constexpr):
     """Return the addresses of elements (token, column) of K; k_token: K's stride over tokens.
 
-    With PACKED, tokens -begin to -1 are earlier tokens of the mini-batch, with keys in the state's `rows` [m, D].
+    With PACKED, a mini-batch can begin with tokens of earlier calls, -begin to -1. Their keys are in `rows` [m, D].
     """
     if PACKED:
         return tl.where(token < 0, rows + (token + begin) * D, k + token * k_token) + column
@@ -150,12 +150,10 @@ def normalization(s0, s1, D: tl.constexpr):
 
 @jit
 def gradient_coefficients(s0, s1, s2, s3, s4, s5, weight_squared, D: tl.constexpr):
-    """Return (mean, 1/std, mean(g), mean(g * xhat) / std) of rows z [D], with mean and std of z, for `ln_l2_grad`.
+    """Return (mean(z), 1/std(z), mean(g), mean(g * xhat) / std(z)) for each row z [D], from which ln_l2_grad follows.
 
-    xhat = (z - mean) / std and g = weight^2 xhat + o, with o = weight (bias - R), are those of ttt_layer.md, step 5.
-    weight and bias are LayerNorm's, and R is the target. With u = weight^2 z, the arguments s0 to s5 are a row's sums
-    of z, z^2, u, u z, o z and o. weight_squared is the sum of weight^2.
-    One reduction can compute s0 to s5, instead of four in sequence.
+    ttt_layer.md, step 5, defines ln_l2_grad, g, xhat, gamma, beta and R. weight_squared: the sum of gamma^2.
+    s0 to s5: each row's sums of z, z^2, u, u z, o z and o (one reduction), with u = gamma^2 z and o = gamma (beta - R).
     """
     mean, rstd = normalization(s0, s1, D)
     u = s2 - mean * weight_squared  # the sums of weight^2 c, and of weight^2 c^2

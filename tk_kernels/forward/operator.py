@@ -36,7 +36,7 @@ Outer = tuple[Tensor, Tensor, Tensor]  # token_scale [m], ln_weight, ln_bias [H,
 
 @cache
 def hopper_unavailable(kernel: str, arch: str | None) -> str:
-    """Return why Hopper kernel `kernel` cannot run here, or "". arch: TTT_BENCH_ARCH's value, only a cache key."""
+    """Return why Hopper kernel `kernel` cannot run, or "". The result is cached per `arch`, TTT_BENCH_ARCH's value."""
     return build.unavailable(kernel)
 
 

@@ -129,10 +129,10 @@ def runs_sm90(device: torch.device) -> bool:
 
 
 def dependent_launch(pdl: bool) -> dict[str, bool]:
-    """Return Triton's launch arguments; if `pdl`, request PDL on Hopper or newer unless TTT_BENCH_ARCH is set.
+    """Return Triton's launch arguments. If `pdl`, they request PDL on Hopper or newer, unless TTT_BENCH_ARCH is set.
 
     PDL (programmatic dependent launch): a kernel starts when the launch before it allows, reads parameters and state,
-    then waits for earlier launches. If a launch writes these, a launch without PDL must lie between it and the kernel.
+    then waits for earlier launches. Between a launch that writes these inputs and the kernel, put one without PDL.
     """
     if not pdl or triton.knobs.runtime.interpret or hidden() or torch.cuda.get_device_capability() < (9, 0):
         return {"PDL": False}
@@ -209,9 +209,9 @@ def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
 
 @jit
 def load_token(x, at, rd, valid, ROPE: tl.constexpr):
-    """Return (row, pair) of Q or K at x + at: row is channels `rd`; pair is channels rd ^ 1 with ROPE, otherwise row.
+    """Load (row, pair) of Q or K at x + at, for `rotate`: channels `rd`, and their partners in RoPE pairs (2i, 2i+1).
 
-    `rotate` applies RoPE later, because arithmetic here might need a barrier, which would delay the next loads.
+    Without ROPE, pair is row. RoPE is not applied here: it might need a barrier, which would delay the next loads.
     """
     row = tl.load(x + at + rd, mask=valid, other=0)
     pair = row
@@ -281,7 +281,7 @@ def ln_l2_grad(z, target, weight, bias, valid, D: tl.constexpr):
 
 @jit
 def to_float32_again(x):
-    """Convert x to float32; bfloat16 by a shift, so that the result of an earlier `x.to` need not stay in registers."""
+    """Convert x to float32. bfloat16 is shifted, not cast, so that the compiler keeps no earlier cast in registers."""
     if x.dtype == tl.bfloat16:
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     return x.to(tl.float32)

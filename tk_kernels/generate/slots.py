@@ -50,7 +50,7 @@ def _launch(
     initial: tuple[Tensor, ...] | None = None,
     start: Tensor | None = None,
 ) -> None:
-    """Copy `copies` to the slots of `stored`. If `start` is given, fill `copies` instead, as `read_slots` documents."""
+    """Write `copies` to the slots of `stored`. With `start`, fill `copies` from the slots instead; see `read_slots`."""
     if not len(stored) == len(copies) == len(initial or copies):
         raise ValueError(f"{len(copies)} values and {len(initial or copies)} initial ones for {len(stored)} tensors")
     kept, low, transposed = zip(*stored, strict=True)
@@ -65,7 +65,7 @@ def _launch(
 def _blocks(
     shapes: tuple[tuple[int, ...], ...], transposed: tuple[bool, ...]
 ) -> tuple[int, tuple[tuple[int, ...], ...]]:
-    """Return (number of blocks, SHAPES) for `_copy_slots`. shapes: each tensor's (R, C) or (C,), see `_copy_block`."""
+    """Return (number of blocks of all tensors, SHAPES of `_copy_slots`). shapes: (R, C), or (C,) for a bias."""
     found, blocks = [], 0
     for (*rows, columns), is_transposed in zip(shapes, transposed, strict=True):
         (count,), padded = rows or (1,), triton.next_power_of_2(columns)
@@ -79,10 +79,10 @@ def _blocks(
 def _copy_slots(kept, low, copies, initial, strides, start, slots, H: tl.constexpr, SHAPES: tl.constexpr):
     """Copy one block of rows of one tensor, for one head of one sequence; the grid is (B, H, blocks of all tensors).
 
-    If start is None, copy `copies` to the slots of `kept`. Otherwise copy the slots to `copies`; sequences with start 0
-    get a copy of `initial` instead. slots, start [B]: each sequence's slot and number of earlier tokens.
-    kept, low, copies, initial, strides: one entry per tensor, `_copy_block`'s arguments kept, low, x, first and stride.
-    SHAPES: one entry per tensor, its first block's index, then R, C, CP, BLOCK and TRANSPOSED of `_copy_block`.
+    If start is None, write `copies`, a batch's tensors, to `kept`, the state's tensors. Otherwise, read `kept` into
+    `copies`; a sequence whose start [B] is 0 gets `initial` instead. slots [B]: each sequence's index in `kept`.
+    kept, low, copies, initial, strides: one entry per tensor. `_copy_block` calls them kept, low, x, first, stride.
+    SHAPES: for each tensor, its first block's index, then the arguments R, C, CP, BLOCK, TRANSPOSED of `_copy_block`.
     """
     for i in tl.static_range(len(SHAPES)):
         row = (tl.program_id(2) - SHAPES[i][0]) * SHAPES[i][4]
@@ -97,11 +97,11 @@ def _copy_block(
     kept, low, x, first, stride, start, slots, row, H: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, BLOCK: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
-    """Copy BLOCK of the R rows, from `row` on, between `kept` and x. `_copy_slots` explains slots and start.
+    """Copy up to BLOCK rows of one tensor, from row `row` on. `_copy_slots` explains the direction, slots and start.
 
-    kept [slots, H, R, C]: the stored tensor, with `stride` over slots. low: its low plane in the same layout, or None.
-    x [B, H, R, C], first [H, R, C]: contiguous float32. With TRANSPOSED, x is [B, H, C, R], and first is [H, C, R].
-    If a sequence's start is 0, x gets a copy of `first`, not of `kept`. CP: C, padded to a power of two.
+    kept [slots, H, R, C]: the state's tensor, with `stride` over slots. low: its low plane in the same layout, or None.
+    x [B, H, R, C]: the batch's tensor. first [H, R, C]: initial values for x. Both are contiguous float32.
+    With TRANSPOSED, x is [B, H, C, R], and first is [H, C, R]. CP: C, padded to a power of two.
     """
     seq, head = tl.program_id(0), tl.program_id(1)
     r = row + tl.arange(0, BLOCK)[:, None]

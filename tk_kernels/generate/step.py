@@ -41,7 +41,7 @@ class StepState:
     layers: for each layer, its weight [B, H, ...] (with "planes", the high plane), low plane or None, and bias
     [B, H, width] float32. All weights except the last are transposed: each row belongs to one hidden unit.
     slots [B], int32 or int64, dual form only: each sequence's index in dimension 0 of weights, biases and cached rows.
-    Dimension 0 has any size and stride; tensors of equal shape share a stride. With slots, the caller sets `position`.
+    With slots, dimension 0 has any size and any stride (the same for equal shapes), and steps do not change `position`.
     """
 
     form: str
@@ -62,9 +62,9 @@ class StepState:
 
     @classmethod
     def from_state(cls, state: Any, form: str = "dual", precision: str = "planes") -> Any:
-        """Return a copy of `state` in the given form and precision.
+        """Return a generate state in the given form and precision, copied from `state`, a state of the reference.
 
-        state: a reference state with cached rows, at any position. Raises ValueError for an unknown form or precision.
+        `state` has cached rows, not gradient sums. Raises ValueError for an unknown form or precision.
         """
         check_choice("form", form, FORMS)
         check_choice("precision", precision, tuple(PRECISIONS))

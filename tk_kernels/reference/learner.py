@@ -63,7 +63,8 @@ class InnerLayer(NamedTuple):
     """A state's layer: weight [B, H, in, out], bias [B, H, out], data of the mini-batch so far.
 
     With cached rows, x [B, H, m, in] holds the inputs, and g [B, H, m, out] holds lr_j * G_j, where G_j is the loss's
-    gradient at the layer's output. With gradient sums, x is dW, shaped like the weight, and g is db, like the bias.
+    gradient at the layer's output. With gradient sums, x is dW, the sum of lr_j * d loss_j / d weight over tokens j.
+    g is db, the same sum for the bias.
     """
 
     weight: Any
@@ -87,10 +88,10 @@ def layers_of(state: Sequence[Any], rows: bool = True) -> list[InnerLayer]:
 class Learner(Generic[State]):
     """The reference of TTT-Linear or TTT-MLP: checks arguments and computes mini-batches.
 
-    state: class of states that cache, per layer, the inputs and lr_j * G_j of the mini-batch's tokens (`InnerLayer`).
-    together: most mini-batches that `forward` computes at once in the dual form; max(1, 16 * together // m) if m > 16.
-    The attribute `primal` is the class of states with gradient sums instead: dW is the sum of lr_j * d loss_j / d W
-    over the mini-batch's tokens j so far, db the same for b. `layers_of` gives the field order of both named tuples.
+    state: class of states with cached rows. The attribute `primal` is the class of states with gradient sums.
+    `InnerLayer` explains rows and sums; `layers_of` gives the order of the fields in both classes.
+    together: in the dual form, `forward` computes at most this many mini-batches at once, and at most 16 * together
+    tokens per sequence, unless a single mini-batch has more.
     Only `generate_step` with `inplace` changes a given state. Methods that take tokens disable autograd and autocast.
     """
 
@@ -108,8 +109,8 @@ class Learner(Generic[State]):
     ) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor of a state, by field name.
 
-        widths: each layer's input width, then the last layer's output width. sequences: (B, H).
-        rows: whether the state holds cached rows, not gradient sums.
+        widths: each layer's input width, then the last layer's output width, in channels per head. sequences: (B, H).
+        rows: True for a state with cached rows, False for a state with gradient sums.
         """
         shapes: dict[str, tuple[int, ...]] = {"position": sequences[:1]}
         for name, (inputs, outputs) in zip(self._names[0 if rows else 1], pairwise(widths), strict=True):
@@ -231,10 +232,10 @@ class Learner(Generic[State]):
     ) -> tuple[Trace, State]:
         """Run the sequential part of `forward`; return (trace, state after the tokens).
 
-        start: see `forward`. The trace, which `outputs` reads, holds tensors in the tokens' dtype, for N mini-batches:
-        W [N, B*H, in + 8, out] of each layer at each mini-batch's start: weight, bias, 7 rows of zeros;
-        inputs [N, B*H, m, in + 8] of each layer except the first, padded by `with_bias_input`;
-        gradients [N, B*H, m, out] of each layer, not multiplied by lr.
+        start: see `forward`. The trace, an argument of `outputs`, holds for N mini-batches, in the tokens' dtype:
+        each layer's weight and bias at each mini-batch's start, [N, B*H, in + 8, out], from `packed`;
+        each layer's inputs, except the first layer's, [N, B*H, m, in + 8], from `with_bias_input`;
+        the loss's gradients at each layer's output, [N, B*H, m, out], not multiplied by lr.
         Raises ValueError unless the tokens are whole mini-batches.
         """
         outer = self._checked({"k": k, "v": v}, lr, (token_scale, ln_weight, ln_bias), "[B, T, H, D]", state)
@@ -272,7 +273,7 @@ class Learner(Generic[State]):
         layout: str,
         state: State | PrimalState | None = None,
     ) -> Outer:
-        """Check the arguments (ValueError); return the outer-loop parameters `outer` in the state's dtype."""
+        """Raise ValueError for bad arguments; return `outer` (token_scale, ln_weight, ln_bias) in the state's dtype."""
         check_tokens(tokens, lr, layout, tuple(STATE_DTYPE))
         x = next(iter(tokens.values()))
         check_choice("lr.dtype", lr.dtype, (STATE_DTYPE[x.dtype],))
@@ -339,7 +340,7 @@ def _read(q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tenso
 def _advance_(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: Any, form: str = "dual", rows: bool = True
 ) -> Tensor:
-    """Update `state` by n tokens of a mini-batch; return outputs [B, n, H, D]. rows=False (gradient sums): n is 1."""
+    """Update `state` by n tokens of a mini-batch; return outputs [B, n, H, D]. Without cached `rows`, n must be 1."""
     layers, token_scale = layers_of(state, rows), outer.token_scale
     positions = state.position.long()[:, None] + torch.arange(q.shape[1], device=q.device)  # [B, n]
     x, z, new = _gradients(q, k, v, lr, outer, layers)
@@ -372,7 +373,7 @@ def _advance_(
 def _gradients(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, layers: list[InnerLayer]
 ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
-    """Return q, q @ W1 + b1, and for each layer the new rows (x, g) of `InnerLayer`. All are [B, H, n, width]."""
+    """Return (q, q @ W1 + b1, (x, g) of each layer), all [B, H, n, width], for n tokens. x, g: see `InnerLayer`."""
     first, *others = layers
     q, k, offset = (x.to(first.weight.dtype).transpose(1, 2) for x in (q, k, gradient_offset(k, v, outer)))
     zq, zk = affine(torch.cat((q, k), 2), first.weight, first.bias).chunk(2, 2)

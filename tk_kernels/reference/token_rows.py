@@ -21,7 +21,7 @@ def write_rows_(rows: Tensor, x: Tensor, positions: Tensor) -> None:
 
 
 def causal_scale(positions: Tensor, token_scale: Tensor) -> Tensor:
-    """Return [B, 1, n, m]: for a token at position p, token_scale[p] for rows j <= p and 0 for later rows."""
+    """Return n tokens' factors of m rows, [B, 1, n, m]: at position p, token_scale[p] for rows 0 to p, else 0."""
     rows = torch.arange(len(token_scale), device=token_scale.device)
     return torch.where(rows <= positions[..., None], token_scale[positions][..., None], 0)[:, None]
 
@@ -42,9 +42,9 @@ def stepped_affine(x: Tensor, weight: Tensor, bias: Tensor, x_rows: Tensor, g_ro
 
 
 def apply_rows_(weight: Tensor, bias: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> None:
-    """Update W -= scale * x_rows^T @ g_rows and b -= scale * sum(g_rows) in place.
+    """Update weights from a mini-batch's rows, in place: W -= scale * x_rows^T @ g_rows, b -= scale * sum(g_rows).
 
-    scale [B, 1, 1, 1]: token_scale[m - 1] for sequences at a mini-batch's last token, 0 (no update) for others.
+    scale [B, 1, 1, 1]: token_scale[m - 1] for sequences whose mini-batch is complete, 0 (no update) for others.
     """
     steps = (scale * x_rows).flatten(0, 1).mT
     weight.view(-1, *weight.shape[2:]).baddbmm_(steps, g_rows.flatten(0, 1), alpha=-1)
@@ -52,13 +52,13 @@ def apply_rows_(weight: Tensor, bias: Tensor, x_rows: Tensor, g_rows: Tensor, sc
 
 
 def add_to_sums_(dW: Tensor, db: Tensor, x: Tensor, g: Tensor) -> None:
-    """Add one token per sequence, x [B, H, 1, D] and g [B, H, 1, F], in place: dW += x^T @ g, db += g."""
+    """Add a token's input x [B, H, 1, D] and g = lr * G [B, H, 1, F] to the sums in place: dW += x^T @ g, db += g."""
     dW.view(-1, *dW.shape[2:]).baddbmm_(x.flatten(0, 1).mT, g.flatten(0, 1))
     db.add_(g.squeeze(2))
 
 
 def apply_sums_(weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, scale: Tensor, ends: Tensor) -> None:
-    """Update W -= scale * dW, b -= scale * db (scale: see `apply_rows_`); zero dW and db where `ends` [B] is True."""
+    """Where `ends` [B] is True, update W -= scale * dW, b -= scale * db; then zero dW, db. `scale` is 0 elsewhere."""
     weight.addcmul_(scale, dW, value=-1)
     bias.addcmul_(scale[..., 0], db, value=-1)
     dW.masked_fill_(ends[:, None, None, None], 0)
@@ -66,13 +66,13 @@ def apply_sums_(weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, scale: Ten
 
 
 def rows_before(rows: Tensor, position: Tensor) -> Tensor:
-    """Return a copy of rows [B, H, m, D] with zeros from each sequence's position [B] on."""
+    """Return a copy of cached rows [B, H, m, D]; a sequence's unused rows, those from its `position` [B] on, are 0."""
     index = torch.arange(rows.shape[2], device=rows.device)
     return torch.where((index < position[:, None])[:, None, :, None], rows, 0)
 
 
 def summed_rows(x_rows: Tensor, g_rows: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradient sums (dW [B, H, D, F], db [B, H, F]) over the rows before `position` [B]."""
+    """Return (dW, db), the sums x_rows^T @ g_rows and sum(g_rows) over each sequence's rows before `position` [B]."""
     g = rows_before(g_rows, position)
     return rows_before(x_rows, position).mT @ g, g.sum(2)
 

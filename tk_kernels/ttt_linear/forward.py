@@ -68,15 +68,15 @@ def _forward(
     cu_seqlens=None, start=None, slots=None, low=None, W_first=None, b_first=None, w_stride=0, b_stride=0,
     row_stride=0, PACKED: tl.constexpr = False, PLANES: tl.constexpr = False,
 ):  # fmt: skip
-    """Run one head of one sequence; write `out`, W_out, b_out and the last mini-batch's rows.
+    """Run one head of one sequence; write `out`, the next weights W_out and b_out, and k_rows and g_rows.
 
     q, k, v [B, T, H, D] have stride 1 in D; q_token is q's stride over T, and so on. q_again is the same tensor as q.
-    The other tensors are contiguous: out [B, T, H, D], lr [B, T, H], W [B, H, D, D], b [B, H, D], and the cached rows
-    of K (k_rows) and of lr * G (g_rows) [B, H, m, D].
+    The other tensors are contiguous: out [B, T, H, D], lr [B, T, H], W, W_out [B, H, D, D], b, b_out [B, H, D].
+    k_rows, g_rows [B, H, m, D]: keys and lr * G of the last mini-batch's tokens, G the loss's gradient at Z = K W + b.
     m, M, D, DP, DOT, UP: see `tile`. The grid is B * H programs of N warps. S: pipeline stages of the loads.
-    With PACKED, q, k, v, out are [tokens, H, D], lr is [tokens, H], and W, b and rows belong to a generate state, with
-    strides w_stride, b_stride, row_stride over slots. cu_seqlens, start, slots: see `Packed`. If a sequence's start
-    is 0, it begins with W_first and b_first. With PLANES, `low` is the low plane of W (see `split_planes`).
+    With PACKED, q, k, v, out are [tokens, H, D], and lr is [tokens, H]. W, b, k_rows and g_rows belong to a generate
+    state, with strides w_stride, b_stride, row_stride over slots. cu_seqlens, start, slots: see `Packed`. A sequence
+    whose start is 0 begins with W_first and b_first. With PLANES, `low` is the low plane of W (see `split_planes`).
     """
     # q_again is q: Triton 3.8 would not swizzle one copy in shared memory that two matmuls read.
     pid = tl.program_id(0).to(tl.int64)

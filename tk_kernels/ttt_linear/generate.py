@@ -41,7 +41,7 @@ class GenerateState(StepState):
     """State of TTT-Linear's `generate_step`.
 
     layers: one tuple, (W [B, H, D, D], its low plane (`split_planes`) [B, H, D, D] int16 or None, b [B, H, D] float32).
-    gathered: cached rows of K and of lr * G, [B, H, m, D] each; primal form: sums dW [B, H, D, D], db [B, H, D].
+    gathered, dual form: cached rows of K and of lr * G, [B, H, m, D]. Primal form: sums dW [B, H, D, D], db [B, H, D].
     """
 
     operator = "ttt_linear"
@@ -65,8 +65,8 @@ def _dual(
     """Run one token of one head of one sequence; the grid is B * H programs.
 
     q, k, v, out [B, H, D], lr [B, H]: any stride over B. position [B, H], token_scale [m], ln_weight, ln_bias [H, D].
-    State of S sequences (see `slot_of`): weights, low plane low [S, H, D, D], b [S, H, D], cached rows of K (rows_k)
-    and of lr * G (rows_g) [S, H, m, D].
+    State of S sequences (see `slot_of`): weights, low plane low [S, H, D, D], b [S, H, D]. rows_k, rows_g
+    [S, H, m, D]: cached keys and lr * G of the mini-batch's tokens; G is the loss's gradient at Z = K W + b.
     """
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H

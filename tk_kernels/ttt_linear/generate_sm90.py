@@ -123,7 +123,7 @@ def dual(
 
 @gluon.jit
 def apply_rows(w_shared, k_shared, g_shared, weights, low, scale, PLANES: gl.constexpr):
-    """Store W - scale K^T g, 16 rows of W at a time, from a mini-batch's cached rows K and g.
+    """Store W - scale K^T g, 16 rows of W at a time; K and g = lr * G are the cached rows of a mini-batch.
 
     w_shared [D, D]: W; with PLANES, its high plane. k_shared, g_shared [16, D]: K and g, with zeros in rows m to 15.
     weights, low [D, D]: the results (see `store_weights`); with PLANES, low is also read. scale: token_scale[m - 1].

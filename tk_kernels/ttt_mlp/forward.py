@@ -81,9 +81,9 @@ def _forward(
 ):  # fmt: skip
     """Run one head of one sequence. Arguments not listed here: see `_forward` of `ttt_linear`.
 
-    k_again and k_third are the same tensor as k. Weights, biases and rows have the shapes of `MLPState`. With PACKED,
-    they belong to a generate state, which stores W1^T; k_rows and g2_rows have stride d_stride over slots, x2_rows and
-    g1_rows f_stride. A sequence whose start is 0 begins with W1_first to b2_first. low1, low2: low planes of W1^T, W2.
+    Weights, biases and rows have the shapes of `MLPState`. With PACKED, they belong to a generate state, which stores
+    W1^T. The stride over slots is then d_stride for k_rows and g2_rows, and f_stride for x2_rows and g1_rows.
+    A sequence whose start is 0 begins with W1_first to b2_first. low1, low2: low planes of W1^T, W2.
     """
     # k, k_again and k_third are one tensor, loaded once for each layout in shared memory that a matmul needs.
     pid = tl.program_id(0).to(tl.int64)

@@ -193,7 +193,7 @@ def sum_rows(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
 def first_products(w1, past_g1, k, q, weight1, MATRIX: tl.constexpr, DOT: tl.constexpr):
     """Return (w1 @ k, w1 @ q + weight1 @ past_g1), both [F] in float32.
 
-    w1 [F, D], k, q [D]. past_g1 [m, F]: cached rows of lr * G1. weight1 [m]: row factors. MATRIX, DOT: see `sum_rows`.
+    w1 [F, D], k, q [D]. past_g1 [m, F]: past tokens' lr * G1. weight1 [m]: their factors. MATRIX, DOT: see `sum_rows`.
     """
     if MATRIX:
         both = tl.dot(w1.to(DOT), columns(k, 0, DOT) + columns(q, 2, DOT))

@@ -184,7 +184,7 @@ def dual(
 
 @gluon.jit
 def offsets(layout: gl.constexpr, G: gl.constexpr, N: gl.constexpr, D: gl.constexpr, FW: gl.constexpr):
-    """Return offsets [G, N, D] in a weight [F, D] for G warps: warp w has the N hidden units from w * FW on."""
+    """Return offsets [G, N, D] in a weight [F, D]: warp w of G warps has the N rows from row w * FW on."""
     warp = gl.arange(0, G, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout))).expand_dims(1).expand_dims(2)
     f = gl.arange(0, N, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout))).expand_dims(0).expand_dims(2)
     d = gl.arange(0, D, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout))).expand_dims(0).expand_dims(1)
@@ -196,7 +196,7 @@ def load_rows(
     rows, pos, layout: gl.constexpr, G: gl.constexpr, STEP: gl.constexpr, N: gl.constexpr, ROW: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    """Load `rows` [m, ROW] as [G, 16, N]: for warp w of G, N columns from w * STEP on. Rows from `pos` on are 0."""
+    """Load cached `rows` [m, ROW] as [G, 16, N]: warp w has N columns from w * STEP on. Rows from `pos` on are 0."""
     warp = gl.arange(0, G, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout))).expand_dims(1).expand_dims(2)
     row = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout))).expand_dims(0).expand_dims(2)
     column = gl.arange(0, N, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout))).expand_dims(0).expand_dims(1)
@@ -215,12 +215,12 @@ def apply_rows(
     high, weights, low, bias, rows_f, rows_d, scale,
     G: gl.constexpr, FW: gl.constexpr, m: gl.constexpr, PLANES: gl.constexpr, BIAS: gl.constexpr,
 ):  # fmt: skip
-    """Store W - scale rows_f^T rows_d. Each of G warps updates FW of the F hidden units, 16 at a time.
+    """Store W - scale rows_f^T rows_d. Each of G warps updates FW = F / G hidden units, 16 at a time.
 
     rows_f [m, F], rows_d [m, D]: a mini-batch's cached rows. With BIAS, also update bias -= scale sum(rows_f).
     high [G, FW, D]: W in shared memory; with PLANES, its high plane. scale: token_scale[m - 1].
     weights, low [F, D]: the results (see `store_weights`). With PLANES, low holds W's low plane before the call.
-    The matmul reads rows_d with bits 4-3 and 2-1 of d swapped, so that a thread's results are runs of 8 consecutive d.
+    The matmul permutes the columns of rows_d, so that a thread's results are runs of 8 consecutive columns of W.
     """
     D: gl.constexpr = 64
     F: gl.constexpr = G * FW
