@@ -46,7 +46,7 @@ def facts_of(weights: Mapping[str, Any], vocabulary: int, **rest: Any) -> Facts:
 
 
 def checks(facts: Facts, case: Case) -> list[Check]:
-    """Check the dtype, the data shared between samples and, if counted, how many tokens of a prompt have logits.
+    """Check the dtype, that samples share no data and, if counted, that one token per prompt has logits.
 
     Without a checkpoint, further checks compare vocabulary and parameter count with the Transformer of the same size.
     """

@@ -28,7 +28,7 @@ from reports.compare.decision import BAR, LEAST_ROUNDS, MOST_ROUNDS
 def compare(a: Path, b: Path, fail_on: str | None, markdown: bool) -> None:
     """Compare run `b` with `a`; exit status 1 for a regression, 3 if nothing can be compared.
 
-    fail_on: the slowdown that counts as a regression, such as "5%". None: no slowdown counts. markdown: print Markdown.
+    fail_on: the slowdown that counts as a regression, such as "5%"; None: never status 1. markdown: print Markdown.
     """
     bar = None if fail_on is None else percentage(fail_on)
     found = _show(a, b, bar, markdown)

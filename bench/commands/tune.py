@@ -44,7 +44,7 @@ def tune() -> None:
 def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
     """Return {section of `tuning.toml`: {row: fastest settings}}. learner: "linear" or "mlp".
 
-    form: "dual", "primal" or "forward". Rows are problem sizes for "forward", otherwise precisions of the state.
+    form: "dual", "primal" or "forward". Rows: classes of problem sizes for "forward", else the state's precisions.
     """
     forward, found = form == FORWARD, dict[str, dict[str, Tuning]]()
     for row in FORWARD_ROWS[f"ttt_{learner}"] if forward else PRECISIONS:

@@ -158,7 +158,7 @@ def is_dependent(learner: str, batch: int) -> bool:
 
 
 def has_few_rows(x: Tensor, weight: Tensor, *, swiglu: bool = False) -> bool:
-    """Return whether `few_rows_product` (with `swiglu`) suits x [B, T, F]: T must be 1, and x must pass `fits`."""
+    """Return whether to use `few_rows_product` for x [B, T, F]: T must be 1, and `fits` must accept the arguments."""
     return x.shape[1] == 1 and fits(x, weight, swiglu=swiglu)
 
 

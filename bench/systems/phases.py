@@ -70,7 +70,7 @@ class PhaseWork:
         """Reset the state. By default, do nothing, because `run` resets the state itself."""
 
     def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
-        """Return f(outputs, calls), which checks random sequences of at most LONGEST_CHECKED tokens (longer: none)."""
+        """Return f(outputs, calls) to check random sequences of <= LONGEST_CHECKED tokens, one call if `continues`."""
         tokens = self.tokens // self.case.batch
         if tokens > LONGEST_CHECKED:
             return not_compared(tokens, LONGEST_CHECKED)

@@ -42,7 +42,7 @@ def compile_ahead(call: Callable[[], object]) -> None:
 
 @contextmanager
 def untuned(ahead: Callable[[], object]) -> Iterator[None]:
-    """Inside the context, run Triton kernels in their smallest configuration, except where they are tuned already.
+    """In the context, run Triton kernels in their smallest configuration, except where this process has tuned them.
 
     Tuning would take minutes, and an unmeasured larger configuration could exceed shared memory.
     ahead: function that runs on entry without launching its Triton kernels, to compile them in parallel.
@@ -61,7 +61,7 @@ def chosen_anew() -> Iterator[None]:
     tuners = [each for each in gc.get_objects() if issubclass(type(each), Autotuner)]
     on_disk = [tuner.cache_results for tuner in tuners]
     for tuner in tuners:
-        tuner.cache.clear()
+        tuner.cache.clear()  # some packages cache one choice for all shapes
         tuner.cache_results = False
     try:
         yield

@@ -11,9 +11,9 @@ class Policy:
     """When to stop sampling: at a precise median or after a time, as in NVBench.
 
     precision: largest distance between the median and an end of its 95% interval, as a share of the median.
-    budget_s: seconds of sampling. `timer.stop_reason` extends a budget above 0 while that interval is too wide.
-        With a budget of 0, only `min_samples` samples are taken, except that an engine finishes its batch.
-        On a GPU with warm L2, a case's budget is raised to at least 1 s, except for engines.
+    budget_s: seconds of sampling. On a GPU with warm L2, budgets below 1 s are raised to 1 s, except for engines.
+        `timer.stop_reason` extends a budget above 0 while that interval is too wide. If the budget stays 0, only
+        `min_samples` samples are taken, except that an engine finishes its batch.
     min_samples: fewest samples, taken even if the budget is over.
     Raises ValueError for an invalid field and ignores unknown fields, such as those of earlier versions.
     """

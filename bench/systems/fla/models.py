@@ -87,7 +87,7 @@ class FlaWork(PhaseWork):
 
 
 class FlaForward(FlaWork, Forward):
-    """Timed forward. If prompts exceed RECURRENT_CHECKED_TOKENS tokens, the reference runs the timed kernels, too."""
+    """Timed forward. For prompts over RECURRENT_CHECKED_TOKENS, the reference runs the timed kernels on pieces."""
 
     @property
     def _is_long(self) -> bool:

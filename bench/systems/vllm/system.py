@@ -269,7 +269,7 @@ class _TimedBatches:
             yield self.samples_of(self.once())
 
     def timed_check(self, rng: Random, last_logits: Callable[..., torch.Tensor]) -> Callable[[Any, int], Checks]:
-        """Return f(outputs, calls), which checks last tokens; none if the mean length exceeds MODEL_LENGTH tokens."""
+        """Return f(outputs, calls) to check random sequences' last tokens if the mean length is <= MODEL_LENGTH."""
         tokens = self.context + self.new_tokens - 1
         if tokens > MODEL_LENGTH:  # the engine leaves the reference no memory for more
             return not_compared(tokens, MODEL_LENGTH)
