@@ -163,6 +163,6 @@ def _suites(
 
 
 def suite_entry(suite: Suite, planned: Sequence[Planned], machine: Mapping[str, Any]) -> SuiteEntry:
-    """Return a suite's entry for run.json: planned cases' keys, and figures whose backends suit the machine's GPU."""
+    """Return a suite's entry for run.json: planned cases' keys, and figures with backends replaced by `runnable`."""
     figures = tuple(replace(figure, primary=runnable(figure.primary, machine)) for figure in suite.figures)
     return SuiteEntry(suite.name, suite.question, figures, tuple(each.case.key for each in planned))

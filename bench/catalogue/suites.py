@@ -59,7 +59,7 @@ class Group(Stored):
 
 
 def _sections() -> list[Suite | Group]:
-    """Read `suites.toml` and replace ["headlines"] and ["everything"] by the lists that its first comment names."""
+    """Read `suites.toml`; replace ["headlines"] by HEADLINES, and ["everything"] by all suites without `trial`."""
     text = (Path(__file__).parent / "suites.toml").read_text(encoding="utf-8")
     named = [{"name": name, **section} for name, section in tomllib.loads(text).items()]
     everything = [each["name"] for each in named if "panels" in each and not each.get("trial")]

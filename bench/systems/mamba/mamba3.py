@@ -45,7 +45,7 @@ class Mamba3(RecurrentLayer):
         return self.matrix + self.heads * (self.key_dim + self.value_dim + self.angles)
 
     def work(self, case: Case) -> Work:
-        """Return FLOPs and bytes moved. FLOPs per state element and token: decay 1, update 2, output 2."""
+        """Return FLOPs and bytes moved. FLOPs per state element and token: decay 1, two merged updates 2, output 2."""
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         shared = width * (2 * self.key_dim + self.angles)
         row = width * (2 * self.value_dim + 1) + 4 * 2  # v, output, trap; decay and time step

@@ -221,7 +221,7 @@ def steps_in_turn(first: GenerateSet, config: TTTConfig, dtype: str) -> Steps:
 
 
 def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
-    """Return `at_least` or more sets, `first` and copies of it, at evenly spaced positions in the mini-batch."""
+    """Return `at_least` or more sets, `first` and copies, so that all mini-batch positions are timed equally often."""
     m = len(first.tokens[0])
     count = -(-at_least // m) * m if at_least > m else next(n for n in range(at_least, m + 1) if m % n == 0)
     sets = [first, *(replace(first, state=deepcopy(first.state)) for _ in range(count - 1))]
