@@ -149,7 +149,7 @@ def _cell(options: Mapping[str, Any], source_of: SourceOf) -> Number:
 
 
 def _selected(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
-    """Return rows that match `where`: "a|b" is a or b, "" an empty cell. A tuple cell needs one matching element."""
+    """Return rows that match `where` ("a|b": a or b; "": empty); a tuple cell matches if an element does."""
     for name, wanted in where.items():
         values = wanted.split("|") if isinstance(wanted, str) else [wanted]
         column = _column(rows, name).astype(object).fillna("")

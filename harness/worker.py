@@ -34,9 +34,9 @@ def load(entry: str) -> Any:
 
 
 def answer(system: SystemAdapter | None, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer to a request whose "do" is "probe" or "case".
+    """Return the answer to a "probe" or "case" request of `harness.workers.protocol`.
 
-    system: the worker's adapter; None if every request names an adapter as "entry".
+    system: the worker's adapter; a request's "entry" takes precedence. None if every request has an "entry".
     """
     system = load(request["entry"]) if "entry" in request else system
     assert system is not None, "no system was named"

@@ -2,8 +2,8 @@
 
 The lower bound is the longer of two times: bytes at the bandwidth of a copy, FLOPs at the rate of a large bfloat16
 GEMM. Kernels that only read, or that run on a cool GPU, may exceed these peaks by a few percent.
-If one time is unknown, a case has no lower bound. For a part or kernel, the known time alone is the lower bound
-(`harness.schema.work.lower_bound_ms`).
+A case has no lower bound if either time is unknown. In profiles, a kernel or part of a region (such as its GEMMs) with
+one unknown time has the other time as lower bound (`harness.schema.work.lower_bound_ms`).
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Systems, suites and metrics: the one source of names and labels."""
+"""Labels, units and drawing styles of systems, backends, options and metrics, from `catalogue.toml`."""
 
 import json
 import tomllib
@@ -9,6 +9,6 @@ from pydantic import TypeAdapter
 from harness.schema.catalogue import Catalogue
 
 _FILE = Path(__file__).parent / "catalogue.toml"
-# All names and labels; run.json stores them with the suites of the run.
+# run.json stores the catalogue, with the suites of the run.
 CATALOGUE = TypeAdapter(Catalogue).validate_json(json.dumps(tomllib.loads(_FILE.read_text(encoding="utf-8"))))
 OPTION_DEFAULTS = {axis.name: axis.default for axis in CATALOGUE.axes if axis.default is not None}

@@ -19,16 +19,16 @@ def generate(folder: Path, prompt: str, tokens: int) -> None:
 
     vocabulary = read_config(folder).vocabulary
     if not (folder / TOKENIZER).is_file():
-        raise UserError(f"{folder}: holds no {TOKENIZER}; add the model's")
+        raise UserError(f"{folder}: {TOKENIZER} is missing; copy the one of the model's tokenizer")
     try:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     except Exception as error:  # the tokenizer's reader raises exceptions of many types
         raise UserError(f"{folder}: cannot read {TOKENIZER} ({type(error).__name__}: {error})") from None
     ids = tokenizer(prompt, return_tensors="pt").input_ids
     if not ids.numel():
-        raise UserError("--prompt: has no tokens; give a text")
+        raise UserError("--prompt: the tokenizer finds no token in this text")
     if int(ids.max()) >= vocabulary:
-        raise UserError(f"{folder}: {TOKENIZER} has token {int(ids.max())}, the model {vocabulary}")
+        raise UserError(f"{folder}: {TOKENIZER} gives token {int(ids.max())}; the model has only {vocabulary}")
     model = HuggingFaceTTT.from_pretrained(folder)
     streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     model.generate(ids.to(model.device), max_new_tokens=tokens, do_sample=False, streamer=streamer, pad_token_id=0)

@@ -11,7 +11,7 @@ from harness.workers import slurm
 
 
 def status(out: Path) -> None:
-    """Print unfinished jobs, cases by status and, if no process works on the run, how to continue it."""
+    """Print unfinished jobs, cases by status and, if the run is not running, how to continue it."""
     run = Run.open(out)
     submitted, states, unknown = slurm.submitted_job(out), dict[str, str](), ""
     try:
@@ -25,7 +25,7 @@ def status(out: Path) -> None:
         records += found
         whole = len(job.cases) * run.file.repeats
         if len(found) < whole:
-            rows.append((job.name, f"{len(found)} of {whole}", f"held by {holder}" if holder else "left"))
+            rows.append((job.name, f"{len(found)} of {whole}", f"running: {holder}" if holder else "not finished"))
     if rows:
         print_rows(("job", "cases", "state"), rows)
     if done := len(run.jobs) - len(rows):
@@ -38,4 +38,4 @@ def status(out: Path) -> None:
     if rows and not holder:
         last = run.file.requests[-1].request if run.file.requests else {}  # {} in a run of version 0.1
         command = RunRequest.stored(last).to_continue(out) if last and last.get("command") != "ab" else ""
-        print("no process works on this run" + (f"; to continue:\n  {command}" if command else ""))
+        print("this run is not running" + (f"; to continue:\n  {command}" if command else ""))

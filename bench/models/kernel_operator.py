@@ -26,10 +26,10 @@ from tk_kernels.reference.layer import Rotation
 class KernelOperator(TorchOperator):
     """The inner loop on the project's kernels.
 
-    form: "dual" or "primal". precision: one of `tk_kernels.generate.common.PRECISIONS`. Both describe generate's state.
-    forward_in_pytorch: whether `forward` runs in PyTorch; `forward_packed` always runs kernels.
-    backend: backend of `forward`, "" for the fastest. `forward_packed` uses `backend` only if the sequences may run as
-        one batch (`Packed.length`) and the CUDA kernel supports them; otherwise, the portable kernel runs.
+    form: generate's, "dual" or "primal". precision: of its state, a key of `tk_kernels.generate.common.PRECISIONS`.
+    forward_in_pytorch: run `forward` in plain PyTorch; `forward_packed` ignores this.
+    backend: backend of `forward`, "" for the fastest. `forward_packed` uses it for sequences that can run as one batch
+        (`Packed.length`) if the CUDA kernel supports them; otherwise, it runs the portable kernel.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Shared layers: norms, SwiGLU, causal convolution, RoPE, initial weights, NVTX ranges."""
+"""Layers that several models share: SwiGLU, causal convolution, RoPE; initial weights and NVTX ranges."""
 
 import re
 from collections.abc import Iterable

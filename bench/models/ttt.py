@@ -56,8 +56,8 @@ class TTTState:
     """The state of `batch` sequences; its size does not depend on their length.
 
     length: number of tokens read per sequence; None if unknown, as after generate_step (see `CausalLM`).
-    caches [2, layers, B, 3, C]: last inputs of the block's convolution, then of Q's and K's; None without convolutions.
-    inner: all layers' inner-loop states, stacked; only a state from `init_state` has it, otherwise None.
+    caches [2, layers, B, 3, C]: convolutions' last inputs; 0: the block's, 1: shared by Q and K; None without any.
+    inner: the operator's states, stacked over layers; None unless the state comes from `init_state`.
     layers: each layer's state; its tensors are views of `caches` and `inner` where these are not None.
     """
 

@@ -53,7 +53,7 @@ def widening(case: Case) -> float:
 
 
 def widened(case: Case) -> dict[str, str]:
-    """Return the setting `check_limits` for a case with wider limits; {} for other cases."""
+    """Return the record's setting {"check_limits": text with the factor} for a model in WIDER, else {}."""
     wider = widening(case)
     return {} if wider == 1 else {"check_limits": f"{wider:g} times those of other models, as it rounds more"}
 

@@ -47,7 +47,7 @@ class Given(NamedTuple):
     rows: int = 1
 
     def first(self, sequences: list[int], tokens: int) -> Tensor:
-        """Return `value` for the sequences with indices `sequences`, truncated to `tokens` tokens."""
+        """Slice `value` to the sequence indices `sequences` and the first `tokens` tokens, along the axes it has."""
         if self.axis is None:
             return self.value
         some = self.value.narrow(self.axis, 0, tokens * self.rows) if self.axis else self.value

@@ -36,7 +36,7 @@ class Look:
 class Line(Look):
     """A line of a figure, for one device model, commit, system, backend, size and set of options.
 
-    short: a shorter name: the value that color and marker show, such as the system's label.
+    short: label of the system, state dtype or backend, whichever sets color and marker; for a bound, "lower bound".
     rows: row numbers in `stats.frame`, in order of x. base_rows: for a line of ratios, the rows of the denominators.
     primary: whether the line answers the figure's question; the other lines are hidden at first.
     y: the column of the line's values if it differs from the figure's y, as for the lower bound; else "".

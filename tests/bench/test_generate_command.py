@@ -58,14 +58,14 @@ def test_the_checkpoints_end_token_ends_the_text(folder, capsys, monkeypatch):
 
 
 def test_mistakes_are_one_sentence(folder):
-    with pytest.raises(UserError, match=r"^--prompt: has no tokens; give a text$"):
+    with pytest.raises(UserError, match=r"^--prompt: the tokenizer finds no token in this text$"):
         generate(folder, " ", 4)
     write_tokenizer(folder, 600)
-    with pytest.raises(UserError, match=r"tokenizer.json has token 599, the model 512$"):
+    with pytest.raises(UserError, match=r"tokenizer.json gives token 599; the model has only 512$"):
         generate(folder, "w599", 4)
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match=r"cannot read tokenizer\.json"):
         generate(folder, PROMPT, 1)
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(UserError, match=r": holds no tokenizer.json"):
+    with pytest.raises(UserError, match=r": tokenizer.json is missing"):
         generate(folder, "w1", 4)

@@ -109,15 +109,15 @@ def test_status_says_who_works(tmp_path: Path, commands: Path) -> None:
     call = ("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2", "--out", "out")
     ttt_bench(*call, cwd=tmp_path, path=commands)
     text = ttt_bench("status", "out", cwd=tmp_path, path=commands).stdout
-    assert text.count("held by Slurm job 4711") == 2
+    assert text.count("running: Slurm job 4711") == 2
     assert "0 of 4 cases" in text.splitlines()
     assert "1 running, 1 pending" in text
     assert "squeue is not installed on this machine" in ttt_bench("status", "out", cwd=tmp_path).stdout
     fake_command(commands, "squeue", 'echo "Invalid job id specified" >&2; exit 1')
     text = ttt_bench("status", "out", cwd=tmp_path, path=commands).stdout
-    assert "held by" not in text
+    assert "running:" not in text
     *_, said, command = text.splitlines()
-    assert said == "no process works on this run; to continue:"
+    assert said == "this run is not running; to continue:"
     assert command == "  ttt-bench run --slurm tasks=2 --resume --out out"
 
 
@@ -129,11 +129,11 @@ def test_status_counts_the_jobs_that_are_done(tmp_path: Path, capsys: pytest.Cap
         status(run.folder)
         return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
 
-    nobody = ["no process works on this run"]
-    table = ["job cases state", "one-b 0 of 1 left", "two-b 0 of 1 left"]
+    nobody = ["this run is not running"]
+    table = ["job cases state", "one-b 0 of 1 not finished", "two-b 0 of 1 not finished"]
     assert lines() == [*table, "0 of 2 cases", *nobody]
     with run.held():
-        assert lines() == [line.replace("left", "held by a process") for line in table] + ["0 of 2 cases"]
+        assert lines() == [line.replace("not finished", "running: a process") for line in table] + ["0 of 2 cases"]
     run.record_file(jobs[0]).append(Record(jobs[0].cases[0].case, "failed", "a bug"))
     assert lines() == [table[0], table[2], "1 of 2 jobs done", "1 of 2 cases: 1 failed", *nobody]
     run.record_file(jobs[1]).append(Record(jobs[1].cases[0].case, "failed", "a bug"))

@@ -241,7 +241,7 @@ def test_the_command_to_continue_has_the_cases_of_the_run(tmp_path, interrupted)
     assert Run.open(folder).jobs == planned
     assert again.stderr.splitlines()[-1].partition("to continue: ")[2] == hint
     done = called("status", "a folder/out", cwd=tmp_path)
-    assert done.stdout.splitlines()[-2:] == ["no process works on this run; to continue:", f"  {hint}"]
+    assert done.stdout.splitlines()[-2:] == ["this run is not running; to continue:", f"  {hint}"]
 
 
 def test_a_whole_run_has_no_command_to_continue(copied):

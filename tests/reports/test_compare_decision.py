@@ -96,7 +96,7 @@ def test_two_stored_runs_of_the_same_commit_rarely_differ_by_what_is_judged():
     ("seed", "suites", "noise", "most"),
     [(11, 600, Noise(), 0.03), (12, 300, Noise(times=3), 0.05), (12, 300, Noise(disturbed=0.05), 0.05)],
 )
-def test_a_suite_of_the_same_commit_rarely_cries_wolf(seed, suites, noise, most):
+def test_a_suite_of_the_same_commit_rarely_has_a_false_alarm(seed, suites, noise, most):
     assert study(seed, suites, noise=noise).false_alarms <= most
 
 

@@ -98,7 +98,7 @@ def launch_packed(
 
 @jit
 def packed_sequence(cu_seqlens, start, slots, seq, m: tl.constexpr):
-    """Return (first row in [N, ...], length, number n of earlier tokens, n % m, state slot) of sequence `seq`."""
+    """Return sequence `seq`'s (first row, length, earlier tokens n, n % m, slot); see `Packed`. m: mini-batch size."""
     token = tl.load(cu_seqlens + seq)
     count = tl.load(cu_seqlens + seq + 1) - token
     before = tl.load(start + seq)
@@ -107,9 +107,9 @@ def packed_sequence(cu_seqlens, start, slots, seq, m: tl.constexpr):
 
 @jit
 def keys_at(k, rows, token, begin, k_token, column, D: tl.constexpr, PACKED: tl.constexpr):
-    """Return the addresses of elements (token, column) of K; k_token: K's stride over tokens.
+    """Return pointers to elements (token, column) of K; k_token: K's stride over tokens.
 
-    With PACKED, a mini-batch can begin with tokens of earlier calls, -begin to -1. Their keys are in `rows` [m, D].
+    With PACKED, tokens -begin to -1 come from earlier calls; their keys are the first `begin` rows of `rows` [m, D].
     """
     if PACKED:
         return tl.where(token < 0, rows + (token + begin) * D, k + token * k_token) + column

@@ -281,7 +281,7 @@ def ln_l2_grad(z, target, weight, bias, valid, D: tl.constexpr):
 
 @jit
 def to_float32_again(x):
-    """Convert x to float32. bfloat16 is shifted, not cast, so that the compiler keeps no earlier cast in registers."""
+    """Convert x to float32. bfloat16 is shifted: a cast could reuse an earlier one and keep it in registers."""
     if x.dtype == tl.bfloat16:
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     return x.to(tl.float32)

@@ -39,7 +39,7 @@ class RecordedOperator:
 
 @torch.inference_mode()
 def inner_loop_checks(model: TTTModel, case: Case, prompt: int) -> list[Check]:
-    """Check each layer's inner loop on `prompt` tokens, then on generate steps to the second mini-batch end.
+    """Check each layer's inner loop on `prompt` tokens, then on steps to the second mini-batch end after them.
 
     The reference computes the primal form in float64 from the model's own projections.
     """

@@ -99,7 +99,7 @@ def layer_workload(
     settings: dict[str, str],
     most: int,
 ) -> Workload:
-    """Return a workload that times `run` and compares its results, for up to `most` tokens, with those of `exact`."""
+    """Return a workload that times `run` and compares results with `exact`; exact, most: see `layer_timed_check`."""
     return Workload(
         run=run,
         tokens=case.batch * case.context,

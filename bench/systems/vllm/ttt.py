@@ -39,7 +39,7 @@ class VllmTTT(VllmSystem):
         super().register()
 
     def _sequences(self, case: Case) -> int:
-        """Limit max_num_seqs to the cache's capacity, as vLLM captures CUDA graphs of up to max_num_seqs sequences."""
+        """Return max_num_seqs, at most the cache's capacity: vLLM captures CUDA graphs for up to as many sequences."""
         whole = replace(case, size=uncut(case.size)[0])
         room = self._cache_bytes(whole, "prompts")  # the smallest cache, as a margin
         assert room is not None

@@ -17,7 +17,7 @@ def add(x, n, BLOCK):
 
 @pytest.fixture
 def triton(monkeypatch, tmp_path):
-    """Fake Triton's GPU. launches: (whether only compiled, BLOCK) per launch. kept(): the tuning results on disk."""
+    """Fake Triton's GPU. launches: (warmup, BLOCK) per call; warmup only compiles. kept(): tuning files on disk."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.runtime.jit import JITFunction
