@@ -52,7 +52,7 @@ class Point:
         return max(self.value, other.value) <= (1 + share) * min(self.value, other.value)
 
     def hides(self, other: "Point") -> bool:
-        """Whether overlapping intervals or `doubt` hide which point is better; level points without doubt are equal."""
+        """Whether overlapping intervals or `doubt` hide which point is better; False for level points without doubt."""
         overlap = max(self.low, other.low) <= min(self.high, other.high)
         if doubt := max(self.doubt, other.doubt):
             return overlap or self.is_level(other, doubt)

@@ -34,7 +34,7 @@ Variant = tuple[str, str, str]
 
 
 def look_like_an_h200() -> set[Variant]:
-    """Pretend to have an H200. Return a set that collects the variants of launched kernels and the loaded libraries."""
+    """Pretend to have an H200. Return a set to collect launched kernel variants and loaded libraries (not SwiGLU's)."""
     variants: set[Variant] = set()
 
     def record(kernel: Any, *arguments: Any, **named: Any) -> None:

@@ -97,7 +97,7 @@ def test_limits_of_chance_correlation(prime: int, square: int, linear: int, wort
 
 
 def test_the_ends_of_fewer_samples_lie_at_their_quantile_among_all() -> None:
-    """For an effective size of 39, the interval starts at rank 13 of 39, the quantile 13/40: rank 15 of 48 samples."""
+    """At effective size 39, the interval starts at quantile 13/40: rank 15 of 48 samples (13 x 49/40, rounded down)."""
     assert median_interval([float((4 * i * i + 2 * i) % 61) for i in range(48)]) == (27.0, 16.0, 35.0)
 
 

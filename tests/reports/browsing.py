@@ -130,7 +130,7 @@ def downloaded(page, button):
 
 
 def violations(page, at_least: int, only_rule: str = "") -> list[tuple[str, list[str]]]:
-    """Return (rule, first elements) per violation that axe, an accessibility checker, finds. `at_least` rules pass."""
+    """Return axe's accessibility violations as (rule, first elements); assert that `at_least` or more rules pass."""
     found = sorted((Path(__file__).parents[2] / "build").glob("axe-*.min.js"))
     if not found:
         pytest.skip("axe-core is not there: make axe")

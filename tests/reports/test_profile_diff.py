@@ -1,4 +1,4 @@
-"""A comparison of two profiles lists kernels and idle time, and names the bottleneck of the most slowed part."""
+"""A comparison of two profiles lists parts, such as idle time, and kernels; it names the slowed part's bottleneck."""
 
 from dataclasses import replace
 from pathlib import Path

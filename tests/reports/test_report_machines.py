@@ -1,4 +1,4 @@
-"""Facts that all records share appear once on a page, other facts per machine or backend, settings per backend."""
+"""Facts with a single value appear once on a page, other facts per machine or backend, settings per backend."""
 
 from dataclasses import replace
 

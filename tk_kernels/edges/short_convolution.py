@@ -93,7 +93,7 @@ def query_key(
     cache [B, 3, C]: each sequence's last three inputs, replaced in place. slots, sequences: see `residual_convolution`.
     conv_q, conv_k: weight [C, 1, 4] and bias [C] of each convolution. rope: cos and sin [m, D/2] float32.
     position [S] or [S, H], for S sequences: number of earlier tokens of each sequence, or that number modulo m.
-    pdl: use programmatic dependent launch. Only reads of x, rope, lr_logits and lr_bias wait for earlier launches.
+    pdl: use programmatic dependent launch. Only x, rope, lr_logits and lr_bias are read after earlier launches end.
     Sums are float32; q and k are rounded once, after RoPE. Raises ValueError on a wrong shape, dtype, stride or device.
     """
     (B, T, C), (m, pairs), H = x.shape, rope[0].shape, lr_logits.shape[-1]

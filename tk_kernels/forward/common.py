@@ -156,7 +156,7 @@ def gradient_coefficients(s0, s1, s2, s3, s4, s5, weight_squared, D: tl.constexp
     s0 to s5: each row's sums of z, z^2, u, u z, o z and o (one reduction), with u = gamma^2 z and o = gamma (beta - R).
     """
     mean, rstd = normalization(s0, s1, D)
-    u = s2 - mean * weight_squared  # the sums of weight^2 c, and of weight^2 c^2
+    u = s2 - mean * weight_squared  # u, uc: the sums of gamma^2 c and gamma^2 c^2, with c = z - mean
     uc = s3 - mean * (s2 + u)
     return mean, rstd, (rstd * u + s5) * (1.0 / D), rstd * rstd * (rstd * uc + s4 - mean * s5) * (1.0 / D)
 

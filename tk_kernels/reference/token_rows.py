@@ -58,7 +58,7 @@ def add_to_sums_(dW: Tensor, db: Tensor, x: Tensor, g: Tensor) -> None:
 
 
 def apply_sums_(weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, scale: Tensor, ends: Tensor) -> None:
-    """Where `ends` [B] is True, update W -= scale * dW, b -= scale * db; then zero dW, db. `scale` is 0 elsewhere."""
+    """Where `ends` [B] is True, do W -= scale * dW, b -= scale * db, then zero dW, db. scale: see `apply_rows_`."""
     weight.addcmul_(scale, dW, value=-1)
     bias.addcmul_(scale[..., 0], db, value=-1)
     dW.masked_fill_(ends[:, None, None, None], 0)

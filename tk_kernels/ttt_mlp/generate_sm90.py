@@ -220,7 +220,7 @@ def apply_rows(
     rows_f [m, F], rows_d [m, D]: a mini-batch's cached rows. With BIAS, also update bias -= scale sum(rows_f).
     high [G, FW, D]: W in shared memory; with PLANES, its high plane. scale: token_scale[m - 1].
     weights, low [F, D]: the results (see `store_weights`). With PLANES, low holds W's low plane before the call.
-    The matmul permutes the columns of rows_d, so that a thread's results are runs of 8 consecutive columns of W.
+    The matmul reads permuted columns of rows_d, so that a thread's results are runs of 8 consecutive columns of W.
     """
     D: gl.constexpr = 64
     F: gl.constexpr = G * FW
