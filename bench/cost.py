@@ -6,7 +6,7 @@ FLOPs, two per multiply-add:
 - Causal attention: two GEMMs over T^2 / 2 pairs of tokens.
 - Mamba's scan: 6 per token and element of the state (arXiv 2312.00752, equation 2).
 - Delta rules: 7 per token and element of the state for Gated DeltaNet, 9 for RWKV-7 (`bench.systems.fla.models`).
-- TTT's inner loop: `tk_kernels.cost` counts it, with its weights (W1, b1, ...) and masked elements of its GEMMs.
+- TTT's inner loop: `tk_kernels.cost` counts its GEMMs. The other items exclude its weights (W1, b1, ...).
 
 Bytes: weights once per call or step, token ids, and the state, KV cache and convolution inputs, read and written.
 Activations are not counted, because a fused kernel need not write them.
@@ -77,8 +77,8 @@ def _learner_elements(config: Any) -> int:
 def _mixed(config: Any, case: Case, form: str) -> Work | None:
     """Return FLOPs and bytes of attention, scan or TTT's inner loop, without projections; None for an unknown config.
 
-    Bytes: a prompt writes the state or KV cache, and reads TTT's initial weights. A step reads the cache, or reads and
-    writes the state.
+    A forward writes the state or KV cache, and reads TTT's initial weights. A generate step reads the KV cache, or
+    reads and writes the state. form: "dual" or "primal", for TTT's generate step.
     """
     is_step, batch = case.phase == "generate", case.batch
     tokens = batch * (1 if is_step else case.context)

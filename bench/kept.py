@@ -8,7 +8,7 @@ from tk_kernels.cost import COSTS, ELEMENT_BYTES
 
 
 def kept_bytes(config: Any, case: Case, form: str = "dual") -> int:
-    """Return the bytes of one sequence's state and convolution inputs at `case.context`. form: see `state_bytes`."""
+    """Return the bytes stored per sequence at `case.context`. form: "dual" or "primal", for TTT in generate."""
     return state_bytes(config, case, form) + window_bytes(config, ELEMENT_BYTES[case.dtype])
 
 

@@ -19,8 +19,8 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
     """Return why the scheduler skips a case, or "" to run it.
 
     earlier: the job's records so far. memory_bytes: the device's memory; None if unknown.
-    A case that is known not to fit into memory is skipped. With `planned.grows`, it runs if no smaller case was
-    skipped, but any case is skipped after a smaller one that ran out of memory, time or KV cache.
+    A case that is known to need more memory is skipped. With `planned.grows`, it runs unless a smaller case was
+    skipped. Also with `planned.grows`, any case is skipped after a smaller one ran out of memory, time or KV cache.
     """
     if why := checkpoint_missing(planned.case) or unstaggered(planned.case):
         return why
@@ -39,7 +39,7 @@ def unstaggered(case: Case) -> str:
 
 
 def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
-    """If `planned.grows`, return which limit (memory, time, vLLM cache) a smaller case in `earlier` hit; else ""."""
+    """Return a message if a smaller case ran out of memory, time or KV cache; "" if none did or not `planned.grows`."""
     if not planned.grows:
         return ""
     for record in earlier:
@@ -80,6 +80,6 @@ def beyond_memory_of(case: Case, total: int) -> str:
 
 
 def total_memory_bytes(machine: Mapping[str, Any]) -> int | None:
-    """Return a snapshot's GPU memory in bytes (None if unknown) or, without a GPU, local RAM."""
+    """Return bytes of a snapshot's GPU memory, or None if unknown; without a GPU, bytes of this machine's RAM."""
     gpu = machine.get("gpu")
     return gpu["memory_bytes"] if gpu else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -56,7 +56,7 @@ class Source:
 
     @classmethod
     def of(cls, run: Run) -> "Source":
-        """Return a run's data; profiles of a device share the highest peaks measured on it."""
+        """Return a run's data. Each profile's peaks become the highest that the run measured on the same device."""
         records, profiles = run.records(), run.profiles()
         peaks = common_peaks(records, profiles.values())
         rows = frame(records, run.catalogue, peaks).assign(**{KEY: [*by_case(records)]})
@@ -104,7 +104,7 @@ def _table(name: str, definitions: Mapping[str, Definition], source_of: SourceOf
 
 
 def _cases(definition: Definition, source_of: SourceOf) -> list[list[str]]:
-    """Return a table's rows of text, header first; UserError for an empty row or column."""
+    """Return a table of cases as rows of cell texts, header first. Raises UserError for an empty row or column."""
     columns = definition["columns"]
     shared = {name: definition[name] for name in OPTIONS if name in definition} | definition.get("where", {})
     lines = [[definition.get("head", ""), *(column["label"] for column in columns)]]
@@ -149,7 +149,7 @@ def _cell(options: Mapping[str, Any], source_of: SourceOf) -> Number:
 
 
 def _selected(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
-    """Return rows that match `where` ("a|b": a or b; "": empty); a tuple cell matches if an element does."""
+    """Return rows that match `where`, {column: value}. "a|b" means a or b, "" empty. In a tuple, one match suffices."""
     for name, wanted in where.items():
         values = wanted.split("|") if isinstance(wanted, str) else [wanted]
         column = _column(rows, name).astype(object).fillna("")

@@ -65,7 +65,7 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """Notes on planned systems that systems.toml or a .venv-NAME starts, and on interpreters that do not exist."""
+        """Messages: which workers run in .venv-NAME or as systems.toml defines, and which interpreters do not exist."""
         planned = {"/".join(job.pair): self.worker_launches[job.pair] for job in self.jobs}
         found = ((label, no_interpreter(launch), launch.command[0]) for label, launch in planned.items())
         return [*notes_on_starts(planned), *(f"no {label}: {why} ({program})" for label, why, program in found if why)]
@@ -149,7 +149,7 @@ def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ..
 def _suites(
     request: RunRequest, device: str, checkpoint: Checkpoint | None, machine: Mapping[str, Any]
 ) -> dict[str, tuple[str, ...]]:
-    """Return {requested suite: systems to run}, each as SYSTEM or SYSTEM/BACKEND; with (), `suite_cases` chooses."""
+    """Return {suite: systems to run}, each as SYSTEM or SYSTEM/BACKEND; () leaves this choice to the suite."""
     found: dict[str, tuple[str, ...]] = {}
     for word in request.suites or (DEFAULT_SUITES[device],):
         group, systems = GROUPS.get(word), request.systems
@@ -163,6 +163,6 @@ def _suites(
 
 
 def suite_entry(suite: Suite, planned: Sequence[Planned], machine: Mapping[str, Any]) -> SuiteEntry:
-    """Return a suite's entry for run.json: planned cases' keys, and figures with backends replaced by `runnable`."""
+    """Return a suite's entry for run.json: keys of `planned`, and figures with the backends that `runnable` selects."""
     figures = tuple(replace(figure, primary=runnable(figure.primary, machine)) for figure in suite.figures)
     return SuiteEntry(suite.name, suite.question, figures, tuple(each.case.key for each in planned))

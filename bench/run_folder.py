@@ -95,9 +95,9 @@ def refuse_another_kind(current: Run, work: Plan) -> None:
 
 
 def refuse_another_device(current: Run, work: Plan) -> None:
-    """Raise UserError unless the plan has the run's kind of device, CPU or GPU, and the same model of it.
+    """Raise UserError if the plan's device differs from the run's in kind (CPU or GPU) or in name, such as H200.
 
-    The model is compared only if this machine and that of the run's last request both have the plan's kind of device.
+    Names are compared only if this machine and the machine of the run's last request have the plan's kind of device.
     """
     if current.jobs and work.device != current.file.device:
         kinds = f"is a run on {current.file.device}, and these cases are for {work.device}"

@@ -39,7 +39,7 @@ def compare(a: Path, b: Path, fail_on: str | None, markdown: bool) -> None:
 def ab(request: RunRequest, out: Path, fail_on: str | None, markdown: bool) -> None:
     """Measure two commits alternately into OUT/old and OUT/new, and compare them.
 
-    fail_on: the slowdown that counts as a regression, such as "5%"; None means 1% (`BAR`). markdown: as in `compare`.
+    fail_on: the slowdown that counts as a regression, such as "5%"; None means 1% (`BAR`). markdown: print Markdown.
     Exit status 1 for a regression, 3 if nothing can be compared.
     """
     bar = None if fail_on is None else percentage(fail_on)

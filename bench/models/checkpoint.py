@@ -38,9 +38,9 @@ def save(model: CausalLM, folder: str | Path, config: Mapping[str, Any] | None =
 
 
 def load(folder: str | Path, device: torch.device | str, dtype: torch.dtype | None = None, **options: Any) -> CausalLM:
-    """Load a TTT model from a folder with config.json and one or more .safetensors files.
+    """Load a TTT model from a folder's config.json and .safetensors files; CheckpointError if missing or unusable.
 
-    dtype, options: as in `load_weights`. CheckpointError for a missing file, unsupported setting or wrong weight.
+    dtype: dtype of projections, by default bfloat16 (GPU) or float32 (CPU). options: further arguments of `TTTModel`.
     """
     return load_weights(read_config(folder), folder, device, dtype, **options)
 

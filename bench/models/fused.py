@@ -1,7 +1,7 @@
 """`ttt.TTTBlock` in at most ten kernel launches, not counting the inner loop.
 
 Projections that share an input are one GEMM; kernels read its output's columns in place. Output GEMMs add to the
-residual stream in place.
+residual stream in place. Argument `pdl`, for T = 1: whether a kernel may start before earlier kernels end.
 """
 
 from collections.abc import Callable, Sequence
@@ -61,14 +61,14 @@ class FusedBlock(TTTBlock):
         return add_product_(h, hidden, self.mlp.down_proj.weight, pdl)
 
     def _opened(self, h: Tensor, pdl: bool) -> Tensor:
-        """Return SwiGLU(norm(h)) [B, T, F], without the down projection. pdl: as in `product`."""
+        """Return SwiGLU(norm(h)) [B, T, F], without the down projection."""
         norm = Norm(self.ffn_norm.weight, self.seq_modeling_block.config.norm_eps)
         if has_few_rows(h, self._gate_up, swiglu=True):
             return few_rows_product(h, self._gate_up, norm, swiglu=True, pdl=pdl)
         return swiglu_product(norm(h), self._gate_up, concurrent=is_overlapped())
 
     def _enter(self, h: Tensor, state: BlockState, pdl: bool) -> tuple[Tensor, Tensor]:
-        """Add the block convolution, if any, to h; return (sum, its RMSNorm). pdl: as in `product`."""
+        """Add the output of the block convolution, if there is one, to h; return (the sum, the sum's RMSNorm)."""
         if state.block_conv is None:
             return h, self.seq_norm(h)
         conv, eps = self.conv.conv, self.seq_modeling_block.config.norm_eps
@@ -78,7 +78,7 @@ class FusedBlock(TTTBlock):
         )
 
     def _split(self, projected: Tensor, rope: Rotation, state: BlockState, pdl: bool) -> Projections:
-        """Split `projected`, the packed projections' output, into the inner loop's inputs.
+        """Return inner-loop inputs from `projected`, the packed projections' output; apply the convolutions, if any.
 
         Columns: [convolutions' input, v, output gate, lr logits] (Mamba backbone), [q, v, k, lr logits] (Transformer).
         """
@@ -123,7 +123,7 @@ class FusedBlock(TTTBlock):
         return self
 
     def _follow_parameters(self, rope: Rotation) -> bool:
-        """If learning-rate weights or token scales changed, use their new values; return whether they changed."""
+        """Recompute packed lr weights and token scales if their parameters changed; return whether they changed."""
         layer = self.seq_modeling_block
         made_of = [weight._version for weight in (layer.learnable_ttt_lr_weight, layer.learnable_token_idx)]
         changed = made_of != self._made_of
@@ -163,14 +163,14 @@ def has_few_rows(x: Tensor, weight: Tensor, *, swiglu: bool = False) -> bool:
 
 
 def product(x: Tensor, weight: Tensor, pdl: bool) -> Tensor:
-    """Return x [B, T, F] @ weight [N, F]^T. pdl: if T is 1, the kernel may start before earlier kernels end."""
+    """Return x [B, T, F] @ weight [N, F]^T."""
     return few_rows_product(x, weight, pdl=pdl) if has_few_rows(x, weight) else F.linear(x, weight)
 
 
 def add_product_(total: Tensor, x: Tensor, weight: Tensor, pdl: bool, before: Norm | None = None) -> Tensor:
     """Add before(x) @ weight^T to `total` in place and return it; without `before`, add x @ weight^T.
 
-    total [B, T, C], x [B, T, F], weight [C, F]. before: norm of x, perhaps with output gate. pdl: as in `product`.
+    total [B, T, C], x [B, T, F], weight [C, F]. before: a norm, which may include an output gate (see `Norm`).
     """
     if has_few_rows(x, weight):
         return few_rows_product(x, weight, before, out=total, pdl=pdl)

@@ -28,8 +28,8 @@ class KernelOperator(TorchOperator):
 
     form: generate's, "dual" or "primal". precision: of its state, a key of `tk_kernels.generate.common.PRECISIONS`.
     forward_in_pytorch: run `forward` in plain PyTorch; `forward_packed` ignores this.
-    backend: backend of `forward`, "" for the fastest. `forward_packed` uses it for sequences that can run as one batch
-        (`Packed.length`) if the CUDA kernel supports them; otherwise, it runs the portable kernel.
+    backend: backend of `forward`, "" for the fastest. `forward_packed` uses it only for sequences that can run as one
+        batch (see `Packed`) and that the CUDA kernel supports. For all others, it runs the portable kernel.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class KernelOperator(TorchOperator):
     ) -> Tensor:
         """Return the output [1, N, H, D] for N packed tokens; update their sequences' states in `state`.
 
-        state: a generate state. initial: new sequences' weights (W1, ...). `sequences` locates tokens and states.
+        state: a generate state. initial: weights (W1, ...) that new sequences start from. sequences: see `Packed`.
         """
         mini_batch = len(outer.token_scale)
         if not projections.ready:
@@ -78,7 +78,7 @@ class KernelOperator(TorchOperator):
     def _forward_equal(
         self, projections: Projections, outer: OuterParameters, state: Any, initial: Sequence[Tensor], sequences: Packed
     ) -> Tensor:
-        """Run `forward_packed` as one batch of equally long sequences; copy their states out of `state` and back."""
+        """Compute `forward_packed` for equally long sequences: copy states out, run one batch, copy states back."""
         batch, slots = len(sequences.slots), sequences.slots
         weights = read_slots(state, slots, sequences.start, initial)
         rows = [x.new_empty((batch, *x.shape[1:]), dtype=torch.float32) for x in state.gathered]

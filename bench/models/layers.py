@@ -33,12 +33,12 @@ def mark_layers(enabled: bool) -> None:
 
 
 def layer_range(index: int) -> AbstractContextManager[object]:
-    """Return a layer's NVTX range, or a no-op context if ranges are off and `is_recorded()` is false."""
+    """Return a layer's NVTX range if ranges are on or PyTorch's profiler records them; otherwise a no-op context."""
     return nvtx_range(layer_name(index)) if _Ranges.enabled or is_recorded() else nullcontext()
 
 
 def operator_range() -> AbstractContextManager[object]:
-    """Return an inner loop's NVTX range, or a no-op context if ranges are off and `is_recorded()` is false."""
+    """Return an inner loop's NVTX range if ranges are on or PyTorch's profiler records them; else a no-op context."""
     return nvtx_range(OPERATOR) if _Ranges.enabled or is_recorded() else nullcontext()
 
 

@@ -36,9 +36,9 @@ class Projections(NamedTuple):
 class OuterParameters:
     """The parameters of a layer's inner loop that are outside its state.
 
-    token_scale [m]: factor of the update at each position of a mini-batch. ln_weight, ln_bias [H, D]: LayerNorm.
-    base_lr: factor of the inner learning rate, base_lr * sigmoid(logit) / D.
-    rope: cos and sin [m, D/2] of position * rope_theta^(-2i/D).
+    m: mini-batch size. token_scale [m]: factor of the update at each position. ln_weight, ln_bias [H, D]: LayerNorm.
+    base_lr: factor in the inner learning rate, base_lr * sigmoid(lr_logits) / D.
+    rope: cos and sin [m, D/2] of position * rope_theta^(-2i/D) for each position in a mini-batch and i < D/2.
     """
 
     token_scale: Tensor
@@ -121,15 +121,15 @@ def _is_primal(state: Any) -> bool:
 
 
 def ready_for_prefill(projections: Projections, outer: OuterParameters, position: Tensor) -> Projections:
-    """Apply RoPE and compute lr_j, unless `projections.ready`. position [B]: token 0's position in its mini-batch."""
+    """Return ready `Projections` for consecutive tokens. position [B]: token 0's position in its mini-batch."""
     ahead = torch.arange(projections.q.shape[1], device=position.device)
     return ready_at(projections, outer, (position[:, None] + ahead) % outer.token_scale.shape[0])
 
 
 def ready_at(projections: Projections, outer: OuterParameters, position: Tensor) -> Projections:
-    """Apply RoPE and compute the learning rates, unless `projections.ready`.
+    """Return `Projections` with RoPE applied and learning rates computed; return ready ones unchanged.
 
-    position [B, T], or [B] for a step: each token's position in the mini-batch.
+    position [B, T], or [B] for a step: each token's position in its mini-batch.
     """
     if projections.ready:
         return projections
@@ -139,7 +139,7 @@ def ready_at(projections: Projections, outer: OuterParameters, position: Tensor)
 
 
 def learning_rates(projections: Projections, outer: OuterParameters) -> Tensor:
-    """Return lr_j = base_lr * sigmoid(lr_logits_j) / D, or lr_logits if `projections.ready`."""
+    """Return base_lr * sigmoid(lr_logits) / D; if `projections.ready`, return lr_logits, which then holds the rates."""
     if projections.ready:
         return projections.lr_logits
     return torch.sigmoid(projections.lr_logits) * (outer.base_lr / projections.q.shape[-1])

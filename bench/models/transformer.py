@@ -45,7 +45,7 @@ class TransformerState:
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, mask: Any = None) -> Tensor:
-    """Return causal attention [B, H, T, D] over k, v [B, KV heads, S, D]; S > T needs a mask."""
+    """Return causal attention [B, H, T, D] over k, v [B, KV heads, S, D]. mask: SDPA's attn_mask; required if S > T."""
     grouped = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
 
@@ -66,7 +66,7 @@ class Attention(nn.Module):
         self.o_proj = linear(config.width, config.width, device, dtype)
 
     def forward(self, x: Tensor, rope: Rotation, attend: Attend) -> Tensor:
-        """Return the output for x, both [B, T, C]. attend: attention over q, k, v and any cached tokens."""
+        """Map x [B, T, C] to the output [B, T, C]. attend(q, k, v) returns the attention to these and cached tokens."""
         q, k, v = (p(x).unflatten(-1, (-1, self.config.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
         q, k, v = (x.transpose(1, 2) for x in (rotate_halves(q, rope), rotate_halves(k, rope), v))
         return self.o_proj(attend(q, k, v).transpose(1, 2).flatten(-2))

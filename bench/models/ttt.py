@@ -56,7 +56,7 @@ class TTTState:
     """The state of `batch` sequences; its size does not depend on their length.
 
     length: number of tokens read per sequence; None if unknown, as after generate_step (see `CausalLM`).
-    caches [2, layers, B, 3, C]: convolutions' last inputs; 0: the block's, 1: shared by Q and K; None without any.
+    caches [2, layers, B, 3, C]: each `BlockState`'s block_conv in caches[0], qk_conv in caches[1]; None without these.
     inner: the operator's states, stacked over layers; None unless the state comes from `init_state`.
     layers: each layer's state; its tensors are views of `caches` and `inner` where these are not None.
     """
@@ -143,7 +143,7 @@ class TTTLayer(nn.Module):
         return OuterParameters(token_scale, self.ttt_norm_weight, self.ttt_norm_bias, base_lr, rope, theta)
 
     def output(self, x: Tensor, out: Tensor) -> Tensor:
-        """Return the layer output [B, T, C]. x: its input, for the output gate. out [B, T, H, D]: the inner loop's."""
+        """Return the layer output [B, T, C]. x [B, T, C]: layer input. out [B, T, H, D]: output of the inner loop."""
         out = self.post_norm(out.flatten(-2))
         if self.config.backbone == "mamba":
             out = F.gelu(self.g_proj(x), approximate="tanh") * out
@@ -179,7 +179,7 @@ class TTTBlock(nn.Module):
 
 
 def rope_tables(config: TTTConfig, device: torch.device, dtype: torch.dtype) -> Rotation:
-    """Return RoPE's cos and sin [m, D/2] for the positions in a mini-batch, in at least float32."""
+    """Return RoPE's cos and sin [mini_batch, D/2] for the positions in a mini-batch, in at least float32."""
     positions = torch.arange(config.mini_batch, device=device)
     cos, sin = (table.squeeze(-2) for table in rotation(positions, config.head_dim, dtype, config.rope_theta))
     return cos, sin
@@ -238,7 +238,6 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def generate_state(self, state: TTTState, into: TTTState | None = None) -> TTTState:
-        """Convert `state` as in the base class; the result and `state` share the conv caches."""
         if into is None:
             made = [replace(layer, inner=self.operator.generate_state(layer.inner)) for layer in state.layers]
             return TTTState(state.batch, made, state.length, state.caches)
@@ -254,7 +253,7 @@ class TTTModel(ChunkedModel):
         return self._state(batch, states)
 
     def _state(self, batch: int, states: Iterable[Any], inner: Any = None) -> TTTState:
-        """Return a state with empty conv caches. states: each layer's inner state. inner: stacked `states`, or None."""
+        """Return a state with empty conv caches. states: each layer's inner state, a view of `inner` if given."""
         count, width = self.config.layers, self.config.width
         if self.config.backbone == "transformer":
             return TTTState(batch, [BlockState(None, None, each) for each in states], inner=inner)
