@@ -1,4 +1,4 @@
-"""A comparison of two profiles lists kernels and idle time, and names the bottleneck of the most slowed part."""
+"""A comparison of two profiles lists kernels and idle time, and explains the largest slowdown by a bottleneck."""
 
 from dataclasses import replace
 from pathlib import Path
