@@ -24,7 +24,7 @@ def hasten() -> None:
         return first_call(self, *arguments, **named)
 
     def by_slice(self: Any, given: tuple[Any, ...]) -> list[Any]:
-        """Reduce whole slices along `self.axis`; without an axis or with `keep_dims`, call Triton's slower method."""
+        """Return the tensors `given`, reduced along `self.axis` by whole slices. Triton's method takes other cases."""
         if self.axis is None or self.keep_dims:
             return by_element(self, given)
         rows = ((np.moveaxis(each.handle.data, self.axis, 0), each.dtype) for each in given)

@@ -21,7 +21,7 @@ LOCKED = re.compile(r"^([\w.-]+)(?:\[[\w,-]+\])?==(\S+)", re.MULTILINE)
 
 
 def plain(text: str) -> str:
-    """Return the requirements without hashes and without `NO_WHEELS`, whose dependencies uv can read only with nvcc."""
+    """Return the requirements without hashes and `NO_WHEELS`, packages whose metadata uv can read only with nvcc."""
     lines = re.sub(r"\s*\\\n\s+--hash=\S+", "", text).splitlines()
     return "\n".join(line for line in lines if not line.startswith(NO_WHEELS))
 

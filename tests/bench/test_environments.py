@@ -1,4 +1,4 @@
-"""Workers start as systems.toml defines, or else in .venv-NAME if it exists; errors in systems.toml are user errors."""
+"""Workers run in their system's .venv-NAME if it exists. systems.toml overrides this; errors in it are user errors."""
 
 import sys
 import tomllib

@@ -102,9 +102,9 @@ def test_steps_padded_to_the_size_of_a_graph(monkeypatch):
 
 
 def assert_served(learner, backbone, steps, operator, dtype=torch.float32, in_graphs=False):
-    """Check each request's last logits after `steps` against a float32 run of that request alone.
+    """Run a model with `operator`; check each request's last logits against a float32 run of that request alone.
 
-    steps: for each step, the number of tokens per request. in_graphs: run steps with prompts in CUDA graphs.
+    steps: per step, a list of each request's number of tokens. in_graphs: run steps with prompts in CUDA graphs.
     """
     config = replace(model_config(f"ttt-{learner}", "tiny", backbone=backbone), layers=2)
     model = from_seed(config, 0, DEVICE, dtype, operator=operator, block=FusedBlock)

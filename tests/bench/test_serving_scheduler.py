@@ -159,7 +159,7 @@ def test_scheduler_keeps_its_requests_after_an_exception(schedulers, monkeypatch
 
 
 def random_request(rng, number, length=0):
-    """Return a function that creates copies of one random request. length: prompt tokens; 0: 1 to 60 at random."""
+    """Draw random request `number`; return a function that copies it. length: prompt tokens, or 0 to draw 1 to 60."""
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request
 

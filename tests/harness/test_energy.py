@@ -10,7 +10,7 @@ from harness.measure.nvml import EnergyMeter
 
 
 def metered(begin: float, seconds: float) -> EnergyMeter:
-    """Return a meter read every 10 ms for `seconds` from time `begin`, at 500 W; the counter refreshes every 100 ms."""
+    """Return a meter that was read every 10 ms for `seconds`, from time `begin`. Its counter adds 50 J every 100 ms."""
     meter = EnergyMeter(None)
     with meter:
         for look in range(round(100 * seconds)):

@@ -97,7 +97,7 @@ def test_limits_of_chance_correlation(prime: int, square: int, linear: int, wort
 
 
 def test_the_ends_of_fewer_samples_lie_at_their_quantile_among_all() -> None:
-    """At effective size 39, the interval starts at quantile 13/40: rank 15 of 48 samples (13 x 49/40, rounded down)."""
+    """These 48 samples count as 39. For 39, the interval starts at rank 13, which scales to 13 * 49 // 40 = 15."""
     assert median_interval([float((4 * i * i + 2 * i) % 61) for i in range(48)]) == (27.0, 16.0, 35.0)
 
 
@@ -107,7 +107,7 @@ def test_fewer_than_six_samples_have_no_correlation() -> None:
 
 
 def test_the_fewer_of_both_estimates_count() -> None:
-    """Signs find the slow drift of 300 samples, ranks the correlation of 24; the smaller effective size is returned."""
+    """For 300 drifting samples, signs give the smaller effective size; for 24 correlated samples, ranks give it."""
     rng = random.Random(1)
     drift = [math.sin(i / 40) + rng.gauss(0, 1) for i in range(300)]
     assert independent_samples(drift) < 60

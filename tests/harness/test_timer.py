@@ -58,7 +58,7 @@ def test_a_passing_disturbance_extends_the_budget() -> None:
 
 
 def test_an_outlier_of_six_long_samples_adds_three() -> None:
-    """The 95% interval of six samples is their range, with the outlier; sampling goes on past the budget to nine."""
+    """The 95% interval of six samples includes their outlier, so sampling continues past the budget to nine samples."""
     clock = FakeClock(itertools.chain([2782.0], itertools.cycle([2222.0, 2232.0, 2230.0])))
     timing = take_samples(clock, Policy(budget_s=1.0, min_samples=6))
     assert (timing.stop, len(timing.samples_ms)) == ("budget", 9)

@@ -38,27 +38,27 @@ def opened(browser, path: Path, part: str = "", every: bool = True, **options) -
     def is_own(url: str) -> bool:
         return url.partition("#")[0] == address or url.startswith("blob:")
 
-    with watched(browser, is_own, **options) as (page, wrongs):
+    with watched(browser, is_own, **options) as (page, errors):
         page.goto(address + part)
         page.wait_for_selector("html[data-ready]", state="attached")
         if every:
             page.evaluate("drawAll(figures)")
             open_options(page)
-        yield page, wrongs
+        yield page, errors
 
 
 @contextmanager
 def watched(browser, is_own: Callable[[str], bool], viewport=None, color_scheme="light", **options) -> Iterator:
-    page, wrongs = _context(browser, **options).new_page(), []
+    page, errors = _context(browser, **options).new_page(), []
     page.set_viewport_size(viewport or {"width": 1280, "height": 720})
     page.emulate_media(color_scheme=color_scheme)
-    page.on("console", lambda said: wrongs.append(f"console {said.type}: {said.text}"))
-    page.on("pageerror", lambda error: wrongs.append(f"error: {error}"))
-    page.on("requestfailed", lambda request: wrongs.append(f"failed: {request.url[:80]}"))
-    page.on("request", lambda request: _note_request(request.url, is_own, wrongs))
-    page.on("dialog", lambda dialog: wrongs.append("dialog"))
-    yield page, wrongs
-    check(page, wrongs)
+    page.on("console", lambda said: errors.append(f"console {said.type}: {said.text}"))
+    page.on("pageerror", lambda error: errors.append(f"error: {error}"))
+    page.on("requestfailed", lambda request: errors.append(f"failed: {request.url[:80]}"))
+    page.on("request", lambda request: _note_request(request.url, is_own, errors))
+    page.on("dialog", lambda dialog: errors.append("dialog"))
+    yield page, errors
+    check(page, errors)
     page.close()
 
 
@@ -72,21 +72,21 @@ def _context(browser, **options):
 
 
 @contextmanager
-def in_front(page, wrongs: list[str]) -> Iterator:
-    """Yield `page` in the foreground, because Chromium delays hidden pages; at the end, fail if `wrongs` has errors."""
+def in_front(page, errors: list[str]) -> Iterator:
+    """Yield `page` in the foreground, because Chromium delays hidden pages. At the end, fail if `errors` has any."""
     page.bring_to_front()
     yield page
-    check(page, wrongs)
+    check(page, errors)
 
 
-def check(page, wrongs: list[str]) -> None:
+def check(page, errors: list[str]) -> None:
     assert page.evaluate("window.injected") is None
-    assert not wrongs, wrongs
+    assert not errors, errors
 
 
-def _note_request(url: str, is_own: Callable[[str], bool], wrongs: list[str]) -> None:
+def _note_request(url: str, is_own: Callable[[str], bool], errors: list[str]) -> None:
     if not url.startswith("data:") and not is_own(url):
-        wrongs.append(f"request: {url[:80]}")
+        errors.append(f"request: {url[:80]}")
 
 
 def open_options(page):
@@ -130,7 +130,7 @@ def downloaded(page, button):
 
 
 def violations(page, at_least: int, only_rule: str = "") -> list[tuple[str, list[str]]]:
-    """Return axe's accessibility violations as (rule, first elements); assert that `at_least` or more rules pass."""
+    """Return axe's accessibility violations: (rule, up to 3 elements). Fail if fewer than `at_least` rules pass."""
     found = sorted((Path(__file__).parents[2] / "build").glob("axe-*.min.js"))
     if not found:
         pytest.skip("axe-core is not there: make axe")

@@ -42,7 +42,7 @@ def test_the_variance_of_a_case_is_drawn_to_that_of_all():
 
 @pytest.mark.parametrize(("times", "own"), [(6.94, False), (6.95, True)])
 def test_a_significantly_larger_variance_is_not_shrunk(times, own):
-    """The last case keeps its `own` variance if it exceeds 6.944 times the median variance (5% point of F(2, 4))."""
+    """The last case's variance is `times` the median. Above 6.944, the 5% point of F(2, 4), it is not shrunk."""
     deviations = [0.01] * 4 + [0.01 * math.sqrt(times)]
     found = decide([[-each, 0.0, each] for each in deviations])[-1]
     variance, shared = 1e-4 * times, (4 * 1e-4 + 2 * 1e-4 * times) / 6

@@ -1,4 +1,4 @@
-"""The text about a point names its GPU if other points of the line ran on another, and the spread between processes."""
+"""A point of a line over several GPUs names its GPU. A point of several processes names how much they differ."""
 
 import browsing
 import synthetic_records as synthetic

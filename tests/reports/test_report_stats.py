@@ -237,7 +237,7 @@ def quartiles(apart, count):
 
 
 def drifted(by, early):
-    """Return 32 samples: the first `early` of 3 (1 + by) ms, the rest of 3 ms. Drift compares the first and last 8."""
+    """Return 32 samples: `early` samples of 3 (1 + by) ms, then 3 ms. Drift compares the first 8 with the last 8."""
     return [3.0 * (1 + by)] * early + [3.0] * (32 - early)
 
 

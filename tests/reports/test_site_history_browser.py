@@ -13,7 +13,7 @@ TRACES = "document.getElementById('plot').data.map(({y, text, line, marker}) => 
 def over_time(folder, *days):
     """Write a site with a run per day; return (site folder, path of the history page in it).
 
-    days: for each day a list of (case, ms, further arguments of `timed`), one per record.
+    days: per day, a list with (case, ms, {name: value} of other arguments of `small_runs.timed`) for each record.
     """
     runs = []
     for day, records in enumerate(days):

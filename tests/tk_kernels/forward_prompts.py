@@ -33,7 +33,7 @@ def linear_arguments(
     speed: float = 1.0,
     mini_batch: int = 16,
 ) -> list[Any]:
-    """Return arguments of TTT-Linear's forward. correlation: 0 (independent tokens) to 1 (equal). `speed` scales lr."""
+    """Return TTT-Linear's forward arguments. correlation: 0 (independent tokens) to 1 (equal). speed: factor of lr."""
     generator = torch.Generator(device).manual_seed(tokens)
 
     def normal(*shape: int, std: float = 1.0) -> Tensor:
@@ -58,7 +58,7 @@ def mlp_arguments(
     speed: float = 1.0,
     mini_batch: int = 16,
 ) -> list[Any]:
-    """Return TTT-MLP's arguments as in a trained model: q and k are similar, v correlates with k. `speed` scales lr."""
+    """Return TTT-MLP's forward arguments; q, k and v are correlated as in a trained model. speed: factor of lr."""
     generator = torch.Generator().manual_seed(tokens)
 
     def normal(*shape: int, std: float = 1.0) -> Tensor:

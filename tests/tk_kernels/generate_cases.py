@@ -42,7 +42,7 @@ combinations = pytest.mark.parametrize(
 
 
 class Errors(NamedTuple):
-    """Relative errors to float64. out: largest of all steps. change: a parameter's final error / its total change."""
+    """Relative errors to float64. out: largest of all steps. change: {parameter: final error / total change}."""
 
     out: float
     change: dict[str, float]
@@ -61,7 +61,7 @@ class Comparison(NamedTuple):
 
 
 def random_state(operator: str, positions: list[int], H: int, D: int, m: int, std: float = 0.02) -> Any:
-    """Return a random state. std of the weights: 0.02 as in new layers, 0.2 to reach the curved part of gelu."""
+    """Return a random state of sequences at `positions` in mini-batches of m tokens. std: of the weights."""
     gen = torch.Generator().manual_seed(0)
 
     def normal(*shape: int, std: float) -> Tensor:
@@ -82,7 +82,7 @@ Prefill = Callable[..., tuple[Tensor, Any]]
 
 
 def prefilled_state(operator: str, positions: list[int], H: int, D: int, m: int, prefill: Prefill) -> Any:
-    """Return the float64 state after the forward function `prefill` ran 2 m + positions[s] tokens of sequence s."""
+    """Run `prefill` on two mini-batches of m tokens and positions[s] more, per sequence s; return the float64 state."""
     gen, reference, parts = torch.Generator(DEVICE).manual_seed(3), MODULES[operator][1], []
     outer, F = outer_parameters(H, D, m), 4 * D
     shapes = ((H, D, D), (H, 1, D)) if operator == "linear" else ((H, D, F), (H, 1, F), (H, F, D), (H, 1, D))
@@ -98,7 +98,7 @@ def prefilled_state(operator: str, positions: list[int], H: int, D: int, m: int,
 
 
 def outer_parameters(H: int, D: int, m: int) -> tuple[Tensor, ...]:
-    """Return random token_scale [m], ln_weight and ln_bias [H, D]; a kernel that ignores one gives a wrong output."""
+    """Return random token_scale [m], ln_weight [H, D] and ln_bias [H, D], for H heads and mini-batches of m tokens."""
     gen = torch.Generator().manual_seed(7)
     scale = 1 / torch.arange(1, m + 1) + 0.1 * torch.rand(m, generator=gen)
     weight, bias = 0.2 * torch.randn(2, H, D, generator=gen)
@@ -189,10 +189,10 @@ def compare(
     batch: int = 0,
     step: Step | None = None,
 ) -> Comparison:
-    """Run `steps` steps from `start`; return the kernel's and `Simulation`'s errors and the kernel's final state.
+    """Run `steps` steps from state `start`; return the kernel's and `Simulation`'s errors and the kernel's final state.
 
-    batch: number of sequences (0: all in `start`). A larger batch repeats `start`, and up to 8 sequences are compared.
-    step: runs the kernel; by default `eager`.
+    form, precision: one of `FORMS` and of `common.PRECISIONS`. step: runs the kernel; by default `eager`.
+    batch: number of sequences; 0: those of `start`. A larger batch repeats these, and then up to 8 are compared.
     """
     generate, distinct = MODULES[operator][0], len(start.position)
     batch, step = batch or distinct, step or eager(operator)

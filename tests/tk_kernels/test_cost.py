@@ -36,7 +36,7 @@ def test_flops_of_a_primal_token_are_the_sum_of_its_products() -> None:
 
 
 def test_flops_of_a_dual_token_are_the_mean_of_a_mini_batch() -> None:
-    """Token t reads the cached inputs and gradients of tokens 1 to t; the last of m tokens also updates the weights."""
+    """Token t of m in a mini-batch reads t rows of cached inputs and gradients; token m also updates the weights."""
     m, D, F = 16, 64, 256
     tokens = range(1, m + 1)
     steps = sum(2 * matmul(1, D, D) + 2 * matmul(1, D, t) for t in tokens)

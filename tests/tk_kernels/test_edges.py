@@ -146,12 +146,12 @@ def test_a_sequence_may_be_cut_anywhere() -> None:
         assert torch.equal(whole, cut)
 
 
-def check_packed(run: Callable[..., tuple[torch.Tensor, ...]], C: int) -> None:
-    """Check that `run` computes each packed sequence as if alone; a sequence at position 0 starts with a zero cache."""
+def check_packed(run: Callable[..., tuple[torch.Tensor, ...]], channels: int) -> None:
+    """Check that `run` on packed sequences equals `run` on each alone, and that it ignores old caches at position 0."""
     lengths, starts, slots = [5, 0, 1, 40, 2, 16], [0, 3, 7, 16, 21, 0], [4, 1, 6, 0, 3, 5]
     ends = torch.tensor([0, *lengths], device=DEVICE).cumsum(0, dtype=torch.int32)
     start, at = torch.tensor(starts, dtype=torch.int32, device=DEVICE), torch.tensor(slots, device=DEVICE)
-    tokens, pages = normal(1, sum(lengths), C), normal(7, 2, 3, C, seed=1)[:, 0]
+    tokens, pages = normal(1, sum(lengths), channels), normal(7, 2, 3, channels, seed=1)[:, 0]
     expected, outputs = pages.clone(), []
     for s, (slot, piece) in enumerate(zip(slots, tokens.split(lengths, 1), strict=True)):
         if lengths[s]:

@@ -24,7 +24,7 @@ LAYER = Case("kda", "fla", "1.3b", "forward", 2, 80, dtype="float32", options=((
 
 
 class Cache:
-    """A stand-in for fla's cache. `keeps` turns a convolution's last inputs into `conv_state`, by default a tuple."""
+    """Stands in for fla's cache. Its `conv_state` is a tuple, or a tensor if a test replaces the method `keeps`."""
 
     keeps = staticmethod(lambda last: (last,))
 

@@ -87,7 +87,7 @@ def test_a_layer_is_timed_and_checked(package, label):
 
 
 def chunk(q, k, v, w, b, eta, initial_state, initial_state_bias, output_final_state, **mini_batch):
-    """Return outputs and a state that are not TTT's but depend on every argument and its shape."""
+    """Stand in for fla's TTT-Linear: return a made-up (output, final W, final b) that depends on every input tensor."""
     assert {q.dtype, k.dtype, v.dtype, eta.dtype} == {q.dtype}
     assert initial_state.dtype == torch.float32
     assert list(mini_batch.values()) == [16]
@@ -149,7 +149,7 @@ def row(*values):
 
 
 def test_a_delta_rule_by_hand():
-    """S <- S/2 + beta k (v - k S/2), from S = 0: beta 1/2, k 2 and v 3 give 3; then beta, k and v of 1 give 1."""
+    """S <- S/2 + beta k (v - k S/2). From S = 0, (beta, k, v) = (1/2, 2, 3) gives S = 3; then (1, 1, 1) gives S = 1."""
     layer = replace(layer_of("gated-deltanet/fla"), heads=1, key_dim=1, value_dim=1)
     q, k, v = row(1.0, 4.0), row(2.0, 1.0), row(3.0, 1.0)
     beta, g = row(0.5, 1.0)[..., 0], row(0.5, 0.5)[..., 0].log()
@@ -193,7 +193,7 @@ def test_mesanet_is_ridge_regression_over_all_tokens_so_far():
 
 
 def test_mesanet_forgets_by_its_decay_and_weighs_by_beta():
-    """G <- decay G + beta stays at 1/2; S <- decay S + beta v is 2, then 3. The output is S / (G + 1)."""
+    """Gram matrix G <- decay G + beta: 1/2, 1/2. State S <- decay S + beta v: 2, 3. With ridge 1, out = S / (G + 1)."""
     layer = replace(layer_of("mesanet/fla"), heads=1, key_dim=1, value_dim=1)
     beta, g = row(0.5, 0.25)[..., 0], row(1.0, 0.5)[..., 0].log()
     out, gram, values = layer.naive(row(3.0, 3.0), row(2.0, 5.0), row(4.0, 8.0), beta, g, torch.ones(1, 1)).values()
@@ -202,7 +202,7 @@ def test_mesanet_forgets_by_its_decay_and_weighs_by_beta():
 
 
 def mamba3(tokens, **changed):
-    """Return Mamba-3's output and state for one head of two key channels; by default no decay, rotation or bias."""
+    """Return Mamba-3's (output, state) for `tokens` tokens. `changed` replaces inputs, such as the biases of zero."""
     layer = replace(layer_of("mamba3/mamba-ssm"), heads=1, key_dim=2, value_dim=1, angles=1)
     zeros, ones = torch.zeros(1, 1, tokens), torch.ones(1, tokens, 1, 2)
     inputs = {"Q": ones, "K": ones, "V": torch.ones(1, tokens, 1, 1), "ADT": zeros, "DT": zeros + 1, "Trap": zeros + 50}
@@ -220,7 +220,7 @@ def test_mamba3_adds_the_token_before_by_the_trapezoidal_rule():
 
 
 def test_mamba3_rotates_by_the_sum_of_the_angles_and_after_the_biases():
-    """After a quarter turn, query (1, 0) times key (1, 0) is 0. A zero key with bias (1, 1) turns, too, and gives 1."""
+    """A query (1, 0), a quarter turn after the key, gives 0 for key (1, 0) and 1 for key (0, 0) with bias (1, 1)."""
     quarter = torch.full((1, 2, 1, 1), 0.5).atanh()
     east, north_east = torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])
     shape = torch.zeros(1, 2, 1, 2)

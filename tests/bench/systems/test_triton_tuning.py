@@ -17,7 +17,7 @@ def add(x, n, BLOCK):
 
 @pytest.fixture
 def triton(monkeypatch, tmp_path):
-    """Fake Triton's GPU. launches: (warmup, BLOCK) per call; warmup only compiles. kept(): tuning files on disk."""
+    """Fake Triton's GPU. Return .launches, (compiled only, BLOCK) per call, and .kept(), which lists tuning files."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.runtime.jit import JITFunction
