@@ -260,7 +260,7 @@ def _round_results(pairs: Sequence[Pair], fail_on: float) -> list[CaseResult]:
 def _result(pair: Pair, fail_on: float, outcome: str = "") -> CaseResult:
     """Return a case's result from the medians of both runs, without pairing their rounds.
 
-    outcome: fixes the outcome; "" derives it from the medians. Different devices give "another GPU" or "another CPU".
+    outcome: the result for equal devices; "" derives it from medians. Otherwise, it is "another GPU" or "another CPU".
     """
     where = "cpu" if pair.on_cpu else "gpus" if pair.on_other_gpus else "gpu"
     middle, half = pair.b.middle - pair.a.middle, math.hypot(pair.a.half, pair.b.half, BETWEEN_RUNS[where])

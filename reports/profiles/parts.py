@@ -87,7 +87,7 @@ def within_sentence(part: str) -> str:
 def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> str:
     """Return a kernel's part of the model, a key of `LABELS`. path: NVTX ranges around its launch.
 
-    has_layers: whether a GEMM in a range, but not in a layer's range, is the LM head's (see `_outside_is_head`).
+    has_layers: whether layers have NVTX ranges. If so, a GEMM whose `path` has ranges, but no layer, is the LM head's.
     """
     if OPERATOR in path:
         return TTT
@@ -129,7 +129,7 @@ def parts(region: Region) -> list[ProfilePart]:
 def work_of(region: Region, present: Iterable[str]) -> dict[str, Work]:
     """Return {part: least FLOPs and bytes per unit of work (`Region.units`)}, as counted by the adapter.
 
-    present: parts with kernels. If the LM head is not among them, its work is added to the GEMMs' work, if any.
+    present: parts with kernels. If the LM head is not among them, its work is added to the GEMMs' counted work.
     """
     work = dict(region.work)
     if HEAD in work and HEAD not in present and PRODUCTS in work:
@@ -184,7 +184,7 @@ def _part_finder(region: Region) -> Callable[[str, tuple[str, ...]], str]:
 
 
 def _outside_is_head(paths: Sequence[tuple[str, ...]]) -> bool:
-    """Whether GEMMs outside layers are the LM head's: layers have ranges, and every other range contains a layer."""
+    """Whether layers have ranges, and all other ranges contain a layer. GEMMs outside layers are then the LM head's."""
     layered = [path for path in paths if any(map(is_layer, path))]
     others = [path for path in paths if path and path not in layered]
     return bool(layered) and all(any(each[: len(path)] == path for each in layered) for path in others)
