@@ -37,7 +37,7 @@ class Machines:
     """The environments and settings with which the records of a run were measured.
 
     common: {group, such as "gpu": {fact: value}} for facts with the same value in all records that have them.
-    hardware: for each machine, ({fact: value}, number of records), with the differing facts, except package versions.
+    hardware: ({fact: value}, number of records) per machine, with the facts that vary except package versions.
     backends: {(system, backend): {name: values in words}} for settings and for packages whose versions differ.
     versions: {label: values in words} for the driver, the power limit and the main packages (`_VERSIONS`).
     """

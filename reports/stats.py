@@ -133,8 +133,8 @@ def suites_of_cases(catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
 def _options(cases: Sequence[Case], table: pd.DataFrame, catalogue: Catalogue) -> pd.DataFrame:
     """Return a column per option.
 
-    A case without an option gets the option's default if any case of its system and backend sets the option. It also
-    gets the default if one of these cases is in a suite whose figures have the option as `x` or in `split`; else NA.
+    An unset option has its default value if the option varies for the case's system and backend, else NA. It varies
+    if any of their cases sets it, or is in a suite whose figures have the option on the x axis or are split by it.
     """
     names = list(dict.fromkeys(name for case in cases for name, _ in case.options))
     varied = {(case.system_backend, name) for case in cases for name, _ in case.options}
@@ -182,7 +182,7 @@ def _row(
 
 
 def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str, Any]:
-    """Return latency, intervals, rates and memory by column, NaN if unknown. measured: the ok records of `group`."""
+    """Return the values of `STATISTIC_COLUMNS`, NaN if unknown. group: a case's records. measured: the ok ones."""
     memory = [each.peak_memory_bytes for each in measured or group if each.peak_memory_bytes is not None]
     values: dict[str, Any] = dict.fromkeys(STATISTIC_COLUMNS, math.nan)
     values["peak_memory_gb"] = max(memory) / 1e9 if memory else math.nan

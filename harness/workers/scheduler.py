@@ -96,7 +96,7 @@ def run_jobs(
 
 
 def unfinished(run: Run, job: Job, repeat: int, retry: Retry) -> list[Planned]:
-    """Return the cases to run: no record in this repeat, a status in `UNFINISHED`, or `retry(record)` is true."""
+    """Return cases with no record in `repeat`, a record whose status is in `UNFINISHED`, or a true `retry(record)`."""
     last = {record.case.key: record for record in run.job_records(job) if record.repeat == repeat}
     finished = {key for key, record in last.items() if record.status not in UNFINISHED and not retry(record)}
     return [planned for planned in job.cases if planned.case.key not in finished]

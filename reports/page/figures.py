@@ -186,7 +186,7 @@ class _Panel(FigurePanel):
         return [line for line in lines if line.primary and not found.isdisjoint(line.rows)] or lines
 
     def _states(self) -> str:
-        """List the systems with a single state dtype, by dtype; "" if the figure has fewer than two state dtypes."""
+        """Name the systems with one state dtype, as in `state precision: float32 (Mamba)`; "" if no dtypes differ."""
         rows = self.rows[self.rows["state_dtype"] != ""]
         own = rows.groupby("system", sort=False)["state_dtype"].unique()
         systems: dict[str, list[str]] = {}

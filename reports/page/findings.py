@@ -96,7 +96,7 @@ def unfinished(table: pd.DataFrame, missing: int) -> str:
 
 
 def _parts(view: View) -> str:
-    """Return in words at which x the parts take the least time in total; "" if no x has a time for every part."""
+    """Return in words the x with the least sum of all parts' times, and this sum; "" if no x has every part."""
     parts = [{point.x: point.value for point in view.points(line)} for line in view.compared]
     totals = {x: sum(part[x] for part in parts) for x in set.intersection(*map(set, parts))} if parts else {}
     if not totals:
@@ -147,7 +147,7 @@ def _where(xs: list[float], view: View) -> str:
 
 
 def _lead(last: Standing, view: View) -> str:
-    """Return the best line's lead in words. last: ranking at the largest x with one best line."""
+    """Return the best line's lead over the second in words. last: the ranking at the largest x with one best line."""
     (best, _), (after, next_who) = last.ranks[:2]
     at = format_x(last.x) if len(view.tried) > 1 else view.at(format_x(last.x))
     if not view.is_speed:

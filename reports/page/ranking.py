@@ -39,7 +39,7 @@ _CASE_SETTINGS = ("size", "batch", "context", "dtype", "l2")  # lines that diffe
 class Point:
     """A measured point in the figure's unit, with the ends (low, high) of its interval.
 
-    doubt: points that differ by at most this share are too uncertain to rank. 0 for GPU points without `_UNSURE` flags.
+    doubt: points that differ by at most this share are too uncertain to rank. It is 0 for unflagged points on a GPU.
     """
 
     x: float
@@ -100,7 +100,7 @@ class View:
 
     @cached_property
     def ranked(self) -> list[Line]:
-        """The lines to rank: primary lines, and measured lines of systems without one, but no bounds or ratios."""
+        """Lines to rank, no bounds or ratios: primary lines, and measured lines of systems without primary lines."""
         drawn = [line for line in self.figure.lines if not line.y and not line.base_rows]
         named = self.figure.primary_systems
         return [line for line in drawn if line.primary or (line.system not in named and self.points(line))]
@@ -109,8 +109,8 @@ class View:
     def alike(self) -> list[Line]:
         """The ranked lines that may be compared with each other, because they agree in settings such as batch.
 
-        A set is formed for each line with points: the ranked lines whose settings, if not empty, equal that line's.
-        The set with the most lines with points is taken; if there are several, the one with the most default settings.
+        Each measured line forms a candidate set: all ranked lines whose nonempty settings equal its own. The result is
+        the set with the most measured lines or, among equals, the one with the most default settings.
         """
         own = {line.name: self._settings(line) for line in self.ranked}
         best: tuple[tuple[int, int], list[Line]] = (0, 0), []
@@ -246,9 +246,9 @@ def best_standing(view: View) -> Standing | None:
 
 
 def bar(cells: Mapping[str, Any], y: str) -> tuple[float, float]:
-    """Return a point's error bar (low, high) as multiples of its value; (1, 1) if unknown.
+    """Return the ends (low, high) of a point's error bar, divided by the point's value; (1, 1) if unknown.
 
-    cells: a table row. y: the value's column. Latencies and rates use latency_ms's interval, other metrics their own.
+    cells: the point's table row. y: the value's column. Latencies and rates use the interval of latency_ms.
     """
     low, high = (cells.get(name, math.nan) for name in own_ends(y))
     if y not in LATENCIES and pd.notna(low) and pd.notna(high):

@@ -63,7 +63,7 @@ class Diff:
 
     @property
     def sentence(self) -> str:
-        """How much slower or faster `b` is, which parts cause it and, if slower, a bottleneck."""
+        """How much slower or faster `b` is than `a`, in total and by part. If `b` is slower, its bottleneck follows."""
         ms = self.b.unit_ms - self.a.unit_ms
         rows = self.parts
         whole = sum(abs(row.ms) for row in rows)
@@ -77,7 +77,7 @@ class Diff:
         return f"{head}{f': {causes}' if causes else ''}.{why and f' {why}'}"
 
     def _bottleneck(self, rows: list[TimeDiff]) -> str:
-        """Return a sentence on the most slowed part's bottleneck; "" if counters do not show it."""
+        """Return a sentence on the bottleneck of the part (one of `rows`) that slowed down most; "" if unknown."""
         longer = max(rows, key=lambda row: row.ms)
         if longer.name == GAPS:
             return f"Idle time is {cause(self.b)}."

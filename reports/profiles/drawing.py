@@ -24,10 +24,10 @@ def drawing(profile: Profile) -> dict[str, Any]:
 
 
 def roofline(profile: Profile) -> dict[str, Any]:
-    """Return the measured peaks in GB/s and TFLOP/s, and the points to draw under them.
+    """Return a dict with the measured peaks in GB/s and TFLOP/s, and two lists of points to draw below them.
 
     points: per kernel (table row, FLOPs per DRAM byte, TFLOP/s, ms per unit of work, FLOPs per L2 byte, `is_fp32`).
-    parts: per part (index into `LABELS`, FLOP/byte, TFLOP/s, ms per unit of work); the adapter counts FLOPs and bytes.
+    parts: per part (index into `LABELS`, FLOPs per byte, TFLOP/s, ms per unit of work), from the adapter's counts.
     """
     counters = [kernel.counters for kernel in profile.kernels if kernel.counters]
     peaks = {
@@ -50,7 +50,7 @@ def timeline(profile: Profile) -> dict[str, Any]:
     """Return "paths", the path of each NVTX range, and lists with one integer per launch in the timeline.
 
     range: index into "paths", -1 outside all ranges. part: index into `parts.LABELS`. time: duration in ns.
-    wait: ns since the previous launch's end. kernel: row in the kernel table; `NAMED` if the table omits the kernel.
+    wait: ns since the previous launch's end. kernel: row in the kernel table; `NAMED` stands for no row.
     """
     found = profile.timeline
     return {

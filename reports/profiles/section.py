@@ -100,7 +100,7 @@ class ShownProfile:
 
 
 def section(records: Sequence[Record], profiles: Collection[Profile], catalogue: Catalogue) -> Section | None:
-    """Return the section on profiles; None if no profile has times. `records` give latencies and further peaks."""
+    """Return the section on profiles; None if no profile has times. The run's `records` give latencies and peaks."""
     with_work = [profile for profile in profiles if profile.status == "ok" and profile.region_us]
     good = with_common_peaks(with_work, records)
     if not good:

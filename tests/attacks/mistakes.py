@@ -122,7 +122,7 @@ class OneSequenceStale(Honest):
 
 
 class TruncatedPrompt(Honest):
-    """Reads only a prompt's last 64 tokens. Decay 0.85 forgets earlier tokens, so the check `timed_error` passes."""
+    """Reads only a prompt's last 64 tokens. At decay 0.85, this changes logits less than `timed_error` permits."""
 
     decay = 0.85
 
@@ -245,7 +245,7 @@ class Last64Tokens(OfTheRepository):
 
 
 class Last66Tokens(Last64Tokens):
-    """Reads a prompt's last 66 tokens. If all but the last 64 change, its logits do not follow the reference's."""
+    """Reads only a prompt's last 66 tokens. New tokens before the last 64 change its logits, but too little."""
 
     kept = 66
 
