@@ -70,7 +70,10 @@ class PhaseWork:
         """Reset the state. By default, do nothing, because `run` resets the state itself."""
 
     def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
-        """Return f(outputs, calls) to check random sequences of <= LONGEST_CHECKED tokens, one call if `continues`."""
+        """Return f(outputs, calls), which checks the logits of random sequences.
+
+        f compares nothing above LONGEST_CHECKED tokens per sequence, or if several calls continued one state.
+        """
         tokens = self.tokens // self.case.batch
         if tokens > LONGEST_CHECKED:
             return not_compared(tokens, LONGEST_CHECKED)
@@ -89,9 +92,9 @@ class PhaseWork:
         return compare
 
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
-        """Return f, which computes a reference's logits. If `renews_past`, first give all sequences new prefixes.
+        """Return f, which computes a reference's logits from each sequence's prefix, the tokens read before the steps.
 
-        By default, a sequence's prefix is its prompt in `ids`.
+        By default, the prefix is the prompt in `ids`. If `renews_past`, this call first draws new random prefixes.
         f(model, some, tokens, numbers) runs `model` on the prefixes of the sequences with indices `some`, then on the
         steps' tokens [steps, len(some)]. It returns {n: logits [len(some), V] after n steps} for n in `numbers`.
         rows: indices of the compared sequences. sources [B]: sequence i has the prefix of sequence sources[i].
@@ -148,9 +151,9 @@ class PhaseWork:
         """Compare logits [B, V] of the sequences `rows`, and of some of their copies, with the reference.
 
         If any copy's logits differ from its source's, the most different copy of each of `rows` is compared, too.
-        Also check that the steps `choices` read tokens with nearly the reference's highest logit. From the second call
-        on, also compare the change of the logits since the previous call.
-        tokens: the steps' inputs [steps, B]. sources: from `repeat`. logits_after: from `new_past`.
+        For some steps, check that the tokens read have nearly the highest logit of the reference.
+        If there was an earlier call, also compare how the logits changed since then.
+        tokens [steps, B]: the steps' inputs. sources [B]: the sequence that each copies. logits_after: `new_past`'s f.
         """
         off = (logits.float() - logits[sources].float()).norm(dim=-1).nan_to_num(torch.inf)
         repeated = torch.tensor(sources, device=off.device)
@@ -181,7 +184,7 @@ class PhaseWork:
         return sorted({1, steps - 1}) if steps > 1 else []
 
     def _response(self, got: torch.Tensor, expected: torch.Tensor) -> Checks:
-        """Compare how logits `got` and the reference's, `expected`, changed since the last call, if there was one."""
+        """Compare the change of logits `got` since the previous call with the change of the reference's, `expected`."""
         before, self._answered = self._answered, (got.clone(), expected)
         if before is None:
             return Checks([])

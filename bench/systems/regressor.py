@@ -47,7 +47,7 @@ class Given(NamedTuple):
     rows: int = 1
 
     def first(self, sequences: list[int], tokens: int) -> Tensor:
-        """Slice `value` to the sequence indices `sequences` and the first `tokens` tokens, along the axes it has."""
+        """Return these sequences' input for the first `tokens` tokens. An input that all share is returned whole."""
         if self.axis is None:
             return self.value
         some = self.value.narrow(self.axis, 0, tokens * self.rows) if self.axis else self.value
@@ -59,7 +59,7 @@ class RecurrentLayer(ABC):
     """Base class of a recurrent layer: its kernel, sizes, random inputs and naive implementation.
 
     kernel: MODULE:FUNCTION, or MODULE:FUNCTION|FUNCTION for alternatives; for each case, the fastest is timed.
-    check_tokens: most tokens compared before timing, in one sequence; checked_tokens: after timing, in all sequences.
+    check_tokens: limit on the tokens compared before timing. checked_tokens: limit on the tokens compared after timing.
     part: the part of the model, such as SCAN, to which a profile assigns the layer's work.
     """
 

@@ -105,10 +105,7 @@ class FlaForward(FlaWork, Forward):
 
 
 class FlaGenerate(FlaWork, Generate):
-    """Timed generate: each call runs greedy steps from the same state, which has read one token.
-
-    A step overwrites `conv_state`, so each call runs on a copy of it. For other tensors, a step allocates new ones.
-    """
+    """Timed generate: each call runs greedy steps from the state after one token, then restores this state."""
 
     renews_past = False  # a CUDA graph starts at the tensors of its capture
 
@@ -127,7 +124,7 @@ class FlaGenerate(FlaWork, Generate):
     @torch.inference_mode()
     def run(self) -> tuple[Tensor, Tensor]:
         for layer in self.state.layers:
-            layer.state = layer.state | {"conv_state": _copied(layer.state.get("conv_state"))}
+            layer.state = layer.state | {"conv_state": _copied(layer.state.get("conv_state"))}  # steps overwrite it
         found = greedy_steps(self.model, self.ids, self.state, STEPS)
         # Restored here, not in the next call: at B = 512, a capture has no room for a third copy of the states.
         for layer, tensors in zip(self.state.layers, self._first, strict=True):
@@ -268,6 +265,6 @@ class RWKV7(Fla):
         )
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return settings with fla's warning that its RWKV-7 may be incorrect; the reference uses fla's code, too."""
+        """Return settings with fla's warning that RWKV-7 may be incorrect. The reference is fla's RWKV-7, too."""
         warning = "the package warns that its RWKV-7 may be incorrect, by the word of RWKV's author"
         return super().settings(case) | {"warning": warning}

@@ -39,7 +39,7 @@ class RecordedOperator:
 
 @torch.inference_mode()
 def inner_loop_checks(model: TTTModel, case: Case, prompt: int) -> list[Check]:
-    """Check each layer's inner loop on `prompt` tokens, then on steps to the second mini-batch end after them.
+    """Check each layer's inner loop on a prompt of `prompt` tokens, then on steps that finish two mini-batches.
 
     The reference computes the primal form in float64 from the model's own projections.
     """

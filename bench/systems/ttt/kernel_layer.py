@@ -215,7 +215,7 @@ def generate_set(config: TTTConfig, batch: int, dtype: str, form: str, precision
 
 
 def steps_in_turn(first: GenerateSet, config: TTTConfig, dtype: str) -> Steps:
-    """Return `Steps` over `first` and enough copies of it that each step reads its state from DRAM."""
+    """Return `Steps` over `first` and copies. Their states exceed the L2, so each step reads its state from DRAM."""
     streamed = first.state_bytes > STREAMED * l2_bytes()
     return Steps(staggered(first, 1 if streamed else input_sets(first.state_bytes, l2_bytes())), config, dtype)
 

@@ -99,7 +99,7 @@ def layer_workload(
     settings: dict[str, str],
     most: int,
 ) -> Workload:
-    """Return a workload that times `run` and compares results with `exact`; exact, most: see `layer_timed_check`."""
+    """Return a workload that times `run` and compares up to `most` tokens with the reference `exact`."""
     return Workload(
         run=run,
         tokens=case.batch * case.context,
@@ -119,7 +119,7 @@ def layer_timed_check(
     """Return a `Workload.timed_check` that compares outputs and final states of random sequences with `exact`'s.
 
     exact(sequences, tokens): returns the reference's results for the first `tokens` tokens of these sequences.
-    At most `most` tokens are compared in total. If a sequence has more, its final state is not compared.
+    most: limit on the compared tokens of all sequences. If the context is longer, no final state is compared.
     """
     tokens, whole = min(case.context, most), case.context <= most
 
@@ -214,7 +214,7 @@ def exact_forward(reference: Any, inputs: dict[str, Any], rows: list[int], token
 
 
 def _exact_outputs(reference: Any, arguments: dict[str, Any], trace: Any, rows: list[int], tokens: int) -> Results:
-    """Compute float64 outputs from the states in `trace`, for the first `tokens` tokens of the sequences `rows`."""
+    """Compute the first `tokens` outputs of sequences `rows` in float64 from `trace`, a result of reference.states."""
     batch, mini_batches = len(arguments["q"]), tokens // len(arguments["token_scale"])
     exact = {name: to_float64(x[rows, :tokens] if name in PER_TOKEN else x) for name, x in arguments.items()}
     states = tuple(x[:mini_batches].unflatten(1, (batch, -1))[:, rows].flatten(1, 2).double() for x in trace)
@@ -222,7 +222,7 @@ def _exact_outputs(reference: Any, arguments: dict[str, Any], trace: Any, rows: 
 
 
 def check_forward(forward: Callable[..., Any], reference: Any, form: str, piece: dict[str, Any]) -> Checks:
-    """Compare outputs and final weights of forward(**piece) with those of `reference` in float64 and form `form`."""
+    """Compare outputs and final weights for the arguments `piece` with those of `reference` in float64 and `form`."""
     found = results_of(forward(**piece))
     exact = {name: to_float64(value) for name, value in piece.items()}
     out, state = reference.forward(**exact, form=form, start=0)

@@ -198,7 +198,7 @@ class Engine:
 
         due: for each prompt, its arrival in seconds after the start, ascending; () for all at once.
         logits: whether to store the logits of each token. around: context manager entered around all steps.
-        If `steady_steps` is not 0, `around` covers only so many steps, after the first in which all sequences generate.
+        steady_steps: if not 0, `around` covers this many steps, after the first step in which all sequences generate.
         """
         from vllm import SamplingParams
 

@@ -78,7 +78,7 @@ class VllmSystem:
         return no_gpu() or other_release("vllm", *self.releases) or cannot_import("vllm", "vllm.platforms.cuda")
 
     def register(self) -> None:
-        """Register the model's class object in vLLM: given a name, vLLM would inspect the class in a subprocess."""
+        """Register the model's class object in vLLM. For a class name, vLLM would inspect the class in a subprocess."""
         from vllm import ModelRegistry
 
         module = importlib.import_module(self.implementation.partition(":")[0])
@@ -269,7 +269,7 @@ class _TimedBatches:
             yield self.samples_of(self.once())
 
     def timed_check(self, rng: Random, last_logits: Callable[..., torch.Tensor]) -> Callable[[Any, int], Checks]:
-        """Return f(outputs, calls) to check random sequences' last tokens if the mean length is <= MODEL_LENGTH."""
+        """Return a check of random sequences' last tokens. At mean lengths over MODEL_LENGTH, it compares nothing."""
         tokens = self.context + self.new_tokens - 1
         if tokens > MODEL_LENGTH:  # the engine leaves the reference no memory for more
             return not_compared(tokens, MODEL_LENGTH)
@@ -323,7 +323,7 @@ class EngineGenerate(_TimedBatches):
             self.timed = f"{self.timed}; a sample is the mean of {self.units} steps"
 
     def centre(self) -> None:
-        """Shorten prompts by half the generated tokens, to at least 1 token, so that steps are near `Case.context`."""
+        """Shorten prompts by half the new tokens, to at least 1. The steps' mean context is near `Case.context`."""
         self.context = max(1, self.context - self.new_tokens // 2)
         self.timed = f"{self.timed}; prompts of {self.context} tokens, so that these steps lie around the context"
 
