@@ -97,8 +97,8 @@ def _unsteady_times(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, 
 def is_unsteady(processes: Processes) -> bool:
     """Whether a case's times vary too much for a reliable latency.
 
-    True if the interval of `pooled_interval` is wider than 20% of the median, or the processes' medians differ by over
-    10% of it. Also true if, in the median over processes, `quartiles_apart` exceeds 10% or `ends_apart` exceeds 5%.
+    True if the interval of `pooled_interval` is wider than 20% of the median, or if the medians of two processes differ
+    by over 10% of it. Also true if the processes' median of `quartiles_apart` is over 10%, or of `ends_apart` over 5%.
     """
     middle, low, high = pooled_interval(processes)
     medians = [median(samples) for samples in processes]
@@ -131,8 +131,8 @@ def quartiles_apart(samples: Sequence[float]) -> float:
 def ends_apart(samples: Sequence[float]) -> float:
     """Return |first / last - 1|; first and last are the medians of the first and the last quarter of the samples.
 
-    A quarter has at least six samples. Return 0 for fewer than twelve samples, or if the interquartile ranges of the
-    two quarters overlap. In quarters of fewer than ten samples, the full range replaces the interquartile range.
+    With fewer than 24 samples, the first six and the last six are used instead; with fewer than twelve, return 0.
+    Also return 0 if the two interquartile ranges (for quarters of fewer than ten samples, full ranges) overlap.
     """
     if len(samples) < 2 * FEWEST:
         return 0.0

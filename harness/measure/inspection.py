@@ -70,11 +70,11 @@ class CallChecker:
             self._next_at = time.monotonic() + max(RENEW_EVERY_S, (time.monotonic() - now) / RENEW_SHARE)
 
     def checked_call(self, clock: Clock) -> Checks:
-        """Check outputs of the timed call on fresh inputs; return these checks and the failed checks of earlier calls.
+        """Run the timed call on fresh inputs; return checks of its outputs and the failed checks of earlier calls.
 
-        Before the call, the previous outputs are set to NaN. clock: the clock that timed `run`.
-        If an input has a token axis, or if `timed_check` draws new tokens (`Workload.renews_past`), a second call
-        is checked. In it, only early tokens are new, and the outputs must differ from the first call's outputs.
+        clock: the clock that timed `run`. Before the call, the previous outputs are set to NaN.
+        If an input has a token axis or `Workload.renews_past` is True, a second call follows, with new early tokens
+        only. Its outputs must differ from the first call's outputs.
         """
         if self._ran:
             self._check_outputs()
@@ -127,9 +127,9 @@ class CallChecker:
             self._miss("inputs_changed_by_the_work")
 
     def _follow_inputs(self, name: str = "outputs_unchanged_by_new_inputs", past_renewed: bool = False) -> None:
-        """Fail the check `name` if, for any sequence, the inputs changed but the outputs did not.
+        """Fail the check `name` if, since the previous comparison, a sequence's inputs changed but its outputs did not.
 
-        past_renewed: if True, every sequence's inputs count as changed, because `timed_check` drew new early tokens.
+        past_renewed: whether `timed_check` drew new early tokens; then all sequences' inputs count as changed.
         """
         outputs, batch = list(tensors_of(self._outputs)), self._case.batch
         floating = [each for each in outputs if each.is_floating_point()]  # integers can be the inputs themselves
@@ -249,7 +249,7 @@ def fill(given: Input, seed: int, early_only: bool = False) -> None:
 
 
 def _finite(outputs: Any) -> Iterator[Check]:
-    """Yield a check that floating outputs are finite; elements never written are still NaN."""
+    """Yield a check that floating outputs are finite; unwritten elements fail, because they were set to NaN before."""
     floating = [each for each in tensors_of(outputs) if each.is_floating_point()]
     if floating:
         lost = sum(int((~chunk.isfinite()).sum()) for each in floating for chunk in each.reshape(-1).split(1 << 26))

@@ -17,11 +17,11 @@ _CORRELATED, _RANKS_CORRELATED = 1.3, 0.5
 def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
     """Return (median, low, high) of one process's samples, given in order of time.
 
-    low, high: ends of the median's 95% interval. For n independent samples, they are the r-th smallest and r-th
-    largest sample. The number of samples below the true median is binomial(n, 1/2), so r is the largest rank with
-    1 - 2 P(binomial <= r - 1) >= 0.95. For correlated samples, r is computed from the effective sample size m
-    (`independent_samples`), then multiplied by (n + 1) / (m + 1). If m < `FEWEST`, r is 1, except for n >= 30: then
-    low and high are the smallest and largest of the medians of blocks, each of at least `TOGETHER` successive samples.
+    low, high: ends of the median's 95% interval, the r-th smallest and the r-th largest sample.
+    For n independent samples, r is the largest rank with 1 - 2 P(binomial(n, 1/2) <= r - 1) >= 0.95, at least 1.
+    For correlated samples, r is computed for the effective sample size m instead, then scaled by (n + 1) / (m + 1).
+    If m < 6, r is 1 for n < 30. For n >= 30, low and high are instead the smallest and the largest of the medians
+    of blocks, each of at least five successive samples.
     Raises ValueError if there are no samples.
     """
     ordered = sorted(samples)
@@ -62,10 +62,10 @@ def _effective_size_by_ranks(samples: Sequence[float]) -> int:
 
 
 def _effective_size_by_signs(samples: Sequence[float]) -> int:
-    """Return the effective size of n samples: n / (1 + 2 s); n if n < 12 or the lag-1 autocorrelation is insignificant.
+    """Return the effective size of n samples, from autocorrelations of the signs of (sample - median).
 
-    s: sum of the autocorrelations of the signs of (sample - median). Pairs of successive lags are added while a pair's
-    sum is positive (Geyer, Practical Markov Chain Monte Carlo, 1992, section 3.3). 1 + 2 s is corrected for bias.
+    It is n if n < 12 or the lag-1 autocorrelation is insignificant; otherwise n / (1 + 2 s), corrected for bias.
+    s: sum of autocorrelations, in pairs of lags while a pair's sum is positive (Geyer, Statistical Science 7, 1992).
     """
     count, middle = len(samples), median(samples)
     above = int("0" + "".join("1" if sample > middle else "0" for sample in samples), 2)

@@ -61,11 +61,11 @@ class Workload:
     `check`: compares outputs with the reference before timing; None without a reference.
     engine_samples: for a system that times itself; yields for each batch a list of milliseconds per unit. The first
         batches warm up (`timer.warm_up_engine`).
-    engine_batch: for a system that times itself; runs a batch, enters the given context manager only around the part
-        to profile (for generate, steps in which all sequences generate), and returns that part's units.
+    engine_batch: for a system that times itself; runs a batch, enters the given context manager only around the units
+        to profile (for generate, steps in which all sequences generate), and returns the number of these units.
     measured: called after timing with the number of timed calls (for an engine, of samples); returns further metrics.
     metrics: the record's metrics; `flops` and `bytes` are per unit. settings: the record's settings.
-    work: least FLOPs and bytes per unit, by part (`PRODUCTS` to `OTHER` in `harness.schema.work`); {} if not counted.
+    work: least FLOPs and bytes per unit for each of `PRODUCTS` to `OTHER` in `harness.schema.work`; {} if not counted.
     All functions above must raise MemoryError or torch's OutOfMemoryError when memory is exhausted.
     """
 

@@ -147,9 +147,9 @@ def warm_up_engine(
 ) -> list[Sequence[float]]:
     """Run batches of a system that times itself, for at least `least_warmup_s`.
 
-    batches_ms: yields each batch's samples in ms per unit of work. units: units in a sample.
+    batches_ms: yields each batch's samples in ms per unit of work. units: number of units of work in a sample.
     throttled: returns whether the device is throttled; then the warm-up lasts longer.
-    Return the batches that count as samples: [the last batch] if its samples began after enough warm-up, otherwise [].
+    Return [last batch] if enough warm-up preceded its samples, which can then be used; otherwise [].
     """
     start, limited = time.monotonic(), False
     for batch in batches_ms:
@@ -168,10 +168,10 @@ def take_engine_samples(
 ) -> Timing:
     """Sample a self-timing system batch by batch, until `stop_reason` or the last batch ends the sampling.
 
-    batches_ms: yields each batch's samples in ms per unit of work. units: units in a sample.
+    batches_ms: yields each batch's samples in ms per unit of work. units: number of units of work in a sample.
     All samples of a batch are used, because the first steps after a prompt differ from later steps. Samples of a batch
-    are correlated, so a narrow interval ends sampling only after `BATCHES` batches. The elapsed time for
-    `stop_reason` is max(the samples' total time, wall time / `READS`). Raises ValueError if there are no samples.
+    are correlated, so a precise median ends sampling only after two batches. The time for prompts is not counted as
+    elapsed, except that the elapsed time is at least a tenth of the wall time. Raises ValueError without samples.
     """
     timing = Timing([], [], "")
     start = time.monotonic()
@@ -196,9 +196,9 @@ def stop_reason(
     "interval": the median is precise: both ends of its 95% interval are at most `policy.precision` * median away.
         This needs at least `LEAST_SAMPLES` samples and min(least_s, policy.budget_s) seconds.
     "count": there are `MAX_SAMPLES` samples.
-    "budget": the time `policy.budget_s` is over, and the ends are at most `DOUBTFUL` * precision * median away. If they
-        are further away, sampling continues for up to min((PATIENCE - 1) * budget_s, LONGEST_WAIT_S) seconds. With
-        fewer than min_samples * 3 // 2 samples, it is up to LONGEST_WAIT_S. A budget of 0 is not extended.
+    "budget": the time `policy.budget_s` is over. While an end is over `DOUBTFUL` * precision * median away, the budget
+        is extended to at most `PATIENCE` * budget_s, and by at most `LONGEST_WAIT_S`. While there are also fewer than
+        min_samples * 3 // 2 samples, only the limit `LONGEST_WAIT_S` applies. A budget of 0 is not extended.
     due: whether to compute the interval now; None to compute it after about every 10% more samples, which saves time.
     """
     if len(samples) < policy.min_samples:

@@ -83,9 +83,9 @@ class _Work:
         self.alone_us = 0.0  # time of a run without a profiler
 
     def warm(self) -> None:
-        """Run the work until it is compiled; set `call_s` (seconds per call) and `passes`.
+        """Run the work until it is compiled. Except for an engine, set `call_s` and `passes`.
 
-        `passes` counts how often a call enters the range `COUNTED_LAYER`. For an engine, neither is set.
+        `call_s`: seconds of the last call. `passes`: how often that call ran the layer `COUNTED_LAYER`.
         """
         if self.is_engine:
             self._once(nullcontext())
@@ -122,7 +122,7 @@ class _Work:
         return self.clock.launch if self.clock else self.workload.run
 
     def load(self, run: Callable[[], object]) -> None:
-        """On a GPU, call `run` until clocks settle; set how many runs are unprofiled (`lead`) and profiled (`runs`)."""
+        """On a GPU, call `run` until clocks settle; set `lead` and `runs`: counts of unprofiled and profiled runs."""
         start, runs, took_s, capped = time.monotonic(), 0, 0.0, False
         while self.device == "cuda" and took_s < SETTLES_S:
             capped = self.repeat(run, 1) or capped
@@ -134,10 +134,10 @@ class _Work:
             least = math.ceil((CAPPED_S if capped else RUNS_S) / each_s)
             self.runs = max(least, min(RUNS, int(LONGEST_S / each_s)))
 
-    def window(self, most: int = sys.maxsize) -> tuple[int, int]:
-        """Return (number of runs before the profiled runs, number of profiled runs); their sum is at most `most`."""
-        runs = min(self.runs, max(1, most - max(1, most // 4)))
-        return min(self.lead, most - runs), runs
+    def window(self, limit: int = sys.maxsize) -> tuple[int, int]:
+        """Return (`lead`, `runs`), the counts of unprofiled and profiled runs, reduced to at most `limit` in total."""
+        runs = min(self.runs, max(1, limit - max(1, limit // 4)))
+        return min(self.lead, limit - runs), runs
 
     def repeat(self, run: Callable[[], object], runs: int) -> bool:
         """Call `run` `runs` times, with a sync after each; return whether the GPU was throttled."""
@@ -199,10 +199,10 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
 
 
 def _counted(work: _Work) -> dict[str, Any]:
-    """Run one call under Nsight Compute. Profiling starts when `COUNTED_STEPS` passes through `COUNTED_LAYER` are left.
+    """Run one call under Nsight Compute, which profiles only the end of the call.
 
-    If the call has fewer passes, profiling starts with the first pass. If it has none, the whole call is profiled.
-    Return {}: Nsight Compute's report has the counters.
+    Profiling starts at the second-last pass through the layer `COUNTED_LAYER`, or at the only pass. A call without
+    such a pass is profiled as a whole. Return {}: Nsight Compute's report has the counters.
     """
     first, passes = max(0, work.passes - COUNTED_STEPS), 0
     with ExitStack() as region:
@@ -220,10 +220,10 @@ def _counted(work: _Work) -> dict[str, Any]:
 
 
 def _captured(work: _Work) -> dict[str, Any]:
-    """Run one call with NVTX ranges, then the timed runs, while Nsight Systems captures.
+    """While Nsight Systems captures, run one call with NVTX ranges, then the timed runs.
 
-    Return "seen", the fields of the timed runs' `Runs`, and "apart", whether the call with ranges came before them.
-    In an engine's generate phase, one batch is both the call with ranges and the timed run, so "apart" is False.
+    Return {"seen": fields of a `Runs` that describes the timed runs, "apart": True}.
+    In an engine's generate phase, run only one batch with NVTX ranges, which is also timed; then "apart" is False.
     """
     if work.is_part:
         work.ranged(profiler_range(work.device))

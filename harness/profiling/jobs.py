@@ -177,7 +177,7 @@ class JobProfiler:
         self.slot.refuse_lost_gpu()
 
     def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> str:
-        """Report `error`, return the message. If the job's other cases would fail too, drop the profiler of `part`."""
+        """Report and return why a profiler failed. If it would fail for other cases too, stop using it for `part`."""
         advice = "" if isinstance(error, ToolLost) else "; try again (--resume), or say --with torch"
         why = sentence(f"{error}{advice}")
         self.profiler.say(why)
@@ -192,7 +192,7 @@ def _with_duration(profile: Profile, stage: str, start: float) -> Profile:
 
 
 def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:
-    """Match `counters` to kernels by name; add a note if over 5% of kernel time has no counters."""
+    """Return `profile` with `counters` assigned to kernels by name, and a note if over 5% of kernel time has none."""
     kernels = tuple(replace(each, counters=counters.get(each.name)) for each in profile.kernels)
     total = sum(kernel.time_us for kernel in kernels)
     missed = sum(kernel.time_us for kernel in kernels if kernel.counters is None)

@@ -59,7 +59,7 @@ class AxisEntry(Stored):
     """How reports name an axis of a figure: a case's field or option, or a result.
 
     phrase: words for a value in captions; {} stands for the value.
-    default: for an option, the value in cases that do not store this option; None if these cases have no value.
+    default: the value of an option in a case that does not set it; None if such a case has no value on this axis.
     """
 
     name: str

@@ -31,7 +31,7 @@ class ProfileError(RecordError):
 
 @dataclass(frozen=True)
 class Counters(Stored):
-    """Hardware counters of a kernel from Nsight Compute: means over launches, percentages weighted by time.
+    """Mean hardware counters of a kernel's launches from Nsight Compute; percentages are weighted by launch time.
 
     A counter that was not measured is None. Counters that only earlier versions had are ignored.
     launches: number of launches that Nsight Compute profiled. time_us: their mean time.
@@ -39,8 +39,8 @@ class Counters(Stored):
     operations: FLOPs per launch, by tensor cores and float32 instructions.
     use: {unit: percent of its peak throughput} for the units sm, l2, dram and tensor.
     occupancy: active warps in percent of an SM's warps. l2_hit: hit rate in percent.
-    stalls: {stall reason: share of the time between two instructions of a warp}; the shares sum to at most 1.
-    l2_peak_gbs: peak L2 bandwidth. fp32_peak_tflops: peak float32 throughput. Both at these launches' clock rates.
+    stalls: {stall reason: share of a warp's time between two instructions}; the shares sum to at most 1.
+    l2_peak_gbs, fp32_peak_tflops: peak L2 bandwidth and peak float32 throughput at the launches' mean clock rates.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STORED | ConfigDict(extra="ignore")
@@ -74,12 +74,12 @@ class Kernel(Stored):
 
     @property
     def dram_bytes(self) -> float | None:
-        """DRAM bytes of the mean launch, estimated from Nsight Compute's counters; None without this counter."""
+        """Mean DRAM bytes per launch, estimated from Nsight Compute's counters; None if DRAM bytes were not counted."""
         return self._of_mean_launch(self.counters.dram_bytes if self.counters else None)
 
     @property
     def operations(self) -> float | None:
-        """FLOPs of the mean launch, estimated from Nsight Compute's counters; None without this counter."""
+        """Mean FLOPs per launch, estimated from Nsight Compute's counters; None if FLOPs were not counted."""
         return self._of_mean_launch(self.counters.operations if self.counters else None)
 
     @property

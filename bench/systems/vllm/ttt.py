@@ -39,11 +39,11 @@ class VllmTTT(VllmSystem):
         super().register()
 
     def _sequences(self, case: Case) -> int:
-        """Return max_num_seqs, at most the cache's capacity: vLLM captures CUDA graphs for up to as many sequences."""
+        """Return vLLM's max_num_seqs, at most the number of sequences whose states fit in vLLM's cache."""
         whole = replace(case, size=uncut(case.size)[0])
         room = self._cache_bytes(whole, "prompts")  # the smallest cache, as a margin
         assert room is not None
-        return min(super()._sequences(case), max(1, room // self._kept_bytes(whole)))
+        return min(super()._sequences(case), max(1, room // self._kept_bytes(whole)))  # batch of vLLM's largest graph
 
     def settings(self, case: Case) -> dict[str, str]:
         config = ttt_config_of(case)
@@ -52,7 +52,7 @@ class VllmTTT(VllmSystem):
         return super().settings(case) | {"forward_kernel": ops.choice(q, config.mini_batch)}
 
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
-        """Run `reference` with a `ReplayedOperator` (CUDA graphs); return logits [B, last, V] of the final tokens."""
+        """Return `reference`'s logits [B, last, V] of the final tokens; CUDA graphs replay its TTT operator."""
         if not isinstance(reference.operator, ReplayedOperator):
             reference.operator = ReplayedOperator(reference.config.learner)
         return super().last_logits(reference, ids, last)

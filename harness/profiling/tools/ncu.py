@@ -62,7 +62,7 @@ _ERROR = re.compile(r"^==ERROR==\s*(.+)$", re.MULTILINE)
 def wrapping(report: Path, phase_ranges: Sequence[str]) -> list[str]:
     """Return the start of a command that runs a worker under Nsight Compute.
 
-    Inside `profiler_range`, ncu profiles the first `LAUNCHES` kernels that run in `COUNTED_LAYER` or outside of layers.
+    Inside `profiler_range`, ncu profiles the first 48 kernel launches that run in one layer or outside of all layers.
     It replays each kernel with warm caches and unlocked clocks, so times differ from ordinary runs.
     report: path for the report; the log next to it has the suffix .log.
     phase_ranges: names of the NVTX ranges that enclose the layers' ranges.

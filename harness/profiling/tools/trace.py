@@ -90,9 +90,9 @@ class Runs:
 def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Runs) -> dict[str, Any]:
     """Return a profile's fields: the result of `found_in`, "units" and "notes".
 
-    launched: launches of all runs that `seen` describes. If all runs launch the same kernels, only the middle half of
-        the runs, sorted by duration, is used. ranged: launches of one call, with its NVTX ranges.
-    If `seen.alone_us` is known, idle time that the profiler added is removed if over 3%, in graph replays always.
+    launched: launches of all runs that `seen` describes. If all runs launch the same kernels, the shortest and the
+        longest quarter of the runs are not used. ranged: launches of one call, with its NVTX ranges.
+    If `seen.alone_us` is known, idle time added by the profiler is removed when over 3% (0% in graph replays).
     """
     kept, runs, region_us, notes = _typical(launched, seen)
     found = found_in(kept, ranged, runs * seen.calls)
@@ -114,10 +114,10 @@ def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Run
 
 
 def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], int, float, list[str]]:
-    """Keep the middle half of the runs, sorted by duration; return (launches, number of runs, total µs, notes).
+    """Drop the shortest and the longest quarter of the runs; return (launches, number of runs, total µs, notes).
 
-    Start and end times are shifted so that no pause lies between two kept runs. If runs launch different kernels, all
-    launches are kept with their times, and a note says so.
+    Launches are shifted in time to close the pauses between the kept runs. If runs launch different kernels, all
+    launches are kept at their times, and a note says so.
     """
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not _alike(in_order, seen.runs):
@@ -141,7 +141,7 @@ def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], 
 
 
 def last_runs(launched: Sequence[Launched], runs: int, recorded: int) -> tuple[Sequence[Launched], int]:
-    """Keep the last `runs` of `recorded` runs, or all if their kernels differ; return (launches, run count)."""
+    """Return (launches, count) of the last `runs` of `recorded` runs, or of all if these launch different kernels."""
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not _alike(in_order, recorded):
         return launched, recorded
@@ -195,11 +195,11 @@ def ranges_of(launched: Iterable[Launched], kernels: Sequence[Kernel]) -> list[R
 def timeline_of(
     timed: Sequence[Launched], ranged: Sequence[Launched], runs: int, kernels: Sequence[Kernel], ranges: Sequence[Range]
 ) -> Timeline:
-    """Return a timeline of the first run, with at most `TIMELINE_LIMIT` launches.
+    """Return a timeline of the first run or its first step, with at most `TIMELINE_LIMIT` launches.
 
     timed: launches of `runs` runs; if `runs` does not divide their number, all launches count as one run.
-    ranged: launches of one call, with NVTX ranges; ignored if a run has more or fewer launches.
-    If the ranges show that the first layer starts again, the timeline has only as many launches as one step.
+    ranged: launches of one call, with NVTX ranges; used only if a run has the same number of launches. If the first
+        layer then starts more than once, the timeline has only as many launches as lie between two of its starts.
     kernels, ranges: the lists into which the timeline's indices point.
     """
     run = sorted(timed, key=lambda each: each.start_us)
@@ -222,7 +222,7 @@ def timeline_of(
 
 
 def _step_end(paths: Sequence[tuple[str, ...]]) -> int:
-    """Count launches from the first layer's start to its next start; if no next start is found, count all launches."""
+    """Count `paths` (one per launch) from the first layer's start to its next start, or all if it starts only once."""
     depths = [next((depth for depth, name in enumerate(path, start=1) if is_layer(name)), 0) for path in paths]
     layers = [(number, path[:depth]) for number, (path, depth) in enumerate(zip(paths, depths, strict=True)) if depth]
     for (_, before), (number, layer) in pairwise(layers):
