@@ -230,7 +230,7 @@ def _compiler_version(nvcc: Path | None) -> str | None:
 
 
 def _folder(name: str, wanted: dict[str, str | None]) -> Path:
-    """Return folder NAME-HASH in the cache. HASH covers `wanted` except name, nvcc's and ThunderKittens' versions."""
+    """Return folder NAME-HASH in the cache. HASH covers `wanted`'s sources, flags, host, tvm_ffi and architecture."""
     known = [wanted[each] for each in ("sources", "flags", "host", "tvm_ffi", "architecture")]
     key = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
     return cache_directory() / "kernels" / f"{name.replace('/', '.')}-{key}"

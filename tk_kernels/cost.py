@@ -51,7 +51,7 @@ class Cost:
     def generate_flops(self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual") -> float:
         """Return the FLOPs of a generate step of `batch` sequences, averaged over a mini-batch.
 
-        Symbols: see `forward_flops`; s: token scale. Dual: the same matmuls; P averages (m+1)/2 elements per token.
+        Dual: the matmuls of `forward_flops`, with (m+1)/2 elements of P per token on average. s: token scale.
         Primal: X @ W, dW += X^T @ G, W_t = W - s dW, Xbar @ W_t and (except in layer 1) G @ W^T take 2 * in * out each.
         """
         check_choice("form", form, FORMS)
@@ -79,9 +79,9 @@ class Cost:
     ) -> float:
         """Return the minimum state bytes that a step of `batch` sequences moves, averaged over m = `mini_batch` steps.
 
-        Each step reads all biases and weights, but of "planes" only the high plane. The last of m steps also writes the
-        weights and reads the low plane. A dual step also reads the cached rows of (m-1)/2 earlier tokens on average and
-        writes its token's rows. All primal steps but the first read the gradient sums, and all but the last write them.
+        Each step reads the biases, and the weights or their high plane. The last of m steps also reads the low plane,
+        if any, and writes the weights. A dual step also reads the rows of (m-1)/2 earlier tokens on average and writes
+        its own. A primal step also reads and writes the gradient sums; the first reads none, the last writes none.
         """
         _, read, rewrite = _weight_bytes(form, state)
         weights, biases = self._weights * head_dim**2, self._biases * head_dim
@@ -99,10 +99,7 @@ class Cost:
 
 
 def _weight_bytes(form: str, state: str) -> tuple[int, int, int]:
-    """Return bytes per weight: (stored, read by each step, also read or written by the last step of a mini-batch).
-
-    A cached row's element has as many bytes as a step reads per weight. Raises ValueError for an unknown form or state.
-    """
+    """Return bytes per weight: (stored, read by each step, further reads and writes of a mini-batch's last step)."""
     check_choice("form", form, FORMS)
     check_choice("state", state, ("planes", *ELEMENT_BYTES))
     if state == "planes":  # each token reads the high plane; a mini-batch's last one also reads low, writes both

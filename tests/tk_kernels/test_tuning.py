@@ -1,4 +1,4 @@
-"""Forward and generate kernels get settings from a user's file or tuning.toml, whose settings are `candidates`."""
+"""Kernels get settings from a user's file or tuning.toml; `candidates` includes all settings of tuning.toml."""
 
 import tomllib
 

@@ -62,7 +62,7 @@ def fits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
 
 
 def suits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
-    """Whether layout and dtype (not device) suit `few_rows_product`, and cuBLAS is no faster (H100) for so few rows."""
+    """Whether `few_rows_product` supports the shapes, strides and dtypes, and is at least as fast as cuBLAS on H100."""
     most = MOST_ROWS if len(weights) >= MANY_OUTPUTS * (1 + swiglu) else MOST_ROWS_FEW_OUTPUTS
     few = x.shape[-1] <= x.numel() <= most * x.shape[-1]
     laid_out = x.ndim > 1 and x.stride(-1) == 1 and weights.is_contiguous() and _fits_int32_offsets(x)
@@ -159,7 +159,8 @@ def _few_rows_product(
 ):  # fmt: skip
     """Compute OUTPUTS columns of out [R, N] = x W^T on tensor cores, INPUTS columns of x at a time.
 
-    ROWS: R padded to a power of two >= 16. DOT: operands' dtype. STAGES: pipeline stages. Rest: see `_few_rows_summed`.
+    x [R, K], weights W [N, K]. SWIGLU: compute silu(x W^T) * (x up_weights^T). ADD: add to out.
+    ROWS: R padded to a power of two >= 16. DOT: operands' dtype. STAGES: pipeline stages of the loads.
     """
     let_next_begin(PDL)
     wait_for_previous(PDL)

@@ -41,7 +41,7 @@ def swiglu_product(x: Tensor, weights: Tensor, *, concurrent: bool = False) -> T
 
 
 def fits(rows: Tensor, weights: Tensor) -> bool:
-    """Whether the Hopper kernel can run: aligned bfloat16 rows [M, C], weights [2 F, C]; M >= 256; 64 divides F, C."""
+    """Whether the Hopper kernel supports the GPU, dtypes, sizes and layouts of rows [M, C] and weights [2 F, C]."""
     outputs, inputs = len(weights) // 2, weights.shape[1]
     return (
         rows.is_cuda

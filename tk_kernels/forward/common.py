@@ -78,8 +78,7 @@ def launch_packed(
 ) -> Tensor:
     """Return the outputs [N, H, D] of packed sequences; update their slots of `state` in place.
 
-    run: see `launch`. kernel: the operator's Triton kernel, whose parameters from `cu_seqlens` on give the names of
-    keyword arguments for `run`. Other arguments: see `forward_packed`.
+    run: as in `launch`. kernel: the operator's Triton kernel, for its parameter names. Others: see `forward_packed`.
     """
     q, k, v, lr = tokens
     out, biases = torch.empty(q.shape, dtype=q.dtype, device=q.device), state.biases()
@@ -150,10 +149,10 @@ def normalization(s0, s1, D: tl.constexpr):
 
 @jit
 def gradient_coefficients(s0, s1, s2, s3, s4, s5, weight_squared, D: tl.constexpr):
-    """Return (mean(z), 1/std(z), mean(g), mean(g * xhat) / std(z)) for each row z [D], from which ln_l2_grad follows.
+    """Return (mean(z), 1/std(z), mean(g), mean(g * xhat) / std(z)) of each row z [D], to compute ln_l2_grad.
 
-    ttt_layer.md, step 5, defines ln_l2_grad, g, xhat, gamma, beta and R. weight_squared: the sum of gamma^2.
-    s0 to s5: each row's sums of z, z^2, u, u z, o z and o (one reduction), with u = gamma^2 z and o = gamma (beta - R).
+    g = gamma * (gamma * xhat + beta - R); symbols: see ttt_layer.md, step 5. weight_squared: the sum of gamma^2.
+    s0 to s5: each row's sums of z, z^2, u, u * z, o * z and o, with u = gamma^2 * z and o = gamma * (beta - R).
     """
     mean, rstd = normalization(s0, s1, D)
     u = s2 - mean * weight_squared  # u, uc: the sums of gamma^2 c and gamma^2 c^2, with c = z - mean

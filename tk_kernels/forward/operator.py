@@ -64,7 +64,7 @@ class ForwardOperator:
         self.launch = torch.library.custom_op(f"ttt_bench::{name}_forward", self._launch, mutates_args=("outputs",))
 
     def available(self, mini_batch: int = 16) -> str:
-        """Return why the Hopper kernel cannot run here, or "". Raises ValueError if none has this `mini_batch`."""
+        """Return why the Hopper kernel for `mini_batch` cannot run, or "". ValueError if there is no such kernel."""
         check_choice("mini_batch", mini_batch, tuple(self.kernels))
         return build.unavailable(self.kernels[mini_batch])
 

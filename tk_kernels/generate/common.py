@@ -131,8 +131,8 @@ def runs_sm90(device: torch.device) -> bool:
 def dependent_launch(pdl: bool) -> dict[str, bool]:
     """Return Triton's launch arguments. If `pdl`, they request PDL on Hopper or newer, unless TTT_BENCH_ARCH is set.
 
-    PDL (programmatic dependent launch): a kernel starts when the launch before it allows, reads parameters and state,
-    then waits for earlier launches. Between a launch that writes these inputs and the kernel, put one without PDL.
+    PDL (programmatic dependent launch): the kernel starts early, reads model parameters and state, then waits for
+    earlier launches. Between a launch that writes parameters or state and the kernel, run another launch without PDL.
     """
     if not pdl or triton.knobs.runtime.interpret or hidden() or torch.cuda.get_device_capability() < (9, 0):
         return {"PDL": False}
@@ -209,9 +209,9 @@ def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
 
 @jit
 def load_token(x, at, rd, valid, ROPE: tl.constexpr):
-    """Load (row, pair) of Q or K at x + at, for `rotate`: channels `rd`, and their partners in RoPE pairs (2i, 2i+1).
+    """Load row, the channels `rd` of Q or K at x + at; return (row, pair) for `rotate`.
 
-    Without ROPE, pair is row. RoPE is not applied here: it might need a barrier, which would delay the next loads.
+    With ROPE, pair holds channels rd ^ 1, else it is row. `rotate` applies RoPE: a barrier here would delay loads.
     """
     row = tl.load(x + at + rd, mask=valid, other=0)
     pair = row
@@ -281,7 +281,7 @@ def ln_l2_grad(z, target, weight, bias, valid, D: tl.constexpr):
 
 @jit
 def to_float32_again(x):
-    """Convert x to float32. bfloat16 is shifted: a cast could reuse an earlier one and keep it in registers."""
+    """Convert x to float32. bfloat16 is shifted: a cast could make the compiler keep an earlier cast in registers."""
     if x.dtype == tl.bfloat16:
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     return x.to(tl.float32)

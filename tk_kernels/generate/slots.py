@@ -50,7 +50,7 @@ def _launch(
     initial: tuple[Tensor, ...] | None = None,
     start: Tensor | None = None,
 ) -> None:
-    """Write `copies` to the slots of `stored`. With `start`, fill `copies` from the slots instead; see `read_slots`."""
+    """If start is None, write `copies` to the slots of `stored`. Otherwise, do the reverse; see `read_slots`."""
     if not len(stored) == len(copies) == len(initial or copies):
         raise ValueError(f"{len(copies)} values and {len(initial or copies)} initial ones for {len(stored)} tensors")
     kept, low, transposed = zip(*stored, strict=True)
@@ -65,7 +65,7 @@ def _launch(
 def _blocks(
     shapes: tuple[tuple[int, ...], ...], transposed: tuple[bool, ...]
 ) -> tuple[int, tuple[tuple[int, ...], ...]]:
-    """Return (number of blocks of all tensors, SHAPES of `_copy_slots`). shapes: (R, C), or (C,) for a bias."""
+    """Divide tensors (R, C) or (C,) into blocks of rows; return (number of blocks, SHAPES for `_copy_slots`)."""
     found, blocks = [], 0
     for (*rows, columns), is_transposed in zip(shapes, transposed, strict=True):
         (count,), padded = rows or (1,), triton.next_power_of_2(columns)
@@ -81,27 +81,27 @@ def _copy_slots(kept, low, copies, initial, strides, start, slots, H: tl.constex
 
     If start is None, write `copies`, a batch's tensors, to `kept`, the state's tensors. Otherwise, read `kept` into
     `copies`; a sequence whose start [B] is 0 gets `initial` instead. slots [B]: each sequence's index in `kept`.
-    kept, low, copies, initial, strides: one entry per tensor. `_copy_block` calls them kept, low, x, first, stride.
+    kept, low, copies, initial, strides: for each tensor, `_copy_block`'s kept, low, copied, initial, stride.
     SHAPES: for each tensor, its first block's index, then the arguments R, C, CP, BLOCK, TRANSPOSED of `_copy_block`.
     """
     for i in tl.static_range(len(SHAPES)):
         row = (tl.program_id(2) - SHAPES[i][0]) * SHAPES[i][4]
         if (row >= 0) & (row < SHAPES[i][1]):
-            first = None if start is None else initial[i]
-            _copy_block(kept[i], low[i], copies[i], first, strides[i], start, slots, row, H,
+            values = None if start is None else initial[i]
+            _copy_block(kept[i], low[i], copies[i], values, strides[i], start, slots, row, H,
                         SHAPES[i][1], SHAPES[i][2], SHAPES[i][3], SHAPES[i][4], SHAPES[i][5])  # fmt: skip
 
 
 @jit
 def _copy_block(
-    kept, low, x, first, stride, start, slots, row, H: tl.constexpr,
+    kept, low, copied, initial, stride, start, slots, row, H: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, BLOCK: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
     """Copy up to BLOCK rows of one tensor, from row `row` on. `_copy_slots` explains the direction, slots and start.
 
     kept [slots, H, R, C]: the state's tensor, with `stride` over slots. low: its low plane in the same layout, or None.
-    x [B, H, R, C]: the batch's tensor. first [H, R, C]: initial values for x. Both are contiguous float32.
-    With TRANSPOSED, x is [B, H, C, R], and first is [H, C, R]. CP: C, padded to a power of two.
+    copied [B, H, R, C]: the batch's tensor. initial [H, R, C]: values for new sequences. Both are contiguous float32.
+    With TRANSPOSED, copied is [B, H, C, R], and initial is [H, C, R]. CP: C, padded to a power of two.
     """
     seq, head = tl.program_id(0), tl.program_id(1)
     r = row + tl.arange(0, BLOCK)[:, None]
@@ -109,11 +109,11 @@ def _copy_block(
     mask = (r < R) & (c < C)
     at_slot = slot_of(slots, seq, True) * stride + head * (R * C) + r * C + c
     at = head * (R * C) + (c * R + r if TRANSPOSED else r * C + c)
-    x += seq.to(tl.int64) * (H * R * C)
+    copied += seq.to(tl.int64) * (H * R * C)
     PLANES: tl.constexpr = low is not None
     if start is None:
-        store_weights(kept, low, at_slot, tl.load(x + at, mask=mask, other=0), mask, PLANES)
+        store_weights(kept, low, at_slot, tl.load(copied + at, mask=mask, other=0), mask, PLANES)
     elif tl.load(start + seq) == 0:
-        tl.store(x + at, tl.load(first + at, mask=mask, other=0), mask=mask)
+        tl.store(copied + at, tl.load(initial + at, mask=mask, other=0), mask=mask)
     else:
-        tl.store(x + at, load_weights(kept, low, at_slot, mask, PLANES), mask=mask)
+        tl.store(copied + at, load_weights(kept, low, at_slot, mask, PLANES), mask=mask)

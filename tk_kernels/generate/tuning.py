@@ -59,7 +59,7 @@ def _tables() -> list[dict[str, Any]]:
 
 
 def candidates(operator: str, form: str, row: str, sm90: bool = False) -> Iterator[Tuning]:
-    """Yield settings to try for a `tuning.toml` row. sm90: for kernels of `generate_sm90.py`."""
+    """Yield settings to try for a row of `tuning.toml`, for the kernel in `generate_sm90.py` if `sm90` is True."""
     linear, dual = operator == "ttt_linear", form == "dual"
     if form == FORWARD:
         blocks = (0,) if linear or row == "narrow" else (32, 64, 128)

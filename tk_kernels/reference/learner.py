@@ -90,8 +90,7 @@ class Learner(Generic[State]):
 
     state: class of states with cached rows. The attribute `primal` is the class of states with gradient sums.
     `InnerLayer` explains rows and sums; `layers_of` gives the order of the fields in both classes.
-    together: in the dual form, `forward` computes at most this many mini-batches at once, and at most 16 * together
-    tokens per sequence, unless a single mini-batch has more.
+    together: most mini-batches that the dual form computes at once; it computes fewer if they have over 16 tokens.
     Only `generate_step` with `inplace` changes a given state. Methods that take tokens disable autograd and autocast.
     """
 
@@ -373,7 +372,7 @@ def _advance_(
 def _gradients(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, layers: list[InnerLayer]
 ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
-    """Return (q, q @ W1 + b1, (x, g) of each layer), all [B, H, n, width], for n tokens. x, g: see `InnerLayer`."""
+    """Return (q [B, H, n, D] in the state's dtype, q @ W1 + b1, each layer's (x, g) of n tokens); see `InnerLayer`."""
     first, *others = layers
     q, k, offset = (x.to(first.weight.dtype).transpose(1, 2) for x in (q, k, gradient_offset(k, v, outer)))
     zq, zk = affine(torch.cat((q, k), 2), first.weight, first.bias).chunk(2, 2)

@@ -21,7 +21,7 @@ def write_rows_(rows: Tensor, x: Tensor, positions: Tensor) -> None:
 
 
 def causal_scale(positions: Tensor, token_scale: Tensor) -> Tensor:
-    """Return n tokens' factors of m rows, [B, 1, n, m]: at position p, token_scale[p] for rows 0 to p, else 0."""
+    """Return scale [B, 1, n, m]: for token i at position p, scale[i, j] is token_scale[p] for rows j <= p, else 0."""
     rows = torch.arange(len(token_scale), device=token_scale.device)
     return torch.where(rows <= positions[..., None], token_scale[positions][..., None], 0)[:, None]
 
@@ -32,9 +32,9 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def stepped_affine(x: Tensor, weight: Tensor, bias: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> Tensor:
-    """Return x @ W_t + b_t, [B, H, n, F], for n tokens x [B, H, n, D], each at its position t.
+    """Return x_i @ W_i + b_i, [B, H, n, F], for n tokens x [B, H, n, D]; materialize W_i, each token's weight.
 
-    Materializes W_t = W - s_t * sum_{j <= t} x_rows[j]^T @ g_rows[j], [B, H, n, D, F]. scale: s_t, from `causal_scale`.
+    W_i = W - sum_j scale[i, j] * x_rows[j]^T @ g_rows[j]; b_i likewise, without x_rows. scale: from `causal_scale`.
     """
     steps = (x_rows.unsqueeze(-1) * g_rows.unsqueeze(-2)).flatten(-2)  # [B, H, m, D * F]
     weights = weight.unsqueeze(2) - (scale @ steps).unflatten(-1, weight.shape[2:])
@@ -58,7 +58,10 @@ def add_to_sums_(dW: Tensor, db: Tensor, x: Tensor, g: Tensor) -> None:
 
 
 def apply_sums_(weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, scale: Tensor, ends: Tensor) -> None:
-    """Where `ends` [B] is True, do W -= scale * dW, b -= scale * db, then zero dW, db. scale: see `apply_rows_`."""
+    """Apply the gradient sums of complete mini-batches: W -= scale * dW, b -= scale * db; then zero these sums.
+
+    ends [B]: whether a sequence's mini-batch is complete. scale [B, 1, 1, 1]: token_scale[m - 1], or 0 if incomplete.
+    """
     weight.addcmul_(scale, dW, value=-1)
     bias.addcmul_(scale[..., 0], db, value=-1)
     dW.masked_fill_(ends[:, None, None, None], 0)

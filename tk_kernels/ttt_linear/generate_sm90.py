@@ -1,8 +1,8 @@
 """TTT-Linear generate on Hopper: dual form, weights in 16 bits or as planes (`split_planes`).
 
 The kernel computes `_dual` of `generate.py` for D = 64 and m <= 16, in Gluon. A program is one warp and owns one head
-of one sequence. `cp.async` copies W and the cached rows to shared memory, so that they occupy no registers between the
-token's output and the update, which follows the mini-batch's last token.
+of one sequence. `cp.async` copies W and the cached rows to shared memory, to save registers. They stay there for the
+update of W after the mini-batch's last token.
 k @ W and q @ W are float32 on CUDA cores: a thread owns 16 rows and 8 columns of W. Four threads with the same
 columns add their sums through shared memory. The update runs on tensor cores.
 """
@@ -123,10 +123,10 @@ def dual(
 
 @gluon.jit
 def apply_rows(w_shared, k_shared, g_shared, weights, low, scale, PLANES: gl.constexpr):
-    """Store W - scale K^T g, 16 rows of W at a time; K and g = lr * G are the cached rows of a mini-batch.
+    """Store W - scale K^T g, 16 rows of W at a time. K and g are a mini-batch's cached rows (see `GenerateState`).
 
-    w_shared [D, D]: W; with PLANES, its high plane. k_shared, g_shared [16, D]: K and g, with zeros in rows m to 15.
-    weights, low [D, D]: the results (see `store_weights`); with PLANES, low is also read. scale: token_scale[m - 1].
+    k_shared, g_shared [16, D]: K and g, with zeros in rows m to 15. scale: token_scale[m - 1].
+    w_shared [D, D]: W. weights [D, D]: the result. With PLANES, both are high planes, and `low` is updated in place.
     """
     D: gl.constexpr = 64
     product: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])

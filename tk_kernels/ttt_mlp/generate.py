@@ -190,19 +190,20 @@ def sum_rows(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
 
 
 @jit
-def first_products(w1, past_g1, k, q, weight1, MATRIX: tl.constexpr, DOT: tl.constexpr):
-    """Return (w1 @ k, w1 @ q + weight1 @ past_g1), both [F] in float32.
+def first_products(w1, past_g1, k, q, factors, MATRIX: tl.constexpr, DOT: tl.constexpr):
+    """Return (w1 @ k, w1 @ q + factors @ past_g1), both [F] in float32.
 
-    w1 [F, D], k, q [D]. past_g1 [m, F]: past tokens' lr * G1. weight1 [m]: their factors. MATRIX, DOT: see `sum_rows`.
+    w1 [F, D], k, q [D]. past_g1 [m, F]: earlier tokens' lr * G1. factors [m]: -token_scale[position] * (q . k_j + 1).
+    MATRIX: use tensor cores, with w1 and past_g1 rounded to dtype DOT.
     """
     if MATRIX:
         both = tl.dot(w1.to(DOT), columns(k, 0, DOT) + columns(q, 2, DOT))
-        both = tl.dot(tl.trans(past_g1.to(DOT)), columns(weight1, 2, DOT), both)
+        both = tl.dot(tl.trans(past_g1.to(DOT)), columns(factors, 2, DOT), both)
         first = (tl.arange(0, 16) < 2)[None, :]
         of_k, of_q = tl.sum(tl.where(first, both, 0.0), 1), tl.sum(tl.where(first, 0.0, both), 1)
     else:
         of_k = tl.sum(w1.to(tl.float32) * k[None, :], 1)
-        of_q = tl.sum(to_float32_again(w1) * q[None, :], 1) + tl.sum(past_g1.to(tl.float32) * weight1[:, None], 0)
+        of_q = tl.sum(to_float32_again(w1) * q[None, :], 1) + tl.sum(past_g1.to(tl.float32) * factors[:, None], 0)
     return of_k, of_q
 
 

@@ -196,7 +196,7 @@ def load_rows(
     rows, pos, layout: gl.constexpr, G: gl.constexpr, STEP: gl.constexpr, N: gl.constexpr, ROW: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    """Load cached `rows` [m, ROW] as [G, 16, N]: warp w has N columns from w * STEP on. Rows from `pos` on are 0."""
+    """Load x [G, 16, N] from rows [m, ROW]: x[w, j, n] = rows[j, w * STEP + n], or 0 for j >= pos. PDL: bypass L1."""
     warp = gl.arange(0, G, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout))).expand_dims(1).expand_dims(2)
     row = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout))).expand_dims(0).expand_dims(2)
     column = gl.arange(0, N, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout))).expand_dims(0).expand_dims(1)
