@@ -71,8 +71,8 @@ def extended(work: Plan, out: Path) -> Run:
 def retry_of(run: Run, retry: str) -> Retry:
     """Return f(record): whether to measure the finished case of `record` again.
 
-    retry: "failed" for cases that are not ok; "flagged" for cases with a flag of `Quality`; "lost" for no case.
-    A case whose only flag is `few_samples` is not repeated if its planned min_samples is below FEWEST.
+    retry: "failed" repeats cases that are not ok, "flagged" cases with a flag of `Quality`, "lost" no finished case.
+    The flag `few_samples` alone does not count if the case's planned min_samples is below FEWEST.
     """
     few = {each.case.key for job in run.jobs for each in job.cases if each.min_samples < FEWEST}
     doubtful = flagged(run.records(), few) if retry == "flagged" else set()

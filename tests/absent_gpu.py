@@ -1,4 +1,4 @@
-"""Let CPU tensors pass for GPU tensors, and replace each launch of a Triton kernel by a call of a function."""
+"""Simulate a GPU on the CPU: Triton launches call the test's own function instead of running the kernel."""
 
 from collections.abc import Callable
 from contextlib import nullcontext

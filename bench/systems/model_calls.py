@@ -1,4 +1,4 @@
-"""Load a case's language model; call any model with the interface of `CausalLM`."""
+"""Load a case's language model, and run prompts and generate steps on any `CausalLM`."""
 
 from typing import Any
 

@@ -73,8 +73,8 @@ class CallChecker:
         """Run the timed call on fresh inputs; return checks of its outputs and the failed checks of earlier calls.
 
         clock: the clock that timed `run`. Before the call, the previous outputs are set to NaN.
-        If an input has a token axis or `Workload.renews_past` is True, a second call follows, with new early tokens
-        only. Its outputs must differ from the first call's outputs.
+        If an input has a token axis, or if `Workload.renews_past`, a second call follows, before which only the early
+        tokens change. Each changed sequence's outputs must then differ from those of the first call.
         """
         if self._ran:
             self._check_outputs()

@@ -220,10 +220,10 @@ def _counted(work: _Work) -> dict[str, Any]:
 
 
 def _captured(work: _Work) -> dict[str, Any]:
-    """While Nsight Systems captures, run one call with NVTX ranges, then the timed runs.
+    """Run one call with NVTX ranges and then the timed runs, while Nsight Systems captures.
 
-    Return {"seen": fields of a `Runs` that describes the timed runs, "apart": True}.
-    In an engine's generate phase, run only one batch with NVTX ranges, which is also timed; then "apart" is False.
+    Return {"seen": the fields of `Runs` for the timed runs, "apart": whether they are separate from the call}.
+    In an engine's generate phase, one batch with NVTX ranges is the call and the only timed run ("apart": False).
     """
     if work.is_part:
         work.ranged(profiler_range(work.device))

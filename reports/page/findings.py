@@ -96,7 +96,7 @@ def unfinished(table: pd.DataFrame, missing: int) -> str:
 
 
 def _parts(view: View) -> str:
-    """Return in words the x with the least sum of all parts' times, and this sum; "" if no x has every part."""
+    """Say at which x the sum of the parts' times is smallest, with the sum; "" if every x lacks a part."""
     parts = [{point.x: point.value for point in view.points(line)} for line in view.compared]
     totals = {x: sum(part[x] for part in parts) for x in set.intersection(*map(set, parts))} if parts else {}
     if not totals:

@@ -199,7 +199,7 @@ class View:
                 yield Point(float(cells[x]), float(value) / scale, low, high, doubt)
 
     def reach(self, line: Line) -> float:
-        """Return the largest x of the line's cases, except unstarted ones; infinite if x is a result, not a setting."""
+        """Return the largest x of the line's started cases; infinity if the x axis shows a result, not a setting."""
         if self.figure.along:  # x is no setting, so no case with a larger x is missing
             return math.inf
         rows = self.rows([line])

@@ -93,7 +93,7 @@ def new_run(folder: Path, cases: Sequence[Case | Planned], **changes: Any) -> Ru
 def measured(
     folder: Path, cases: Sequence[Case | Planned] = (), launches: Any = None, **arguments: Any
 ) -> list[Record]:
-    """Run `cases`, or resume the run in `folder`. launches: default `systems()`. arguments: of `new_run` or Options."""
+    """Resume `folder`'s run; if none, run `cases`. launches: default `systems()`. arguments: of `new_run`, Options."""
     of_run = {name: arguments.pop(name) for name in ("mode", "policy", "repeats") if name in arguments}
     run = Run.open(folder) if Run.exists(folder) else new_run(folder, cases, **of_run)
     return run_jobs(run, launches or systems(), Options(**arguments))

@@ -1,9 +1,9 @@
 """Simulate how often the 95% interval contains the true median when the stopping criterion ends sampling.
 
-`python -m tests.harness.simulate_coverage [SERIES]` prints two tables of this share. SERIES is the number of simulated
-series of samples per entry, by default 500. Table 1 has a row per sample duration and a column per correlation of
-successive samples; power-capped GPUs show such correlations. In table 2, samples jump randomly between two levels. The
-table has a row per standard deviation of the noise and a column per distance between the levels, both relative.
+`python -m tests.harness.simulate_coverage [SERIES]` prints this share in two tables. Each entry is from SERIES
+simulated series of samples, by default 500. Table 1 has a row per sample duration and a column per correlation of
+successive samples; power-capped GPUs show such correlations. In table 2, samples jump randomly between two levels. It
+has a row per standard deviation of the noise and a column per distance between the levels, both relative to the median.
 """
 
 import sys

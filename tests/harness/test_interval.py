@@ -97,7 +97,7 @@ def test_limits_of_chance_correlation(prime: int, square: int, linear: int, wort
 
 
 def test_the_ends_of_fewer_samples_lie_at_their_quantile_among_all() -> None:
-    """These 48 samples count as 39. For 39, the interval starts at rank 13, which scales to 13 * 49 // 40 = 15."""
+    """The 48 samples' effective size is 39. Rank 13 of 39 (quantile 13 / 40) becomes rank 13 * 49 // 40 = 15 of 48."""
     assert median_interval([float((4 * i * i + 2 * i) % 61) for i in range(48)]) == (27.0, 16.0, 35.0)
 
 

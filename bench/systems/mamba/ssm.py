@@ -125,7 +125,7 @@ class MambaSSM(TunedLanguageModel):
         return reference
 
     def rounded_reference(self, model: MambaSSMModel, case: Case) -> None:
-        """Return None (fixed check limits): no reference rounds like the package's kernels."""
+        """Return None, so that the check limits are fixed: no reference rounds like the package's kernels."""
 
 
 class Mamba2SSM(MambaSSM):

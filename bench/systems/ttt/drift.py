@@ -55,7 +55,7 @@ def compared(adapter: Any, workload: Workload, model: Any, case: Case) -> Worklo
 
 @torch.inference_mode()
 def exact_run(reference: Any, sequences: int, tokens: int) -> Exact:
-    """Generate tokens by sampling from the exact model; return tokens and probabilities."""
+    """Draw random token sequences from the float64 model `reference`; return them with all next-token probabilities."""
     device, vocabulary = reference.device, reference.config.vocabulary
     rng = torch.Generator(device).manual_seed(SEED)
     ids = torch.randint(0, vocabulary, (sequences,), device=device, generator=rng)
