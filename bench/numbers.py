@@ -149,7 +149,7 @@ def _cell(options: Mapping[str, Any], source_of: SourceOf) -> Number:
 
 
 def _selected(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
-    """Return rows that match `where`, {column: value}. "a|b" means a or b, "" empty. In a tuple, one match suffices."""
+    """Return rows that match {column: value} ("a|b": a or b; "": empty). A tuple cell matches if an element does."""
     for name, wanted in where.items():
         values = wanted.split("|") if isinstance(wanted, str) else [wanted]
         column = _column(rows, name).astype(object).fillna("")

@@ -123,7 +123,7 @@ class FusedBlock(TTTBlock):
         return self
 
     def _follow_parameters(self, rope: Rotation) -> bool:
-        """Recompute packed lr weights and token scales if their parameters changed; return whether they changed."""
+        """After `_pack` or changed parameters, recompute packed lr weights and token scales; return whether it did."""
         layer = self.seq_modeling_block
         made_of = [weight._version for weight in (layer.learnable_ttt_lr_weight, layer.learnable_token_idx)]
         changed = made_of != self._made_of

@@ -122,7 +122,7 @@ def turned(path: tuple[str, ...], array: Tensor) -> Tensor:
 
 
 def config_of_weights(file: Path, weights: dict[str, Tensor], base_lr: float | None) -> dict[str, Any]:
-    """Return config.json for {name: weight}; CheckpointError if not of a TTT model. base_lr: None for the paper's."""
+    """Return config.json for {PyTorch name: weight}; CheckpointError if no TTT model. base_lr: None for the paper's."""
     block = "model.layers.0.seq_modeling_block."
     inner = (f"{block}W1", f"{block}learnable_token_idx")
     needed = ("model.embed_tokens.weight", "model.layers.0.mlp.gate_proj.weight", *inner)

@@ -240,7 +240,7 @@ class TTTModel(ChunkedModel):
     def generate_state(self, state: TTTState, into: TTTState | None = None) -> TTTState:
         if into is None:
             made = [replace(layer, inner=self.operator.generate_state(layer.inner)) for layer in state.layers]
-            return TTTState(state.batch, made, state.length, state.caches)
+            return TTTState(state.batch, made, state.length, state.caches)  # shares the caches, so `into` has them
         for old, layer in zip(into.layers, state.layers, strict=True):
             overwrite(old.inner, self.operator.generate_state(layer.inner))
         into.length = state.length

@@ -18,7 +18,7 @@ SMALLEST = 128  # tokens of the smallest graph
 def graph_size(tokens: int, sequences: int) -> tuple[int, int]:
     """Return (tokens, sequences) of the CUDA graph for a step that has `tokens` tokens in `sequences` sequences.
 
-    The graph pads the step with fewer than max(SMALLEST, tokens / 4) tokens. An additional sequence holds them.
+    The graph has one or more spare sequences. The first holds the padding, fewer than max(SMALLEST, tokens / 4) tokens.
     """
     part = max((1 << (tokens - 1).bit_length()) // 8, SMALLEST)
     return -(-tokens // part) * part, 1 << sequences.bit_length()
@@ -41,7 +41,7 @@ class PromptGraphs:
         self._out = new((MOST_TOKENS, model.config.width), dtype=model.dtype)
 
     def hidden(self, layers: Sequence[BlockState], ids: Tensor, step: Packed) -> Tensor:
-        """Replay a step's graph; return its residual stream [tokens, C], which the next call overwrites."""
+        """Replay a step of up to MOST_TOKENS tokens; return its residual stream, which the next call overwrites."""
         size = tokens, sequences = graph_size(step.tokens, len(step.slots))
         # The first surplus sequence holds the padding tokens, the others none. They use slot 0, which is spare.
         for buffer, given, surplus in (

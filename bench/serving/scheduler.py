@@ -74,7 +74,7 @@ class TTTScheduler(AsyncScheduler):
         return found
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
-        """Append a step's tokens to its requests; return outputs by client. vLLM's method updates requests that end."""
+        """Append tokens to continuing requests if possible; vLLM's method does the rest. Return outputs by client."""
         ran, rest, outputs = model_runner_output, dict[str, int](), dict[int, list[Any]]()
         prompts = ran.prompt_logprobs_dict or ran.prompt_token_id_logprobs_dict
         if not self._fast_allowed or not ran.sampled_token_ids or ran.logprobs or prompts or ran.num_nans_in_logits:

@@ -184,7 +184,7 @@ class PhaseWork:
         return sorted({1, steps - 1}) if steps > 1 else []
 
     def _response(self, got: torch.Tensor, expected: torch.Tensor) -> Checks:
-        """Compare the change of logits `got` since the previous call with the change of the reference's, `expected`."""
+        """Compare how logits `got` and the reference's, `expected`, changed since the previous call, if any."""
         before, self._answered = self._answered, (got.clone(), expected)
         if before is None:
             return Checks([])

@@ -59,7 +59,7 @@ class RecurrentLayer(ABC):
     """Base class of a recurrent layer: its kernel, sizes, random inputs and naive implementation.
 
     kernel: MODULE:FUNCTION, or MODULE:FUNCTION|FUNCTION for alternatives; for each case, the fastest is timed.
-    check_tokens: limit on the tokens compared before timing. checked_tokens: limit on the tokens compared after timing.
+    check_tokens: most tokens compared before timing, in one sequence. checked_tokens: after timing, in all sequences.
     part: the part of the model, such as SCAN, to which a profile assigns the layer's work.
     """
 

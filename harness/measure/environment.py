@@ -50,7 +50,7 @@ def child_environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def recorded_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return variables that can affect speed. A value that contains a path becomes "..."; a long value is truncated."""
+    """Return variables that may affect speed (`changes_speed`). A path becomes "..."; a long value is truncated."""
     kept = {name: value for name, value in sorted(environment.items()) if changes_speed(name)}
     return {name: "..." if re.search(r"[/\\]", value) else clipped(value, _LONGEST) for name, value in kept.items()}
 

@@ -249,7 +249,7 @@ def fill(given: Input, seed: int, early_only: bool = False) -> None:
 
 
 def _finite(outputs: Any) -> Iterator[Check]:
-    """Yield a check that floating outputs are finite; unwritten elements fail, because they were set to NaN before."""
+    """Yield a check that floating outputs are finite; unwritten elements fail if they still hold NaN (`_poison`)."""
     floating = [each for each in tensors_of(outputs) if each.is_floating_point()]
     if floating:
         lost = sum(int((~chunk.isfinite()).sum()) for each in floating for chunk in each.reshape(-1).split(1 << 26))

@@ -20,8 +20,8 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
     low, high: ends of the median's 95% interval, the r-th smallest and the r-th largest sample.
     For n independent samples, r is the largest rank with 1 - 2 P(binomial(n, 1/2) <= r - 1) >= 0.95, at least 1.
     For correlated samples, r is computed for the effective sample size m instead, then scaled by (n + 1) / (m + 1).
-    If m < 6, r is 1 for n < 30. For n >= 30, low and high are instead the smallest and the largest of the medians
-    of blocks, each of at least five successive samples.
+    If m < 6 and n < 30, r is 1. If m < 6 and n >= 30, low and high are instead the smallest and the largest of the
+    medians of blocks, each of at least five successive samples.
     Raises ValueError if there are no samples.
     """
     ordered = sorted(samples)

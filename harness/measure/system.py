@@ -65,7 +65,7 @@ class Workload:
         to profile (for generate, steps in which all sequences generate), and returns the number of these units.
     measured: called after timing with the number of timed calls (for an engine, of samples); returns further metrics.
     metrics: the record's metrics; `flops` and `bytes` are per unit. settings: the record's settings.
-    work: least FLOPs and bytes per unit for each of `PRODUCTS` to `OTHER` in `harness.schema.work`; {} if not counted.
+    work: least FLOPs and bytes per unit, by part (`PRODUCTS` to `OTHER` in `harness.schema.work`); {} if not counted.
     All functions above must raise MemoryError or torch's OutOfMemoryError when memory is exhausted.
     """
 

@@ -170,8 +170,8 @@ def take_engine_samples(
 
     batches_ms: yields each batch's samples in ms per unit of work. units: number of units of work in a sample.
     All samples of a batch are used, because the first steps after a prompt differ from later steps. Samples of a batch
-    are correlated, so a precise median ends sampling only after two batches. The time for prompts is not counted as
-    elapsed, except that the elapsed time is at least a tenth of the wall time. Raises ValueError without samples.
+    are correlated, so a precise median ends sampling only after two batches. The elapsed time for `stop_reason` is the
+    samples' total time, but at least a tenth of the wall time. Raises ValueError if there are no samples.
     """
     timing = Timing([], [], "")
     start = time.monotonic()

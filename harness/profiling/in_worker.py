@@ -199,10 +199,10 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
 
 
 def _counted(work: _Work) -> dict[str, Any]:
-    """Run one call under Nsight Compute, which profiles only the end of the call.
+    """Run one call under Nsight Compute, and start profiling inside the call.
 
     Profiling starts at the second-last pass through the layer `COUNTED_LAYER`, or at the only pass. A call without
-    such a pass is profiled as a whole. Return {}: Nsight Compute's report has the counters.
+    such a pass, or an engine's, is profiled as a whole. Return {}: Nsight Compute's report has the counters.
     """
     first, passes = max(0, work.passes - COUNTED_STEPS), 0
     with ExitStack() as region:

@@ -102,7 +102,7 @@ def _frame(frames: Iterable[tuple[str, int | str | None]]) -> str:
 
 
 def error_line(stderr: str) -> str:
-    """Return the last error message in `stderr`, else its last line; append ` (my_rnn.py, line 18)` to an exception."""
+    """Return the last line of `stderr` with an error, else the last line. Append an exception's file and line."""
     lines = [line for line in stderr.splitlines() if not _NOISE.match(line)]
     telling = [line for line in lines if _ERROR.search(line)]
     last = (telling or lines or [""])[-1]

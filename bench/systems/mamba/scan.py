@@ -39,7 +39,7 @@ def selective_scan(decay: Tensor, inputs: Tensor, state: Tensor) -> Tensor:
 
 
 def stepped(decay: Tensor, inputs: Tensor, state: Tensor, stored: torch.dtype) -> Tensor:
-    """Return x [B, T, ...]: x_t = decay_t * r(x_(t-1)) + inputs_t and x_0 = `state`; r rounds to the dtype `stored`."""
+    """Return x [B, T, ...] in `inputs`: x_t = decay_t * r(x_(t-1)) + inputs_t, x_0 = `state`; r rounds to `stored`."""
     for factor, x in zip(decay.unbind(1), inputs.unbind(1), strict=True):
         state = x.addcmul_(factor, state.to(stored).to(x.dtype))
     return inputs

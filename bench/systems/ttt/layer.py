@@ -222,7 +222,7 @@ def _exact_outputs(reference: Any, arguments: dict[str, Any], trace: Any, rows: 
 
 
 def check_forward(forward: Callable[..., Any], reference: Any, form: str, piece: dict[str, Any]) -> Checks:
-    """Compare outputs and final weights for the arguments `piece` with those of `reference` in float64 and `form`."""
+    """Compare outputs and final weights of forward(**piece) with those of `reference` in float64 and form `form`."""
     found = results_of(forward(**piece))
     exact = {name: to_float64(value) for name, value in piece.items()}
     out, state = reference.forward(**exact, form=form, start=0)

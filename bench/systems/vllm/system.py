@@ -323,7 +323,7 @@ class EngineGenerate(_TimedBatches):
             self.timed = f"{self.timed}; a sample is the mean of {self.units} steps"
 
     def centre(self) -> None:
-        """Shorten prompts by half the new tokens, to at least 1. The steps' mean context is near `Case.context`."""
+        """Shorten prompts by half the new tokens, to at least one, so that the steps are near `Case.context`."""
         self.context = max(1, self.context - self.new_tokens // 2)
         self.timed = f"{self.timed}; prompts of {self.context} tokens, so that these steps lie around the context"
 

@@ -43,7 +43,7 @@ class VllmTTT(VllmSystem):
         whole = replace(case, size=uncut(case.size)[0])
         room = self._cache_bytes(whole, "prompts")  # the smallest cache, as a margin
         assert room is not None
-        return min(super()._sequences(case), max(1, room // self._kept_bytes(whole)))  # batch of vLLM's largest graph
+        return min(super()._sequences(case), max(1, room // self._kept_bytes(whole)))  # bounds vLLM's CUDA graphs
 
     def settings(self, case: Case) -> dict[str, str]:
         config = ttt_config_of(case)

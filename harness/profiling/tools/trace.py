@@ -92,7 +92,7 @@ def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Run
 
     launched: launches of all runs that `seen` describes. If all runs launch the same kernels, the shortest and the
         longest quarter of the runs are not used. ranged: launches of one call, with its NVTX ranges.
-    If `seen.alone_us` is known, idle time added by the profiler is removed when over 3% (0% in graph replays).
+    If `seen.alone_us` is known, idle time that the profiler added is removed if over 3%; in graph replays, always.
     """
     kept, runs, region_us, notes = _typical(launched, seen)
     found = found_in(kept, ranged, runs * seen.calls)
@@ -141,7 +141,7 @@ def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], 
 
 
 def last_runs(launched: Sequence[Launched], runs: int, recorded: int) -> tuple[Sequence[Launched], int]:
-    """Return (launches, count) of the last `runs` of `recorded` runs, or of all if these launch different kernels."""
+    """Return (launches, count) of the last `runs` of `recorded` runs, or of all runs if their kernels differ."""
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not _alike(in_order, recorded):
         return launched, recorded
@@ -199,7 +199,7 @@ def timeline_of(
 
     timed: launches of `runs` runs; if `runs` does not divide their number, all launches count as one run.
     ranged: launches of one call, with NVTX ranges; used only if a run has the same number of launches. If the first
-        layer then starts more than once, the timeline has only as many launches as lie between two of its starts.
+        layer then starts again after others, the timeline has only the number of launches between these starts.
     kernels, ranges: the lists into which the timeline's indices point.
     """
     run = sorted(timed, key=lambda each: each.start_us)
@@ -222,7 +222,7 @@ def timeline_of(
 
 
 def _step_end(paths: Sequence[tuple[str, ...]]) -> int:
-    """Count `paths` (one per launch) from the first layer's start to its next start, or all if it starts only once."""
+    """Count `paths` (one per launch) from the first layer's start to its next start, or all if none is found."""
     depths = [next((depth for depth, name in enumerate(path, start=1) if is_layer(name)), 0) for path in paths]
     layers = [(number, path[:depth]) for number, (path, depth) in enumerate(zip(paths, depths, strict=True)) if depth]
     for (_, before), (number, layer) in pairwise(layers):
