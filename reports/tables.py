@@ -79,7 +79,7 @@ def _write_for_people(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Cat
 
 
 def _chosen(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
-    """Return default columns: system, backend, varying settings, status if any case failed, latency, metrics, flags."""
+    """Return system, backend, varying settings, status unless all are ok (reason if none), latency, metrics, flags."""
     ok = table["status"] == "ok"
     names = [
         *(name for name in _CASE if name in ("system", "backend") or _varies(table, name)),

@@ -24,7 +24,7 @@ def hasten() -> None:
         return first_call(self, *arguments, **named)
 
     def by_slice(self: Any, given: tuple[Any, ...]) -> list[Any]:
-        """Return the tensors `given`, reduced along `self.axis` by whole slices. Triton's method takes other cases."""
+        """Reduce `given` along `self.axis` by whole slices; if it is None, or with `keep_dims`, as Triton does."""
         if self.axis is None or self.keep_dims:
             return by_element(self, given)
         rows = ((np.moveaxis(each.handle.data, self.axis, 0), each.dtype) for each in given)

@@ -68,7 +68,7 @@ class Cost:
         state: dtype of the weights: "float32", "float16", "bfloat16" or "planes" (float32 as two 16-bit tensors).
         Raises ValueError for an unknown form or state.
         """
-        stored, read, _ = _weight_bytes(form, state)
+        stored, read, _ = _weight_bytes(form, state)  # `read` is also the size of a cached row's element
         weights, biases = self._weights * head_dim**2, self._biases * head_dim
         rows, sums = mini_batch * self._row * head_dim * read, (weights + biases) * SUM_BYTES
         kept = weights * stored + biases * BIAS_BYTES

@@ -16,7 +16,7 @@ class Packed:
     cu_seqlens [S + 1] int32: sequence s has the tokens cu_seqlens[s] to cu_seqlens[s + 1] - 1, or none.
     start [S] int32: number of earlier tokens per sequence. With 0, a sequence starts from the initial weights.
     slots [S] int64: each sequence's index in dimension 0 of the state's tensors, unique among non-empty sequences.
-    tokens: N. length: number of tokens per sequence if all sequences can run as one batch, otherwise 0.
+    tokens: N. length: number of tokens per sequence if all sequences are to run as one batch, otherwise 0.
         One batch requires equal lengths, and `start` values that are multiples of the mini-batch size.
     """
 

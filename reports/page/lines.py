@@ -167,7 +167,7 @@ class FigurePanel:
         )
 
     def _stated_columns(self, columns: list[str]) -> dict[str, set[str]]:
-        """Return {column: systems whose line names must state the column's value}. columns: those to choose from."""
+        """Return {column: systems whose line names must state its value, because it varies}. columns: candidates."""
         rows, own = self.rows, {"state_dtype", *option_columns(self.rows)}
         systems, found = set(rows["system"]), {}
         for column in columns:

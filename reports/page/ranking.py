@@ -39,7 +39,7 @@ _CASE_SETTINGS = ("size", "batch", "context", "dtype", "l2")  # lines that diffe
 class Point:
     """A measured point in the figure's unit, with the ends (low, high) of its interval.
 
-    doubt: points that differ by at most this share are too uncertain to rank. It is 0 for unflagged points on a GPU.
+    doubt: points that differ by at most this share are too uncertain to rank. 0 for GPU points without `_UNSURE` flags.
     """
 
     x: float
@@ -248,7 +248,7 @@ def best_standing(view: View) -> Standing | None:
 def bar(cells: Mapping[str, Any], y: str) -> tuple[float, float]:
     """Return the ends (low, high) of a point's error bar, divided by the point's value; (1, 1) if unknown.
 
-    cells: the point's table row. y: the value's column. Latencies and rates use the interval of latency_ms.
+    cells: its table row. y: the value's column. Latencies and rates use latency_ms's interval, other metrics their own.
     """
     low, high = (cells.get(name, math.nan) for name in own_ends(y))
     if y not in LATENCIES and pd.notna(low) and pd.notna(high):

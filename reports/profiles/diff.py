@@ -63,7 +63,7 @@ class Diff:
 
     @property
     def sentence(self) -> str:
-        """How much slower or faster `b` is than `a`, in total and by part. If `b` is slower, its bottleneck follows."""
+        """How much slower or faster `b` is than `a`, in total and by part. If clearly slower, `_bottleneck` follows."""
         ms = self.b.unit_ms - self.a.unit_ms
         rows = self.parts
         whole = sum(abs(row.ms) for row in rows)

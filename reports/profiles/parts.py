@@ -87,7 +87,7 @@ def within_sentence(part: str) -> str:
 def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> str:
     """Return a kernel's part of the model, a key of `LABELS`. path: NVTX ranges around its launch.
 
-    has_layers: whether layers have NVTX ranges. If so, a GEMM whose `path` has ranges, but no layer, is the LM head's.
+    has_layers: result of `_outside_is_head`. If True, a GEMM whose `path` has ranges, but no layer, is the LM head's.
     """
     if OPERATOR in path:
         return TTT
@@ -129,7 +129,7 @@ def parts(region: Region) -> list[ProfilePart]:
 def work_of(region: Region, present: Iterable[str]) -> dict[str, Work]:
     """Return {part: least FLOPs and bytes per unit of work (`Region.units`)}, as counted by the adapter.
 
-    present: parts with kernels. If the LM head is not among them, its work is added to the GEMMs' counted work.
+    present: parts with kernels. If the LM head is not among them, its work is added to the GEMMs' work, if counted.
     """
     work = dict(region.work)
     if HEAD in work and HEAD not in present and PRODUCTS in work:

@@ -1,7 +1,7 @@
 """Choose which runs of a site to compare, and compare them.
 
 A run is compared with the previous and the newest run on its GPU model. The newest run on each GPU model is compared
-with the newest run on each other model. Runs that share too few measured cases are not compared.
+with the newest run on each other model. Each choice skips runs that share too few measured cases.
 """
 
 from collections.abc import Iterator, Sequence

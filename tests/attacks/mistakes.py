@@ -245,7 +245,7 @@ class Last64Tokens(OfTheRepository):
 
 
 class Last66Tokens(Last64Tokens):
-    """Reads only the last 66 tokens of a prompt: its logits depend on tokens before the last 64, but too weakly."""
+    """Reads only a prompt's last 66 tokens. New tokens before the last 64 change its logits, but not as they should."""
 
     kept = 66
 

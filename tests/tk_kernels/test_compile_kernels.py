@@ -64,7 +64,7 @@ def has_nvdisasm() -> bool:
 
 @pytest.mark.skipif(not has_nvdisasm(), reason="needs Triton's nvdisasm")
 def test_generate_waits_for_two_memory_latencies_in_sequence(tmp_path: Path) -> None:
-    """Cached rows are loaded after the position, which masks these loads. With slots, loading the slot comes first."""
+    """Cached rows are loaded after the position, which masks these loads. With slots, they wait for the slot, too."""
     kernels = printed(started(tmp_path, "generate"))
     assert len(kernels) == 5
     for each in kernels:

@@ -41,7 +41,7 @@ def swiglu_product(x: Tensor, weights: Tensor, *, concurrent: bool = False) -> T
 
 
 def fits(rows: Tensor, weights: Tensor) -> bool:
-    """Whether the Hopper kernel supports the GPU, dtypes, sizes and layouts of rows [M, C] and weights [2 F, C]."""
+    """Whether the Hopper kernel can run on rows [M, C] and weights [2 F, C], and M is at least `LEAST_ROWS`."""
     outputs, inputs = len(weights) // 2, weights.shape[1]
     return (
         rows.is_cuda

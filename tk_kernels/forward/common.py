@@ -78,7 +78,7 @@ def launch_packed(
 ) -> Tensor:
     """Return the outputs [N, H, D] of packed sequences; update their slots of `state` in place.
 
-    run: as in `launch`. kernel: the operator's Triton kernel, for its parameter names. Others: see `forward_packed`.
+    run: see `launch`; also gets keyword arguments, named as in `kernel`, a Triton kernel. Others: see `forward_packed`.
     """
     q, k, v, lr = tokens
     out, biases = torch.empty(q.shape, dtype=q.dtype, device=q.device), state.biases()

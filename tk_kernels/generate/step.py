@@ -41,7 +41,7 @@ class StepState:
     layers: for each layer, its weight [B, H, ...] (with "planes", the high plane), low plane or None, and bias
     [B, H, width] float32. All weights except the last are transposed: each row belongs to one hidden unit.
     slots [B], int32 or int64, dual form only: each sequence's index in dimension 0 of weights, biases and cached rows.
-    With slots, dimension 0 can have any size and stride; equal shapes need equal strides. Steps keep `position`.
+    With slots, steps do not change `position`, and dimension 0 can have any size and stride (shared by equal shapes).
     """
 
     form: str

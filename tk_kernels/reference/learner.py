@@ -90,7 +90,7 @@ class Learner(Generic[State]):
 
     state: class of states with cached rows. The attribute `primal` is the class of states with gradient sums.
     `InnerLayer` explains rows and sums; `layers_of` gives the order of the fields in both classes.
-    together: most mini-batches that the dual form computes at once; it computes fewer if they have over 16 tokens.
+    together: most mini-batches of m tokens that a dual `forward` runs at once; if m > 16, max(1, 16 * together // m).
     Only `generate_step` with `inplace` changes a given state. Methods that take tokens disable autograd and autocast.
     """
 

@@ -202,7 +202,7 @@ def test_mesanet_forgets_by_its_decay_and_weighs_by_beta():
 
 
 def mamba3(tokens, **changed):
-    """Return Mamba-3's (output, state) for `tokens` tokens. `changed` replaces inputs, such as the biases of zero."""
+    """Return Mamba-3's (output, state) for one head: no decay, rotation or bias by default. changed: other inputs."""
     layer = replace(layer_of("mamba3/mamba-ssm"), heads=1, key_dim=2, value_dim=1, angles=1)
     zeros, ones = torch.zeros(1, 1, tokens), torch.ones(1, tokens, 1, 2)
     inputs = {"Q": ones, "K": ones, "V": torch.ones(1, tokens, 1, 1), "ADT": zeros, "DT": zeros + 1, "Trap": zeros + 50}
