@@ -35,9 +35,10 @@ def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Chec
 
 
 def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None = None) -> tuple[Adapter, ...]:
-    """Return the adapters for `names` (SYSTEM or SYSTEM/BACKEND); () selects all with `device` in their `devices`.
+    """Return the adapters that `names` selects; each name is SYSTEM or SYSTEM/BACKEND.
 
-    With a checkpoint, () selects its system. UserError for an unknown name or a system other than the checkpoint's.
+    () selects the checkpoint's system, or without a checkpoint all adapters with `device` in their `devices`.
+    Raises UserError for an unknown name or a system other than the checkpoint's.
     """
     if not names and not checkpoint:
         return tuple(adapter for adapter in ADAPTERS if device in adapter.devices)
@@ -53,7 +54,7 @@ def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None
 
 
 def _named(name: str, device: str) -> list[Adapter]:
-    """Return the adapter `name`. For a system's name, return its adapters for `device`, or all if there are none."""
+    """Return the adapter `name`, or a system's adapters for `device` (all if none match)."""
     found = [adapter for adapter in ADAPTERS if name in (adapter.system, adapter.label)]
     if not found:
         systems = dict.fromkeys(adapter.system for adapter in ADAPTERS)
@@ -99,7 +100,7 @@ def _combinations(axes: Mapping[str, Sequence[Scalar]]) -> list[tuple[tuple[str,
 
 
 def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: str) -> str:
-    """Return a case's timing: "engine" (a serving engine times itself), "graph" (CUDA graph replays) or "eager".
+    """Return a case's timing: "engine" (times itself), "graph" (CUDA graph replays) or "eager".
 
     Serving engines always get "engine". On a CPU, other systems get "eager". On a GPU, the panel's `timing` applies if
     it is set. By default, generate gets "graph". So does a whole model's forward of at most LAUNCH_BOUND_TOKENS tokens

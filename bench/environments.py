@@ -1,4 +1,4 @@
-"""How to start each system's worker: in this Python, in .venv-NAME of `make venv-NAME`, or as systems.toml defines.
+"""How to start each system's worker: this Python, a .venv-NAME, or as systems.toml defines.
 
 ["transformer/vllm"]
 python = "~/.venvs/vllm/bin/python"  # or command = ["docker", "run", "-i", "IMAGE", "python"], which has priority
@@ -43,7 +43,7 @@ class _Entry(BaseModel):
 
 
 def notes_on_starts(labels: Container[str]) -> list[str]:
-    """Return [a note on the systems in `labels` that have a section in systems.toml or their own .venv-NAME], or []."""
+    """Return at most one note: which systems in `labels` systems.toml or a .venv-NAME starts."""
     entries, starts = _read(), defaultdict[str, list[str]](list)
     for each in (adapter for adapter in ADAPTERS if adapter.label in labels):
         entry = entries.get(each.label, _Entry())
@@ -55,7 +55,7 @@ def notes_on_starts(labels: Container[str]) -> list[str]:
 
 
 def worker_launches(device: str = "") -> dict[tuple[str, str], Launch]:
-    """Return {(system, backend): how to start its worker}; systems.toml takes precedence over the default interpreter.
+    """Return {(system, backend): how to start its worker}; systems.toml overrides the default.
 
     device: "cpu" hides the GPU from the workers. Raises UserError if systems.toml cannot be read or has a mistake.
     """
@@ -72,7 +72,7 @@ def worker_launches(device: str = "") -> dict[tuple[str, str], Launch]:
 
 
 def _interpreter(adapter: Adapter) -> str:
-    """Return the interpreter that the adapter's `make venv-NAME` creates, if it exists; otherwise this interpreter."""
+    """Return the interpreter in the adapter's .venv-NAME if it exists, else this interpreter."""
     program = f".venv-{adapter.install.removeprefix('make venv-')}/bin/python"
     return program if os.path.lexists(program) else sys.executable  # a broken link is reported, not replaced
 

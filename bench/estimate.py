@@ -34,7 +34,7 @@ def _runs_in(folder: Path) -> set[Path]:
 
 
 def _tried(folder: Path) -> list[Record]:
-    """Return a measured run's ok, incorrect, oom and timeout records with a duration; [] without a readable one."""
+    """Return a measured run's records that have usable durations; [] for any other folder."""
     try:
         run = Run.open(folder)
         records = run.records() if run.file.mode == "measure" else []

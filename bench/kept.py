@@ -8,12 +8,12 @@ from tk_kernels.cost import COSTS, ELEMENT_BYTES
 
 
 def kept_bytes(config: Any, case: Case, form: str = "dual") -> int:
-    """Return the bytes stored per sequence at `case.context`. form: "dual" or "primal", for TTT in generate."""
+    """Return bytes stored per sequence of `case`. form: "dual" or "primal", for TTT generate."""
     return state_bytes(config, case, form) + window_bytes(config, ELEMENT_BYTES[case.dtype])
 
 
 def state_bytes(config: Any, case: Case, form: str = "dual") -> int:
-    """Return bytes of a sequence's KV cache or state in all layers. form: "dual" or "primal", for TTT in generate."""
+    """Return bytes of a sequence's KV cache or state in all layers. form: as in `kept_bytes`."""
     size = ELEMENT_BYTES[(case.state_dtype or case.dtype).removesuffix("-planes")]  # two planes of 16 bits are 4 bytes
     if isinstance(config, TransformerConfig):  # a key and a value per token and layer
         return 2 * config.layers * config.kv_width * case.context * size
@@ -26,7 +26,7 @@ def state_bytes(config: Any, case: Case, form: str = "dual") -> int:
 
 
 def generate_precision(case: Case) -> str:
-    """Return a case's key of `PRECISIONS`: its state_dtype, except "planes" for "float32-planes", "float32" for ""."""
+    """Return the key of `PRECISIONS` for the case's state_dtype ("" stands for float32)."""
     return (case.state_dtype or "float32").removeprefix("float32-")
 
 

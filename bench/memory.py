@@ -31,7 +31,7 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
 
 
 def unstaggered(case: Case) -> str:
-    """Return why a case ignores its option positions=staggered; "" if the option takes effect or is not set."""
+    """Return why a case ignores positions=staggered; "" if it takes effect or is not set."""
     steps = case.phase == "generate" and case.timing != "engine" and case.option("scope", "model") == "model"
     if case.option("positions") != "staggered" or (steps and case.system in ("ttt-linear", "ttt-mlp")):
         return ""
@@ -39,7 +39,7 @@ def unstaggered(case: Case) -> str:
 
 
 def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
-    """Return a message if a smaller case ran out of memory, time or KV cache; "" if none did or not `planned.grows`."""
+    """If `planned.grows` and a smaller case exceeded memory or time, return a message; else ""."""
     if not planned.grows:
         return ""
     for record in earlier:
@@ -56,7 +56,7 @@ def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
 
 
 def _smaller_axis(smaller: Case, case: Case) -> str:
-    """Return "batch" or "context" if that field is lower in `smaller` and all others but timing are equal; else ""."""
+    """Return "batch" or "context" if that alone (timing aside) is lower in `smaller`; else ""."""
     for axis in ("batch", "context"):
         size = getattr(case, axis)
         if getattr(smaller, axis) < size and replace(smaller, timing=case.timing, **{axis: size}) == case:
@@ -80,6 +80,6 @@ def beyond_memory_of(case: Case, total: int) -> str:
 
 
 def total_memory_bytes(machine: Mapping[str, Any]) -> int | None:
-    """Return bytes of a snapshot's GPU memory, or None if unknown; without a GPU, bytes of this machine's RAM."""
+    """Return bytes of GPU memory, None if unknown; without a GPU, bytes of this machine's RAM."""
     gpu = machine.get("gpu")
     return gpu["memory_bytes"] if gpu else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

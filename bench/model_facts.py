@@ -1,4 +1,4 @@
-"""Check that models are comparable: size, vocabulary, dtype, logits per prompt, no data shared between samples."""
+"""Check a model's size, vocabulary, dtype and logits, and that its samples share no data."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Facts:
         return {"parameters": self.parameters, "vocabulary": self.vocabulary}
 
     def settings(self) -> dict[str, str]:
-        """Return, for `Record.settings`, the weights' dtype, token ids' distribution and data kept between samples."""
+        """Return settings to record: weights' dtype, token distribution, data kept between samples."""
         token_ids = "uniform over the vocabulary, new for each sample"
         return {"weights_dtype": self.dtype, "token_ids": token_ids, "kept_between_samples": self.kept}
 
@@ -68,7 +68,7 @@ def checks(facts: Facts, case: Case) -> list[Check]:
 
 
 def count_head_rows(call: Callable[[], Any], head: Any) -> tuple[Any, int]:
-    """Run `call`; return (its result, number of tokens whose logits `F.linear` computed with the weight `head`)."""
+    """Run `call`; return (result, number of tokens that `F.linear` multiplied by weight `head`)."""
     import torch.nn.functional as F
     from torch.overrides import TorchFunctionMode
 

@@ -80,7 +80,7 @@ def percentage(text: str) -> float:
 
 
 def _show(a: Path, b: Path, fail_on: float | None, markdown: bool) -> comparing.Comparison:
-    """Print and return a comparison; exit with 3 if it is impossible. UserError if `fail_on` < 5%, except for `ab`."""
+    """Print and return a comparison of two runs; exit with 3 if they cannot be compared."""
     try:
         found = comparing.compare(Run.open(a), Run.open(b), *([] if fail_on is None else [fail_on]))
     except comparing.NotComparable as error:
@@ -158,7 +158,7 @@ class _Side:
 
 
 def _measure_interleaved(sides: Sequence[_Side], work: Plan) -> None:
-    """Measure each job with both commits in every round; drop a case once either commit has no result for it."""
+    """Measure each job with both commits in every round; drop cases that lack a result."""
     jobs, rounds = list(work.jobs), work.request.rounds
     with Progress("ab") as progress:
         progress(Event("plan", total=2 * rounds * len(work.keys)))

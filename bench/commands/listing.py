@@ -10,7 +10,7 @@ from harness.workers.process import probe
 
 
 def list_systems() -> None:
-    """Print a table: systems that can run here with package versions, then the others with the reason why not."""
+    """Print a table of systems: package versions, or the reason why one cannot run here."""
     note("importing each system's packages takes a few seconds")
     note(*notes_on_starts({adapter.label for adapter in ADAPTERS}))
     starts = worker_launches()

@@ -74,7 +74,7 @@ def profile(request: RunRequest, out: Path) -> None:
 
 
 def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
-    """Return `before` or, if it is None, a new run. If `ttt-bench profile` made `before`, add the cases of `work`."""
+    """Return `before` (a run of profiles gains `work`'s cases) or, if it is None, a new run."""
     if before is None:
         return Run.create(out, file_of(work, "profile"))
     refuse_another_device(before, work)

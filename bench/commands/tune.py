@@ -81,9 +81,9 @@ def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning |
 
 
 def fastest_forward(learner: str, row: str) -> tuple[str, Tuning | None]:
-    """Return (section of `tuning.toml` for forward, fastest correct settings or None). learner: "linear" or "mlp".
+    """Return (section of `tuning.toml` for forward, fastest correct settings or None).
 
-    row: a class of problem sizes in FORWARD_ROWS; it determines the measured model size and batch.
+    learner: "linear" or "mlp". row: a class of problem sizes in FORWARD_ROWS; it determines the model size and batch.
     """
     config = _config(learner, FORWARD_SIZES.get(row, SIZE))
     kernel, reference = (import_module(f"tk_kernels.ttt_{learner}.{part}") for part in ("forward", "reference"))
@@ -124,7 +124,7 @@ def _median_us(run: Callable[[], object]) -> float:
 def _fastest(
     what: str, tried: Sequence[Tuning], check: Callable[[Tuning], Checks], time_us: Callable[[Tuning], float]
 ) -> Tuning | None:
-    """Measure settings in `tried` that pass `check`; return the fastest, or None if all fail. what: name in the log."""
+    """Return the fastest settings in `tried` that pass `check`, or None. what: name in the log."""
     from triton.runtime.errors import OutOfResources, PTXASError
 
     took: dict[Tuning, float] = {}

@@ -186,7 +186,7 @@ class ChunkedModel(CausalLM):
 
 
 def check_ids(ids: Tensor, dimensions: int, batch: int) -> None:
-    """Raise ValueError unless ids are nonempty [batch, tokens] (`dimensions` is 2) or [batch] (`dimensions` is 1)."""
+    """Raise ValueError unless ids are nonempty: [batch, tokens] (dimensions=2) or [batch] (1)."""
     if ids.dim() != dimensions or ids.numel() == 0:
         layout = "[batch, tokens]" if dimensions == 2 else "[batch]"
         raise ValueError(f"ids of shape {list(ids.shape)}: expected {layout}, at least one token")

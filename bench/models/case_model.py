@@ -43,7 +43,7 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Return a folder's checkpoint; its name has a hash of config.json and weights. CheckpointError if unsupported."""
+    """Return a folder's checkpoint. CheckpointError if it is unreadable or unsupported."""
     config = read_config(folder)
     digest = hashlib.sha256()
     for file in (folder / CONFIG_FILE, *listed(folder, "*.safetensors")):
@@ -62,7 +62,7 @@ def register_checkpoint(folder: Path) -> Checkpoint:
 
 
 def checkpoint_folder(case: Case) -> Path | None:
-    """Return a case's checkpoint folder, None without a checkpoint. CheckpointError for an unregistered checkpoint."""
+    """Return a case's checkpoint folder, or None without one; CheckpointError if unregistered."""
     if missing := checkpoint_missing(case):
         raise CheckpointError(missing)
     name = str(case.option("checkpoint", ""))
@@ -76,7 +76,7 @@ def checkpoint_missing(case: Case) -> str:
 
 
 def config_of(case: Case) -> ModelConfig:
-    """Return a case's model configuration; ConfigError if it is invalid, CheckpointError for an unusable checkpoint."""
+    """Return a case's model configuration; ConfigError or CheckpointError if it is invalid."""
     folder = checkpoint_folder(case)
     if folder is not None:
         return read_config(folder)

@@ -38,7 +38,7 @@ def save(model: CausalLM, folder: str | Path, config: Mapping[str, Any] | None =
 
 
 def load(folder: str | Path, device: torch.device | str, dtype: torch.dtype | None = None, **options: Any) -> CausalLM:
-    """Load a TTT model from a folder's config.json and .safetensors files; CheckpointError if missing or unusable.
+    """Load a TTT model from config.json and .safetensors files; CheckpointError if unusable.
 
     dtype: dtype of projections, by default bfloat16 (GPU) or float32 (CPU). options: further arguments of `TTTModel`.
     """

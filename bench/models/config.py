@@ -144,7 +144,7 @@ class MambaConfig:
 
 @dataclass(frozen=True)
 class DeltaRuleConfig:
-    """Sizes of a linear RNN with a delta rule from flash-linear-attention; a head's state is [key_dim, value_dim]."""
+    """Sizes of a linear RNN with a delta rule; a head's state is [key_dim, value_dim]."""
 
     width: int
     layers: int
@@ -165,8 +165,9 @@ ModelConfig = TTTConfig | TransformerConfig | MambaConfig
 
 
 def model_config(model: str, size: str, *, backbone: str = "mamba", mini_batch: int = 16) -> ModelConfig:
-    """Return the configuration for a name in MODELS. Size `1.3b/2` has 2 layers; Mamba has twice as many, here 4.
+    """Return the configuration for `model`, a name in MODELS.
 
+    size: a name in SIZES, or `1.3b/2` for only 2 layers. Mamba has twice the layers of other models, here 4.
     backbone, mini_batch: only for TTT models. Raises ConfigError for an unknown name or a mini-batch below 1.
     """
     name, layers = uncut(size)

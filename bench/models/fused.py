@@ -78,7 +78,7 @@ class FusedBlock(TTTBlock):
         )
 
     def _split(self, projected: Tensor, rope: Rotation, state: BlockState, pdl: bool) -> Projections:
-        """Return inner-loop inputs from `projected`, the packed projections' output; apply the convolutions, if any.
+        """Return inner-loop inputs from the packed projections' output; apply convolutions, if any.
 
         Columns: [convolutions' input, v, output gate, lr logits] (Mamba backbone), [q, v, k, lr logits] (Transformer).
         """
@@ -104,7 +104,7 @@ class FusedBlock(TTTBlock):
         return slice(3 * config.width, 3 * config.width + config.heads)
 
     def _pack(self) -> None:
-        """Pack weights that share an input into one matrix; give convolution weights stride 1 along the channels."""
+        """Pack weights that share an input into one matrix; change convolution weights' strides."""
         config, layer = self.seq_modeling_block.config, self.seq_modeling_block
         third = layer.g_proj if config.backbone == "mamba" else layer.k_proj
         # Spare rows hold the learning rate's weights, and zeros that pad them to a 16-byte load.
@@ -123,7 +123,7 @@ class FusedBlock(TTTBlock):
         return self
 
     def _follow_parameters(self, rope: Rotation) -> bool:
-        """After `_pack` or changed parameters, recompute packed lr weights and token scales; return whether it did."""
+        """Refresh packed lr weights and token scales if they are stale; return whether they were."""
         layer = self.seq_modeling_block
         made_of = [weight._version for weight in (layer.learnable_ttt_lr_weight, layer.learnable_token_idx)]
         changed = made_of != self._made_of
@@ -150,7 +150,7 @@ def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
 
 
 def is_dependent(learner: str, batch: int) -> bool:
-    """Return whether programmatic dependent launch (PDL) shortens a generate step of `batch` sequences on an H200.
+    """Return whether programmatic dependent launch (PDL) speeds up a generate step on an H200.
 
     It does for small and for large batches. In between, thread blocks that wait for earlier kernels occupy SMs.
     """
@@ -158,7 +158,7 @@ def is_dependent(learner: str, batch: int) -> bool:
 
 
 def has_few_rows(x: Tensor, weight: Tensor, *, swiglu: bool = False) -> bool:
-    """Return whether to use `few_rows_product` for x [B, T, F]: T must be 1, and `fits` must accept the arguments."""
+    """Return whether to use `few_rows_product` for x [B, T, F]: if T is 1 and `fits` is true."""
     return x.shape[1] == 1 and fits(x, weight, swiglu=swiglu)
 
 

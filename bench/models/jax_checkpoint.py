@@ -122,7 +122,7 @@ def turned(path: tuple[str, ...], array: Tensor) -> Tensor:
 
 
 def config_of_weights(file: Path, weights: dict[str, Tensor], base_lr: float | None) -> dict[str, Any]:
-    """Return config.json for {PyTorch name: weight}; CheckpointError if no TTT model. base_lr: None for the paper's."""
+    """Return config.json for {PyTorch name: weight}; CheckpointError if it is no TTT model."""
     block = "model.layers.0.seq_modeling_block."
     inner = (f"{block}W1", f"{block}learnable_token_idx")
     needed = ("model.embed_tokens.weight", "model.layers.0.mlp.gate_proj.weight", *inner)
@@ -141,7 +141,7 @@ def config_of_weights(file: Path, weights: dict[str, Tensor], base_lr: float | N
             vocabulary=embedding.shape[0],
             backbone="mamba" if "model.layers.0.conv.conv.weight" in weights else "transformer",
             mini_batch=index.numel(),
-            base_lr=BASE_LR[learner] if base_lr is None else base_lr,
+            base_lr=BASE_LR[learner] if base_lr is None else base_lr,  # by default the paper's
             tied="lm_head.weight" not in weights,
         )
     except ConfigError as error:

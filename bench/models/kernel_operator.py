@@ -78,7 +78,7 @@ class KernelOperator(TorchOperator):
     def _forward_equal(
         self, projections: Projections, outer: OuterParameters, state: Any, initial: Sequence[Tensor], sequences: Packed
     ) -> Tensor:
-        """Compute `forward_packed` for equally long sequences: copy states out, run one batch, copy states back."""
+        """Compute `forward_packed` for equally long sequences, as one batch."""
         batch, slots = len(sequences.slots), sequences.slots
         weights = read_slots(state, slots, sequences.start, initial)
         rows = [x.new_empty((batch, *x.shape[1:]), dtype=torch.float32) for x in state.gathered]

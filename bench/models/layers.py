@@ -33,12 +33,12 @@ def mark_layers(enabled: bool) -> None:
 
 
 def layer_range(index: int) -> AbstractContextManager[object]:
-    """Return a layer's NVTX range if ranges are on or PyTorch's profiler records them; otherwise a no-op context."""
+    """Return a layer's NVTX range if ranges are on or PyTorch records them, else a no-op."""
     return nvtx_range(layer_name(index)) if _Ranges.enabled or is_recorded() else nullcontext()
 
 
 def operator_range() -> AbstractContextManager[object]:
-    """Return an inner loop's NVTX range if ranges are on or PyTorch's profiler records them; else a no-op context."""
+    """Return an inner loop's NVTX range if `layer_range` returns a range, else a no-op context."""
     return nvtx_range(OPERATOR) if _Ranges.enabled or is_recorded() else nullcontext()
 
 
@@ -79,7 +79,7 @@ class CausalConv(nn.Module):
         self.bias = parameter((width,), device, dtype)
 
     def forward(self, window: Tensor) -> Tensor:
-        """Return outputs [B, T, C] for T tokens. window [B, T + 3, C]: the three previous tokens, then the T tokens."""
+        """Return outputs [B, T, C]. window [B, T + 3, C]: three previous tokens, then the T tokens."""
         return F.conv1d(window.transpose(1, 2), self.weight, self.bias, groups=self.bias.shape[0]).transpose(1, 2)
 
 

@@ -24,7 +24,7 @@ class MambaState:
 
 
 class Mamba(PackageModel):
-    """Transformers' Mamba, with its parameter names: plain PyTorch, or mamba-ssm's kernels where that is installed.
+    """Transformers' Mamba, with its parameter names; runs mamba-ssm's kernels where installed.
 
     The scan always starts from a zero state, so only a state's first prompt is scanned. Later prompts run token by
     token. PyTorch's scan holds a float32 tensor [B, inner_width, T, state_dim], so its memory grows with T.
@@ -97,13 +97,11 @@ class Mamba(PackageModel):
 
 @torch.no_grad()
 def remember(model: nn.Module, config: MambaConfig) -> None:
-    """Scale the random weights that compute Mamba's B and C, so that the state has a visible effect on the logits.
-
-    Otherwise the state would add only 1e-4 of a tiny model's output, and bfloat16 would hide a wrong scan.
-    """
+    """Scale the random weights for Mamba's B and C, so that the state visibly affects logits."""
     for name, weight in model.named_parameters():
         if name.endswith("x_proj.weight"):
             made = weight[config.time_step_rank :]
+            # Otherwise the state would add only 1e-4 of a tiny model's output, and bfloat16 would hide a wrong scan.
             made *= MEMORY / config.width / made.std()
 
 

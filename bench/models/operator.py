@@ -81,7 +81,7 @@ class TorchOperator:
         return states
 
     def restart_states(self, states: Any, layers: Sequence[Sequence[Tensor]]) -> None:
-        """Reset a result of `init_states` in place: copy the initial weights of `layers` and zero all other tensors."""
+        """Reset `init_states`' result in place: weights from `layers`, zeros in all other tensors."""
         parameters = list(zip(*layers, strict=True))
         for each, weights in zip(states, parameters, strict=False):
             each.copy_(torch.stack([weight.detach() for weight in weights]).view(len(layers), 1, *each.shape[2:]))
@@ -121,7 +121,7 @@ def _is_primal(state: Any) -> bool:
 
 
 def ready_for_prefill(projections: Projections, outer: OuterParameters, position: Tensor) -> Projections:
-    """Return ready `Projections` for consecutive tokens. position [B]: token 0's position in its mini-batch."""
+    """Apply `ready_at` to consecutive tokens. position [B]: token 0's in its mini-batch."""
     ahead = torch.arange(projections.q.shape[1], device=position.device)
     return ready_at(projections, outer, (position[:, None] + ahead) % outer.token_scale.shape[0])
 
@@ -139,7 +139,7 @@ def ready_at(projections: Projections, outer: OuterParameters, position: Tensor)
 
 
 def learning_rates(projections: Projections, outer: OuterParameters) -> Tensor:
-    """Return base_lr * sigmoid(lr_logits) / D; if `projections.ready`, return lr_logits, which then holds the rates."""
+    """Return base_lr * sigmoid(lr_logits) / D; in ready projections, lr_logits is this already."""
     if projections.ready:
         return projections.lr_logits
     return torch.sigmoid(projections.lr_logits) * (outer.base_lr / projections.q.shape[-1])
