@@ -56,7 +56,7 @@ class Source:
 
     @classmethod
     def of(cls, run: Run) -> "Source":
-        """Return a run's data. Each profile's peaks become the highest that the run measured on the same device."""
+        """Return a run's data; each profile has the highest peaks measured on its device in the run."""
         records, profiles = run.records(), run.profiles()
         peaks = common_peaks(records, profiles.values())
         rows = frame(records, run.catalogue, peaks).assign(**{KEY: [*by_case(records)]})
@@ -104,7 +104,7 @@ def _table(name: str, definitions: Mapping[str, Definition], source_of: SourceOf
 
 
 def _cases(definition: Definition, source_of: SourceOf) -> list[list[str]]:
-    """Return a table of cases as rows of cell texts, header first. Raises UserError for an empty row or column."""
+    """Return a table's cell texts by row, header first. UserError for an empty row or column."""
     columns = definition["columns"]
     shared = {name: definition[name] for name in OPTIONS if name in definition} | definition.get("where", {})
     lines = [[definition.get("head", ""), *(column["label"] for column in columns)]]
@@ -149,11 +149,11 @@ def _cell(options: Mapping[str, Any], source_of: SourceOf) -> Number:
 
 
 def _selected(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
-    """Return rows that match {column: value} ("a|b": a or b; "": empty). A tuple cell matches if an element does."""
+    """Return the rows that match {column: value}; the value "a|b" matches a or b."""
     for name, wanted in where.items():
         values = wanted.split("|") if isinstance(wanted, str) else [wanted]
-        column = _column(rows, name).astype(object).fillna("")
-        cells = column.map(lambda cell: cell if isinstance(cell, tuple) else (cell,))
+        column = _column(rows, name).astype(object).fillna("")  # "" matches an empty cell
+        cells = column.map(lambda cell: cell if isinstance(cell, tuple) else (cell,))  # any element matches
         rows = rows.loc[[any(value in cell for value in values) for cell in cells]]
     return rows
 

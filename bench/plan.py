@@ -65,7 +65,7 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """Messages: which workers run in .venv-NAME or as systems.toml defines, and which interpreters do not exist."""
+        """Messages on workers with a .venv-NAME, a systems.toml section or a missing interpreter."""
         planned = {"/".join(job.pair): self.worker_launches[job.pair] for job in self.jobs}
         found = ((label, no_interpreter(launch), launch.command[0]) for label, launch in planned.items())
         return [*notes_on_starts(planned), *(f"no {label}: {why} ({program})" for label, why, program in found if why)]
@@ -98,7 +98,7 @@ class Plan:
 
 
 def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
-    """Turn a request into jobs; register a requested checkpoint for the workers. UserError for a wrong request.
+    """Turn a request into jobs; register its checkpoint, if any. UserError for a wrong request.
 
     of_run: the run that the request continues. If the request selects no cases, all cases of this run are planned.
     """
@@ -139,7 +139,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
 
 
 def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return `labels`, with /triton for /thunderkittens if TTT_BENCH_ARCH is set or the machine's GPU is not Hopper."""
+    """Replace /thunderkittens with /triton on non-Hopper GPUs, or if TTT_BENCH_ARCH is set."""
     capability = (machine["gpu"] or {}).get("compute_capability")
     if not hidden() and capability in (None, "9.0"):
         return tuple(labels)
@@ -149,7 +149,7 @@ def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ..
 def _suites(
     request: RunRequest, device: str, checkpoint: Checkpoint | None, machine: Mapping[str, Any]
 ) -> dict[str, tuple[str, ...]]:
-    """Return {suite: systems to run}, each as SYSTEM or SYSTEM/BACKEND; () leaves this choice to the suite."""
+    """Return {suite: SYSTEM or SYSTEM/BACKEND labels to run}; () for the suite's own choice."""
     found: dict[str, tuple[str, ...]] = {}
     for word in request.suites or (DEFAULT_SUITES[device],):
         group, systems = GROUPS.get(word), request.systems
@@ -163,6 +163,6 @@ def _suites(
 
 
 def suite_entry(suite: Suite, planned: Sequence[Planned], machine: Mapping[str, Any]) -> SuiteEntry:
-    """Return a suite's entry for run.json: keys of `planned`, and figures with the backends that `runnable` selects."""
+    """Return a suite's run.json entry; `runnable` selects the backends of its figures."""
     figures = tuple(replace(figure, primary=runnable(figure.primary, machine)) for figure in suite.figures)
     return SuiteEntry(suite.name, suite.question, figures, tuple(each.case.key for each in planned))

@@ -87,7 +87,7 @@ class RunRequest(BaseModel):
         return found
 
     def published(self) -> "RunRequest":
-        """Return a copy for run.json: no absolute paths, and "..." for --slurm values that identify people or hosts."""
+        """Return a copy for run.json: no absolute paths, and "..." for private --slurm values."""
         return self.model_copy(
             update={
                 "checkpoint": self.checkpoint and Path(self.checkpoint.resolve().name),
@@ -97,7 +97,7 @@ class RunRequest(BaseModel):
         )
 
     def to_continue(self, out: Path, retry: str = "lost") -> str:
-        """Return the command that continues the run in `out`. retry: the value of --retry, or "lost" for --resume."""
+        """Return the command that continues the run in `out`: with --retry, or --resume for "lost"."""
         again: dict[str, Any] = {"out": out, "resume": retry == "lost", "retry": retry}
         if self.command == "run":  # run.json has the cases, device and budget
             again |= dict.fromkeys(LISTS, ()) | {"device": "auto", "budget_s": None}

@@ -18,7 +18,7 @@ from harness.workers.slurm import JOB, refuse_submitted
 
 
 def resumed(request: RunRequest, out: Path) -> Run | None:
-    """Return the run in `out` if it exists and `request.resume` is set; otherwise return None, for a new run.
+    """Return the run in `out` if it exists and `request.resume` is set, otherwise None.
 
     Raises RunError if a Slurm job may still write to `out`, or if a new run's `out` is a file or has non-hidden files.
     Raises UserError if `out` has no run and `request.retry` is "failed" or "flagged".
@@ -60,7 +60,7 @@ def request_of(work: Plan) -> PastRequest:
 
 
 def extended(work: Plan, out: Path) -> Run:
-    """Add the plan to the run in `out`, delete its Slurm job file, return the run. RunError if the run is locked."""
+    """Add the plan to the run in `out`, delete its Slurm job file. RunError for a locked run."""
     with Run.open(out).held():
         current = Run.open(out)  # read under the lock: another process may have extended it
         (out / JOB).unlink(missing_ok=True)
@@ -80,7 +80,7 @@ def retry_of(run: Run, retry: str) -> Retry:
 
 
 def refuse_another_kind(current: Run, work: Plan) -> None:
-    """Raise UserError if `ttt-bench run` did not make `current`, or if the plan has another device or --budget."""
+    """Raise UserError if `run` did not make `current`, or for another device or --budget."""
     if current.file.mode != "measure":
         raise UserError(f"{current.folder}: is a run of mode {current.file.mode!r}, not 'measure'; name another folder")
     if current.file.repeats > 1:
@@ -95,7 +95,7 @@ def refuse_another_kind(current: Run, work: Plan) -> None:
 
 
 def refuse_another_device(current: Run, work: Plan) -> None:
-    """Raise UserError if the plan's device differs from the run's in kind (CPU or GPU) or in name, such as H200.
+    """Raise UserError if the plan's device differs from the run's in kind (CPU or GPU) or name.
 
     Names are compared only if this machine and the machine of the run's last request have the plan's kind of device.
     """

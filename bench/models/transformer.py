@@ -45,7 +45,7 @@ class TransformerState:
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, mask: Any = None) -> Tensor:
-    """Return causal attention [B, H, T, D] over k, v [B, KV heads, S, D]. mask: SDPA's attn_mask; required if S > T."""
+    """Return causal attention [B, H, T, D] to k, v [B, KV heads, S, D]. S > T requires a mask."""
     grouped = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
 
@@ -66,7 +66,7 @@ class Attention(nn.Module):
         self.o_proj = linear(config.width, config.width, device, dtype)
 
     def forward(self, x: Tensor, rope: Rotation, attend: Attend) -> Tensor:
-        """Map x [B, T, C] to the output [B, T, C]. attend(q, k, v) returns the attention to these and cached tokens."""
+        """Map x [B, T, C] to the output [B, T, C]; `attend` may add attention to cached tokens."""
         q, k, v = (p(x).unflatten(-1, (-1, self.config.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
         q, k, v = (x.transpose(1, 2) for x in (rotate_halves(q, rope), rotate_halves(k, rope), v))
         return self.o_proj(attend(q, k, v).transpose(1, 2).flatten(-2))
@@ -141,7 +141,7 @@ class Transformer(ChunkedModel):
         return h
 
     def _attend_prompt(self, cache: Tensor, start: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Write k, v to cache [2, B, KV heads, capacity, D] from token `start` on; return attention [B, H, T, D]."""
+        """Write k, v to `cache` from token `start` on; return causal attention [B, H, T, D]."""
         end = start + q.shape[2]
         cache[0, :, :, start:end], cache[1, :, :, start:end] = k, v
         if start == 0:
@@ -152,7 +152,7 @@ class Transformer(ChunkedModel):
         return causal_attention(q, cache[0, :, :, :end], cache[1, :, :, :end], mask)
 
     def _attend_step(self, cache: Tensor, position: Tensor, mask: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Write one token's k, v to `cache` at `position` [1]; return attention [B, H, 1, D] with mask [1, capacity].
+        """Write one token's k, v to `cache` at `position` [1]; return attention [B, H, 1, D].
 
         SDPA's masked kernels have no GQA, so query heads that share a KV head are passed as tokens of one query head.
         """

@@ -143,7 +143,7 @@ class TTTLayer(nn.Module):
         return OuterParameters(token_scale, self.ttt_norm_weight, self.ttt_norm_bias, base_lr, rope, theta)
 
     def output(self, x: Tensor, out: Tensor) -> Tensor:
-        """Return the layer output [B, T, C]. x [B, T, C]: layer input. out [B, T, H, D]: output of the inner loop."""
+        """Return the layer output [B, T, C]. x: layer input. out [B, T, H, D]: inner-loop output."""
         out = self.post_norm(out.flatten(-2))
         if self.config.backbone == "mamba":
             out = F.gelu(self.g_proj(x), approximate="tanh") * out
@@ -248,7 +248,7 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def init_generate_state(self, batch: int, context: int = 0) -> TTTState:
-        """Return an empty state for `generate_step`. Builds one layer's `init_state` at a time, to save memory."""
+        """Return an empty state for `generate_step`, built layer by layer to save memory."""
         states = (self.operator.generate_state(self._inner_state(block, batch)) for block in self.blocks)
         return self._state(batch, states)
 
@@ -294,7 +294,7 @@ class TTTModel(ChunkedModel):
         return hidden[:, -1]
 
     def _leaves_sms_idle(self, batch: int) -> bool:
-        """Return whether forward's kernel has one thread block per head and sequence and fills at most half the SMs."""
+        """Whether forward runs one thread block per (sequence, head), on at most half of the SMs."""
         if self.device.type != "cuda" or not self.operator.one_block_per_head:
             return False
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count

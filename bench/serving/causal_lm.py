@@ -61,7 +61,7 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, cache: Any = None, attention_mask: Tensor | None = None, **rest: Any
     ) -> dict[str, Any]:
-        """Return the arguments for `forward`; ValueError for padded prompts, because padding would change the state."""
+        """Return the arguments for `forward`; ValueError for padded prompts."""
         if attention_mask is not None and not attention_mask.all():
             raise ValueError("attention_mask with zeros: prompts must have one length; call generate() for each length")
         return {"input_ids": input_ids if cache is None else input_ids[:, -1:], "cache": cache}

@@ -16,7 +16,7 @@ SMALLEST = 128  # tokens of the smallest graph
 
 
 def graph_size(tokens: int, sequences: int) -> tuple[int, int]:
-    """Return (tokens, sequences) of the CUDA graph for a step that has `tokens` tokens in `sequences` sequences.
+    """Return (tokens, sequences) of the CUDA graph for a step with these tokens and sequences.
 
     The graph has one or more spare sequences. The first holds the padding, fewer than max(SMALLEST, tokens / 4) tokens.
     """
@@ -41,7 +41,7 @@ class PromptGraphs:
         self._out = new((MOST_TOKENS, model.config.width), dtype=model.dtype)
 
     def hidden(self, layers: Sequence[BlockState], ids: Tensor, step: Packed) -> Tensor:
-        """Replay a step of up to MOST_TOKENS tokens; return its residual stream, which the next call overwrites."""
+        """Return a step's residual stream [n, C], valid until the next call; n is up to MOST_TOKENS."""
         size = tokens, sequences = graph_size(step.tokens, len(step.slots))
         # The first surplus sequence holds the padding tokens, the others none. They use slot 0, which is spare.
         for buffer, given, surplus in (

@@ -1,4 +1,4 @@
-"""Subclasses of transformers' PretrainedConfig: one holds a TTT checkpoint's config.json, one refuses to load it."""
+"""Subclasses of transformers' PretrainedConfig for TTT checkpoints."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""vLLM step metadata for TTT layers. CUDA graphs of generate steps read cache slots and positions in fixed buffers."""
+"""vLLM step metadata for TTT layers."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -20,7 +20,7 @@ class TTTMetadata(BaseMambaAttentionMetadata):
 
 
 class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
-    """Builds `TTTMetadata`: `step` is `Packed` if a request reads prompt tokens, `Generating` if all generate."""
+    """Builds `TTTMetadata`: `step` is `Packed` if it has prompt tokens, otherwise `Generating`."""
 
     metadata_cls = TTTMetadata
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
@@ -31,7 +31,7 @@ class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self._mini_batch = read_config(vllm_config.model_config.model).mini_batch
         sequences = vllm_config.scheduler_config.max_num_seqs
-        self._slots = torch.zeros(sequences, dtype=torch.int64, device=device)
+        self._slots = torch.zeros(sequences, dtype=torch.int64, device=device)  # CUDA graphs read both buffers
         self._positions = torch.zeros(sequences, dtype=torch.int32, device=device)
 
     def build(

@@ -57,7 +57,7 @@ class States(MambaBase):
 
 
 class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPrefixCaching):
-    """The model class that vLLM loads: it wraps a `TTTModel`, `ttt`, and stores its states in vLLM's cache."""
+    """The model class that vLLM loads: wraps a `TTTModel` and stores states in vLLM's cache."""
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__()

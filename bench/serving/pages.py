@@ -89,7 +89,7 @@ class Layout:
 
 
 def hidden(model: TTTModel, layers: Sequence[BlockState], ids: Tensor, step: Step) -> Tensor:
-    """Return the residual stream [n, C] for a step's n tokens; update the states in the slots `step.slots`.
+    """Return the residual stream [n, C] of n tokens; update the states in slots `step.slots`.
 
     model: built with `FusedBlock`. ids [N]: n token ids, then padding. layers: per layer, the result of `Layout.state`.
     """

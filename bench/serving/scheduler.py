@@ -1,4 +1,4 @@
-"""vLLM's scheduler for TTT models: faster while all requests generate, and with several prompts per step."""
+"""A subclass of vLLM's asynchronous scheduler for TTT models."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,7 @@ HEADS = 128  # a step reads 2^n prompts with at least so many heads, if it can; 
 
 
 class TTTScheduler(AsyncScheduler):
-    """vLLM's asynchronous scheduler, changed for TTT models. The outputs of a step may be in another order than vLLM's.
+    """vLLM's asynchronous scheduler for TTT models; a step's outputs may have another order.
 
     If all requests generate, scheduling is faster, because states need no new cache blocks. Several prompts share a
     step, to occupy all SMs, unless `enable_chunked_prefill` is off or `long_prefill_token_threshold` is set.
@@ -29,7 +29,7 @@ class TTTScheduler(AsyncScheduler):
         self._divides = limits.enable_chunked_prefill and not limits.long_prefill_token_threshold
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        """Return a step's schedule. With prompts, or features such as prefix caching, vLLM's own method builds it."""
+        """Return a step's schedule; its fast path requires that all running requests generate."""
         starts = (self.waiting or self.kv_holding_waiting) and len(self.running) < self.max_num_active_reqs
         usual = self._fast_allowed and not (starts or throttle_prefills or self._pause_state)
         if not usual or not (requests := self._generating()):
@@ -61,7 +61,7 @@ class TTTScheduler(AsyncScheduler):
         return max(1, tokens // self._mini_batch) * self._mini_batch
 
     def _generating(self) -> list[Any]:
-        """Return the requests that generate in this step; [] if any reads a prompt or needs vLLM's own `schedule`."""
+        """Return the requests that generate in this step; [] if any needs vLLM's own `schedule`."""
         found = []
         for request in self.running:
             ahead, computed = request.num_output_placeholders, request.num_computed_tokens
@@ -74,7 +74,7 @@ class TTTScheduler(AsyncScheduler):
         return found
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
-        """Append tokens to continuing requests if possible; vLLM's method does the rest. Return outputs by client."""
+        """Update requests with a step's sampled tokens; return {client index: outputs}."""
         ran, rest, outputs = model_runner_output, dict[str, int](), dict[int, list[Any]]()
         prompts = ran.prompt_logprobs_dict or ran.prompt_token_id_logprobs_dict
         if not self._fast_allowed or not ran.sampled_token_ids or ran.logprobs or prompts or ran.num_nans_in_logits:

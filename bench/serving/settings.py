@@ -16,7 +16,7 @@ class TTTSettings(MambaModelConfig):
 
     @classmethod
     def verify_and_update_config(cls, vllm_config: Any) -> None:
-        """Raise ValueError for an unsupported checkpoint or setting; make `TTTScheduler` the default scheduler."""
+        """Refuse unsupported settings (ValueError); make `TTTScheduler` the default async scheduler."""
         super().verify_and_update_config(vllm_config)
         if why := refused(vllm_config, read_config(vllm_config.model_config.model).mini_batch):
             raise ValueError(why)

@@ -22,7 +22,7 @@ def drawn(rng: Random, batch: int, tokens: int, most: int = CHECKED_TOKENS) -> l
 
 
 def not_compared(tokens: int, most: int) -> Callable[[Any, int], Checks]:
-    """Return a check that only notes why it compares nothing: prompts have `tokens` tokens, more than `most`."""
+    """Return a check that compares nothing and notes why: prompts exceed `most` tokens."""
     words = f"the outputs of prompts of {tokens} tokens were not checked: the reference reads at most {most} tokens"
     return lambda outputs, calls: Checks([], words)
 

@@ -86,7 +86,7 @@ class LanguageModel:
         return model.config
 
     def reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return a model with the same weights in `dtype`; it has at least `init_state`, `prefill` and `logits`."""
+        """Return a model in `dtype` with the same weights, and `init_state`, `prefill`, `logits`."""
         reference = type(model)(model.config, device(), dtype)
         reference.copy_weights(model)
         return reference
@@ -96,7 +96,7 @@ class LanguageModel:
         return self.reference(model, dtype)
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
-        """Return a reference in the case's dtype, whose rounding error sets the check limits; None for fixed limits."""
+        """Return a reference in the case's dtype: its error sets limits. None for fixed limits."""
         return None if case.dtype == "float32" else self.timed_check_reference(model, getattr(torch, case.dtype), case)
 
     def _model(self, case: Case) -> Any:

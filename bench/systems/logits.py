@@ -86,7 +86,7 @@ def check_response(
 
 
 def choice_check(name: str, logits: torch.Tensor, chosen: torch.Tensor, dtype: str, wider: float = 1.0) -> Check:
-    """Check that logits [..., V] at tokens `chosen` [...] are near the maximum. `wider` scales LOGIT_LIMITS[dtype]."""
+    """Check that logits [..., V] at `chosen` [...] are near the maximum. wider: limit factor."""
     below = logits.amax(-1) - logits.gather(-1, chosen[..., None])[..., 0]
     limit = CHOICE_LIMITS * wider * LOGIT_LIMITS[dtype][0]
     return Check.at_most(name, float((below / logits.std(-1)).amax()), limit)

@@ -87,7 +87,7 @@ class FlaWork(PhaseWork):
 
 
 class FlaForward(FlaWork, Forward):
-    """Timed forward. For prompts over RECURRENT_CHECKED_TOKENS, the reference runs the timed kernels on pieces."""
+    """Timed forward; the reference for long prompts runs the timed kernels on pieces."""
 
     @property
     def _is_long(self) -> bool:
@@ -105,7 +105,7 @@ class FlaForward(FlaWork, Forward):
 
 
 class FlaGenerate(FlaWork, Generate):
-    """Timed generate: each call runs greedy steps from the state after one token, then restores this state."""
+    """Timed generate: greedy steps from the state after one token, which each call restores."""
 
     renews_past = False  # a CUDA graph starts at the tensors of its capture
 
@@ -176,7 +176,7 @@ class Fla(TunedLanguageModel):
         return super().build(case)
 
     def load(self, case: Case) -> FlaModel:
-        """Return the package's model with seeded random weights; zero-initialised matrices get random values too."""
+        """Return the package's model with seeded random weights, also in zero-initialised matrices."""
         import_or_skip("fla.models")
         import fla.models
 
@@ -204,7 +204,7 @@ class Fla(TunedLanguageModel):
         return FlaModel(inner, RECURRENT_TOKENS)
 
     def rounded_reference(self, model: FlaModel, case: Case) -> FlaModel | None:
-        """Return `model` on fla's recurrent kernels, whose rounding error sets the check limits; None for float32."""
+        """Return `model` on fla's recurrent kernels; None for float32."""
         return None if case.dtype == "float32" else FlaModel(model.inner, RECURRENT_TOKENS)
 
 

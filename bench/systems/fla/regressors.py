@@ -180,17 +180,16 @@ class TTTLinear(RecurrentLayer):
         return layer_work(ttt_config_of(case), case)[TTT]
 
     def random_inputs(self, case: Case) -> dict[str, Given]:
-        """Draw q, k, v [B, T, H, D], eta [B, T, H, 1], LN's w, b [H, D]; initial W [B, H, D, D], bias [B, H, 1, D]."""
         if refused := [f"{name}={value}" for name in ("form", "mini_batch", "part") if (value := case.option(name))]:
             raise Skip(f"{case.system_backend} has no {' and no '.join(refused)}; {case.system}/torch has")
         given = layer_inputs(ttt_config_of(case), case.batch, case.context, getattr(torch, case.dtype))
         rates = given["lr"][..., None].to(given["k"].dtype)
-        return {name: Given(given[name], "normal") for name in "qkv"} | {
-            "w": Given(given["ln_weight"], axis=None),
-            "b": Given(given["ln_bias"], axis=None),
-            "eta": Given(rates, "uniform", BASE_LR["linear"] / self.key_dim),
-            "initial_state": Given(given["state"].W.clone(), axis=0),
-            "initial_state_bias": Given(given["state"].b[:, :, None].clone(), axis=0),
+        return {name: Given(given[name], "normal") for name in "qkv"} | {  # [B, T, H, D]
+            "w": Given(given["ln_weight"], axis=None),  # [H, D]
+            "b": Given(given["ln_bias"], axis=None),  # [H, D]
+            "eta": Given(rates, "uniform", BASE_LR["linear"] / self.key_dim),  # [B, T, H, 1]
+            "initial_state": Given(given["state"].W.clone(), axis=0),  # [B, H, D, D]
+            "initial_state_bias": Given(given["state"].b[:, :, None].clone(), axis=0),  # [B, H, 1, D]
         }
 
     def run(self, kernel: Callable[..., Any], inputs: dict[str, Tensor]) -> Results:

@@ -45,12 +45,11 @@ class Mamba3(RecurrentLayer):
         return self.matrix + self.heads * (self.key_dim + self.value_dim + self.angles)
 
     def work(self, case: Case) -> Work:
-        """Return FLOPs and bytes moved. FLOPs per state element and token: decay 1, two merged updates 2, output 2."""
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         shared = width * (2 * self.key_dim + self.angles)
         row = width * (2 * self.value_dim + 1) + 4 * 2  # v, output, trap; decay and time step
         moved = tokens * (shared + self.heads * row) + 4 * case.batch * self.matrix
-        return Work(5 * tokens * self.matrix, moved)
+        return Work(5 * tokens * self.matrix, moved)  # FLOPs: decay 1, two merged updates 2, output 2
 
     def random_inputs(self, case: Case) -> dict[str, Given]:
         """Draw kernel arguments as in a newly initialised layer. ADT = A dt, DT = dt; see `Mamba3`.
