@@ -24,7 +24,7 @@ def cannot_import(*modules: str) -> str:
 
 
 def other_release(package: str, oldest: str, newest: str) -> str:
-    """Return a message if `package`'s minor release is outside `oldest` to `newest`; "" if inside or not installed."""
+    """Return a message if the installed minor release of `package` is unsupported, else ""."""
     version = versions_of((package,)).get(package, newest)
     if _minor(oldest) <= _minor(version) <= _minor(newest):
         return ""

@@ -26,7 +26,7 @@ TIMED_MINI_BATCHES = 8  # mini-batches whose steps are timed one by one
 
 
 def logits_along(model: Any, prefix: torch.Tensor, tokens: torch.Tensor, numbers: Collection[int]) -> Logits:
-    """Read prefix [B, T], then tokens [steps, B]; return {n: logits [B, V] after n steps} for n in `numbers`."""
+    """Return {n: logits [B, V] after prefix [B, T] and tokens[:n], each [B]} for n in `numbers`."""
     ids = torch.cat([prefix, tokens.T], dim=1)
     # `logits` runs a prompt in one piece, `last_logits` in chunks.
     found = model.logits(ids, len(tokens) + 1) if len(tokens) else last_logits(model, ids)[:, None]
@@ -92,9 +92,9 @@ class PhaseWork:
         return compare
 
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
-        """Return f, which computes a reference's logits from each sequence's prefix, the tokens read before the steps.
+        """Return f, which computes a reference model's logits from each sequence's prefix.
 
-        By default, the prefix is the prompt in `ids`. If `renews_past`, this call first draws new random prefixes.
+        Prefix: the tokens before the steps, by default the prompt in `ids`. If `renews_past`, this call draws new ones.
         f(model, some, tokens, numbers) runs `model` on the prefixes of the sequences with indices `some`, then on the
         steps' tokens [steps, len(some)]. It returns {n: logits [len(some), V] after n steps} for n in `numbers`.
         rows: indices of the compared sequences. sources [B]: sequence i has the prefix of sequence sources[i].
@@ -114,7 +114,7 @@ class PhaseWork:
         return self.adapter.timed_check_reference(self.model, exact_dtype(self.case), self.case)
 
     def rounded_reference(self) -> Any:
-        """Return a reference in the case's dtype, whose rounding error sets the check limits; None for fixed limits."""
+        """Return a reference whose rounding error sets the check limits; None for fixed limits."""
         return self.adapter.rounded_reference(self.model, self.case)
 
     @property
@@ -364,7 +364,7 @@ class Request(PhaseWork):
         return self._logits, self._read
 
     def measured(self, calls: int) -> dict[str, float | None]:
-        """Return medians of TTFT and ITL in ms, with intervals, of the last `calls` calls (`token_times.metrics`)."""
+        """Return medians of TTFT and ITL in ms, with 95% intervals, of the last `calls` calls."""
         last = list(self._moments)[-calls:]
         times = [[(later - earlier) * 1e3 for earlier, later in pairwise(moments)] for moments in last]
         return token_times.metrics([[(first, steps)] for first, *steps in times])

@@ -47,7 +47,7 @@ class Given(NamedTuple):
     rows: int = 1
 
     def first(self, sequences: list[int], tokens: int) -> Tensor:
-        """Return these sequences' input for the first `tokens` tokens. An input that all share is returned whole."""
+        """Return these sequences' input for `tokens` tokens; an input shared by all comes whole."""
         if self.axis is None:
             return self.value
         some = self.value.narrow(self.axis, 0, tokens * self.rows) if self.axis else self.value
@@ -87,7 +87,7 @@ class RecurrentLayer(ABC):
 
     @abstractmethod
     def run(self, kernel: Callable[..., Any], inputs: dict[str, Tensor]) -> Results:
-        """Call the kernel; return "output" [B, T, H, value_dim] and the final state's tensors [B, ...], by name."""
+        """Call the kernel; return "output" [B, T, H, value_dim] and final state tensors [B, ...]."""
 
     @abstractmethod
     def naive(self, **inputs: Tensor) -> Results:
@@ -152,7 +152,7 @@ class Regressor:
 def _fastest(
     kernels: Sequence[Callable[..., Any]], run: Callable[..., object]
 ) -> tuple[Callable[..., Any], dict[str, str]]:
-    """Tune the kernels; return (the fastest, settings with the measured times). A single kernel is not timed."""
+    """Tune the kernels and, if several, time them; return (the fastest, settings to record)."""
     if len(kernels) == 1:
         prepare(partial(run, kernels[0]))
         return kernels[0], {}

@@ -42,7 +42,7 @@ def compile_ahead(call: Callable[[], object]) -> None:
 
 @contextmanager
 def untuned(ahead: Callable[[], object]) -> Iterator[None]:
-    """In the context, run Triton kernels in their smallest configuration, except where this process has tuned them.
+    """In the context, run Triton kernels untuned by this process in their smallest config.
 
     Tuning would take minutes, and an unmeasured larger configuration could exceed shared memory.
     ahead: function that runs on entry without launching its Triton kernels, to compile them in parallel.
@@ -55,7 +55,7 @@ def untuned(ahead: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def chosen_anew() -> Iterator[None]:
-    """Let all loaded Triton autotuners tune again in the context, without earlier results from memory or disk."""
+    """Let loaded Triton autotuners tune again in the context, ignoring memory and disk caches."""
     from triton.runtime.autotuner import Autotuner
 
     tuners = [each for each in gc.get_objects() if issubclass(type(each), Autotuner)]
@@ -79,7 +79,7 @@ def _size(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
 
 @contextmanager
 def _chosen_by(cost: Callable[..., float]) -> Iterator[None]:
-    """In the context, kernels that are not tuned yet take the config of least `cost`; exit discards these choices."""
+    """In the context, untuned kernels take the config of least `cost`; exit discards these."""
     from triton.runtime.autotuner import Autotuner
 
     before: dict[Any, set[Any]] = {}

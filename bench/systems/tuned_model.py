@@ -25,7 +25,7 @@ class TunedLanguageModel(LanguageModel):
         self._tuned: tuple[Any, str, int] | None = None
 
     def make_ready(self, work: PhaseWork) -> None:
-        """Compile the kernels of `work`, tune them unless an earlier result can be reused, and reset the state."""
+        """Compile `work`'s kernels, tune them unless a tuning can be reused, and reset the state."""
         at_once = work.case.batch * (1 if work.case.phase == "generate" else work.case.context)
         phase, span = work.case.phase, (at_once.bit_length() - 1) // SPAN_BITS
         wanted = (self.loaded, phase, span)

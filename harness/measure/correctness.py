@@ -25,10 +25,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Checks:
-    """A case's checks. unchecked: the reason for each omitted check, joined by "; "; "" if no check was omitted."""
+    """A case's checks, and why others were omitted."""
 
     checks: Sequence[Check]
-    unchecked: str = ""
+    unchecked: str = ""  # the reasons for omitted checks, joined by "; "
 
     @property
     def passed(self) -> bool:

@@ -44,13 +44,13 @@ _LONGEST = 200
 
 
 def child_environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return os.environ plus CUDA_DEVICE_ORDER and `added`, without variables that redirect git or Slurm commands."""
+    """Return os.environ without `_FOREIGN` variables, plus CUDA_DEVICE_ORDER and `added`."""
     kept = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
     return {**kept, **DEVICE_ORDER, **(added or {})}
 
 
 def recorded_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return variables that may affect speed (`changes_speed`). A path becomes "..."; a long value is truncated."""
+    """Return variables that pass `changes_speed`; paths become "...", long values are truncated."""
     kept = {name: value for name, value in sorted(environment.items()) if changes_speed(name)}
     return {name: "..." if re.search(r"[/\\]", value) else clipped(value, _LONGEST) for name, value in kept.items()}
 
@@ -166,7 +166,7 @@ def refusal_of_git() -> str:
 
 
 def uncommitted(root: Path) -> list[str] | None:
-    """Return changed tracked files and untracked source files, except those in reports/results; None if git fails."""
+    """List changed files and untracked source files outside reports/results; None if git fails."""
     status = ("status", "--porcelain", "--untracked-files=all", "--", ".", _WITHOUT_RESULTS)
     changes, refusal = ask_git(root, *status)
     if refusal:

@@ -70,7 +70,7 @@ class CallChecker:
             self._next_at = time.monotonic() + max(RENEW_EVERY_S, (time.monotonic() - now) / RENEW_SHARE)
 
     def checked_call(self, clock: Clock) -> Checks:
-        """Run the timed call on fresh inputs; return checks of its outputs and the failed checks of earlier calls.
+        """Run the timed call on fresh inputs; return its checks and earlier calls' failed checks.
 
         clock: the clock that timed `run`. Before the call, the previous outputs are set to NaN.
         If an input has a token axis, or if `Workload.renews_past`, a second call follows, before which only the early
@@ -88,7 +88,7 @@ class CallChecker:
         return Checks([*self.missed, *checked.checks], "; ".join(filter(None, (checked.unchecked, renewed))))
 
     def _compared_call(self, clock: Clock, unchanged: str) -> Checks:
-        """Take a sample and check its outputs. unchanged: name of the check that fails if outputs ignore new inputs."""
+        """Take a sample and check its outputs. unchanged: name of the check for ignored new inputs."""
         compare, checked = self._start_check()
         for each in tensors_of(self._outputs):
             _poison(each)
@@ -127,7 +127,7 @@ class CallChecker:
             self._miss("inputs_changed_by_the_work")
 
     def _follow_inputs(self, name: str = "outputs_unchanged_by_new_inputs", past_renewed: bool = False) -> None:
-        """Fail the check `name` if, since the previous comparison, a sequence's inputs changed but its outputs did not.
+        """Fail `name` if since the last comparison a sequence's inputs changed, but not its outputs.
 
         past_renewed: whether `timed_check` drew new early tokens; then all sequences' inputs count as changed.
         """
@@ -249,7 +249,7 @@ def fill(given: Input, seed: int, early_only: bool = False) -> None:
 
 
 def _finite(outputs: Any) -> Iterator[Check]:
-    """Yield a check that floating outputs are finite; unwritten elements fail if they still hold NaN (`_poison`)."""
+    """Yield a check that floating-point outputs have no NaN or infinity."""
     floating = [each for each in tensors_of(outputs) if each.is_floating_point()]
     if floating:
         lost = sum(int((~chunk.isfinite()).sum()) for each in floating for chunk in each.reshape(-1).split(1 << 26))

@@ -39,7 +39,7 @@ def selective_scan(decay: Tensor, inputs: Tensor, state: Tensor) -> Tensor:
 
 
 def stepped(decay: Tensor, inputs: Tensor, state: Tensor, stored: torch.dtype) -> Tensor:
-    """Return x [B, T, ...] in `inputs`: x_t = decay_t * r(x_(t-1)) + inputs_t, x_0 = `state`; r rounds to `stored`."""
+    """Like `selective_scan`, but x_(t-1) is rounded to `stored`; overwrites only `inputs`."""
     for factor, x in zip(decay.unbind(1), inputs.unbind(1), strict=True):
         state = x.addcmul_(factor, state.to(stored).to(x.dtype))
     return inputs
@@ -48,9 +48,9 @@ def stepped(decay: Tensor, inputs: Tensor, state: Tensor, stored: torch.dtype) -
 def state_space(
     u: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor, stored: torch.dtype | None = None, prompt: int = 0
 ) -> Tensor:
-    """Return y [B, T, ...]: y_t = sum over N of x_t C_t with x_t = exp(step_t A) x_(t-1) + step_t u_t B_t and x_0 = 0.
+    """Return y_t = sum over N of x_t C_t: x_t = exp(step_t A) x_(t-1) + step_t u_t B_t, x_0 = 0.
 
-    u [B, T, ...]; step [B, T, ...]; A [..., N]; B, C [B, T, ..., N]. Each `...` is broadcast to that of u.
+    u, step and y [B, T, ...]; A [..., N]; B, C [B, T, ..., N]. Each `...` is broadcast to that of u.
     stored: if not None, from t = `prompt` on, x_t is rounded to this dtype before it is carried to the next token.
     """
     state = u.new_zeros(len(u), *u.shape[2:], B.shape[-1])
@@ -68,7 +68,7 @@ def state_space(
 
 
 class ScannedMamba:
-    """Reference that runs transformers' Mamba model `inner` with this module's scan, layer by layer on `device`."""
+    """Reference that runs transformers' Mamba model `inner` with this module's scan on `device`."""
 
     stored: torch.dtype | None = None  # dtype of the checked model's state from token `prompt` on; see `state_space`
     prompt = 0

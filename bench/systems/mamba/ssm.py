@@ -47,9 +47,9 @@ class MambaSSMModel(PackageModel):
         torch._foreach_zero_([tensor for tensors in state.key_value_memory_dict.values() for tensor in tensors])
 
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Read ids [B, T] in groups of whole prompts, because the package starts every scan from an empty state."""
+        """Read the prompts `ids` [B, T]; return the last token's logits [B, V] and the state."""
         check_ids(ids, 2, state.max_batch_size)
-        rows = max(1, PREFILL_TOKENS // ids.shape[1])
+        rows = max(1, PREFILL_TOKENS // ids.shape[1])  # whole prompts: the package's scans start from empty states
         pieces = [slice(start, start + rows) for start in range(0, ids.shape[0], rows)]
         logits = [self._prefill_piece(ids[piece], state, piece) for piece in pieces]
         state.seqlen_offset = ids.shape[1]

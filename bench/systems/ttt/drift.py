@@ -33,9 +33,9 @@ class Exact:
 
 
 def compared(adapter: Any, workload: Workload, model: Any, case: Case) -> Workload:
-    """Return the workload; its check also measures and limits the drift from a float64 model over `context` tokens.
+    """Return the workload; its check also measures and limits the drift from a float64 model.
 
-    `adapter.exact` stores the float64 model's run; the next case reuses this run if only its `state_dtype` differs.
+    `adapter.exact` stores that model's run of `context` tokens. The next case reuses it if only `state_dtype` differs.
     """
     own = workload.check
     assert own is not None
@@ -55,7 +55,7 @@ def compared(adapter: Any, workload: Workload, model: Any, case: Case) -> Worklo
 
 @torch.inference_mode()
 def exact_run(reference: Any, sequences: int, tokens: int) -> Exact:
-    """Draw random token sequences from the float64 model `reference`; return them with all next-token probabilities."""
+    """Draw token sequences from the float64 model `reference`; return them with probabilities."""
     device, vocabulary = reference.device, reference.config.vocabulary
     rng = torch.Generator(device).manual_seed(SEED)
     ids = torch.randint(0, vocabulary, (sequences,), device=device, generator=rng)
@@ -98,7 +98,7 @@ def drift(model: Any, exact: Exact) -> dict[str, float]:
 
 
 def _stepper(model: Any, ids: Tensor, tokens: int) -> Callable[[], Tensor]:
-    """Return f() -> logits [B, V]; each of at most `tokens` calls runs a generate step on the buffer `ids` [B]."""
+    """Return f() -> logits [B, V]: a generate step on buffer `ids` [B]; at most `tokens` calls."""
     state = model.init_generate_state(len(ids), tokens)
     logits: list[Tensor] = []
 

@@ -1,4 +1,4 @@
-"""Compare each TTT layer's inner loop with a reference, because errors in inner loops hardly change the logits."""
+"""Compare each TTT layer's inner loop with a reference: logits hardly show its errors."""
 
 from typing import Any, cast
 
@@ -39,7 +39,7 @@ class RecordedOperator:
 
 @torch.inference_mode()
 def inner_loop_checks(model: TTTModel, case: Case, prompt: int) -> list[Check]:
-    """Check each layer's inner loop on a prompt of `prompt` tokens, then on steps that finish two mini-batches.
+    """Check each layer's inner loop on `prompt` tokens, then steps that finish two mini-batches.
 
     The reference computes the primal form in float64 from the model's own projections.
     """

@@ -127,7 +127,7 @@ class GenerateSet:
         return cls(generate, state, [inputs[name] for name in OUTER], tokens, torch.empty_like(tokens[0]))
 
     def advance(self, step: int, **options: Any) -> None:
-        """Call `generate_step` on the tokens at index `step`, with `options`; store the output in `self.out[step]`."""
+        """Call `generate_step` on the tokens at index `step`; store the output in `self.out[step]`."""
         token = [each[step] for each in self.tokens]
         self.generate.generate_step(*token, *self.outer, self.state, out=self.out[step], launch=self.launch, **options)
 
@@ -167,9 +167,9 @@ class Steps:
         return self._out.flatten(0, 1)
 
     def timed_check(self, rng: Random) -> Callable[[torch.Tensor, int], Checks]:
-        """Copy the state of some sequences of a random `GenerateSet`; return a check of their outputs in the last step.
+        """Return a check of the last step's outputs for some sequences of a random `GenerateSet`.
 
-        The reference runs the same steps from the copied state. Above CHECKED_STEPS steps, nothing is compared.
+        The reference runs the same steps from a copy of their state. Above CHECKED_STEPS steps, nothing is compared.
         """
         drawn_set = rng.randrange(len(self.sets))
         some = self.sets[drawn_set]
@@ -190,7 +190,7 @@ class Steps:
 
 @torch.no_grad()
 def _exact_steps(some: GenerateSet, begun: Any, rows: list[int], calls: int, rounds: int) -> torch.Tensor:
-    """Run `calls` x `rounds` steps of the reference in float64; return the last step's outputs [len(rows), H, D].
+    """Run `calls` x `rounds` float64 reference steps; return the last outputs [len(rows), H, D].
 
     begun: initial state of the sequences `rows`. With states in bfloat16 or float16, W is rounded after each step.
     """
@@ -215,13 +215,13 @@ def generate_set(config: TTTConfig, batch: int, dtype: str, form: str, precision
 
 
 def steps_in_turn(first: GenerateSet, config: TTTConfig, dtype: str) -> Steps:
-    """Return `Steps` over `first` and copies. Their states exceed the L2, so each step reads its state from DRAM."""
+    """Return `Steps` over `first` and copies, so that each step reads its state from DRAM."""
     streamed = first.state_bytes > STREAMED * l2_bytes()
     return Steps(staggered(first, 1 if streamed else input_sets(first.state_bytes, l2_bytes())), config, dtype)
 
 
 def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
-    """Return `at_least` or more sets, `first` and copies, so that all mini-batch positions are timed equally often."""
+    """Return `at_least` or more sets (`first` and copies) at evenly spread mini-batch positions."""
     m = len(first.tokens[0])
     count = -(-at_least // m) * m if at_least > m else next(n for n in range(at_least, m + 1) if m % n == 0)
     sets = [first, *(replace(first, state=deepcopy(first.state)) for _ in range(count - 1))]

@@ -57,7 +57,7 @@ class TTTKernels(TTTLanguageModel):
         }
 
     def _refuse_other_functions(self, case: Case) -> None:
-        """Raise Skip for options and sizes without a kernel, so that no record names a variant that did not run."""
+        """Raise Skip for options and sizes without a kernel."""
         config = ttt_config_of(case)
         refused = [f"{name}={value}" for name in ("form", "part") if (value := case.option(name))]
         mini_batches, head_dims = self._supported_sizes()

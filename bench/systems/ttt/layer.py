@@ -116,7 +116,7 @@ def layer_workload(
 def layer_timed_check(
     case: Case, exact: Callable[[list[int], int], Results], most: int
 ) -> Callable[[Random], Callable[[Results, int], Checks]]:
-    """Return a `Workload.timed_check` that compares outputs and final states of random sequences with `exact`'s.
+    """Return a `Workload.timed_check` that compares random sequences' results with `exact`.
 
     exact(sequences, tokens): returns the reference's results for the first `tokens` tokens of these sequences.
     most: limit on the compared tokens of all sequences. If the context is longer, no final state is compared.
@@ -141,7 +141,7 @@ def layer_timed_check(
 
 
 def check_results(found: Results, expected: Results, dtype: str, prefix: str = "") -> Checks:
-    """Check the relative errors of the results that `found` and `expected` share; check names start with `prefix`."""
+    """Check relative errors of results in both dictionaries; check names start with `prefix`."""
     limit = LAYER_LIMITS[dtype]
     errors = {name: relative_error(x, expected[name]) for name, x in found.items() if name in expected}
     return Checks([Check.at_most(f"{prefix}{name}_relative_error", error, limit) for name, error in errors.items()])
@@ -214,7 +214,7 @@ def exact_forward(reference: Any, inputs: dict[str, Any], rows: list[int], token
 
 
 def _exact_outputs(reference: Any, arguments: dict[str, Any], trace: Any, rows: list[int], tokens: int) -> Results:
-    """Compute the first `tokens` outputs of sequences `rows` in float64 from `trace`, a result of reference.states."""
+    """Compute the first `tokens` outputs of `rows` in float64; `trace` is from reference.states."""
     batch, mini_batches = len(arguments["q"]), tokens // len(arguments["token_scale"])
     exact = {name: to_float64(x[rows, :tokens] if name in PER_TOKEN else x) for name, x in arguments.items()}
     states = tuple(x[:mini_batches].unflatten(1, (batch, -1))[:, rows].flatten(1, 2).double() for x in trace)
@@ -222,7 +222,7 @@ def _exact_outputs(reference: Any, arguments: dict[str, Any], trace: Any, rows: 
 
 
 def check_forward(forward: Callable[..., Any], reference: Any, form: str, piece: dict[str, Any]) -> Checks:
-    """Compare outputs and final weights of forward(**piece) with those of `reference` in float64 and form `form`."""
+    """Compare outputs and final weights of forward(**piece) with float64 `reference` in `form`."""
     found = results_of(forward(**piece))
     exact = {name: to_float64(value) for name, value in piece.items()}
     out, state = reference.forward(**exact, form=form, start=0)

@@ -30,7 +30,7 @@ class TTTLanguageModel(LanguageModel):
         return compared(self, workload, self._model(case), case) if case.option("compare", "") else workload
 
     def reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return a copy of the model in `dtype` and the primal form, which computes each token's hidden state W."""
+        """Return a copy of the model in `dtype` and in primal form."""
         reference = super().reference(model, dtype)
         reference.operator = TorchOperator(reference.config.learner, form="primal")
         return reference
@@ -42,7 +42,7 @@ class TTTLanguageModel(LanguageModel):
         return reference
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
-        """Return a reference in the case's dtype; None for float32, and for 16-bit states, which no reference has."""
+        """Return a reference in the case's dtype; None for float32 and for 16-bit states."""
         return None if case.state_dtype in ("bfloat16", "float16") else super().rounded_reference(model, case)
 
     def _compare(self, model: Any, case: Case) -> Checks:
@@ -64,7 +64,7 @@ class TTTLanguageModel(LanguageModel):
 
 
 class TTTTorch(TTTLanguageModel):
-    """Adapter of ttt-linear/torch and ttt-mlp/torch. Models run in dual form; option `form` is for single layers."""
+    """Adapter of ttt-linear/torch and ttt-mlp/torch: models in dual form, and single layers."""
 
     def build(self, case: Case) -> Workload:
         return layer.build(case) if case.option("scope", "model") == "layer" else super().build(case)

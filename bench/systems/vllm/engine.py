@@ -294,7 +294,7 @@ class Engine:
         )
 
     def check(self, case: Case, last_logits: Callable[..., torch.Tensor]) -> Checks:
-        """Check logits after prompts and after greedy generate steps; return these checks and `model_facts.checks`.
+        """Check logits after prompts and after greedy generate steps, and `Facts` about the model.
 
         last_logits: the method `VllmSystem.last_logits`, which computes the reference's logits.
         """
@@ -357,6 +357,6 @@ def _attention_of(layer: Any) -> tuple[str, str] | None:
 
 
 def _logits(output: Any, vocabulary: int) -> torch.Tensor:
-    """Return a request's logits [steps, V]; for each step, vLLM returns a dictionary from token id to logit."""
+    """Return a request's logits [steps, V], which vLLM returns as {token id: logit} per step."""
     rows = [[step[token].logprob for token in range(vocabulary)] for step in output.outputs[0].logprobs]
     return torch.tensor(rows)

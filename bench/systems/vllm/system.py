@@ -78,7 +78,7 @@ class VllmSystem:
         return no_gpu() or other_release("vllm", *self.releases) or cannot_import("vllm", "vllm.platforms.cuda")
 
     def register(self) -> None:
-        """Register the model's class object in vLLM. For a class name, vLLM would inspect the class in a subprocess."""
+        """Register the model's class object, so that vLLM needs no subprocess to inspect it."""
         from vllm import ModelRegistry
 
         module = importlib.import_module(self.implementation.partition(":")[0])
@@ -101,7 +101,7 @@ class VllmSystem:
         """Raise RuntimeError unless the engine runs the case's kernels. By default, do nothing."""
 
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
-        """Run `reference` (weights on the host) on ids [B, T]; return the final `last` tokens' logits [B, last, V]."""
+        """Return the reference's logits [B, last, V] for the final `last` tokens of ids [B, T]."""
         return last_logits(reference, ids, last, torch.device(device()))
 
     def prompt_tokens(self, case: Case) -> int:
@@ -180,7 +180,7 @@ class VllmSystem:
         )
 
     def _cache_bytes(self, case: Case, graphs: str) -> int | None:
-        """Return the cache's bytes if the case omits layers or `graphs` is "prompts"; otherwise None: vLLM chooses."""
+        """Return the cache's bytes if layers are omitted or `graphs` is "prompts", otherwise None."""
         name, layers = uncut(case.size)
         if not layers and graphs != "prompts":
             return None
@@ -210,9 +210,9 @@ def gpu_memory() -> int:
 
 
 class _TimedBatches:
-    """Base class that runs and times a phase's batches in vLLM. timed: the timed span in words, for the record."""
+    """Base class that runs and times a phase's batches in vLLM."""
 
-    timed: str
+    timed: str  # the timed span in words, for the record
     units = 1  # steps of a sample of the generate phase
     due: Sequence[float] = ()  # seconds after the start at which each prompt arrives; () for all at once
 
@@ -269,7 +269,7 @@ class _TimedBatches:
             yield self.samples_of(self.once())
 
     def timed_check(self, rng: Random, last_logits: Callable[..., torch.Tensor]) -> Callable[[Any, int], Checks]:
-        """Return a check of random sequences' last tokens. At mean lengths over MODEL_LENGTH, it compares nothing."""
+        """Return a check of random sequences' last tokens, up to a mean length of MODEL_LENGTH."""
         tokens = self.context + self.new_tokens - 1
         if tokens > MODEL_LENGTH:  # the engine leaves the reference no memory for more
             return not_compared(tokens, MODEL_LENGTH)
@@ -368,7 +368,7 @@ class EngineRequest(_TimedBatches):
         return super().samples_of(batch)
 
     def samples(self) -> Iterator[list[float]]:
-        """Warm up with a batch of short answers; then run batches without end, and yield [time in ms] after each."""
+        """Warm up with short answers; then run batches without end, and yield [time in ms] of each."""
         self.engine.run(self.prompts(), [min(count, STEADY_STEPS) for count in self.answers()])
         yield from super().samples()
 
