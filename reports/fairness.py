@@ -41,7 +41,7 @@ class Model:
 
 
 def fairness(records: Iterable[Record]) -> list[Model]:
-    """Return the measured models (no single layers), sorted by size and dtype; [] if no model has a parameter count."""
+    """Return the measured models, sorted by size and dtype; [] if no parameter count is known."""
     timed = [each for each in records if each.status == "ok" and each.case.option("scope", "model") == "model"]
     models = dict.fromkeys(_model(record) for record in timed)
     counted = any(model.parameters is not None for model in models)

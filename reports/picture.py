@@ -23,7 +23,7 @@ _INCH, _DOTS = 96, 300  # CSS pixels and printed dots per inch
 
 
 def write_picture(run_folder: Path, out: Path, figures: str = "", inches: float | None = None) -> None:
-    """Write one suite's figures, as a run's page draws them, to a PNG, or to a PDF with one sheet per figure.
+    """Write one suite's figures to a PNG, or to a PDF with one sheet per figure.
 
     figures: the suite's name, or "" for the page's first suite with figures.
     inches: width of each figure, drawn on white without title or caption, for a paper. None: as on the page; PNG only.
@@ -97,7 +97,7 @@ def _described(png: bytes, text: str) -> bytes:
 
 
 def take_alone(browser: Any, report: Path, suite: str, inches: float, is_pdf: bool) -> bytes:
-    """Return a suite's figures without the page, each `inches` wide: one PNG, or a PDF with one figure per sheet."""
+    """Return a suite's figures alone, `inches` wide: one PNG, or a PDF with a sheet per figure."""
     page = _opened(browser, report, round(inches * _INCH), _DOTS / _INCH)
     section = _suite(page, suite)
     numbers = section.locator("figure").evaluate_all("all => all.map(each => Number(each.dataset.figure))")

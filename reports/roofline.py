@@ -18,7 +18,7 @@ WORK_METRICS = ("flops", "bytes", *PEAKS)
 
 
 def explanation(case: Case, metrics: Mapping[str, float | None], latency_ms: float) -> dict[str, Any]:
-    """Return a case's {column: value} for `RATE_COLUMNS`; an unknown number is NaN, an unknown `bound` is "".
+    """Return a case's {column: value} for `RATE_COLUMNS`; unknown: NaN, or "" for `bound`.
 
     metrics: the case's work and the measured peaks (`WORK_METRICS`). latency_ms: NaN if unknown.
     tflops, gbs: achieved TFLOP/s and GB/s. lower_bound_ms: the longer of memory time and compute time.

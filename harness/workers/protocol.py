@@ -20,7 +20,7 @@ from typing import Any
 
 
 class WorkerLost(Exception):
-    """Raised if a system cannot run or gives no usable answer. `status`: the case's status; str(error): the reason."""
+    """Raised if a worker gives no usable result. status: the case's. str(error): the reason."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)

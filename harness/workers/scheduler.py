@@ -96,7 +96,7 @@ def run_jobs(
 
 
 def unfinished(run: Run, job: Job, repeat: int, retry: Retry) -> list[Planned]:
-    """Return cases with no record in `repeat`, a record whose status is in `UNFINISHED`, or a true `retry(record)`."""
+    """Return cases whose record in `repeat` is missing, `UNFINISHED`, or selected by `retry`."""
     last = {record.case.key: record for record in run.job_records(job) if record.repeat == repeat}
     finished = {key for key, record in last.items() if record.status not in UNFINISHED and not retry(record)}
     return [planned for planned in job.cases if planned.case.key not in finished]
@@ -113,7 +113,7 @@ class _JobRun:
     stopped: Callable[[], bool]
 
     def cases(self, pending: list[Planned]) -> None:
-        """Run or skip cases in order; append a record for each, unless it is skipped again for the same reason."""
+        """Run or skip cases in order; append each record, except another skip for the same reason."""
         run, name = self.run, self.slot.name
         whole = next(each for each in run.jobs if each.pair == self.job.pair)  # with the cases of other calls
         records = [each for each in latest(whole, run.job_records(whole)) if each.repeat == self.options.repeat]
@@ -160,7 +160,7 @@ class _JobRun:
 def unmeasured(
     case: Case, status: str, reason: str, launch: Launch, slot: GpuSlot, found: Probe | None = None
 ) -> Record:
-    """Return a record without samples. Its environment is the worker's, from `found`; if unknown, this process's."""
+    """Return a record without samples; environment: the worker's or, if unknown, this process's."""
     environment = found.environment if found else {}
     if not environment:  # the worker never answered, so versions of packages are unknown
         commit, dirty = commit_and_dirty(launch.root)

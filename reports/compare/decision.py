@@ -69,7 +69,7 @@ class _Estimates:
 
     @classmethod
     def of(cls, cases: Sequence[Sequence[float]]) -> "_Estimates":
-        """Estimate mean and variance per case. Variances shrink towards their median, unless significantly larger."""
+        """Estimate means and variances; shrink variances, except high outliers, towards the median."""
         rounds = np.array([len(case) for case in cases], float)
         variance = np.array([np.var(case, ddof=1) for case in cases])
         shared, typical = min(PRIOR_ROUNDS, len(cases) - 1.0), np.median(variance)
@@ -81,7 +81,7 @@ class _Estimates:
         return cls(np.array([np.mean(case) for case in cases]), np.sqrt(shrunk), rounds, freedom)
 
     def discoveries(self, bar: float, sign: int = 1) -> NDArray[np.bool_]:
-        """Return per case whether its slowdown exceeds `bar` at false discovery rate `ALPHA`. sign=-1: its speed-up."""
+        """Return whether each case is slower by more than `bar` (sign=-1: faster) at FDR `ALPHA`."""
         return stats.false_discovery_control(self.p_values(sign * self.mean - np.log1p(bar))) <= ALPHA
 
     def interval(self) -> tuple[Numbers, Numbers]:
@@ -89,7 +89,7 @@ class _Estimates:
         return self.mean - half, self.mean + half
 
     def p_values(self, excess: Numbers) -> Numbers:
-        """Return each case's p-value in a t test for excess > 0. excess: signed distances of the means from a limit."""
+        """Return p-values of t tests for excess > 0. excess: signed distances of means from a limit."""
         error = self.deviation / np.sqrt(self.rounds)
         with np.errstate(divide="ignore", invalid="ignore"):  # rounds that agree exactly have no error
             statistic = np.where(error > 0, excess / error, np.where(excess > 0, np.inf, -np.inf))

@@ -198,9 +198,9 @@ def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) ->
 
 
 def _interval(measured: Sequence[Record], medians: Mapping[int, float]) -> tuple[float, float]:
-    """Return (below, above): distances from log(ms per token) to the ends of its 95% interval; infinite if unknown.
+    """Return distances (below, above) from log(ms per token) to its 95% interval's ends.
 
-    measured: timed records of the case. medians: {repeat: median in ms per token}.
+    measured: timed records of the case. medians: {repeat: median in ms per token}. Returns (inf, inf) if unknown.
     """
     if len(medians) > 1:
         logs = [math.log(each) for each in medians.values()]

@@ -64,7 +64,7 @@ def _ratios(comparison: Comparison) -> str:
 
 
 def _groups(heading: str, rows: Sequence[Row]) -> str:
-    """Count rows by name, phase and cause, as in `{heading}: 3 Mamba forward (unsteady), 1 more.`; "" without rows."""
+    """Count similar rows: `{heading}: 3 Mamba forward (unsteady), 1 more.`; "" without rows."""
     groups = Counter(f"{row.name} {row.phase}{_cause(row)}" for row in rows).most_common()
     named = [f"{count} {group}" for group, count in groups[:NAMED_GROUPS]]
     named += [f"{left} more"] if (left := sum(count for _, count in groups[NAMED_GROUPS:])) else []
@@ -72,7 +72,7 @@ def _groups(heading: str, rows: Sequence[Row]) -> str:
 
 
 def _cause(row: Row) -> str:
-    """Return ` (REASON)`: the row's doubt or, without doubt, the start of its first note; "" if it has neither."""
+    """Return ` (REASON)`, from the row's doubt or else its first note; "" if it has neither."""
     cause = row.doubt or re.split(r": | in | \(", "".join(row.notes[:1]))[0]
     return f" ({cause})" if cause else ""
 
@@ -124,7 +124,7 @@ def _named(cases: list[Missing]) -> str:
 
 
 def closing(comparison: Comparison) -> list[str]:
-    """Return the last lines of a comparison's text: cases per outcome, which differences count, and regressions."""
+    """Return lines on a comparison's outcome counts, what outcomes mean, and regressions."""
     counts = "" if comparison.elsewhere else _counts(comparison)
     lines = [counts] if counts not in ("", answer(comparison)) else []
     if comparison.interleaved:

@@ -60,7 +60,7 @@ def axis_title(entry: MetricEntry) -> str:
 
 
 def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table; fill in failed cases' unknown device, GPU or commit if the column has only one known value."""
+    """Return the table; fill in failed cases' missing device, GPU or commit if all others agree."""
     values = {}
     for name in MACHINE_COLUMNS:
         known = [value for value in table[name].unique() if value]
@@ -71,7 +71,7 @@ def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _plans(table: pd.DataFrame, catalogue: Catalogue) -> Iterator[tuple[str, FigureEntry, pd.DataFrame]]:
-    """Yield (suite, figure entry, its table rows) for each entry with rows; `_drawn` splits them by `entry.split`."""
+    """Yield (suite, figure entry, its table rows) for each entry with rows."""
     for suite in catalogue.suites:
         rows = table[[suite.name in names for names in table["suites"]]]
         phases = dict.fromkeys(rows["phase"])
@@ -186,7 +186,7 @@ class _Panel(FigurePanel):
         return [line for line in lines if line.primary and not found.isdisjoint(line.rows)] or lines
 
     def _states(self) -> str:
-        """Name the systems with one state dtype, as in `state precision: float32 (Mamba)`; "" if no dtypes differ."""
+        """Name each system's state dtype, if it has just one; "" if all systems share one dtype."""
         rows = self.rows[self.rows["state_dtype"] != ""]
         own = rows.groupby("system", sort=False)["state_dtype"].unique()
         systems: dict[str, list[str]] = {}
@@ -199,7 +199,7 @@ class _Panel(FigurePanel):
 
 
 def _points(line: Line) -> list[tuple[int, ...]]:
-    """Return each point's row numbers in the table: (row,), or for a ratio (numerator's row, denominator's row)."""
+    """Return table row numbers per point: (row,), or (numerator, denominator) for a ratio."""
     return list(zip(line.rows, line.base_rows, strict=True)) if line.base_rows else [(row,) for row in line.rows]
 
 

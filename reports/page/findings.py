@@ -48,7 +48,7 @@ def finding(view: View) -> str:
 
 
 def crossings(view: View) -> list[str]:
-    """Return sentences on pairs of compared lines: one is clearly faster up to some x, the other from a later x on."""
+    """Return sentences on line pairs: one clearly faster up to some x, the other from a later x."""
     labels = view.labels(view.alike, view.held)
     found = []
     for pair in combinations(view.compared, 2) if view.is_speed and not view.is_parts else ():
@@ -147,7 +147,7 @@ def _where(xs: list[float], view: View) -> str:
 
 
 def _lead(last: Standing, view: View) -> str:
-    """Return the best line's lead over the second in words. last: the ranking at the largest x with one best line."""
+    """Return the best line's lead over the second, in words, from a ranking with one best line."""
     (best, _), (after, next_who) = last.ranks[:2]
     at = format_x(last.x) if len(view.tried) > 1 else view.at(format_x(last.x))
     if not view.is_speed:
@@ -176,7 +176,7 @@ def flags(rows: pd.DataFrame) -> list[str]:
 
 
 def _checked(view: View, claim: PaperClaim) -> str:
-    """Return a sentence on whether a claim holds; "" if no x >= `claim.at_least` has results of both systems."""
+    """Say whether a claim holds; "" if no x >= `claim.at_least` has results of both systems."""
     own, other = view.of_system(claim.system), view.of_system(claim.other)
     due = [x for x in view.tried if x >= claim.at_least]
     common = [x for x in due if x in own and x in other]
@@ -210,7 +210,7 @@ def _out_of_memory(views: Iterable[View]) -> str:
 
 
 def _among(xs: Sequence[float], tried: Sequence[float]) -> str:
-    """Return `xs` in words: as a range, such as `2k to 8k`, if they are consecutive in `tried`, else as a list."""
+    """Return `xs` in words: a range, such as `2k to 8k`, if consecutive in `tried`, else a list."""
     words = [format_x(x) for x in xs]
     are_neighbours = list(xs) == [x for x in tried if xs[0] <= x <= xs[-1]]
     return span(words[0], words[-1]) if are_neighbours else listed(words)

@@ -152,7 +152,7 @@ def _which(rows: pd.DataFrame) -> str:
 
 
 def _by_suite(drawn: list[Figure]) -> list[tuple[str, list[tuple[int, Figure]]]]:
-    """Return [(suite, [(index in `drawn`, figure)])]; figures of suites `a-forward` and `a-generate` are under `a`."""
+    """Group (index, figure) pairs by suite; suites `a-forward` and `a-generate` count as `a`."""
     suites: dict[str, list[tuple[int, Figure]]] = {}
     for number, figure in enumerate(drawn):
         suite = figure.suite.removesuffix("-forward").removesuffix("-generate")

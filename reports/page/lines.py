@@ -52,7 +52,7 @@ class Line(Look):
 
 
 def system_looks(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, Look]:
-    """Return {system: look}; a system outside the catalogue gets an unused tone and marker until all are used."""
+    """Return {system: look}; systems outside the catalogue get unused tones and markers, if any."""
     looks = {entry.name: Look(entry.tone % TONES, entry.marker) for entry in catalogue.systems}
     for number, name in enumerate(sorted(set(table["system"]) - set(looks)), len(looks)):
         tones = [tone for tone in range(TONES) if tone not in {look.tone for look in looks.values()}]
@@ -167,7 +167,7 @@ class FigurePanel:
         )
 
     def _stated_columns(self, columns: list[str]) -> dict[str, set[str]]:
-        """Return {column: systems whose line names must state its value, because it varies}. columns: candidates."""
+        """Return {column: systems whose line names must state its value}. columns: candidates."""
         rows, own = self.rows, {"state_dtype", *option_columns(self.rows)}
         systems, found = set(rows["system"]), {}
         for column in columns:
@@ -219,7 +219,7 @@ class FigurePanel:
         return Line(name=name, short=short, system=values["system"], rows=rows, y=BOUND, **vars(look))
 
     def form_pairs(self) -> list[Line]:
-        """Return lines of ratios: the primal form's value / the dual form's, at equal x and equal other settings."""
+        """Return lines of primal / dual ratios, at equal x and equal other settings."""
         rows, x = self.rows, self.entry.x
         forms = forms_of(rows)
         if set(forms) < {"dual", "primal"}:

@@ -52,7 +52,7 @@ class Point:
         return max(self.value, other.value) <= (1 + share) * min(self.value, other.value)
 
     def hides(self, other: "Point") -> bool:
-        """Whether overlapping intervals or `doubt` hide which point is better; False for level points without doubt."""
+        """Whether overlap or `doubt` hides which point is better; False if level without doubt."""
         overlap = max(self.low, other.low) <= min(self.high, other.high)
         if doubt := max(self.doubt, other.doubt):
             return overlap or self.is_level(other, doubt)
@@ -100,7 +100,7 @@ class View:
 
     @cached_property
     def ranked(self) -> list[Line]:
-        """Lines to rank, no bounds or ratios: primary lines, and measured lines of systems without primary lines."""
+        """Primary lines, and measured lines of systems without primary lines; no bounds or ratios."""
         drawn = [line for line in self.figure.lines if not line.y and not line.base_rows]
         named = self.figure.primary_systems
         return [line for line in drawn if line.primary or (line.system not in named and self.points(line))]
@@ -199,14 +199,14 @@ class View:
                 yield Point(float(cells[x]), float(value) / scale, low, high, doubt)
 
     def reach(self, line: Line) -> float:
-        """Return the largest x of the line's started cases; infinity if the x axis shows a result, not a setting."""
+        """Return the largest x of the line's started cases; infinity if x is not a setting."""
         if self.figure.along:  # x is no setting, so no case with a larger x is missing
             return math.inf
         rows = self.rows([line])
         return max(rows[self.figure.x][rows["status"] != "unstarted"])
 
     def of_system(self, system: str) -> dict[float, Point]:
-        """Return {x: point} of a system's compared lines; if several lines have a point at x, the last line's point."""
+        """Return {x: point} of a system's compared lines; at a shared x, the last line's point."""
         return {point.x: point for line in self.compared if line.system == system for point in self.points(line)}
 
     def standing(self, x: float, ranks: Sequence[tuple[Point, str]]) -> Standing:

@@ -21,7 +21,7 @@ _MOST = 12  # kernels per table
 
 @dataclass(frozen=True)
 class TimeDiff:
-    """Time of a part or kernel in profiles `a` and `b`, in ms per unit of work (`Region.units`); None if absent."""
+    """A part's or kernel's ms per unit of work (`Region.units`) in two profiles; None if absent."""
 
     name: str
     a_ms: float | None
@@ -49,7 +49,7 @@ class Diff:
 
     @property
     def digits(self) -> int:
-        """Decimals in the tables: enough for four significant digits of `b.unit_ms`, the time per unit of work."""
+        """Decimals in the tables, so that `b.unit_ms` has at least four significant digits."""
         return max(0, 3 - math.floor(math.log10(self.b.unit_ms)))
 
     @property
@@ -63,7 +63,7 @@ class Diff:
 
     @property
     def sentence(self) -> str:
-        """How much slower or faster `b` is than `a`, in total and by part. If clearly slower, `_bottleneck` follows."""
+        """How much slower or faster `b` is, in total and by part; if clearly slower, `_bottleneck`."""
         ms = self.b.unit_ms - self.a.unit_ms
         rows = self.parts
         whole = sum(abs(row.ms) for row in rows)
@@ -77,7 +77,7 @@ class Diff:
         return f"{head}{f': {causes}' if causes else ''}.{why and f' {why}'}"
 
     def _bottleneck(self, rows: list[TimeDiff]) -> str:
-        """Return a sentence on the bottleneck of the part (one of `rows`) that slowed down most; "" if unknown."""
+        """Return a sentence on the bottleneck of the part that slowed down most; "" if unknown."""
         longer = max(rows, key=lambda row: row.ms)
         if longer.name == GAPS:
             return f"Idle time is {cause(self.b)}."

@@ -24,7 +24,7 @@ def drawing(profile: Profile) -> dict[str, Any]:
 
 
 def roofline(profile: Profile) -> dict[str, Any]:
-    """Return a dict with the measured peaks in GB/s and TFLOP/s, and two lists of points to draw below them.
+    """Return a dict with measured peaks in GB/s and TFLOP/s, and two lists of points.
 
     points: per kernel (table row, FLOPs per DRAM byte, TFLOP/s, ms per unit of work, FLOPs per L2 byte, `is_fp32`).
     parts: per part (index into `LABELS`, FLOPs per byte, TFLOP/s, ms per unit of work), from the adapter's counts.
@@ -82,14 +82,14 @@ def l2_intensity(kernel: Kernel) -> float | None:
 
 
 def unplaced(region: Region) -> float:
-    """Return the share of kernel time in kernels without a point in the roofline; 0 if no kernel has a point."""
+    """Return the share of kernel time missing from the roofline; 0 if no kernel has a point."""
     total = sum(kernel.time_us for kernel in region.kernels)
     placed = sum(kernel.time_us for _, kernel, *_ in _placed(region))
     return 1 - placed / total if placed else 0.0
 
 
 def _placed(region: Region) -> Iterator[tuple[int, Kernel, float, float]]:
-    """Yield (row in the kernel table, kernel, FLOPs per byte, TFLOP/s) for each kernel that the roofline shows."""
+    """Yield (table row, kernel, FLOPs per byte, TFLOP/s) for each kernel in the roofline."""
     for place, kernel in enumerate(region.kernels[:NAMED]):
         _, tflops, intensity = rates(kernel)
         if tflops and intensity:

@@ -149,7 +149,7 @@ def kernel_lower_bound_us(kernel: Kernel, region: Region) -> float | None:
 
 
 def is_fp32(kernel: Kernel) -> bool:
-    """Return whether the FP32 peak applies: the kernel's counters include this peak and tensor core use is below 1%."""
+    """Return whether the FP32 peak applies: it is known, and tensor core use is below 1%."""
     counters = kernel.counters
     return counters is not None and bool(counters.fp32_peak_tflops) and counters.use.get("tensor", _USED) < _USED
 
@@ -184,14 +184,14 @@ def _part_finder(region: Region) -> Callable[[str, tuple[str, ...]], str]:
 
 
 def _outside_is_head(paths: Sequence[tuple[str, ...]]) -> bool:
-    """Whether a GEMM outside all layers is the LM head's: layers have ranges, and any other range encloses a layer."""
+    """Whether a GEMM outside layers is the LM head's: there are only ranges in or around layers."""
     layered = [path for path in paths if any(map(is_layer, path))]
     others = [path for path in paths if path and path not in layered]
     return bool(layered) and all(any(each[: len(path)] == path for each in layered) for path in others)
 
 
 def _shares(region: Region) -> Iterator[tuple[Kernel, str, float]]:
-    """Yield (kernel, key of `LABELS`, share of the kernel's time in that part); without NVTX ranges, the share is 1."""
+    """Yield (kernel, part, share of the kernel's time in it); without NVTX ranges, share is 1."""
     part_finder = _part_finder(region)
     by_kernel: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for each in region.ranges:

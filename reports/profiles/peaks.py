@@ -1,4 +1,4 @@
-"""Measured peaks of a run: the highest GB/s and TFLOP/s that a benchmark or a profiled kernel reached per device."""
+"""A run's peaks per device: highest GB/s and TFLOP/s of benchmarks and profiled kernels."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

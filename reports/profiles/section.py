@@ -93,14 +93,14 @@ class ShownProfile:
 
     @property
     def lower_bound_ms(self) -> float | None:
-        """Sum of the parts' lower bounds in ms per unit of work (`Region.units`); None if a part has no known bound."""
+        """Sum of the parts' lower bounds per unit of work (`Region.units`); None if one is unknown."""
         lower_bounds = [piece.part.lower_bound_us for piece in self.pieces]
         known = [lower_bound for lower_bound in lower_bounds if lower_bound is not None]
         return sum(known) / self.profile.units / 1e3 if len(known) == len(lower_bounds) else None
 
 
 def section(records: Sequence[Record], profiles: Collection[Profile], catalogue: Catalogue) -> Section | None:
-    """Return the section on profiles; None if no profile has times. The run's `records` give latencies and peaks."""
+    """Return the section on profiles; None if none has times. records: for latencies and peaks."""
     with_work = [profile for profile in profiles if profile.status == "ok" and profile.region_us]
     good = with_common_peaks(with_work, records)
     if not good:
@@ -163,7 +163,7 @@ def _per_unit_ms(time_us: float | None, profile: Profile) -> float | None:
 
 
 def _groups(profiles: Iterable[Profile], latencies: Mapping[str, Recorded]) -> dict[str, list[Profile]]:
-    """Group profiles by phase, size, batch, context and concurrent sequences (from `latencies`): {title: profiles}."""
+    """Return {title: profiles} by phase, size, batch, context and concurrent sequences."""
     groups: dict[str, list[Profile]] = {}
     for profile in profiles:
         case = profile.case

@@ -41,7 +41,7 @@ WORKING = ("selected", "not_selected")  # a warp that issues, or is ready while 
 
 
 class Recorded(NamedTuple):
-    """A case's recorded latency. at_once: the number of sequences that ran concurrently; 0 means the whole batch."""
+    """A case's recorded latency. at_once: sequences that ran concurrently; 0: the whole batch."""
 
     ms: float
     at_once: int = 0
