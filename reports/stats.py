@@ -96,7 +96,7 @@ def frame(
 
 
 def marks_in(cell: Any, y: str = "") -> tuple[str, ...]:
-    """Split a cell of the column `MARKS` into flags; with `y`, keep only flags that concern the column `y`."""
+    """Return the flags in a `MARKS` cell; with `y`, only flags that concern the column `y`."""
     marks = tuple(cell.split(", ")) if isinstance(cell, str) and cell else ()
     return tuple(mark for mark in marks if not y or mark in marks_of(y))
 
@@ -114,7 +114,7 @@ def option_columns(table: pd.DataFrame) -> list[str]:
 
 
 def metric_columns(recorded: Iterable[str], catalogue: Catalogue) -> list[str]:
-    """Select recorded metrics for columns: first the catalogue's in catalogue order, then others sorted by name."""
+    """Return recorded metrics that need a column: the catalogue's in order, others by name."""
     taken = {*COLUMNS, *SAMPLE_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS, NOTES, MARKS}
     found = set(recorded) - taken
     known = [metric.name for metric in catalogue.metrics if metric.name in found]
@@ -156,7 +156,7 @@ def _options(cases: Sequence[Case], table: pd.DataFrame, catalogue: Catalogue) -
 def _row(
     group: list[Record], suites: tuple[str, ...], metrics: Sequence[str], peaks: Mapping[str, Mapping[str, float]]
 ) -> dict[str, Any]:
-    """Return a case's {column: value}. group: its records, `ok` ones first. peaks: the run's peaks by device."""
+    """Return a case's {column: value}. group: its records, `ok` ones first. peaks: by device."""
     first = group[0]
     measured = [record for record in group if record.status == "ok"]
     found = merged_metrics(measured or group)
@@ -182,7 +182,7 @@ def _row(
 
 
 def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str, Any]:
-    """Return the values of `STATISTIC_COLUMNS`, NaN if unknown. group: a case's records. measured: the ok ones."""
+    """Return values of `STATISTIC_COLUMNS`, NaN if unknown. measured: `group`'s `ok` records."""
     memory = [each.peak_memory_bytes for each in measured or group if each.peak_memory_bytes is not None]
     values: dict[str, Any] = dict.fromkeys(STATISTIC_COLUMNS, math.nan)
     values["peak_memory_gb"] = max(memory) / 1e9 if memory else math.nan

@@ -79,7 +79,7 @@ def _write_for_people(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Cat
 
 
 def _chosen(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
-    """Return system, backend, varying settings, status unless all are ok (reason if none), latency, metrics, flags."""
+    """Return the names of the columns to print, such as system, varying settings and latency."""
     ok = table["status"] == "ok"
     names = [
         *(name for name in _CASE if name in ("system", "backend") or _varies(table, name)),
@@ -122,7 +122,7 @@ def _heading(name: str, catalogue: Catalogue) -> str:
 
 
 def shown(value: Any, scale: float) -> str:
-    """Return a cell as text, numbers divided by `scale`. Floats: 4 significant digits; from 1e4 to 1e9, no decimals."""
+    """Return a cell as text: a number is divided by `scale`, a float rounded for display."""
     number = plain(value)
     if isinstance(number, int | float) and not isinstance(number, bool) and scale != 1:
         number = number / scale

@@ -76,7 +76,7 @@ class Built:
 
     @property
     def ingredients(self) -> dict[str, str | None]:
-        """The build's inputs, such as nvcc's version, from build.json; another machine may have compiled the kernel."""
+        """The build's inputs, such as nvcc's version, read from build.json in the cache folder."""
         return json.loads((self.folder / NOTE).read_text())
 
     @property
@@ -145,7 +145,7 @@ def load(name: str) -> Any:
 
 
 def hidden() -> str:
-    """Return an error message if TTT_BENCH_ARCH has a value, because any value disables the Hopper kernels; else ""."""
+    """Return why TTT_BENCH_ARCH disables the Hopper kernels, or "" if it is empty or unset."""
     arch = os.environ.get("TTT_BENCH_ARCH", "")
     if arch in ("", PORTABLE):
         return f"TTT_BENCH_ARCH={arch} hides the kernels for Hopper" if arch else ""
@@ -218,7 +218,7 @@ def source_digest(name: str) -> str:
 
 
 def _compiler_version(nvcc: Path | None) -> str | None:
-    """Return nvcc's version, such as `13.0, V13.0.88`, or "unknown"; None without nvcc. BuildError if it cannot run."""
+    """Return nvcc's version, such as `13.0, V13.0.88`, or "unknown"; None if `nvcc` is None."""
     if nvcc is None:
         return None
     try:
@@ -230,7 +230,7 @@ def _compiler_version(nvcc: Path | None) -> str | None:
 
 
 def _folder(name: str, wanted: dict[str, str | None]) -> Path:
-    """Return folder NAME-HASH in the cache. HASH covers `wanted`'s sources, flags, host, tvm_ffi and architecture."""
+    """Return the cache folder for `wanted`, independent of nvcc's and ThunderKittens' versions."""
     known = [wanted[each] for each in ("sources", "flags", "host", "tvm_ffi", "architecture")]
     key = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
     return cache_directory() / "kernels" / f"{name.replace('/', '.')}-{key}"

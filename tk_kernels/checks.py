@@ -37,9 +37,10 @@ def check_devices(**tensors: Tensor | None) -> None:
 
 
 def check_tokens(tokens: dict[str, Tensor], lr: Tensor, layout: str, dtypes: tuple[torch.dtype, ...]) -> None:
-    """Raise ValueError unless `tokens` share a shape and one of `dtypes`, and lr has that shape without the last axis.
+    """Raise ValueError unless the tokens' shapes and dtypes and the shape of lr fit together.
 
-    layout: the expected shape in letters, such as "[B, T, H, D]"; only its number of dimensions is checked.
+    The tokens share a shape and one of `dtypes`; lr has that shape without the last axis.
+    layout: the tokens' shape in letters, such as "[B, T, H, D]"; only its number of dimensions is checked.
     """
     first, *others = tokens
     x = tokens[first]
@@ -53,7 +54,7 @@ def check_tokens(tokens: dict[str, Tensor], lr: Tensor, layout: str, dtypes: tup
 
 
 def check_outer(token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, heads: int, head_dim: int) -> None:
-    """Raise ValueError unless token_scale is [m] with m >= 1, and ln_weight and ln_bias are [heads, head_dim]."""
+    """Raise ValueError unless token_scale is [m >= 1], ln_weight and ln_bias [heads, head_dim]."""
     if token_scale.ndim != 1 or not len(token_scale):
         raise ValueError(f"token_scale has shape {tuple(token_scale.shape)}: expected [mini_batch], at least 1")
     check_shape("ln_weight", ln_weight, (heads, head_dim))
@@ -61,7 +62,7 @@ def check_outer(token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, heads: 
 
 
 def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> None:
-    """Raise ValueError unless each field of `state` in `shapes` has the shape given there and the dtype below.
+    """Raise ValueError if a field of `state` in `shapes` has another shape or a wrong dtype.
 
     position must be int32. Other fields in `shapes` must be float64 if the tokens' `dtype` is float64, else float32.
     """
@@ -73,10 +74,9 @@ def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.d
 
 
 def common_position(position: Tensor, start: int | None, mini_batch: int) -> int:
-    """Return all sequences' position in the mini-batch: `start`, or if it is None, the value in `position` [B].
+    """Return the position in the mini-batch: `start`, or if None, the one in `position` [B].
 
-    Reading `position` waits for the GPU. mini_batch: m.
-    Raises ValueError if the positions differ or are not 0 to m - 1.
+    Reading `position` waits for the GPU. ValueError if values read differ or the result is not 0 to mini_batch - 1.
     """
     values = sorted(set(position.tolist())) if start is None else [start]
     if len(values) > 1:

@@ -41,9 +41,9 @@ class Cost:
         return batch * tokens * heads * (products + 2 * mini_batch * self._row * head_dim)
 
     def forward_bytes(self, batch: int, tokens: int, heads: int, head_dim: int, element_bytes: int = 2) -> int:
-        """Return a fused forward's minimum traffic in bytes: q, k, v, lr and output once, weights and biases twice.
+        """Return the minimum bytes that a fused forward reads and writes.
 
-        element_bytes: bytes per element of q, k, v and the output; lr, weights and biases are float32.
+        Counts q, k, v, output (`element_bytes` per element) and lr (float32) once, float32 weights and biases twice.
         """
         token = 4 * head_dim * element_bytes + 4
         return batch * tokens * heads * token + 2 * self.state_bytes(batch, heads, head_dim)
@@ -63,10 +63,10 @@ class Cost:
     def generate_state_bytes(
         self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual", state: str = "planes"
     ) -> int:
-        """Return the bytes of all states: weights, float32 biases, cached rows (dual) or gradient sums (primal).
+        """Return the bytes of all states: weights, biases, and cached rows or gradient sums.
 
         state: dtype of the weights: "float32", "float16", "bfloat16" or "planes" (float32 as two 16-bit tensors).
-        Raises ValueError for an unknown form or state.
+        Dual form: cached rows; primal: float32 gradient sums. Biases are float32. ValueError on unknown form or state.
         """
         stored, read, _ = _weight_bytes(form, state)  # `read` is also the size of a cached row's element
         weights, biases = self._weights * head_dim**2, self._biases * head_dim
@@ -77,7 +77,7 @@ class Cost:
     def generate_state_traffic(
         self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual", state: str = "planes"
     ) -> float:
-        """Return the minimum state bytes that a step of `batch` sequences moves, averaged over m = `mini_batch` steps.
+        """Return the minimum bytes of state that a generate step moves, averaged over a mini-batch.
 
         Each step reads the biases, and the weights or their high plane. The last of m steps also reads the low plane,
         if any, and writes the weights. A dual step also reads the rows of (m-1)/2 earlier tokens on average and writes
@@ -93,13 +93,13 @@ class Cost:
     def generate_bytes(
         self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual", state: str = "planes"
     ) -> float:
-        """Return the minimum bytes of a step: `generate_state_traffic` plus 2 bytes per element of q, k, v, out."""
+        """Return the minimum bytes that a step moves: state traffic and 16-bit q, k, v, output."""
         traffic = self.generate_state_traffic(batch, heads, head_dim, mini_batch, form, state)
         return traffic + batch * heads * 8 * head_dim
 
 
 def _weight_bytes(form: str, state: str) -> tuple[int, int, int]:
-    """Return bytes per weight: (stored, read by each step, further reads and writes of a mini-batch's last step)."""
+    """Return bytes per weight: (stored, read per step, extra traffic of every m-th step)."""
     check_choice("form", form, FORMS)
     check_choice("state", state, ("planes", *ELEMENT_BYTES))
     if state == "planes":  # each token reads the high plane; a mini-batch's last one also reads low, writes both

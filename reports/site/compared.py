@@ -34,7 +34,7 @@ class Compared:
 
 
 def comparisons(entries: Sequence[Entry]) -> list[Compared]:
-    """Compare runs of one GPU model, and the newest runs of different models. entries: the runs, newest first."""
+    """Compare runs within each GPU model, and the newest across models. entries: newest first."""
     timed = [entry for entry in entries if entry.run.file.mode == "measure" and entry.held.measured]
     pairs = {(a.id, b.id): (a, b) for a, b in _pairs(timed)}
     return [Compared(a, b, compared(a.held, b.held), _profiles(a, b)) for a, b in pairs.values()]

@@ -62,7 +62,7 @@ def fits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
 
 
 def suits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
-    """Whether `few_rows_product` supports the shapes, strides and dtypes, and is at least as fast as cuBLAS on H100."""
+    """Whether `few_rows_product` supports layout and dtypes, no slower than cuBLAS on an H100."""
     most = MOST_ROWS if len(weights) >= MANY_OUTPUTS * (1 + swiglu) else MOST_ROWS_FEW_OUTPUTS
     few = x.shape[-1] <= x.numel() <= most * x.shape[-1]
     laid_out = x.ndim > 1 and x.stride(-1) == 1 and weights.is_contiguous() and _fits_int32_offsets(x)

@@ -20,9 +20,9 @@ COLUMNS = 2048  # columns of a SwiGLU row per program
 
 @on_its_device
 def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
-    """Return LayerNorm(z) * gelu_tanh(`gate`) in z's dtype, for z and `gate` [..., C] (ttt_layer.md, step 6).
+    """Return LayerNorm(z) * gelu_tanh(`gate`) in z's dtype, for z and `gate` [..., C].
 
-    weight, bias [C]: parameters of LayerNorm. `gate` can be a slice of columns of a wider tensor.
+    See ttt_layer.md, step 6. weight, bias [C]: for LayerNorm. `gate` can be a slice of a wider tensor's columns.
     pdl: use programmatic dependent launch; the kernel reads `weight` and `bias` before earlier launches end.
     Arithmetic is float32; the result is rounded once. Raises ValueError on a wrong shape, stride or device.
     """
@@ -100,7 +100,7 @@ def _norm_gate(
 
 @jit
 def rms_normed(row, weight, C: tl.constexpr, eps):
-    """Return row / sqrt(mean(row^2) + eps) * weight in float32; `row` has C channels, then zeros as padding."""
+    """Return row / sqrt(mean(row^2) + eps) * weight; `row` has C channels, then zero padding."""
     return row * (1.0 / tl.sqrt(tl.sum(row * row, 0) / C + eps)) * weight
 
 

@@ -139,7 +139,7 @@ def query_key(
 
 
 def _check_cache(cache: Tensor, slots: Tensor | None, sequences: Packed | None, shape: tuple[int, int, int]) -> None:
-    """Raise ValueError unless cache, slots and packed sequences fit each other and tokens of `shape` (B, T, C)."""
+    """Raise ValueError unless cache, slots, sequences and tokens of `shape` (B, T, C) fit."""
     B, T, C = shape
     if slots is None and sequences is None:
         check_parameter("cache", cache, (B, TAPS - 1, C))
@@ -199,7 +199,7 @@ def _cached(at, valid, C: tl.constexpr):
 
 @jit
 def _packed_chunk(cu_seqlens, chunks, chunk):
-    """Return (sequence of the chunk, chunk's offset in it, the sequence's first index in [N, ...], its length)."""
+    """Return (sequence s, the chunk's offset in s, first index of s in [N, ...], length of s)."""
     seq = tl.load(chunks + 2 * chunk).to(tl.int64)
     first = tl.load(chunks + 2 * chunk + 1)
     token = tl.load(cu_seqlens + seq)
@@ -213,7 +213,7 @@ def _residual_convolution(
     C: tl.constexpr, CP: tl.constexpr, CHUNK: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
     cu_seqlens=None, starts=None, chunks=None, after_stride=0, PACKED: tl.constexpr = False,
 ):  # fmt: skip
-    """One program of `residual_convolution`: up to CHUNK tokens. Variables x0 to x3: inputs 0 to 3 tokens back."""
+    """Compute up to CHUNK tokens. x0 to x3: the convolution's inputs 0 to 3 tokens back."""
     let_next_begin(PDL)
     rc = tl.arange(0, CP)
     valid = rc < C
@@ -283,7 +283,7 @@ def _query_key(
     SLOTS: tl.constexpr, PDL: tl.constexpr,
     cu_seqlens=None, starts=None, chunks=None, after_stride=0, PACKED: tl.constexpr = False,
 ):  # fmt: skip
-    """One program of `query_key`: BLOCK channels, up to CHUNK tokens. Variables x0 to x3: inputs 0 to 3 tokens back."""
+    """Compute BLOCK channels of up to CHUNK tokens. x0 to x3: inputs 0 to 3 tokens back."""
     let_next_begin(PDL)
     C: tl.constexpr = H * D
     BLOCKS: tl.constexpr = (C + BLOCK - 1) // BLOCK

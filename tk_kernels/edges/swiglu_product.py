@@ -41,7 +41,7 @@ def swiglu_product(x: Tensor, weights: Tensor, *, concurrent: bool = False) -> T
 
 
 def fits(rows: Tensor, weights: Tensor) -> bool:
-    """Whether the Hopper kernel can run on rows [M, C] and weights [2 F, C], and M is at least `LEAST_ROWS`."""
+    """Whether the Hopper kernel can run on rows [M, C], M >= LEAST_ROWS, and weights [2 F, C]."""
     outputs, inputs = len(weights) // 2, weights.shape[1]
     return (
         rows.is_cuda

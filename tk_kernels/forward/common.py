@@ -1,4 +1,4 @@
-"""Shared code of the portable forward kernels, for compute capability 8.0 or higher and Triton's interpreter."""
+"""Shared code of the portable forward kernels: compute capability 8.0+, Triton interpreter."""
 
 from collections.abc import Callable
 from typing import Any
@@ -50,7 +50,7 @@ def launch(
     settings: Tuning | None = None,
     compile_only: bool = False,
 ) -> None:
-    """Launch an operator's forward kernel on T tokens that begin at a mini-batch's start; write to `outputs`.
+    """Launch a forward kernel on tokens that begin at a mini-batch's start; write to `outputs`.
 
     run: launch function, called as run(q, k, rest, m, B, settings, warmup=compile_only); rest: other kernel arguments.
     tokens: q, k with RoPE, v, lr. outer: token_scale, ln_weight, ln_bias. Shapes: see `ForwardOperator.forward`.
@@ -97,7 +97,7 @@ def launch_packed(
 
 @jit
 def packed_sequence(cu_seqlens, start, slots, seq, m: tl.constexpr):
-    """Return sequence `seq`'s (first row, length, earlier tokens n, n % m, slot); see `Packed`. m: mini-batch size."""
+    """Return a packed sequence's (first row, length, earlier tokens n, n % m, state slot)."""
     token = tl.load(cu_seqlens + seq)
     count = tl.load(cu_seqlens + seq + 1) - token
     before = tl.load(start + seq)
@@ -123,7 +123,7 @@ def add_two(a1, a2, b1, b2):
 
 @jit
 def add_six(a1, a2, a3, a4, a5, a6, b1, b2, b3, b4, b5, b6):
-    """Return (a1 + b1, ..., a6 + b6). With it, a `tl.reduce` sums six tensors in one exchange between warps."""
+    """Return (a1 + b1, ..., a6 + b6), to sum six tensors in one `tl.reduce`."""
     return a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5, a6 + b6
 
 
@@ -149,9 +149,9 @@ def normalization(s0, s1, D: tl.constexpr):
 
 @jit
 def gradient_coefficients(s0, s1, s2, s3, s4, s5, weight_squared, D: tl.constexpr):
-    """Return (mean(z), 1/std(z), mean(g), mean(g * xhat) / std(z)) of each row z [D], to compute ln_l2_grad.
+    """Return (mean(z), 1/std(z), mean(g), mean(g * xhat) / std(z)) of each row z [D].
 
-    g = gamma * (gamma * xhat + beta - R); symbols: see ttt_layer.md, step 5. weight_squared: the sum of gamma^2.
+    g = gamma * (gamma * xhat + beta - R), as in ln_l2_grad (ttt_layer.md, step 5). weight_squared: the sum of gamma^2.
     s0 to s5: each row's sums of z, z^2, u, u * z, o * z and o, with u = gamma^2 * z and o = gamma * (beta - R).
     """
     mean, rstd = normalization(s0, s1, D)
@@ -162,7 +162,7 @@ def gradient_coefficients(s0, s1, s2, s3, s4, s5, weight_squared, D: tl.constexp
 
 @jit
 def tanh(x):
-    """Return tanh(x). A GPU computes it in one instruction, exact to 11 bits, which suffices for 16-bit operands."""
+    """Return tanh(x), on a GPU exact to 11 bits: enough for 16-bit operands."""
     if INTERPRETED:
         return 2.0 * tl.sigmoid(2.0 * x) - 1.0
     return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)

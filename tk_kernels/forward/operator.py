@@ -36,7 +36,7 @@ Outer = tuple[Tensor, Tensor, Tensor]  # token_scale [m], ln_weight, ln_bias [H,
 
 @cache
 def hopper_unavailable(kernel: str, arch: str | None) -> str:
-    """Return why Hopper kernel `kernel` cannot run, or "". The result is cached per `arch`, TTT_BENCH_ARCH's value."""
+    """Return why a Hopper kernel cannot run, or "". arch: TTT_BENCH_ARCH, only a cache key."""
     return build.unavailable(kernel)
 
 
@@ -64,12 +64,12 @@ class ForwardOperator:
         self.launch = torch.library.custom_op(f"ttt_bench::{name}_forward", self._launch, mutates_args=("outputs",))
 
     def available(self, mini_batch: int = 16) -> str:
-        """Return why the Hopper kernel for `mini_batch` cannot run, or "". ValueError if there is no such kernel."""
+        """Return why `mini_batch`'s Hopper kernel cannot run, or ""; ValueError if there is none."""
         check_choice("mini_batch", mini_batch, tuple(self.kernels))
         return build.unavailable(self.kernels[mini_batch])
 
     def choice(self, q: Tensor, mini_batch: int) -> str:
-        """Return the first of "thunderkittens", "triton", "reference" that supports q [B, T, H, D] and `mini_batch`."""
+        """Return the first of `BACKENDS` that supports q [B, T, H, D] and `mini_batch` here."""
         kernel = self.kernels.get(mini_batch)
         takes = kernel and q.is_cuda and q.dtype == torch.bfloat16 and q.shape[3] == HEAD_DIM
         if takes and not hopper_unavailable(str(kernel), os.environ.get("TTT_BENCH_ARCH")):
@@ -155,7 +155,7 @@ class ForwardOperator:
         rope: bool,
         backend: str,
     ) -> None:
-        """Run `backend` ("": the result of `choice`); write to `outputs`: out, next weights and biases, cached rows."""
+        """Run `backend` ("": `choice`); fill outputs: out, next weights and biases, cached rows."""
         q, mini_batch = tokens[0], len(outer[0])
         backend = backend or self.choice(q, mini_batch)
         if backend == THUNDERKITTENS:
@@ -205,7 +205,7 @@ def forward_packed(
     state: Any,
     sequences: Packed,
 ) -> Tensor:
-    """Run an operator's portable forward kernel on packed sequences; return the outputs [N, H, D] in q's dtype.
+    """Run a portable forward kernel on packed sequences; return outputs [N, H, D] in q's dtype.
 
     launch: `launch_packed` of ttt_linear.forward or ttt_mlp.forward. sequences: the layout of the N tokens.
     tokens: q, k, v [N, H, D] in the dtype of the state's rows, q and k with RoPE, lr [N, H].
@@ -234,7 +234,7 @@ def forward_packed(
 
 
 def _check_tokens(tokens: Tokens, outer: Outer, layout: str) -> None:
-    """Raise ValueError unless the kernels support `outer` and `tokens`. layout: q's shape, such as "[N, H, D]"."""
+    """Raise ValueError unless kernels support the tensors. layout: q's axes, as "[N, H, D]"."""
     (q, k, v, lr), (token_scale, ln_weight, ln_bias) = tokens, outer
     named = {"q": q, "k": k, "v": v}
     check_tokens(named, lr, layout, DTYPES)

@@ -48,7 +48,7 @@ def available() -> str:
 
 
 def split_planes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Split float32 x into bfloat16 high and int16 low planes, from which `join_planes` restores x, except NaNs.
+    """Split float32 x into (bfloat16 high, int16 low); `join_planes` restores x except NaNs.
 
     `high` is x rounded to nearest, ties away from zero, so the remainder always fits 16 signed bits. All NaNs become
     0x7FC00000, because the NaN that a GPU computes, 0x7FFFFFFF, would round to -0.
@@ -66,7 +66,7 @@ def join_planes(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
 
 
 def store(x: torch.Tensor, precision: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return `split_planes(x)` for float32 x if `precision` is "planes", else (x in the dtype `precision`, None)."""
+    """Return x in `precision` as (tensor, None), or for "planes" as `split_planes(x)`."""
     if PRECISIONS[precision].planes:
         return split_planes(x)
     return x.to(PRECISIONS[precision].weights, copy=True).contiguous(), None
@@ -76,7 +76,7 @@ PIECE_BYTES = 1 << 28
 
 
 def by_sequences(function: Callable[..., tuple[torch.Tensor | None, ...]], *given: torch.Tensor) -> Any:
-    """Call `function` on slices of all tensors `given` [B, ...] along B, to save memory; concatenate its outputs.
+    """Call `function` on slices of tensors `given` [B, ...] along B; concatenate its outputs.
 
     A call gets as many sequences as fit in 256 MiB, at least one. Returns a tuple; outputs that are None stay None.
     """
@@ -118,20 +118,20 @@ def dot_type(rows: torch.Tensor) -> Any:
 
 
 def compiles_narrow_dots() -> bool:
-    """Whether Triton compiles matmuls with 16 columns here. Triton before 3.8 does not for compute capability 10.x."""
-    old = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
+    """Whether the installed Triton compiles matmuls with 16 columns here."""
+    old = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)  # these fail for compute capability 10.x
     return not old or triton.knobs.runtime.interpret or torch.cuda.get_device_capability()[0] != 10
 
 
 def runs_sm90(device: torch.device) -> bool:
-    """Whether generate kernels in Gluon run on `device`: it has compute capability 9.0, and TTT_BENCH_ARCH is unset."""
+    """Whether Gluon generate kernels run on `device`: it is sm_90, and TTT_BENCH_ARCH is unset."""
     return not hidden() and device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def dependent_launch(pdl: bool) -> dict[str, bool]:
-    """Return Triton's launch arguments. If `pdl`, they request PDL on Hopper or newer, unless TTT_BENCH_ARCH is set.
+    """Return Triton's launch arguments: with PDL if `pdl`, the GPU and TTT_BENCH_ARCH allow it.
 
-    PDL (programmatic dependent launch): the kernel starts early, reads model parameters and state, then waits for
+    PDL (programmatic dependent launch, since Hopper): the kernel starts early, reads parameters, state, then waits for
     earlier launches. Between a launch that writes parameters or state and the kernel, run another launch without PDL.
     """
     if not pdl or triton.knobs.runtime.interpret or hidden() or torch.cuda.get_device_capability() < (9, 0):
@@ -200,7 +200,7 @@ def store_weights(weights, low, at, x, mask, PLANES: tl.constexpr):
 
 @jit
 def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
-    """Load a tile at the offsets `at` of `weights` as float32; with PLANES, `join` it with its low plane in `low`."""
+    """Load weights at the offsets `at` as float32; with PLANES, `low` holds their low plane."""
     x = tl.load(weights + at, mask=mask, other=0)
     if PLANES:
         x = join(x, tl.load(low + at, mask=mask, other=0))
@@ -222,7 +222,7 @@ def load_token(x, at, rd, valid, ROPE: tl.constexpr):
 
 @jit
 def load_angles(rope, position, rd, valid, D: tl.constexpr, ROPE: tl.constexpr):
-    """Load (cos, sin) for `position` from a `rope_table`, at channels `rd` where `valid`; without ROPE, (0, 0)."""
+    """Load (cos, sin) of `position` at channels `rd` from a `rope_table`; without ROPE, (0, 0)."""
     cos, sin = 0.0, 0.0
     if ROPE:
         cos = tl.load(rope + position * (2 * D) + rd, mask=valid, other=0)
@@ -281,15 +281,15 @@ def ln_l2_grad(z, target, weight, bias, valid, D: tl.constexpr):
 
 @jit
 def to_float32_again(x):
-    """Convert x to float32. bfloat16 is shifted: a cast could make the compiler keep an earlier cast in registers."""
-    if x.dtype == tl.bfloat16:
+    """Convert x to float32, a bfloat16 x by a shift instead of a cast."""
+    if x.dtype == tl.bfloat16:  # with a cast, the compiler could keep an earlier cast in registers
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     return x.to(tl.float32)
 
 
 @jit
 def gelu(x):
-    """Return GELU(x) in its tanh form, x * (1 + tanh(u)) / 2 = x * sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3)."""
+    """Return GELU(x), tanh approximation: x * sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3)."""
     return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
 
 
