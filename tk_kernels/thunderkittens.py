@@ -57,7 +57,7 @@ def fetch_thunderkittens() -> Path:
 
 @contextmanager
 def in_cache(what: str) -> Iterator[None]:
-    """Convert an OSError in the block to a BuildError. The message begins with `what`, such as "x cannot be built"."""
+    """Convert an OSError in the block to a BuildError whose message begins with `what`."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Copies between a generate state's slots and float32 tensors of a batch, for forward kernels that read no slots."""
+"""Gather a generate state's slots into float32 batch tensors, and write such tensors back."""
 
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -14,7 +14,7 @@ Stored = tuple[Tensor, Tensor | None, bool]  # a tensor with slots, its low plan
 
 
 def read_slots(state: StepState, slots: Tensor, start: Tensor, initial: Sequence[Tensor]) -> list[Tensor]:
-    """Return float32 copies [B, H, ...] of the weights and biases of B sequences, in the layout of the reference.
+    """Return weights and biases of B sequences as float32 [B, H, ...] in the reference layout.
 
     slots [B]: the sequences' indices in `state`. start [B]: number of tokens that each sequence has read before.
     A sequence with start 0 gets a copy of `initial`: weights [H, ...] and biases [H, ...] or [H, 1, ...].
@@ -50,7 +50,7 @@ def _launch(
     initial: tuple[Tensor, ...] | None = None,
     start: Tensor | None = None,
 ) -> None:
-    """If start is None, write `copies` to the slots of `stored`. Otherwise, do the reverse; see `read_slots`."""
+    """Write `copies` to the slots of `stored`. Given `start`, fill `copies` like `read_slots`."""
     if not len(stored) == len(copies) == len(initial or copies):
         raise ValueError(f"{len(copies)} values and {len(initial or copies)} initial ones for {len(stored)} tensors")
     kept, low, transposed = zip(*stored, strict=True)
@@ -65,7 +65,7 @@ def _launch(
 def _blocks(
     shapes: tuple[tuple[int, ...], ...], transposed: tuple[bool, ...]
 ) -> tuple[int, tuple[tuple[int, ...], ...]]:
-    """Divide tensors (R, C) or (C,) into blocks of rows; return (number of blocks, SHAPES for `_copy_slots`)."""
+    """Split tensors into blocks of rows; return (number of blocks, SHAPES for `_copy_slots`)."""
     found, blocks = [], 0
     for (*rows, columns), is_transposed in zip(shapes, transposed, strict=True):
         (count,), padded = rows or (1,), triton.next_power_of_2(columns)
@@ -77,10 +77,10 @@ def _blocks(
 
 @jit
 def _copy_slots(kept, low, copies, initial, strides, start, slots, H: tl.constexpr, SHAPES: tl.constexpr):
-    """Copy one block of rows of one tensor, for one head of one sequence; the grid is (B, H, blocks of all tensors).
+    """Copy one block of rows of one tensor, for one head of one sequence.
 
-    If start is None, write `copies`, a batch's tensors, to `kept`, the state's tensors. Otherwise, read `kept` into
-    `copies`; a sequence whose start [B] is 0 gets `initial` instead. slots [B]: each sequence's index in `kept`.
+    The grid is (B, H, blocks of all tensors). If start is None, write `copies` (the batch) to `kept` (the state). Else
+    read `kept` into `copies`, or `initial` where start [B] is 0. slots [B]: each sequence's index in `kept`.
     kept, low, copies, initial, strides: for each tensor, `_copy_block`'s kept, low, copied, initial, stride.
     SHAPES: for each tensor, its first block's index, then the arguments R, C, CP, BLOCK, TRANSPOSED of `_copy_block`.
     """
@@ -97,7 +97,7 @@ def _copy_block(
     kept, low, copied, initial, stride, start, slots, row, H: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, BLOCK: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
-    """Copy up to BLOCK rows of one tensor, from row `row` on. `_copy_slots` explains the direction, slots and start.
+    """Copy up to BLOCK rows of one tensor, from row `row` on, as `_copy_slots` describes.
 
     kept [slots, H, R, C]: the state's tensor, with `stride` over slots. low: its low plane in the same layout, or None.
     copied [B, H, R, C]: the batch's tensor. initial [H, R, C]: values for new sequences. Both are contiguous float32.

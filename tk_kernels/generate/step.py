@@ -62,7 +62,7 @@ class StepState:
 
     @classmethod
     def from_state(cls, state: Any, form: str = "dual", precision: str = "planes") -> Any:
-        """Return a generate state in the given form and precision, copied from `state`, a state of the reference.
+        """Return a generate state of the given form and precision, copied from a reference state.
 
         `state` has cached rows, not gradient sums. Raises ValueError for an unknown form or precision.
         """
@@ -95,7 +95,7 @@ class StepState:
         )
 
     def to_state(self) -> Any:
-        """Return a float32 copy as a state of the reference, with cached rows (dual) or gradient sums (primal)."""
+        """Copy to a float32 reference state with cached rows (dual) or gradient sums (primal)."""
         position, last = self.position[:, 0].clone(), self.layers[-1]
         weights: list[Tensor] = []
         for layer in self.layers:
@@ -119,7 +119,7 @@ class StepState:
         return [bias for _, _, bias in self.layers]
 
     def suits_sm90(self) -> bool:
-        """Whether `generate_sm90.py` supports this state: dual form, not "float32", m <= 16, D = 64 (MLP: F = 256)."""
+        """Whether `generate_sm90.py` supports this state's form, precision, widths and mini-batch."""
         in_16_bits = self.form == "dual" and self.precision != "float32"
         widths = tuple(bias.shape[2] for bias in self.biases())
         return in_16_bits and widths == self.sm90_widths and self.mini_batch <= 16
@@ -129,7 +129,7 @@ class StepState:
         return section_name(self.suits_sm90(), self.position.device)
 
     def default_launch(self) -> Tuning:
-        """Return the launch settings of `tuning` for this state. If their `sm90` is True, `generate_sm90.py` runs."""
+        """Return the launch settings that `generate_step` uses for this state by default."""
         return tuning(self.operator, self.form, self.precision, self.tuned_as())
 
 

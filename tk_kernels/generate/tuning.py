@@ -1,4 +1,4 @@
-"""Launch settings of the Triton kernels, from `tuning.toml` or a user's file, and settings to try on other GPUs."""
+"""Look up launch settings of the Triton kernels, and list settings to try on other GPUs."""
 
 import os
 import tomllib
@@ -30,9 +30,9 @@ class Tuning:
 
 @cache
 def tuning(operator: str, form: str, row: str, name: str) -> Tuning:
-    """Return the settings in `row`. Search the file that TTT_BENCH_TUNING names, if any, then `tuning.toml`.
+    """Return settings from `row` of the file that TTT_BENCH_TUNING names, or of `tuning.toml`.
 
-    In each file, search the sections whose names are prefixes of `name`, longest first, then the section "default".
+    Search the files in this order, and in each the sections named by a prefix of `name`, longest first, then "default".
     operator: "ttt_linear" or "ttt_mlp". form: "dual", "primal" or "forward". name: a result of `section_name`.
     row: the state's precision; for "forward", a class of problem sizes such as "wide", one of FORWARD_ROWS[operator].
     Raises KeyError if no section has the row, and ValueError if the named file cannot be read.
@@ -59,7 +59,7 @@ def _tables() -> list[dict[str, Any]]:
 
 
 def candidates(operator: str, form: str, row: str, sm90: bool = False) -> Iterator[Tuning]:
-    """Yield settings to try for a row of `tuning.toml`, for the kernel in `generate_sm90.py` if `sm90` is True."""
+    """Yield settings to try for a row of `tuning.toml`; with `sm90`, for `generate_sm90.py`."""
     linear, dual = operator == "ttt_linear", form == "dual"
     if form == FORWARD:
         blocks = (0,) if linear or row == "narrow" else (32, 64, 128)
@@ -78,7 +78,7 @@ def candidates(operator: str, form: str, row: str, sm90: bool = False) -> Iterat
 
 
 def section(gpu: str, operator: str, form: str, rows: Mapping[str, Tuning]) -> str:
-    """Format `rows`, which maps names of rows to settings, as a section of `tuning.toml`. Omits default values."""
+    """Format settings by row name as a section of `tuning.toml`, without default values."""
     lines = [f'["{gpu}".{operator}.{form}]']
     for row, chosen in rows.items():
         kept = [(f.name, getattr(chosen, f.name)) for f in fields(chosen) if getattr(chosen, f.name) != f.default]

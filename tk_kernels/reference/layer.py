@@ -1,4 +1,4 @@
-"""Parts of a TTT layer outside its inner model f: RoPE, loss gradient, output (ttt_layer.md, steps 2 and 5)."""
+"""RoPE, loss gradient and output of a TTT layer (ttt_layer.md, steps 2 and 5)."""
 
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ def rope(x: Tensor, position: Tensor, theta: float = ROPE_THETA) -> Tensor:
 
 
 def rotation(position: Tensor, head_dim: int, dtype: torch.dtype, theta: float = ROPE_THETA) -> Rotation:
-    """Return (cos, sin) of position * theta^(-2i/D), [*position.shape, 1, D/2], float64 if `dtype` is, else float32."""
+    """Return cos, sin of position * theta^(-2i/D), [*position.shape, 1, D/2], at least float32."""
     dtype = torch.promote_types(dtype, torch.float32)
     exponent = torch.arange(0, head_dim, 2, device=position.device, dtype=dtype) / head_dim
     angle = position[..., None, None] * theta**-exponent

@@ -121,7 +121,7 @@ class Learner(Generic[State]):
     def init_state(
         self, *parameters: Tensor, batch: int, mini_batch: int = 16, dtype: torch.dtype = torch.float32
     ) -> State:
-        """Return the state of `batch` new sequences: copies of `parameters`, m cached rows of zeros, and position 0.
+        """Return the state of `batch` new sequences: copies of `parameters`; all else is zero.
 
         parameters: W [H, in, out] and b [H, 1, out] of each layer. mini_batch: m. dtype: of all tensors but position.
         Raises ValueError for a wrong shape, and TypeError for a wrong number of parameters.
@@ -272,7 +272,7 @@ class Learner(Generic[State]):
         layout: str,
         state: State | PrimalState | None = None,
     ) -> Outer:
-        """Raise ValueError for bad arguments; return `outer` (token_scale, ln_weight, ln_bias) in the state's dtype."""
+        """Raise ValueError for bad arguments; return `outer` in the state's dtype."""
         check_tokens(tokens, lr, layout, tuple(STATE_DTYPE))
         x = next(iter(tokens.values()))
         check_choice("lr.dtype", lr.dtype, (STATE_DTYPE[x.dtype],))
@@ -339,7 +339,7 @@ def _read(q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tenso
 def _advance_(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: Any, form: str = "dual", rows: bool = True
 ) -> Tensor:
-    """Update `state` by n tokens of a mini-batch; return outputs [B, n, H, D]. Without cached `rows`, n must be 1."""
+    """Update `state` by n tokens of a mini-batch; return the outputs [B, n, H, D]."""
     layers, token_scale = layers_of(state, rows), outer.token_scale
     positions = state.position.long()[:, None] + torch.arange(q.shape[1], device=q.device)  # [B, n]
     x, z, new = _gradients(q, k, v, lr, outer, layers)
@@ -348,7 +348,7 @@ def _advance_(
             write_rows_(layer.x, x_new, positions)
             write_rows_(layer.g, g_new, positions)
         else:
-            add_to_sums_(layer.x, layer.g, x_new, g_new)
+            add_to_sums_(layer.x, layer.g, x_new, g_new)  # n must be 1
     scale = causal_scale(positions, token_scale) if rows else token_scale[positions][:, None, :, None]
     for number, layer in enumerate(layers):
         if number:
@@ -372,7 +372,7 @@ def _advance_(
 def _gradients(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, layers: list[InnerLayer]
 ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
-    """Return (q [B, H, n, D] in the state's dtype, q @ W1 + b1, each layer's (x, g) of n tokens); see `InnerLayer`."""
+    """Return (q [B, H, n, D], q @ W1 + b1, each layer's (x, g) of n tokens); see `InnerLayer`."""
     first, *others = layers
     q, k, offset = (x.to(first.weight.dtype).transpose(1, 2) for x in (q, k, gradient_offset(k, v, outer)))
     zq, zk = affine(torch.cat((q, k), 2), first.weight, first.bias).chunk(2, 2)

@@ -30,9 +30,9 @@ Loss = Callable[[Weights, Tensor, Tensor], Tensor]  # weights, k, v -> a scalar
 
 
 class State(NamedTuple):
-    """State of one head of one sequence: f's weights at the current mini-batch's start, and sums of gradients."""
+    """State of one head of one sequence: weights and gradient sums of the inner model f."""
 
-    weights: Weights
+    weights: Weights  # at the start of the current mini-batch
     sums: Weights  # sum of lr_j * d loss_j / d weight over the tokens of this mini-batch so far
     position: int  # number of tokens of this mini-batch so far, 0 to m - 1
 

@@ -21,7 +21,7 @@ def write_rows_(rows: Tensor, x: Tensor, positions: Tensor) -> None:
 
 
 def causal_scale(positions: Tensor, token_scale: Tensor) -> Tensor:
-    """Return scale [B, 1, n, m]: for token i at position p, scale[i, j] is token_scale[p] for rows j <= p, else 0."""
+    """Return [B, 1, n, m]: token_scale[p] for rows j <= p, else 0, with p = positions[b, i]."""
     rows = torch.arange(len(token_scale), device=token_scale.device)
     return torch.where(rows <= positions[..., None], token_scale[positions][..., None], 0)[:, None]
 
@@ -32,7 +32,7 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def stepped_affine(x: Tensor, weight: Tensor, bias: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> Tensor:
-    """Return x_i @ W_i + b_i, [B, H, n, F], for n tokens x [B, H, n, D]; materialize W_i, each token's weight.
+    """Return x_i @ W_i + b_i, [B, H, n, F], for x [B, H, n, D]; materialize each weight W_i.
 
     W_i = W - sum_j scale[i, j] * x_rows[j]^T @ g_rows[j]; b_i likewise, without x_rows. scale: from `causal_scale`.
     """
@@ -42,7 +42,7 @@ def stepped_affine(x: Tensor, weight: Tensor, bias: Tensor, x_rows: Tensor, g_ro
 
 
 def apply_rows_(weight: Tensor, bias: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> None:
-    """Update weights from a mini-batch's rows, in place: W -= scale * x_rows^T @ g_rows, b -= scale * sum(g_rows).
+    """Update in place: W -= scale * x_rows^T @ g_rows, b -= scale * sum(g_rows).
 
     scale [B, 1, 1, 1]: token_scale[m - 1] for sequences whose mini-batch is complete, 0 (no update) for others.
     """
@@ -52,13 +52,13 @@ def apply_rows_(weight: Tensor, bias: Tensor, x_rows: Tensor, g_rows: Tensor, sc
 
 
 def add_to_sums_(dW: Tensor, db: Tensor, x: Tensor, g: Tensor) -> None:
-    """Add a token's input x [B, H, 1, D] and g = lr * G [B, H, 1, F] to the sums in place: dW += x^T @ g, db += g."""
+    """Add one token, x [B, H, 1, D] and g = lr * G [B, H, 1, F]: dW += x^T @ g, db += g."""
     dW.view(-1, *dW.shape[2:]).baddbmm_(x.flatten(0, 1).mT, g.flatten(0, 1))
     db.add_(g.squeeze(2))
 
 
 def apply_sums_(weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, scale: Tensor, ends: Tensor) -> None:
-    """Apply the gradient sums of complete mini-batches: W -= scale * dW, b -= scale * db; then zero these sums.
+    """Update W -= scale * dW and b -= scale * db; then zero the sums of complete mini-batches.
 
     ends [B]: whether a sequence's mini-batch is complete. scale [B, 1, 1, 1]: token_scale[m - 1], or 0 if incomplete.
     """
@@ -69,13 +69,13 @@ def apply_sums_(weight: Tensor, bias: Tensor, dW: Tensor, db: Tensor, scale: Ten
 
 
 def rows_before(rows: Tensor, position: Tensor) -> Tensor:
-    """Return a copy of cached rows [B, H, m, D]; a sequence's unused rows, those from its `position` [B] on, are 0."""
+    """Return a copy of rows [B, H, m, D] with zeros from each sequence's `position` [B] on."""
     index = torch.arange(rows.shape[2], device=rows.device)
     return torch.where((index < position[:, None])[:, None, :, None], rows, 0)
 
 
 def summed_rows(x_rows: Tensor, g_rows: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (dW, db), the sums x_rows^T @ g_rows and sum(g_rows) over each sequence's rows before `position` [B]."""
+    """Return (dW, db) = (x_rows^T @ g_rows, sum(g_rows)) over rows before `position` [B]."""
     g = rows_before(g_rows, position)
     return rows_before(x_rows, position).mT @ g, g.sum(2)
 
@@ -86,7 +86,7 @@ def clone(state: State) -> State:
 
 
 def mapped(state: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Return `state` with `function` applied to each tensor in nested tuples and dataclasses; other values stay."""
+    """Return `state` with `function` applied to each tensor in nested tuples and dataclasses."""
     if isinstance(state, Tensor):
         return function(state)
     if is_dataclass(state) and not isinstance(state, type):

@@ -1,4 +1,4 @@
-"""The operator of the article "Implementating Test-Time Training - Part 1": two layers, ReLU, no LayerNorm.
+"""The two-layer ReLU operator of the article "Implementating Test-Time Training - Part 1".
 
 f(x) = x + relu(x @ W1 + b1) @ W2 + b2 learns v from k, and the output is f(q). The published operator has no
 biases; this code trains b1 and b2, so the outputs differ.
@@ -21,5 +21,5 @@ def loss(weights: Weights, k: Tensor, v: Tensor) -> Tensor:
 
 
 def forward(weights: Weights, q: Tensor, k: Tensor, v: Tensor, lr: Tensor, token_scale: Tensor) -> Tensor:
-    """Return the outputs [T, D] of one head of a new sequence, for q, k, v [T, D], lr [T] and token_scale [m]."""
+    """Return the outputs [T, D] of one head of a new sequence. Arguments: see `f` and `train`."""
     return train(f, loss, q, k, v, lr, token_scale, fresh_state(*weights))[0]

@@ -45,7 +45,7 @@ def run(
     settings: Tuning | None,
     **options: Any,
 ) -> None:
-    """Launch `_forward` on q, k, `rest` (all other tensors, sizes and strides, in the kernel's order) and `options`.
+    """Launch `_forward` on q, k and `rest`, its other tensors, sizes and strides in order.
 
     sequences: B. settings: None to use `tuning.toml`. options: keyword arguments of the kernel or its launch.
     """

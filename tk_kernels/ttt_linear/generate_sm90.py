@@ -34,7 +34,7 @@ def dual(
     H: gl.constexpr, m: gl.constexpr, SLOTS: gl.constexpr,
     PLANES: gl.constexpr, ROPE: gl.constexpr, LOGITS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Run one token like `_dual` of `generate.py`, with arguments of the same names. PDL: see `dependent_launch`."""
+    """Run one token like `_dual` of `generate.py`. PDL: see `dependent_launch`."""
     let_next_begin(PDL)
     D: gl.constexpr = 64
     copied: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])  # a thread copies 8 columns, 16 bytes
@@ -123,7 +123,7 @@ def dual(
 
 @gluon.jit
 def apply_rows(w_shared, k_shared, g_shared, weights, low, scale, PLANES: gl.constexpr):
-    """Store W - scale K^T g, 16 rows of W at a time. K and g are a mini-batch's cached rows (see `GenerateState`).
+    """Store W - scale K^T g for cached rows K and g = lr * G, 16 rows of W at a time.
 
     k_shared, g_shared [16, D]: K and g, with zeros in rows m to 15. scale: token_scale[m - 1].
     w_shared [D, D]: W. weights [D, D]: the result. With PLANES, both are high planes, and `low` is updated in place.

@@ -43,7 +43,7 @@ def run(
     settings: Tuning | None,
     **options: Any,
 ) -> None:
-    """Like ttt_linear's `run`, but if `settings` is None and `takes_gluon` is true, launch the Gluon kernel."""
+    """Like ttt_linear's `run`; without `settings`, prefer the Gluon kernel (`takes_gluon`)."""
     heads, head_dim = q.shape[-2:]
     hidden = 4 * head_dim
     row = "narrow" if head_dim <= IN_REGISTERS and mini_batch <= ROWS_IN_REGISTERS else "wide"
@@ -62,7 +62,7 @@ def run(
 
 
 def takes_gluon(q: Tensor, mini_batch: int) -> bool:
-    """Whether the Gluon kernel runs on q [..., H, D]. It takes only bfloat16: float16 would need scaled gradients."""
+    """Whether the Gluon kernel, which takes only bfloat16, runs on q [..., H, D]."""
     fits = (q.shape[-1], q.dtype) == (GLUON_HEAD_DIM, torch.bfloat16) and mini_batch <= GLUON_ROWS
     runs = q.is_cuda and not triton.knobs.runtime.interpret
     return fits and runs and shared_bytes(q.device) >= GLUON_SHARED_BYTES

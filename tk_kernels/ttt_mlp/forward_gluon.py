@@ -4,7 +4,7 @@ One program of 8 warps owns one head of one sequence and loops over its mini-bat
 W1^T [32, 64] stays in registers as float32 accumulators. W2^T [64, 32] is in shared memory twice: in float32 for the
 update, and rounded to bfloat16 as a matmul operand. Each warp computes partial sums of Z2 and Z2bar [16, 64] over its
 hidden units. The warps exchange these sums through shared memory; each then adds and normalizes the rows of two tokens.
-This kernel has fewer barriers and spills than the kernel in `forward.py`.
+This kernel has fewer barriers and spills than the kernel in `forward.py`. float16 would need scaled gradients.
 """
 
 from triton.experimental import gluon

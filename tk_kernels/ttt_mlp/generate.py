@@ -177,13 +177,13 @@ def _dual(
 
 @jit
 def sum_columns(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
-    """Return w @ x [M], for w [M, N], x [N], in float32. MATRIX: use tensor cores, with w rounded to dtype DOT."""
+    """Return w @ x [M] in float32, for w [M, N], x [N]. With MATRIX, w is rounded to DOT."""
     return tl.sum(tl.dot(w.to(DOT), columns(x, 0, DOT)), 1) if MATRIX else tl.sum(to_float32_again(w) * x[None, :], 1)
 
 
 @jit
 def sum_rows(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
-    """Return x @ w [N], for x [M], w [M, N], in float32. MATRIX: use tensor cores, with w rounded to dtype DOT."""
+    """Return x @ w [N] in float32, for x [M], w [M, N]. With MATRIX, w is rounded to DOT."""
     if MATRIX:
         w = tl.trans(w)
     return tl.sum(tl.dot(w.to(DOT), columns(x, 0, DOT)), 1) if MATRIX else tl.sum(w.to(tl.float32) * x[:, None], 0)
@@ -217,7 +217,7 @@ def _primal(
     PLANES: tl.constexpr, ROPE: tl.constexpr, LOGITS: tl.constexpr,
     BLOCK: tl.constexpr, MATRIX: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Like `_dual`, with gradient sums, not rows: dW1 (transposed), dW2 [B, H, F, D], db1 [B, H, F], db2 [B, H, D]."""
+    """Like `_dual`, with gradient sums (see `GenerateState`) instead of cached rows."""
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
     rd, rf = tl.arange(0, DP), tl.arange(0, FP)

@@ -39,7 +39,7 @@ def dual(
     H: gl.constexpr, m: gl.constexpr, SLOTS: gl.constexpr,
     PLANES: gl.constexpr, ROPE: gl.constexpr, LOGITS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Run one token of one head of one sequence. Arguments: see `generate._dual`; PDL: see `dependent_launch`."""
+    """Run one token like `_dual` of `generate.py`. PDL: see `dependent_launch`."""
     let_next_begin(PDL)
     D: gl.constexpr = 64
     F: gl.constexpr = 256
@@ -196,7 +196,7 @@ def load_rows(
     rows, pos, layout: gl.constexpr, G: gl.constexpr, STEP: gl.constexpr, N: gl.constexpr, ROW: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    """Load x [G, 16, N] from rows [m, ROW]: x[w, j, n] = rows[j, w * STEP + n], or 0 for j >= pos. PDL: bypass L1."""
+    """Load x [G, 16, N] from rows [m, ROW]: x[w, j, n] = rows[j, w * STEP + n], 0 for j >= pos."""
     warp = gl.arange(0, G, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout))).expand_dims(1).expand_dims(2)
     row = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout))).expand_dims(0).expand_dims(2)
     column = gl.arange(0, N, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout))).expand_dims(0).expand_dims(1)
