@@ -19,13 +19,13 @@ TIMES_OF_A_REQUEST = ("time_to_first_token_ms", "time_between_tokens_ms")  # met
 
 @dataclass(frozen=True)
 class Quality:
-    """Flags of a case. unsteady_times: (metric, low, high) per unsteady TTFT or ITL, with its 95% interval in ms."""
+    """Flags of a case that make its times doubtful."""
 
     contended: bool = False  # other programs used the machine
     hot: bool = False  # thermally throttled
     few_samples: bool = False
     unsteady: bool = False
-    unsteady_times: tuple[tuple[str, float, float], ...] = ()
+    unsteady_times: tuple[tuple[str, float, float], ...] = ()  # (TTFT or ITL, ends of its 95% interval in ms)
 
     @property
     def any_unsteady(self) -> bool:
@@ -34,7 +34,7 @@ class Quality:
 
 
 def quality_of(group: Sequence[Record]) -> Quality:
-    """Return the flags of a case. group: its records; without an "ok" record that has samples, no flag is set."""
+    """Return a case's flags from its records; no flag if no "ok" record has samples."""
     measured = timed(record for record in group if record.status == "ok")
     if not measured:
         return Quality()
@@ -50,7 +50,7 @@ def quality_of(group: Sequence[Record]) -> Quality:
 
 
 def flagged(records: Iterable[Record], few: Container[str] = ()) -> set[str]:
-    """Return the keys of cases with a flag of `Quality`. The flag `few_samples` does not count for keys in `few`."""
+    """Return keys of cases with a `Quality` flag; `few_samples` is ignored for keys in `few`."""
     found = {key: quality_of(own) for key, own in by_case(records).items()}
     return {key for key, flags in found.items() if flags not in (Quality(), Quality(few_samples=key in few))}
 
@@ -129,7 +129,7 @@ def quartiles_apart(samples: Sequence[float]) -> float:
 
 
 def ends_apart(samples: Sequence[float]) -> float:
-    """Return |first / last - 1|; first and last are the medians of the first and the last quarter of the samples.
+    """Return |first / last - 1| for the medians of the samples' first and last quarters.
 
     With fewer than 24 samples, the first six and the last six are used instead; with fewer than twelve, return 0.
     Also return 0 if the two interquartile ranges (for quarters of fewer than ten samples, full ranges) overlap.

@@ -56,7 +56,7 @@ def answer(system: SystemAdapter | None, request: dict[str, Any]) -> dict[str, A
 
 
 def main(arguments: list[str]) -> None:
-    """Answer requests until stdin ends. arguments: [the adapter's entry for `load`], or [] if each request has one."""
+    """Answer requests until stdin ends. arguments: [entry for `load`]; [] if requests name it."""
     this_process = os.getpid()
     requests, answers = _claim_pipes()
     system = load(arguments[0]) if arguments else None  # without one, requests name it

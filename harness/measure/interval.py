@@ -38,7 +38,7 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
 
 
 def independent_samples(samples: Sequence[float]) -> int:
-    """Return the effective sample size: the smaller of `_effective_size_by_signs` and `_effective_size_by_ranks`."""
+    """Return the effective sample size: the smaller of the estimates by signs and by ranks."""
     # Signs show slow or irregular drift; ranks also show correlation in a few dozen samples.
     return min(_effective_size_by_signs(samples), _effective_size_by_ranks(samples))
 
@@ -93,7 +93,7 @@ def _effective_size_by_signs(samples: Sequence[float]) -> int:
 
 @lru_cache(maxsize=4096)
 def _lower_rank(count: int) -> int:
-    """Return the largest rank r with 1 - 2 P(binomial(count, 1/2) <= r - 1) >= `CONFIDENCE`, but at least 1."""
+    """Return the rank r that `median_interval` defines for `count` independent samples."""
     below, rank = 0.0, 0
     while rank < (count + 1) // 2:
         # In logarithms: 2**-count underflows beyond a thousand samples.

@@ -121,7 +121,7 @@ class CaseRun:
         return self._accepts(checked)
 
     def _accepts(self, checked: Checks) -> bool:
-        """Add `checked` to the case's checks; if one failed, set status "incorrect". Return whether status is "ok"."""
+        """Add `checked`; if a check failed, set status "incorrect". Return whether status is "ok"."""
         whole = (self._checks or Checks([])) + checked
         if whole.checks:
             self._checks = whole

@@ -71,9 +71,9 @@ class Gpu:
         return [name for bit, name in _THROTTLE.items() if bits & bit]
 
     def throttled(self) -> bool:
-        """Whether the GPU is throttled or power-capped; the driver is queried at most every `ASKED_EVERY_S` seconds.
+        """Whether the GPU is throttled or power-capped; adds the reasons to `slowed_by`.
 
-        Adds the reasons to `slowed_by`. `hottest_c` becomes the highest temperature seen while thermally throttled.
+        Answers may be `ASKED_EVERY_S` old. `hottest_c` becomes the highest temperature seen while thermally throttled.
         """
         now = time.monotonic()
         if now >= self._ask_at:
@@ -107,9 +107,9 @@ class Gpu:
 
 
 def open_gpu(visible: str | None = None) -> Gpu | None:
-    """Return this process's GPU or, with `visible`, the first GPU in that list; None without such a GPU or NVML.
+    """Return this process's GPU, or the first GPU in `visible`; None if it is not found.
 
-    visible: a list in the format of CUDA_VISIBLE_DEVICES, such as "1,2".
+    visible: a list in the format of CUDA_VISIBLE_DEVICES, such as "1,2". Without NVML, no GPU is found.
     """
     pynvml = _initialised()
     handle = None if pynvml is None else _quietly(lambda: _handle(pynvml, visible))
@@ -163,7 +163,7 @@ def _by_uuid(pynvml: Any, name: str) -> Any:
 
 
 def _uuid_in_use() -> str:
-    """Return the UUID of torch's current GPU, with or without the prefix "GPU-"; "" before torch uses CUDA."""
+    """Return the UUID of torch's current GPU; "" if unknown or before torch uses CUDA."""
     # Not the index: NVML and CUDA can number GPUs differently.
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():

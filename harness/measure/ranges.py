@@ -11,7 +11,7 @@ LEAD = "lead"  # the runs before the timed ones, which no profile shows
 
 
 class _Recording:
-    """Module state. on: whether PyTorch's profiler records ranges too. entered: called with each range's name."""
+    """State of this module, which `recorded` and `on_range` set."""
 
     on = False
     entered: Callable[[str], object] | None = None
@@ -32,7 +32,7 @@ def is_layer(name: str) -> bool:
 
 
 def range_names(phase: str) -> tuple[str, ...]:
-    """Return the names of a phase's NVTX ranges: its own name. A "request" also has "forward" and "generate"."""
+    """Return a phase's NVTX range names: its own and, for "request", "forward" and "generate"."""
     return ("request", "forward", "generate") if phase == "request" else (phase,)
 
 

@@ -104,4 +104,4 @@ class SystemAdapter(Protocol):
         """Return in one sentence why the system cannot run on this machine; "" if it can."""
 
     def build(self, case: Case) -> Workload:
-        """Return a case's workload; raise Skip if the case cannot run, NeedsFreshProcess if it needs a new process."""
+        """Return a case's workload. Raises Skip, or NeedsFreshProcess if it needs a new process."""

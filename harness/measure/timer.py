@@ -73,17 +73,17 @@ def never_throttled() -> bool:
 
 
 def measure(run: Callable[[], object], clock: Clock, policy: Policy, limited: bool = True) -> Timing:
-    """Prepare, warm up and time `run`. limited: whether to warm up for as long as a throttled device needs."""
+    """Warm up and time `run`; if `limited`, warm up for as long as a throttled device needs."""
     clock.prepare(run)
     warm_up(clock, policy, lambda: limited)
     return take_samples(clock, policy)
 
 
 def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_throttled) -> list[float]:
-    """Take samples until the time per call is steady; return them, or [] if earlier calls (`loaded_s`) were enough.
+    """Sample until the time per call is steady; return the samples, [] if already warmed up.
 
     The warm-up lasts at least `least_warmup_s`, at most min(WARMUP_MAX_S, WARMUP_BUDGETS * policy.budget_s) seconds.
-    throttled: returns whether the device is throttled; then the warm-up lasts longer.
+    throttled: returns whether the device is throttled; then it lasts longer. `clock.loaded_s` can replace the warm-up.
     """
     samples: list[float] = []
     if clock.loaded_s >= least_warmup_s(clock, policy, limited=True):
@@ -100,7 +100,7 @@ def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_
 
 
 def least_warmup_s(clock: Clock, policy: Policy, limited: bool) -> float:
-    """Return the minimum warm-up in seconds. limited: whether the device is throttled and so needs a longer warm-up."""
+    """Return the minimum warm-up in seconds. limited: whether the device is throttled."""
     return min(_most_warmup_s(policy), max(WARMUP_S, clock.settles_s if limited else clock.wakes_s))
 
 
@@ -123,7 +123,7 @@ def take_samples(
     before_sample: Callable[[], None] = lambda: None,
     least_s: float = LEAST_S,
 ) -> Timing:
-    """Sample until `stop_reason` returns a reason: a precise median, `MAX_SAMPLES` samples or the end of the budget.
+    """Sample until `stop_reason` returns a reason to stop, such as a precise median.
 
     before_sample: called before each sample. throttled: called after each sample, returns whether the GPU is throttled.
     least_s: a precise median ends the sampling only after this many seconds, or after the budget if that is shorter.

@@ -122,7 +122,7 @@ class _Work:
         return self.clock.launch if self.clock else self.workload.run
 
     def load(self, run: Callable[[], object]) -> None:
-        """On a GPU, call `run` until clocks settle; set `lead` and `runs`: counts of unprofiled and profiled runs."""
+        """On a GPU, call `run` until clocks settle; then choose `lead` and `runs`."""
         start, runs, took_s, capped = time.monotonic(), 0, 0.0, False
         while self.device == "cuda" and took_s < SETTLES_S:
             capped = self.repeat(run, 1) or capped
@@ -135,7 +135,7 @@ class _Work:
             self.runs = max(least, min(RUNS, int(LONGEST_S / each_s)))
 
     def window(self, limit: int = sys.maxsize) -> tuple[int, int]:
-        """Return (`lead`, `runs`), the counts of unprofiled and profiled runs, reduced to at most `limit` in total."""
+        """Return (`lead`, `runs`), reduced to at most `limit` runs in total."""
         runs = min(self.runs, max(1, limit - max(1, limit // 4)))
         return min(self.lead, limit - runs), runs
 
@@ -152,7 +152,7 @@ class _Work:
         return Runs(runs, self.units, self.calls, self.host_us[-runs:], self.alone_us, self.case.timing == "graph")
 
     def ranged(self, region: AbstractContextManager[Found]) -> Found:
-        """Run a call or engine batch in `region` and the phase's NVTX range; return the value that `region` yields."""
+        """Run once in `region` and the phase's NVTX range; return the value that `region` yields."""
         entered: list[Found] = []
 
         @contextmanager

@@ -51,7 +51,7 @@ class Profiler:
     resume: bool = False
 
     def jobs(self, jobs: Sequence[Job], slots: Sequence[GpuSlot] = (DEFAULT_SLOT,)) -> list[Profile]:
-        """Profile the jobs' cases; return their profiles. With `resume`, omit cases with a complete stored profile.
+        """Profile the jobs' cases and return the profiles; with `resume`, skip complete ones.
 
         All jobs are timed first, each on the next free GPU slot. Nsight Compute then reads counters, on the first slot
         only. It delays launches on all GPUs of the machine, so it does not run while a job is timed.
@@ -177,7 +177,7 @@ class JobProfiler:
         self.slot.refuse_lost_gpu()
 
     def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> str:
-        """Report and return why a profiler failed. If it would fail for other cases too, stop using it for `part`."""
+        """Report and return why a profiler failed; drop it from `tools` if the error is lasting."""
         advice = "" if isinstance(error, ToolLost) else "; try again (--resume), or say --with torch"
         why = sentence(f"{error}{advice}")
         self.profiler.say(why)
@@ -192,7 +192,7 @@ def _with_duration(profile: Profile, stage: str, start: float) -> Profile:
 
 
 def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:
-    """Return `profile` with `counters` assigned to kernels by name, and a note if over 5% of kernel time has none."""
+    """Return `profile` with its kernels' `counters`; add a note if over 5% of time has none."""
     kernels = tuple(replace(each, counters=counters.get(each.name)) for each in profile.kernels)
     total = sum(kernel.time_us for kernel in kernels)
     missed = sum(kernel.time_us for kernel in kernels if kernel.counters is None)

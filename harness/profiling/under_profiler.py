@@ -39,7 +39,7 @@ class ToolLost(ProfileError):
 
 @dataclass(frozen=True)
 class UnderProfiler:
-    """Profiles single cases of the system that `launch` starts; raises ProfileError if a profiler gives no result.
+    """Profiles cases of one system; raises ProfileError if a profiler gives no result.
 
     run: the run whose folder gets the reports. stopped: returns whether the run should end.
     """
@@ -84,7 +84,7 @@ class UnderProfiler:
         return ncu.read(_read_by(ncu.importing(report))), command
 
     def _under(self, *profiler: str) -> tuple[Launch, str]:
-        """Return (`launch` with `profiler` before its command, the resulting command line without folder names)."""
+        """Return (`launch` with `profiler` before its command, command line without folder names)."""
         launch = replace(self.launch, command=[*profiler, *self.launch.command])
         words = [*launch.command, "-m", "harness.worker", launch.entry]
         return launch, shlex.join(_FOLDERS.sub("", word) for word in words)
@@ -109,7 +109,7 @@ class UnderProfiler:
     def _run_case(
         self, worker: WorkerProcess, case: Case, *, last: bool = False, **arguments: Any
     ) -> tuple[dict[str, Any], Record]:
-        """Run a case; return (fields of its `Profile`, record). Raises ToolLost unless the record's status is "ok".
+        """Run a case; return (`Profile` fields, record). Raises ToolLost unless its status is "ok".
 
         last: whether this is the last request to the worker. arguments: keyword arguments of `in_worker.profile`.
         """
@@ -143,7 +143,7 @@ def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
 
 
 def _ending(status: int, error_line: str) -> str:
-    """Describe how a profiler ended, from its exit `status` (negative or above 128: a signal) and `error_line`."""
+    """Describe why a profiler failed; with exit `status` 0, it left no report."""
     name = signal_of(status)
     how = f"it was killed by {name}" if name else f"it ended with status {status}" if status else "it left no report"
     return f"{how}: {error_line}" if error_line else how

@@ -15,7 +15,7 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 @dataclass(frozen=True)
 class SystemEntry(Stored):
-    """A system's label and drawing style in reports. tone: colour index, below `TONES`. marker: one of `MARKERS`."""
+    """Label and drawing style of a system in reports; `tone` is the index of its colour."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STORED | ConfigDict(extra="ignore")  # older runs have a `family`
 
@@ -174,6 +174,6 @@ class Catalogue(Stored):
         return next((each for each in self.metrics if each.name == name), MetricEntry(name, name))
 
     def axis(self, name: str) -> AxisEntry:
-        """Return the entry of axis `name`; if there is none, a new entry labelled `name`, with "_" replaced by "-"."""
+        """Return the entry of axis `name`, or a new entry with label `name`, "-" instead of "_"."""
         words = name.replace("_", "-")
         return next((each for each in self.axes if each.name == name), AxisEntry(name, words, f"{words} {{}}"))

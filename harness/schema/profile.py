@@ -26,14 +26,14 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 class ProfileError(RecordError):
-    """Raised for an unusable profile or report, or a profiler that cannot run; one sentence with the reason."""
+    """Raised if profiling fails or a profile is unusable; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Counters(Stored):
-    """Mean hardware counters of a kernel's launches from Nsight Compute; percentages are weighted by launch time.
+    """Mean hardware counters of a kernel's launches, from Nsight Compute.
 
-    A counter that was not measured is None. Counters that only earlier versions had are ignored.
+    Percentages are weighted by launch time. Unmeasured counters are None; counters of only older versions are ignored.
     launches: number of launches that Nsight Compute profiled. time_us: their mean time.
     dram_bytes: bytes per launch that DRAM transfers. l2_bytes: bytes per launch that the L2 cache transfers.
     operations: FLOPs per launch, by tensor cores and float32 instructions.
@@ -74,12 +74,12 @@ class Kernel(Stored):
 
     @property
     def dram_bytes(self) -> float | None:
-        """Mean DRAM bytes per launch, estimated from Nsight Compute's counters; None if DRAM bytes were not counted."""
+        """Mean DRAM bytes per launch, estimated from Nsight Compute's counters; None if unknown."""
         return self._of_mean_launch(self.counters.dram_bytes if self.counters else None)
 
     @property
     def operations(self) -> float | None:
-        """Mean FLOPs per launch, estimated from Nsight Compute's counters; None if FLOPs were not counted."""
+        """Mean FLOPs per launch, estimated from Nsight Compute's counters; None if unknown."""
         return self._of_mean_launch(self.counters.operations if self.counters else None)
 
     @property

@@ -63,7 +63,7 @@ def clipped(text: str, limit: int) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return `text` as a line of at most `LIMIT` characters, without folder names and torch's out-of-memory advice."""
+    """Return `text` as one line of at most `LIMIT` characters, without folder names."""
     line, home = " ".join(printable(text).split()), os.path.expanduser("~")
     line = line.replace(home, "~") if len(home) > 1 else line  # `_FOLDERS` may leave its last part, a user's name
     return clipped(_ADVICE.sub("", _FOLDERS.sub("", line)), LIMIT)
@@ -76,7 +76,7 @@ def of_exception(error: BaseException) -> str:
 
 
 def invalid(error: ValidationError) -> str:
-    """Format the first error, such as `repeat: Field required`. Errors of the fields `tool` and `schema` come first."""
+    """Format the first error of `tool` or `schema`, else the first: `repeat: Field required`."""
     # A wrong tool or schema explains all other errors.
     first = min(error.errors(include_url=False), key=lambda each: each["loc"][:1] not in (("tool",), ("schema",)))
     where = ".".join(map(str, first["loc"]))
@@ -102,7 +102,7 @@ def _frame(frames: Iterable[tuple[str, int | str | None]]) -> str:
 
 
 def error_line(stderr: str) -> str:
-    """Return the last line of `stderr` with an error, else the last line. Append an exception's file and line."""
+    """Return the last error in `stderr`, with an exception's file and line; else the last line."""
     lines = [line for line in stderr.splitlines() if not _NOISE.match(line)]
     telling = [line for line in lines if _ERROR.search(line)]
     last = (telling or lines or [""])[-1]

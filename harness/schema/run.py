@@ -194,7 +194,7 @@ class Run:
 
 
 def latest(job: Job, records: Iterable[Record]) -> list[Record]:
-    """Return the last record of each case and repeat, in the order of `job.cases`, with older records in `earlier`."""
+    """Return the last record of each case and repeat, in job order; older ones in `earlier`."""
     last: dict[tuple[str, int], Record] = {}
     for record in records:
         before = last.get((record.case.key, record.repeat))

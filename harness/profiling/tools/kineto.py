@@ -21,9 +21,9 @@ _LAUNCH = ("cuda_runtime", "cuda_driver")
 def recording(
     device: str, with_ranges: bool, keep: Path | None = None, before: Callable[[], object] | None = None
 ) -> Iterator[list[Launched]]:
-    """Record the block with torch.profiler; then fill the yielded list with kernels or, on "cpu", operators.
+    """Record the block with torch.profiler; then fill the yielded list with its launches.
 
-    with_ranges: whether to record each `nvtx_range` too, which slows the block down.
+    device: "cuda" for launches on the GPU, "cpu" for operators. with_ranges: record `nvtx_range` too, which is slower.
     keep: path for the compressed trace, for a viewer such as Perfetto; None to discard the trace.
     before: called before the block, with the profiler on but not recording.
     """

@@ -39,7 +39,7 @@ def exporting(report: Path, database: Path) -> list[str]:
 
 
 def read(database: Path) -> tuple[list[Launched], list[Launched]]:
-    """Return launches of (the timed runs, the one call with NVTX ranges); ProfileError for an unusable export."""
+    """Return launches of (the timed runs, the call with NVTX ranges), or raise ProfileError."""
     try:
         with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as connection:
             connection.text_factory = lambda raw: raw.decode(errors="replace")
@@ -77,7 +77,7 @@ def _launched(connection: sqlite3.Connection) -> list[Launched]:
 
 
 def _rows(connection: sqlite3.Connection, tables: set[str]) -> Iterator[Sequence]:
-    """Yield (name, start ns, end ns, registers, shared bytes, GPU, stream, process, launch ID) per kernel or copy."""
+    """Yield a row per kernel, copy or fill; `_launched` names the columns. Times are in ns."""
     if _KERNELS in tables:
         # Nsight Systems demangles differently from torch.profiler.
         rows = connection.execute(

@@ -114,7 +114,7 @@ def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Run
 
 
 def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], int, float, list[str]]:
-    """Drop the shortest and the longest quarter of the runs; return (launches, number of runs, total µs, notes).
+    """Drop the shortest and longest quarter of runs; return (launches, runs, total µs, notes).
 
     Launches are shifted in time to close the pauses between the kept runs. If runs launch different kernels, all
     launches are kept at their times, and a note says so.
@@ -141,7 +141,7 @@ def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], 
 
 
 def last_runs(launched: Sequence[Launched], runs: int, recorded: int) -> tuple[Sequence[Launched], int]:
-    """Return (launches, count) of the last `runs` of `recorded` runs, or of all runs if their kernels differ."""
+    """Return (launches, count) of the last `runs` runs, or of all runs if their kernels differ."""
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not _alike(in_order, recorded):
         return launched, recorded
@@ -222,7 +222,7 @@ def timeline_of(
 
 
 def _step_end(paths: Sequence[tuple[str, ...]]) -> int:
-    """Count `paths` (one per launch) from the first layer's start to its next start, or all if none is found."""
+    """Count launches from the first layer's start to its next start; all if there is none."""
     depths = [next((depth for depth, name in enumerate(path, start=1) if is_layer(name)), 0) for path in paths]
     layers = [(number, path[:depth]) for number, (path, depth) in enumerate(zip(paths, depths, strict=True)) if depth]
     for (_, before), (number, layer) in pairwise(layers):
@@ -254,7 +254,7 @@ class Span:
 
 
 def paths_at(spans: Iterable[Span], moments: Iterable[tuple[Any, float]]) -> list[tuple[str, ...]]:
-    """Name the ranges around each moment (thread, µs), outermost first. A thread's ranges are nested or disjoint."""
+    """Return the names of the nested ranges around each moment (thread, µs), outermost first."""
     begun: list[tuple[float, float, Any, Span | int]] = [(s.start_us, -s.end_us, s.thread, s) for s in spans]
     asked: list[tuple[float, float, Any, Span | int]] = [(at, math.inf, of, n) for n, (of, at) in enumerate(moments)]
     around: dict[Any, list[Span]] = defaultdict(list)
