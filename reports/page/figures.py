@@ -60,7 +60,7 @@ def axis_title(entry: MetricEntry) -> str:
 
 
 def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table; fill in failed cases' missing device, GPU or commit if all others agree."""
+    """Return the table; fill failed cases' missing device, GPU or commit if only one is known."""
     values = {}
     for name in MACHINE_COLUMNS:
         known = [value for value in table[name].unique() if value]

@@ -49,7 +49,7 @@ def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] 
 
 
 def _files_of_site(out: Path) -> set[str]:
-    """Return the paths of a site's files; none if `out` is new or empty. RecordError if no site."""
+    """Return the paths in `MARKER`; none if `out` is new or empty. RecordError if it is no site."""
     if not out.is_dir() or not listed(out):
         return set()
     try:

@@ -51,7 +51,7 @@ def slug(name: str) -> str:
 
 
 def run_id(run: Run) -> str:
-    """Return a run's id: its folder name's `slug`, hash of that name and first request, if any."""
+    """Return `slug` of the folder's name and a hash of name, first command and time (if stored)."""
     name = run.folder.resolve().name
     begun = [part for asked in run.file.requests[:1] for part in (asked.at, *asked.arguments)]
     return f"{slug(name)}-{_digest([name, *begun])}"
