@@ -97,7 +97,7 @@ class RunRequest(BaseModel):
         )
 
     def to_continue(self, out: Path, retry: str = "lost") -> str:
-        """Return the command that continues the run in `out`: with --retry, or --resume for "lost"."""
+        """Return the command that continues the run in `out`; `retry` adds --resume or --retry."""
         again: dict[str, Any] = {"out": out, "resume": retry == "lost", "retry": retry}
         if self.command == "run":  # run.json has the cases, device and budget
             again |= dict.fromkeys(LISTS, ()) | {"device": "auto", "budget_s": None}

@@ -127,9 +127,9 @@ def parts(region: Region) -> list[ProfilePart]:
 
 
 def work_of(region: Region, present: Iterable[str]) -> dict[str, Work]:
-    """Return {part: least FLOPs and bytes per unit of work (`Region.units`)}, as counted by the adapter.
+    """Return {part: least FLOPs and bytes per unit of work (`Region.units`)}, from the adapter's counts.
 
-    present: parts with kernels. If the LM head is not among them, its work is added to the GEMMs' work, if counted.
+    present: parts with kernels. If the LM head is absent, its work is added to the GEMMs' work (if both are counted).
     """
     work = dict(region.work)
     if HEAD in work and HEAD not in present and PRODUCTS in work:

@@ -155,7 +155,7 @@ class ForwardOperator:
         rope: bool,
         backend: str,
     ) -> None:
-        """Run `backend` ("": `choice`); fill outputs: out, next weights and biases, cached rows."""
+        """Run `backend`, or that of `choice` if ""; fill `outputs`: out, weights, biases, cached rows."""
         q, mini_batch = tokens[0], len(outer[0])
         backend = backend or self.choice(q, mini_batch)
         if backend == THUNDERKITTENS:

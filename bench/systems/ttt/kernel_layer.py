@@ -208,7 +208,7 @@ def _exact_steps(some: GenerateSet, begun: Any, rows: list[int], calls: int, rou
 
 
 def generate_set(config: TTTConfig, batch: int, dtype: str, form: str, precision: str) -> GenerateSet:
-    """Return a set of `batch` random sequences with random weights, in the initial state."""
+    """Return a `GenerateSet` of `batch` new sequences with random weights and inputs."""
     generate = import_module(f"tk_kernels.ttt_{config.learner}.generate")
     inputs = layer_inputs(config, batch, config.mini_batch, getattr(torch, dtype))
     return GenerateSet.of(generate, inputs, form, precision)

@@ -36,7 +36,7 @@ class TTTLanguageModel(LanguageModel):
         return reference
 
     def timed_check_reference(self, model: Any, dtype: torch.dtype, case: Case) -> Any:
-        """Return a copy in `dtype` and the dual form, on CUDA graphs: the primal form is slow on long prompts."""
+        """Return a copy of the model in `dtype` that replays the dual form from CUDA graphs."""
         reference = super().reference(model, dtype)
         reference.operator = ReplayedOperator(reference.config.learner)
         return reference
