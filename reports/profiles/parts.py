@@ -184,7 +184,7 @@ def _part_finder(region: Region) -> Callable[[str, tuple[str, ...]], str]:
 
 
 def _outside_is_head(paths: Sequence[tuple[str, ...]]) -> bool:
-    """Whether a GEMM outside layers is the LM head's: there are only ranges in or around layers."""
+    """Whether a GEMM outside layers is the LM head's: layers have ranges; others enclose layers."""
     layered = [path for path in paths if any(map(is_layer, path))]
     others = [path for path in paths if path and path not in layered]
     return bool(layered) and all(any(each[: len(path)] == path for each in layered) for path in others)
