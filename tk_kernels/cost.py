@@ -93,7 +93,7 @@ class Cost:
     def generate_bytes(
         self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual", state: str = "planes"
     ) -> float:
-        """Return the minimum bytes that a step moves: state traffic and 16-bit q, k, v, output."""
+        """Return a step's minimum bytes: `generate_state_traffic`, and 16-bit q, k, v and output."""
         traffic = self.generate_state_traffic(batch, heads, head_dim, mini_batch, form, state)
         return traffic + batch * heads * 8 * head_dim
 

@@ -131,8 +131,8 @@ def runs_sm90(device: torch.device) -> bool:
 def dependent_launch(pdl: bool) -> dict[str, bool]:
     """Return Triton's launch arguments: with PDL if `pdl`, the GPU and TTT_BENCH_ARCH allow it.
 
-    PDL (programmatic dependent launch, since Hopper): the kernel starts early, reads parameters, state, then waits for
-    earlier launches. Between a launch that writes parameters or state and the kernel, run another launch without PDL.
+    PDL (programmatic dependent launch, since Hopper): the kernel starts early, reads parameters and state, then waits
+    for earlier launches. Between a launch that writes parameters or state and the kernel, run another one without PDL.
     """
     if not pdl or triton.knobs.runtime.interpret or hidden() or torch.cuda.get_device_capability() < (9, 0):
         return {"PDL": False}

@@ -50,7 +50,7 @@ def _launch(
     initial: tuple[Tensor, ...] | None = None,
     start: Tensor | None = None,
 ) -> None:
-    """Write `copies` to the slots of `stored`. Given `start`, fill `copies` like `read_slots`."""
+    """Write `copies` to slots of `stored`; given `start`, instead fill them like `read_slots`."""
     if not len(stored) == len(copies) == len(initial or copies):
         raise ValueError(f"{len(copies)} values and {len(initial or copies)} initial ones for {len(stored)} tensors")
     kept, low, transposed = zip(*stored, strict=True)

@@ -121,7 +121,7 @@ class Learner(Generic[State]):
     def init_state(
         self, *parameters: Tensor, batch: int, mini_batch: int = 16, dtype: torch.dtype = torch.float32
     ) -> State:
-        """Return the state of `batch` new sequences: copies of `parameters`; all else is zero.
+        """Return the state of `batch` new sequences: `parameters` copied, m zero rows, position 0.
 
         parameters: W [H, in, out] and b [H, 1, out] of each layer. mini_batch: m. dtype: of all tensors but position.
         Raises ValueError for a wrong shape, and TypeError for a wrong number of parameters.

@@ -22,7 +22,7 @@ def untiled(x: Tensor, batch: int) -> Tensor:
 
 
 def with_bias_input(x: Tensor) -> Tensor:
-    """Pad x [..., D] with 1 and seven 0s to [..., D + 8]; a matmul with `packed` adds the bias."""
+    """Pad x [..., D] to [..., D + 8] with 1 and seven 0s; a matmul by `packed(W, b)` adds b."""
     x = F.pad(x, (0, BIAS_INPUTS))
     x[..., -BIAS_INPUTS] = 1.0
     return x
