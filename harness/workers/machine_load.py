@@ -40,7 +40,7 @@ def load_note(environment: dict[str, Any]) -> str:
 
 
 def cpu_seconds(pid: int) -> CpuSeconds:
-    """Return CPU seconds of (busy allowed cores, idle allowed cores, `pid` with descendants)."""
+    """Return CPU seconds (busy, idle, own): of allowed cores, then of `pid` with descendants."""
     cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     tick = os.sysconf("SC_CLK_TCK")
     busy = idle = 0.0
