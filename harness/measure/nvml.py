@@ -107,7 +107,7 @@ class Gpu:
 
 
 def open_gpu(visible: str | None = None) -> Gpu | None:
-    """Return this process's GPU, or the first GPU in `visible`; None if it is not found.
+    """Return this process's GPU or, with `visible`, the first GPU in it; None if not found.
 
     visible: a list in the format of CUDA_VISIBLE_DEVICES, such as "1,2". Without NVML, no GPU is found.
     """

@@ -83,7 +83,7 @@ def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_
     """Sample until the time per call is steady; return the samples, [] if already warmed up.
 
     The warm-up lasts at least `least_warmup_s`, at most min(WARMUP_MAX_S, WARMUP_BUDGETS * policy.budget_s) seconds.
-    throttled: returns whether the device is throttled; then it lasts longer. `clock.loaded_s` can replace the warm-up.
+    throttled: returns whether the device is throttled; then the warm-up is longer. `clock.loaded_s` can replace it.
     """
     samples: list[float] = []
     if clock.loaded_s >= least_warmup_s(clock, policy, limited=True):
