@@ -76,7 +76,7 @@ def checkpoint_missing(case: Case) -> str:
 
 
 def config_of(case: Case) -> ModelConfig:
-    """Return a case's model configuration; ConfigError or CheckpointError if it is invalid."""
+    """Return a case's model configuration; ConfigError or CheckpointError if unusable."""
     folder = checkpoint_folder(case)
     if folder is not None:
         return read_config(folder)

@@ -167,7 +167,7 @@ ModelConfig = TTTConfig | TransformerConfig | MambaConfig
 def model_config(model: str, size: str, *, backbone: str = "mamba", mini_batch: int = 16) -> ModelConfig:
     """Return the configuration for `model`, a name in MODELS.
 
-    size: a name in SIZES, or `1.3b/2` for only 2 layers. Mamba has twice the layers of other models, here 4.
+    size: a name in SIZES, or NAME/LAYERS: `1.3b/2` has only 2 layers. Mamba has twice as many layers, here 4.
     backbone, mini_batch: only for TTT models. Raises ConfigError for an unknown name or a mini-batch below 1.
     """
     name, layers = uncut(size)

@@ -143,7 +143,7 @@ class TTTLayer(nn.Module):
         return OuterParameters(token_scale, self.ttt_norm_weight, self.ttt_norm_bias, base_lr, rope, theta)
 
     def output(self, x: Tensor, out: Tensor) -> Tensor:
-        """Return the layer output [B, T, C]. x: layer input. out [B, T, H, D]: inner-loop output."""
+        """Return the layer output [B, T, C]. x [B, T, C]: input. out [B, T, H, D]: from inner loop."""
         out = self.post_norm(out.flatten(-2))
         if self.config.backbone == "mamba":
             out = F.gelu(self.g_proj(x), approximate="tanh") * out
