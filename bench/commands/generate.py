@@ -19,7 +19,7 @@ def generate(folder: Path, prompt: str, tokens: int) -> None:
 
     vocabulary = read_config(folder).vocabulary
     if not (folder / TOKENIZER).is_file():
-        raise UserError(f"{folder}: {TOKENIZER} is missing; copy the one of the model's tokenizer")
+        raise UserError(f"{folder}: {TOKENIZER} is missing; copy it from the original model")
     try:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     except Exception as error:  # the tokenizer's reader raises exceptions of many types
