@@ -19,8 +19,8 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
     """Return why the scheduler skips a case, or "" to run it.
 
     earlier: the job's records so far. memory_bytes: the device's memory; None if unknown.
-    A case that is known to need more memory is skipped. With `planned.grows`, it runs unless a smaller case was
-    skipped. Also with `planned.grows`, any case is skipped after a smaller one ran out of memory, time or KV cache.
+    A case that is known to need more memory is skipped. With `planned.grows`, it runs if no smaller case was skipped.
+    With `planned.grows`, a case is also skipped after a smaller one ran out of memory, time or KV cache.
     """
     if why := checkpoint_missing(planned.case) or unstaggered(planned.case):
         return why
@@ -56,8 +56,7 @@ def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
 
 
 def _smaller_axis(smaller: Case, case: Case) -> str:
-    """Return "batch" or "context" if that alone (timing aside) is lower in `smaller`; else ""."""
-    for axis in ("batch", "context"):
+    for axis in ("batch", "context"):  # the timing may depend on them
         size = getattr(case, axis)
         if getattr(smaller, axis) < size and replace(smaller, timing=case.timing, **{axis: size}) == case:
             return axis

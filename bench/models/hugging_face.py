@@ -121,7 +121,6 @@ def config_values(config: TTTConfig) -> dict[str, Any]:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON object; CheckpointError if the file is unreadable or holds anything else."""
     try:
         values = json.loads(read_regular(file).decode("utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
