@@ -35,7 +35,7 @@ class Facts:
 
 
 def facts_of(weights: Mapping[str, Any], vocabulary: int, **rest: Any) -> Facts:
-    """Return the `Facts` of a model. weights: tensors by name, tied tensors once. rest: other fields."""
+    """Return a model's `Facts`. weights: tensors by name, tied ones once. rest: other fields."""
     counts: dict[str, int] = {}
     for weight in weights.values():
         name = str(weight.dtype).removeprefix("torch.")

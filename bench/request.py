@@ -98,7 +98,10 @@ class RunRequest(BaseModel):
         )
 
     def to_continue(self, out: Path, retry: str = "lost") -> str:
-        """Return the command that continues the run in `out`: --resume for "lost", else --retry."""
+        """Return the command line that continues the run in `out`.
+
+        retry: "lost" adds --resume; "failed" adds --retry failed; "flagged" adds --retry flagged.
+        """
         again: dict[str, Any] = {"out": out, "resume": retry == "lost", "retry": retry}
         if self.command == "run":  # run.json has the cases, device and budget
             again |= dict.fromkeys(LISTS, ()) | {"device": "auto", "budget_s": None}

@@ -69,7 +69,6 @@ class FusedBlock(TTTBlock):
         return swiglu_product(norm(h), self._gate_up, concurrent=is_overlapped())
 
     def _enter(self, h: Tensor, state: BlockState, pdl: bool) -> tuple[Tensor, Tensor]:
-        """Return (h, its RMSNorm) [B, T, C] after adding the block convolution's output, if any."""
         if state.block_conv is None:
             return h, self.seq_norm(h)
         conv, eps = self.conv.conv, self.seq_modeling_block.config.norm_eps
@@ -79,10 +78,7 @@ class FusedBlock(TTTBlock):
         )
 
     def _split(self, projected: Tensor, rope: Rotation, state: BlockState, pdl: bool) -> Projections:
-        """Return inner-loop inputs from the packed projections' output; apply convolutions, if any.
-
-        Columns: [convolutions' input, v, output gate, lr logits] (Mamba backbone), [q, v, k, lr logits] (Transformer).
-        """
+        # Columns: [convolution input, v, output gate, lr logits] (Mamba backbone), [q, v, k, lr logits] (Transformer).
         layer = self.seq_modeling_block
         logits, bias = projected[..., self._rate_rows()], layer.learnable_ttt_lr_bias[:, 0]
         shared, v = self._columns(projected, 0), layer.heads(self._columns(projected, 1))
@@ -150,7 +146,8 @@ def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
 def is_dependent(learner: str, batch: int) -> bool:
     """Return whether programmatic dependent launch (PDL) speeds up a generate step on an H200.
 
-    It does for small and for large batches. In between, thread blocks that wait for earlier kernels occupy SMs.
+    learner: "linear" or "mlp". batch: number of sequences.
+    PDL helps for small and for large batches. In between, thread blocks that wait for earlier kernels occupy SMs.
     """
     return batch <= MOST_DEPENDENT[learner] or batch > MOST_ROWS_FEW_OUTPUTS  # above, cuBLAS launches prevent waiting
 

@@ -58,8 +58,6 @@ _Dtype = Literal["float64", "float32", "float16", "bfloat16"] | None
 
 
 class _Settings(BaseModel):
-    """The config.json keys that determine the model's computation, with the authors' defaults."""
-
     model_config = ConfigDict(strict=True, extra="forbid")
 
     model_type: Literal["ttt"]

@@ -43,7 +43,6 @@ class TransformerState:
         return self.cache.shape[4]
 
     def rows(self, rows: slice) -> "TransformerState":
-        """Return the state of the sequences in the slice `rows`, as views of this state."""
         if self.length is None:
             self.length = int(self.position)
         return TransformerState(self.cache[:, :, rows], self.position, self.length)
@@ -154,12 +153,9 @@ class Transformer(ChunkedModel):
         return causal_attention(q, cache[0, :, :, :end], cache[1, :, :, :end], mask)
 
     def _attend_step(self, cache: Tensor, position: Tensor, mask: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Write one token's k, v to `cache` at `position` [1]; return attention [B, H, 1, D].
-
-        SDPA's masked kernels have no GQA, so query heads that share a KV head are passed as tokens of one query head.
-        """
         cache[0].index_copy_(2, position, k)
         cache[1].index_copy_(2, position, v)
+        # SDPA's masked kernels have no GQA, so query heads that share a KV head are passed as tokens of one query head.
         rows = q.unflatten(1, (k.shape[1], -1)).squeeze(3)
         return F.scaled_dot_product_attention(rows, cache[0], cache[1], attn_mask=mask).flatten(1, 2).unsqueeze(2)
 

@@ -250,7 +250,7 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def init_generate_state(self, batch: int, context: int = 0) -> TTTState:
-        """Return an empty state for `generate_step`, built layer by layer to save memory."""
+        # Converted layer by layer, to save memory.
         states = (self.operator.generate_state(self._inner_state(block, batch)) for block in self.blocks)
         return self._state(batch, states)
 
