@@ -17,8 +17,9 @@ from harness.schema.run_file import Job, Planned, jobs_of
 def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Checkpoint | None = None) -> list[Planned]:
     """Return the suite's requested cases; within a panel, contexts and batches ascend.
 
-    device: "cpu" or "cuda". checkpoint: sets system, size and options, and excludes panels of single layers.
-    On a GPU, plain PyTorch (backend `torch`) runs only where a panel or `request.systems` names this backend.
+    device: "cpu" or "cuda".
+    checkpoint: only its system runs, with its size and options; panels of single layers are left out.
+    On a GPU, the backend `torch` runs only if a panel or `request.systems` names it.
     """
     adapters = adapters_of(request.systems, device, checkpoint)
     fast = [each for each in adapters if not each.slow or device == "cpu" or each.label in request.systems]
@@ -35,9 +36,10 @@ def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Chec
 
 
 def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None = None) -> tuple[Adapter, ...]:
-    """Return the adapters that `names` selects; each name is SYSTEM or SYSTEM/BACKEND.
+    """Return the adapters that `names` select on a device.
 
-    () selects the checkpoint's system, or without a checkpoint all adapters with `device` in their `devices`.
+    names: each SYSTEM or SYSTEM/BACKEND. () selects the checkpoint's system or, without one, all adapters for `device`.
+    device: "cpu" or "cuda". SYSTEM selects the system's adapters for this device, or all of them if there are none.
     Raises UserError for an unknown name or a system other than the checkpoint's.
     """
     if not names and not checkpoint:
@@ -54,7 +56,6 @@ def adapters_of(names: Sequence[str], device: str, checkpoint: Checkpoint | None
 
 
 def _named(name: str, device: str) -> list[Adapter]:
-    """Return the adapter `name`, or a system's adapters for `device` (all if none match)."""
     found = [adapter for adapter in ADAPTERS if name in (adapter.system, adapter.label)]
     if not found:
         systems = dict.fromkeys(adapter.system for adapter in ADAPTERS)
@@ -124,12 +125,11 @@ def ordered_jobs(cases: Iterable[Planned]) -> tuple[Job, ...]:
 
 
 def _by_model(cases: Sequence[Planned]) -> list[Planned]:
-    """Group cases by model and, for an engine, also by phase: another phase may restart the engine."""
     engine = any(each.case.timing == "engine" for each in cases)
     groups: dict[tuple, list[Planned]] = {}
     for each in cases:
         case = each.case
-        phase = case.phase if engine else ""
+        phase = case.phase if engine else ""  # another phase may restart the engine
         groups.setdefault((case.size, case.dtype, case.state_dtype, case.options, phase), []).append(each)
     return [each for group in groups.values() for each in group]
 

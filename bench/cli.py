@@ -133,7 +133,6 @@ def run(
 
 
 def _request(call: typer.Context, **more: Any) -> RunRequest:
-    """Return the request with the command name and parameters in `call`; `more` adds or replaces fields."""
     return RunRequest.stored({"command": call.info_name, **call.params, **more})
 
 
@@ -325,7 +324,7 @@ def profile(
 ) -> None:
     """Profile cases: where their time goes, and why.
 
-    OUT/profiles/ holds one profile per case. Default: all cases of the run in OUT.
+    OUT/profiles/ holds one profile per case. If OUT holds a run and no cases are selected, all its cases are profiled.
     """
     from bench.commands.profile import profile
 

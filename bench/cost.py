@@ -75,11 +75,7 @@ def _learner_elements(config: Any) -> int:
 
 
 def _mixed(config: Any, case: Case, form: str) -> Work | None:
-    """Return FLOPs and bytes of attention, scan or TTT's inner loop; None for an unknown config.
-
-    A forward writes the state or KV cache, and reads TTT's initial weights. A generate step reads the KV cache, or
-    reads and writes the state. Projections do not count. form: "dual" or "primal", for TTT's generate step.
-    """
+    """Return the work of attention, scan or TTT's inner loop; None for an unknown config."""
     is_step, batch = case.phase == "generate", case.batch
     tokens = batch * (1 if is_step else case.context)
     if isinstance(config, TransformerConfig):

@@ -14,7 +14,7 @@ from harness.schema.record import RecordError
 
 
 def run_app(app: typer.Typer) -> Any:
-    """Run the app on sys.argv; return its result or typer.Exit's status. Raise usage errors."""
+    """Run the app on sys.argv, and return its result or exit status. Raises usage errors."""
     _refuse_arguments(sys.argv[1:], typer.main.get_command(app))
     return app(standalone_mode=False)
 

@@ -1,4 +1,7 @@
-"""How to start each system's worker: this Python, a .venv-NAME, or as systems.toml defines.
+"""Choose the command that starts each system's worker process.
+
+By default, it is the Python of the folder `.venv-vllm` or `.venv-mamba` for systems that need one of them, if it
+exists, and this Python otherwise. A `systems.toml` in the current folder can override this:
 
 ["transformer/vllm"]
 python = "~/.venvs/vllm/bin/python"  # or command = ["docker", "run", "-i", "IMAGE", "python"], which has priority
@@ -43,7 +46,7 @@ class _Entry(BaseModel):
 
 
 def notes_on_starts(labels: Container[str]) -> list[str]:
-    """Return at most one note: which systems in `labels` systems.toml or a .venv-NAME starts."""
+    """Return a note on systems in `labels` that have a .venv or a systems.toml section, or []."""
     entries, starts = _read(), defaultdict[str, list[str]](list)
     for each in (adapter for adapter in ADAPTERS if adapter.label in labels):
         entry = entries.get(each.label, _Entry())
@@ -72,14 +75,12 @@ def worker_launches(device: str = "") -> dict[tuple[str, str], Launch]:
 
 
 def _interpreter(adapter: Adapter) -> str:
-    """Return the interpreter in the adapter's .venv-NAME if it exists, else this interpreter."""
     program = f".venv-{adapter.install.removeprefix('make venv-')}/bin/python"
     return program if os.path.lexists(program) else sys.executable  # a broken link is reported, not replaced
 
 
 @cache
 def _locked(*names: str) -> dict[str, str]:
-    """Return {package: version} from lock files `names` (without .txt) of bench/requirements."""
     files = [Path(__file__).parent / "requirements" / f"{name}.txt" for name in names]
     return dict(re.findall(r"^([\w.-]+)(?:\[.+\])?==([^\s;]+)", "".join(map(Path.read_text, files)), re.MULTILINE))
 

@@ -34,7 +34,6 @@ def _runs_in(folder: Path) -> set[Path]:
 
 
 def _tried(folder: Path) -> list[Record]:
-    """Return a measured run's records that have usable durations; [] for any other folder."""
     try:
         run = Run.open(folder)
         records = run.records() if run.file.mode == "measure" else []
@@ -52,7 +51,7 @@ def _medians(runs: Iterable[list[Record]], kind: str) -> dict[str, float]:
 
 
 def job_seconds(cases: Iterable[Planned], past: Durations) -> float:
-    """Estimate a job's seconds; a case not in `past` takes the median of `past` (0 if empty)."""
+    """Estimate a job's seconds; cases not in `past` count as the median of `past`, 0 if empty."""
     typical = median(past.values()) if past else 0.0
     return sum(past.get(planned.case.key, typical) for planned in cases)
 

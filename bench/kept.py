@@ -8,12 +8,19 @@ from tk_kernels.cost import COSTS, ELEMENT_BYTES
 
 
 def kept_bytes(config: Any, case: Case, form: str = "dual") -> int:
-    """Return bytes stored per sequence of `case`. form: "dual" or "primal", for TTT generate."""
+    """Return bytes stored per sequence of `case`: KV cache or state, and convolution inputs.
+
+    config: the model's configuration, of a class in `bench.models.config`.
+    form: form of a TTT model's generate state, "dual" or "primal"; other cases ignore it.
+    """
     return state_bytes(config, case, form) + window_bytes(config, ELEMENT_BYTES[case.dtype])
 
 
 def state_bytes(config: Any, case: Case, form: str = "dual") -> int:
-    """Return bytes of a sequence's KV cache or state in all layers. form: as in `kept_bytes`."""
+    """Return the bytes of one sequence's KV cache or state, over all layers.
+
+    form: form of a TTT model's generate state, "dual" or "primal"; other cases ignore it.
+    """
     size = ELEMENT_BYTES[(case.state_dtype or case.dtype).removesuffix("-planes")]  # two planes of 16 bits are 4 bytes
     if isinstance(config, TransformerConfig):  # a key and a value per token and layer
         return 2 * config.layers * config.kv_width * case.context * size
@@ -26,10 +33,10 @@ def state_bytes(config: Any, case: Case, form: str = "dual") -> int:
 
 
 def generate_precision(case: Case) -> str:
-    """Return the key of `PRECISIONS` for the case's state_dtype ("" stands for float32)."""
+    """Return the key of `tk_kernels.generate.common.PRECISIONS` for `case.state_dtype`."""
     return (case.state_dtype or "float32").removeprefix("float32-")
 
 
 def window_bytes(config: Any, element_bytes: int) -> int:
-    """Return bytes of a sequence's stored convolution inputs in all layers, `element_bytes` per input."""
+    """Return the bytes of one sequence's stored convolution inputs, over all layers."""
     return config.layers * convolved_channels(config) * (CONV_KERNEL - 1) * element_bytes

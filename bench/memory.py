@@ -19,8 +19,9 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
     """Return why the scheduler skips a case, or "" to run it.
 
     earlier: the job's records so far. memory_bytes: the device's memory; None if unknown.
-    A case that is known to need more memory is skipped. With `planned.grows`, it runs unless a smaller case was
-    skipped. Also with `planned.grows`, any case is skipped after a smaller one ran out of memory, time or KV cache.
+    A case is skipped if its checkpoint is not registered, or if positions=staggered has no effect on it.
+    A case that is known to need more memory is skipped. With `planned.grows`, it runs if no smaller case was skipped.
+    With `planned.grows`, a case is also skipped after a smaller one ran out of memory, time or KV cache.
     """
     if why := checkpoint_missing(planned.case) or unstaggered(planned.case):
         return why
@@ -31,7 +32,7 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
 
 
 def unstaggered(case: Case) -> str:
-    """Return why a case ignores positions=staggered; "" if it takes effect or is not set."""
+    """Return why positions=staggered has no effect on a case; "" if it has or is not set."""
     steps = case.phase == "generate" and case.timing != "engine" and case.option("scope", "model") == "model"
     if case.option("positions") != "staggered" or (steps and case.system in ("ttt-linear", "ttt-mlp")):
         return ""
@@ -39,7 +40,10 @@ def unstaggered(case: Case) -> str:
 
 
 def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
-    """If `planned.grows` and a smaller case exceeded memory or time, return a message; else ""."""
+    """Return a message if a smaller case exceeded memory, time or KV cache; otherwise "".
+
+    Only a case with `planned.grows` gets a message.
+    """
     if not planned.grows:
         return ""
     for record in earlier:
@@ -56,8 +60,7 @@ def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
 
 
 def _smaller_axis(smaller: Case, case: Case) -> str:
-    """Return "batch" or "context" if that alone (timing aside) is lower in `smaller`; else ""."""
-    for axis in ("batch", "context"):
+    for axis in ("batch", "context"):  # the timing may depend on them
         size = getattr(case, axis)
         if getattr(smaller, axis) < size and replace(smaller, timing=case.timing, **{axis: size}) == case:
             return axis

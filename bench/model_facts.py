@@ -27,17 +27,15 @@ class Facts:
     head_rows: float | None = None
 
     def metrics(self) -> dict[str, float | None]:
-        """Return the parameter count and the vocabulary size, for `Record.metrics`."""
         return {"parameters": self.parameters, "vocabulary": self.vocabulary}
 
     def settings(self) -> dict[str, str]:
-        """Return settings to record: weights' dtype, token distribution, data kept between samples."""
         token_ids = "uniform over the vocabulary, new for each sample"
         return {"weights_dtype": self.dtype, "token_ids": token_ids, "kept_between_samples": self.kept}
 
 
 def facts_of(weights: Mapping[str, Any], vocabulary: int, **rest: Any) -> Facts:
-    """Return the `Facts` of a model. weights: tensors by name, tied tensors once. rest: other fields."""
+    """Return a model's `Facts`. weights: tensors by name, tied ones once. rest: other fields."""
     counts: dict[str, int] = {}
     for weight in weights.values():
         name = str(weight.dtype).removeprefix("torch.")
@@ -46,9 +44,10 @@ def facts_of(weights: Mapping[str, Any], vocabulary: int, **rest: Any) -> Facts:
 
 
 def checks(facts: Facts, case: Case) -> list[Check]:
-    """Check the dtype, that samples share no data and, if counted, that one token per prompt has logits.
+    """Return checks of the facts about the model that a worker built for `case`.
 
-    Without a checkpoint, further checks compare vocabulary and parameter count with the Transformer of the same size.
+    They cover the weights' dtype, that samples share no data and, if counted, that one token per prompt has logits.
+    Without a checkpoint, they also compare vocabulary and parameter count with the Transformer of the same size.
     """
     found = [
         Check.at_most("weights_of_another_dtype", float(facts.dtype != case.dtype), 0),

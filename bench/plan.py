@@ -28,7 +28,7 @@ from tk_kernels.build import hidden
 
 @dataclass(frozen=True)
 class Plan:
-    """The jobs of a request, as `plan` returns them.
+    """The jobs that a request selects, and the device to run them on.
 
     device: the device to measure. machine: a snapshot of this machine, which need not have that device.
     """
@@ -65,7 +65,7 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """Messages on workers with a .venv-NAME, a systems.toml section or a missing interpreter."""
+        """Messages for the user on workers in a .venv, in systems.toml or without an interpreter."""
         planned = {"/".join(job.pair): self.worker_launches[job.pair] for job in self.jobs}
         found = ((label, no_interpreter(launch), launch.command[0]) for label, launch in planned.items())
         return [*notes_on_starts(planned), *(f"no {label}: {why} ({program})" for label, why, program in found if why)]
@@ -81,7 +81,7 @@ class Plan:
         return frozenset(planned.case.key for job in self.jobs for planned in job.cases)
 
     def gpus(self, *, here: bool = True) -> list[str]:
-        """Return the GPUs of --gpus, named as in CUDA_VISIBLE_DEVICES; [] without the option.
+        """Return the GPUs that --gpus selects, as words for CUDA_VISIBLE_DEVICES; [] without it.
 
         here: whether this machine must have them. Raises UserError for a missing GPU, or if the run is on the CPU.
         """
@@ -149,7 +149,6 @@ def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ..
 def _suites(
     request: RunRequest, device: str, checkpoint: Checkpoint | None, machine: Mapping[str, Any]
 ) -> dict[str, tuple[str, ...]]:
-    """Return {suite: SYSTEM or SYSTEM/BACKEND labels to run}; () for the suite's own choice."""
     found: dict[str, tuple[str, ...]] = {}
     for word in request.suites or (DEFAULT_SUITES[device],):
         group, systems = GROUPS.get(word), request.systems
@@ -163,6 +162,6 @@ def _suites(
 
 
 def suite_entry(suite: Suite, planned: Sequence[Planned], machine: Mapping[str, Any]) -> SuiteEntry:
-    """Return a suite's run.json entry; `runnable` selects the backends of its figures."""
+    """Return a suite's entry in run.json, with its figures' backends replaced by `runnable`."""
     figures = tuple(replace(figure, primary=runnable(figure.primary, machine)) for figure in suite.figures)
     return SuiteEntry(suite.name, suite.question, figures, tuple(each.case.key for each in planned))

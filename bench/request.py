@@ -26,10 +26,11 @@ Count = Annotated[int, Field(ge=1, le=MOST)]
 class RunRequest(BaseModel):
     """The arguments of `run`, `verify`, `profile` or `ab`; UserError for bad values.
 
-    suites: () for the default suite. systems, batch, context, phase: () as in the suite. Each can be comma-separated.
+    suites: () for the device's default suite. systems, batch, context, phase: () for the suite's own.
+    These five may also be given as comma-separated text.
     sides: the two revisions of `ab`. rounds: processes per case and side of `ab`. way: the profiler (`--with`).
     budget_s: seconds of sampling per case; None: the default of the suite or, without one, of the device.
-    retry: which finished cases to measure again (`run_folder.retry_of`); if `retry` is given, `resume` is set, too.
+    retry: finished cases to measure again: "failed", "flagged" or "lost" (none). If it is given, `resume` is set, too.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -97,7 +98,10 @@ class RunRequest(BaseModel):
         )
 
     def to_continue(self, out: Path, retry: str = "lost") -> str:
-        """Return the command that continues the run in `out`; `retry` adds --resume or --retry."""
+        """Return the command line that continues the run in `out`.
+
+        retry: "lost" adds --resume; "failed" adds --retry failed; "flagged" adds --retry flagged.
+        """
         again: dict[str, Any] = {"out": out, "resume": retry == "lost", "retry": retry}
         if self.command == "run":  # run.json has the cases, device and budget
             again |= dict.fromkeys(LISTS, ()) | {"device": "auto", "budget_s": None}

@@ -60,7 +60,7 @@ def request_of(work: Plan) -> PastRequest:
 
 
 def extended(work: Plan, out: Path) -> Run:
-    """Add the plan to the run in `out`, delete its Slurm job file. RunError for a locked run."""
+    """Add the plan to the run in `out`, and delete its Slurm job file; RunError if locked."""
     with Run.open(out).held():
         current = Run.open(out)  # read under the lock: another process may have extended it
         (out / JOB).unlink(missing_ok=True)
@@ -69,9 +69,10 @@ def extended(work: Plan, out: Path) -> Run:
 
 
 def retry_of(run: Run, retry: str) -> Retry:
-    """Return f(record): whether to measure the finished case of `record` again.
+    """Return a function that decides whether to measure the finished case of a record again.
 
-    retry: "failed" repeats cases that are not ok, "flagged" cases with a flag of `Quality`, "lost" no finished case.
+    retry: "failed" repeats cases that are not ok. "flagged" repeats cases with a flag of `harness.quality.Quality`.
+    "lost" repeats no finished case.
     The flag `few_samples` alone does not count if the case's planned min_samples is below FEWEST.
     """
     few = {each.case.key for job in run.jobs for each in job.cases if each.min_samples < FEWEST}
@@ -80,7 +81,10 @@ def retry_of(run: Run, retry: str) -> Retry:
 
 
 def refuse_another_kind(current: Run, work: Plan) -> None:
-    """Raise UserError if `run` did not make `current`, or for another device or --budget."""
+    """Raise UserError if the cases of plan `work` cannot be added to the run `current`.
+
+    `current` must come from `ttt-bench run`, with the same device and, if the request names one, the same --budget.
+    """
     if current.file.mode != "measure":
         raise UserError(f"{current.folder}: is a run of mode {current.file.mode!r}, not 'measure'; name another folder")
     if current.file.repeats > 1:

@@ -59,7 +59,6 @@ class Group(Stored):
 
 
 def _sections() -> list[Suite | Group]:
-    """Read `suites.toml` and expand its shorthands ["headlines"] and ["everything"]."""
     text = (Path(__file__).parent / "suites.toml").read_text(encoding="utf-8")
     named = [{"name": name, **section} for name, section in tomllib.loads(text).items()]
     everything = [each["name"] for each in named if "panels" in each and not each.get("trial")]

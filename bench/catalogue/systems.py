@@ -1,6 +1,6 @@
-"""The adapter of every system on every backend, and its requirements.
+"""Catalogue of adapters: the class that runs a system on a backend, and its requirements.
 
-Only a system's worker imports its adapter, so two systems may need conflicting packages.
+Only a system's worker process imports its adapter, so two systems may need conflicting packages.
 To add a system or a backend, write its adapter, an entry here and its label in `catalogue.toml` (`CONTRIBUTING.md`).
 """
 

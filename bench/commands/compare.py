@@ -80,7 +80,6 @@ def percentage(text: str) -> float:
 
 
 def _show(a: Path, b: Path, fail_on: float | None, markdown: bool) -> comparing.Comparison:
-    """Print and return a comparison of two runs; exit with 3 if they cannot be compared."""
     try:
         found = comparing.compare(Run.open(a), Run.open(b), *([] if fail_on is None else [fail_on]))
     except comparing.NotComparable as error:
@@ -102,7 +101,6 @@ def _show(a: Path, b: Path, fail_on: float | None, markdown: bool) -> comparing.
 
 @contextmanager
 def _checkout(revision: str) -> Iterator[Path]:
-    """Check out a revision into a temporary git worktree, and yield the root of that worktree."""
     commit, refusal = ask_git(ROOT, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
     if refusal:
         raise UserError(f"{revision}: is not a revision of this checkout: {refusal}")
@@ -120,8 +118,6 @@ def _checkout(revision: str) -> Iterator[Path]:
 
 @dataclass
 class _Side:
-    """One commit of `ttt-bench ab`: its run, its hash, and the worker command of each (system, backend)."""
-
     run: Run
     launches: Mapping[tuple[str, str], Launch]
     commit: str
@@ -158,7 +154,7 @@ class _Side:
 
 
 def _measure_interleaved(sides: Sequence[_Side], work: Plan) -> None:
-    """Measure each job with both commits in every round; drop cases that lack a result."""
+    """Measure each job with both commits per round; later rounds omit cases without a result."""
     jobs, rounds = list(work.jobs), work.request.rounds
     with Progress("ab") as progress:
         progress(Event("plan", total=2 * rounds * len(work.keys)))

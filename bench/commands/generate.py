@@ -8,9 +8,9 @@ TOKENIZER = "tokenizer.json"
 
 
 def generate(folder: Path, prompt: str, tokens: int) -> None:
-    """Print a prompt's greedy continuation: `tokens` tokens, fewer if the model ends the text.
+    """Print the model's greedy continuation of `prompt`, at most `tokens` tokens.
 
-    folder: a checkpoint with a tokenizer. Raises UserError if the checkpoint, tokenizer or prompt is unusable.
+    folder: a checkpoint with tokenizer.json. Raises UserError if the checkpoint, tokenizer or prompt is unusable.
     """
     from transformers import PreTrainedTokenizerFast, TextStreamer
 

@@ -58,7 +58,7 @@ def _sum_up(records: Sequence[Record], request: RunRequest, out: Path) -> None:
 
 
 def dry_run(request: RunRequest, out: Path) -> None:
-    """Print a run's cases, jobs and estimated time; for finished cases, only their number."""
+    """Print the unfinished cases, their jobs and estimated time, and count the finished cases."""
     earlier = resumed(request, out) if request.resume else None
     work = plan(request, earlier)
     if earlier:

@@ -74,7 +74,6 @@ def profile(request: RunRequest, out: Path) -> None:
 
 
 def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
-    """Return `before` (a run of profiles gains `work`'s cases) or, if it is None, a new run."""
     if before is None:
         return Run.create(out, file_of(work, "profile"))
     refuse_another_device(before, work)
@@ -86,8 +85,9 @@ def _run_of(out: Path, work: Plan, before: Run | None) -> Run:
 
 
 def of_few_layers(case: Case) -> Case:
-    """Return the case with few layers: Nsight Compute saves and restores all model memory.
+    """Return `case` with a model of few layers, for Nsight Compute; some cases stay unchanged.
 
+    Nsight Compute saves and restores all model memory, so a smaller model takes less time.
     Single layers, checkpoints and small models stay unchanged. A few layers of a small model would fit in L2, so
     their kernels would hardly read memory.
     """

@@ -60,8 +60,8 @@ def submit(request: RunRequest, out: Path) -> None:
 
 
 def _command(request: RunRequest, out: Path) -> list[str]:
-    """Return a task's command, `python -P -m bench work`; -P keeps the working folder off sys.path."""
     here = [f"{name}={value}" for name, value in path_of_code(os.environ).items()]
+    # -P keeps the working folder off sys.path.
     command = ["env", *here, sys.executable, "-P", "-m", "bench", "work", str(out), "--keys", str(out / KEYS)]
     if request.checkpoint:
         command += ["--checkpoint", str(request.checkpoint.resolve())]

@@ -33,7 +33,7 @@ POLICY = Policy(budget_s=0.5)
 
 
 def tune() -> None:
-    """Measure Triton launch settings; print the fastest for `tuning.toml`. UserError without a usable GPU."""
+    """Print the fastest Triton launch settings for `tuning.toml`; UserError without usable GPU."""
     if reason := available() or no_gpu():
         raise UserError(f"the kernels cannot be tuned on this machine: {reason}")
     for learner, form in product(BASE_LR, (*FORMS, FORWARD)):
@@ -42,10 +42,6 @@ def tune() -> None:
 
 
 def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
-    """Return {section of `tuning.toml`: {row: fastest settings}}. learner: "linear" or "mlp".
-
-    form: "dual", "primal" or "forward". Rows: classes of problem sizes for "forward", else the state's precisions.
-    """
     forward, found = form == FORWARD, dict[str, dict[str, Tuning]]()
     for row in FORWARD_ROWS[f"ttt_{learner}"] if forward else PRECISIONS:
         name, launch = fastest_forward(learner, row) if forward else fastest_step(learner, form, row)
@@ -57,9 +53,10 @@ def _rows(learner: str, form: str) -> dict[str, dict[str, Tuning]]:
 
 
 def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning | None]:
-    """Return (section of `tuning.toml` for generate, fastest correct settings or None).
+    """Find the fastest launch settings of the generate kernel for one state precision.
 
-    learner: "linear" or "mlp". form: "dual" or "primal". precision: the state's, one of PRECISIONS.
+    learner: "linear" or "mlp". form: "dual" or "primal". precision: a key of PRECISIONS.
+    Returns the name of their section in `tuning.toml`, and the settings; None if no candidate passes its check.
     """
     config, dtype = _config(learner, SIZE), "float32" if precision == "float32" else "bfloat16"
     some = generate_set(config, BATCH, dtype, form, precision)
@@ -81,9 +78,10 @@ def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning |
 
 
 def fastest_forward(learner: str, row: str) -> tuple[str, Tuning | None]:
-    """Return (section of `tuning.toml` for forward, fastest correct settings or None).
+    """Find the fastest launch settings of Triton's forward kernel for one class of sizes.
 
-    learner: "linear" or "mlp". row: a class of problem sizes in FORWARD_ROWS; it determines the model size and batch.
+    learner: "linear" or "mlp". row: the class, one of FORWARD_ROWS; it determines the model size and batch.
+    Returns the name of their section in `tuning.toml`, and the settings; None if no candidate passes its check.
     """
     config = _config(learner, FORWARD_SIZES.get(row, SIZE))
     kernel, reference = (import_module(f"tk_kernels.ttt_{learner}.{part}") for part in ("forward", "reference"))
@@ -124,7 +122,6 @@ def _median_us(run: Callable[[], object]) -> float:
 def _fastest(
     what: str, tried: Sequence[Tuning], check: Callable[[Tuning], Checks], time_us: Callable[[Tuning], float]
 ) -> Tuning | None:
-    """Return the fastest settings in `tried` that pass `check`, or None. what: name in the log."""
     from triton.runtime.errors import OutOfResources, PTXASError
 
     took: dict[Tuning, float] = {}

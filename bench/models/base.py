@@ -1,4 +1,7 @@
-"""The models' interface; a base class that runs long prompts in chunks to bound memory."""
+"""The language models' interface, and a base class that runs long prompts in chunks.
+
+Shapes: B sequences, T tokens per sequence, C = width of the model, V = size of the vocabulary.
+"""
 
 from math import ceil
 from typing import Any
@@ -14,8 +17,9 @@ from bench.models.config import NORM_EPS
 class CausalLM(nn.Module):
     """A language model: next-token logits from token ids and a state, updated in place.
 
-    A state's tensors stay at their addresses, so a CUDA graph of generate_step serves every later step and prompt.
-    A graph replay does not update `state.length`: set it to None before a `prefill` that continues the sequences.
+    The state's tensors stay at their addresses, so a CUDA graph of `generate_step` serves every later step and prompt.
+    A graph replay does not update `state.length`, the number of tokens read. Set it to None before a `prefill` that
+    continues the sequences.
     """
 
     def init_state(self, batch: int, context: int) -> Any:
@@ -27,9 +31,9 @@ class CausalLM(nn.Module):
         raise NotImplementedError
 
     def generate_state(self, state: Any, into: Any = None) -> Any:
-        """Convert a `prefill` state for `generate_step`; the result may be `state` or share its tensors.
+        """Convert a `prefill` state for `generate_step`; the result may share tensors with `state`.
 
-        into: an earlier result for this `state`, to overwrite and return, so that CUDA graphs that use it stay valid.
+        into: an earlier result for this `state`, to overwrite and return. CUDA graphs that use it stay valid.
         """
         return state
 
@@ -75,7 +79,7 @@ class CausalLM(nn.Module):
 
     @property
     def tied(self) -> dict[str, str]:
-        """{alias of a tied weight in checkpoints: the weight's name in this model}."""
+        """Names that checkpoints use for a tied LM head, each mapped to the embedding's name."""
         return {}
 
 
@@ -173,7 +177,7 @@ class ChunkedModel(CausalLM):
         return [slice(first, min(first + size, batch)) for first in range(0, batch, size)]
 
     def _run_group(self, ids: Tensor, state: Any) -> Tensor:
-        """Run ids [B, T] of B sequences in chunks of tokens; return the last token's residual stream [B, C]."""
+        """Run ids [B, T] in chunks of tokens; return the last token's residual stream [B, C]."""
         for chunk in ids.split(self._chunk_length(ids.shape[0]), dim=1):
             hidden = self._hidden(chunk, state)
         return hidden[:, -1]
@@ -186,7 +190,7 @@ class ChunkedModel(CausalLM):
 
 
 def check_ids(ids: Tensor, dimensions: int, batch: int) -> None:
-    """Raise ValueError unless ids are nonempty: [batch, tokens] (dimensions=2) or [batch] (1)."""
+    """Raise ValueError unless ids are non-empty, with `dimensions` axes and `batch` rows."""
     if ids.dim() != dimensions or ids.numel() == 0:
         layout = "[batch, tokens]" if dimensions == 2 else "[batch]"
         raise ValueError(f"ids of shape {list(ids.shape)}: expected {layout}, at least one token")

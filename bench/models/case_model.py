@@ -62,7 +62,7 @@ def register_checkpoint(folder: Path) -> Checkpoint:
 
 
 def checkpoint_folder(case: Case) -> Path | None:
-    """Return a case's checkpoint folder, or None without one; CheckpointError if unregistered."""
+    """Return the folder of a case's checkpoint, if it has one; CheckpointError if unregistered."""
     if missing := checkpoint_missing(case):
         raise CheckpointError(missing)
     name = str(case.option("checkpoint", ""))

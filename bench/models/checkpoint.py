@@ -40,7 +40,7 @@ def save(model: CausalLM, folder: str | Path, config: Mapping[str, Any] | None =
 def load(folder: str | Path, device: torch.device | str, dtype: torch.dtype | None = None, **options: Any) -> CausalLM:
     """Load a TTT model from config.json and .safetensors files; CheckpointError if unusable.
 
-    dtype: dtype of projections, by default bfloat16 (GPU) or float32 (CPU). options: further arguments of `TTTModel`.
+    dtype: dtype of projections, by default bfloat16 (GPU) or float32 (CPU). options: `TTTModel`'s operator and block.
     """
     return load_weights(read_config(folder), folder, device, dtype, **options)
 
@@ -56,7 +56,7 @@ def load_weights(
 
     dtype: dtype of the projections, by default bfloat16 on a GPU and float32 on a CPU. TTT's inner loops and Mamba's
     decays use at least float32. options: further arguments of the model's class, such as operator and block.
-    Raises CheckpointError for a missing or unreadable file, and for the tensors that `copy_tensors` refuses.
+    Raises CheckpointError for a missing or unreadable file, and for weights that are missing, unknown or unusable.
     """
     model = model_class(config)(config, device, dtype or default_dtype(device), **options)
     try:

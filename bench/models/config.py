@@ -22,8 +22,6 @@ class CheckpointError(UserError):
 
 @dataclass(frozen=True)
 class Shape:
-    """A model size: one row of the table SIZES."""
-
     width: int
     ffn_width: int
     layers: int
@@ -84,7 +82,7 @@ class TTTConfig:
 
     @property
     def weight_shapes(self) -> dict[str, tuple[int, int, int]]:
-        """{name: shape [H, ...]} of the initial weights: W1, b1 and, for TTT-MLP, W2, b2."""
+        """{name: [heads, rows, columns]} of the initial weights W1, b1 and, for TTT-MLP, W2, b2."""
         heads, dim = self.heads, self.head_dim
         if self.learner == "linear":
             return {"W1": (heads, dim, dim), "b1": (heads, 1, dim)}
@@ -205,7 +203,7 @@ def uncut(size: str) -> tuple[str, int]:
 
 
 def convolved_channels(config: ModelConfig | DeltaRuleConfig) -> int:
-    """Count a layer's convolved channels; each stores its last CONV_KERNEL - 1 inputs."""
+    """Count the channels per layer whose last CONV_KERNEL - 1 convolution inputs are stored."""
     if isinstance(config, MambaConfig):
         return config.inner_width + 2 * config.groups * config.state_dim
     if isinstance(config, DeltaRuleConfig):
@@ -233,7 +231,6 @@ def _layer_parameters(config: ModelConfig) -> int:
 
 
 def _ttt_extra(config: TTTConfig) -> int:
-    """Count the parameters that a TTT block has and a Transformer block lacks."""
     width, heads = config.width, config.heads
     learner = sum(a * b * c for a, b, c in config.weight_shapes.values())
     learning_rate = config.mini_batch + heads * width + heads

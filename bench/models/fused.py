@@ -1,7 +1,8 @@
-"""`ttt.TTTBlock` in at most ten kernel launches, not counting the inner loop.
+"""A TTT block (`ttt.TTTBlock`) in at most ten kernel launches, not counting the inner loop.
 
 Projections that share an input are one GEMM; kernels read its output's columns in place. Output GEMMs add to the
-residual stream in place. Argument `pdl`, for T = 1: whether a kernel may start before earlier kernels end.
+residual stream in place. Shapes: B sequences, T tokens per sequence, C = width of the model, F = width inside SwiGLU.
+pdl: whether a kernel may start before earlier kernels end (programmatic dependent launch); only for T = 1.
 """
 
 from collections.abc import Callable, Sequence
@@ -61,14 +62,13 @@ class FusedBlock(TTTBlock):
         return add_product_(h, hidden, self.mlp.down_proj.weight, pdl)
 
     def _opened(self, h: Tensor, pdl: bool) -> Tensor:
-        """Return SwiGLU(norm(h)) [B, T, F], without the down projection."""
+        """Return `silu(gate(x)) * up(x)` [B, T, F] for x = ffn_norm(h) and SwiGLU's projections."""
         norm = Norm(self.ffn_norm.weight, self.seq_modeling_block.config.norm_eps)
         if has_few_rows(h, self._gate_up, swiglu=True):
             return few_rows_product(h, self._gate_up, norm, swiglu=True, pdl=pdl)
         return swiglu_product(norm(h), self._gate_up, concurrent=is_overlapped())
 
     def _enter(self, h: Tensor, state: BlockState, pdl: bool) -> tuple[Tensor, Tensor]:
-        """Add the output of the block convolution, if there is one, to h; return (the sum, the sum's RMSNorm)."""
         if state.block_conv is None:
             return h, self.seq_norm(h)
         conv, eps = self.conv.conv, self.seq_modeling_block.config.norm_eps
@@ -78,10 +78,7 @@ class FusedBlock(TTTBlock):
         )
 
     def _split(self, projected: Tensor, rope: Rotation, state: BlockState, pdl: bool) -> Projections:
-        """Return inner-loop inputs from the packed projections' output; apply convolutions, if any.
-
-        Columns: [convolutions' input, v, output gate, lr logits] (Mamba backbone), [q, v, k, lr logits] (Transformer).
-        """
+        # Columns: [convolution input, v, output gate, lr logits] (Mamba backbone), [q, v, k, lr logits] (Transformer).
         layer = self.seq_modeling_block
         logits, bias = projected[..., self._rate_rows()], layer.learnable_ttt_lr_bias[:, 0]
         shared, v = self._columns(projected, 0), layer.heads(self._columns(projected, 1))
@@ -99,12 +96,10 @@ class FusedBlock(TTTBlock):
         return projected[..., index * width : (index + 1) * width]
 
     def _rate_rows(self) -> slice:
-        """Return the slice of packed weight rows (and of output columns) for the lr logits."""
         config = self.seq_modeling_block.config
         return slice(3 * config.width, 3 * config.width + config.heads)
 
     def _pack(self) -> None:
-        """Pack weights that share an input into one matrix; change convolution weights' strides."""
         config, layer = self.seq_modeling_block.config, self.seq_modeling_block
         third = layer.g_proj if config.backbone == "mamba" else layer.k_proj
         # Spare rows hold the learning rate's weights, and zeros that pad them to a 16-byte load.
@@ -117,13 +112,12 @@ class FusedBlock(TTTBlock):
         self._made_of: list[int] = []
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move or cast the parameters, which gives each its own memory, and pack them again."""
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # gives each parameter its own memory
         self._pack()
         return self
 
     def _follow_parameters(self, rope: Rotation) -> bool:
-        """Refresh packed lr weights and token scales if they are stale; return whether they were."""
+        """Recompute packed lr weights and token scales if parameters changed; return whether so."""
         layer = self.seq_modeling_block
         made_of = [weight._version for weight in (layer.learnable_ttt_lr_weight, layer.learnable_token_idx)]
         changed = made_of != self._made_of
@@ -135,7 +129,7 @@ class FusedBlock(TTTBlock):
 
 
 def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
-    """Return a matrix of all the projections' weights, which become views of the matrix.
+    """Stack the projections' weights into one matrix; the weights become views of its rows.
 
     The matrix has shape [sum of output sizes + spare_rows, C]; the spare rows are last, and zero.
     """
@@ -152,25 +146,26 @@ def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
 def is_dependent(learner: str, batch: int) -> bool:
     """Return whether programmatic dependent launch (PDL) speeds up a generate step on an H200.
 
-    It does for small and for large batches. In between, thread blocks that wait for earlier kernels occupy SMs.
+    learner: "linear" or "mlp". batch: number of sequences.
+    PDL helps for small and for large batches. In between, thread blocks that wait for earlier kernels occupy SMs.
     """
     return batch <= MOST_DEPENDENT[learner] or batch > MOST_ROWS_FEW_OUTPUTS  # above, cuBLAS launches prevent waiting
 
 
 def has_few_rows(x: Tensor, weight: Tensor, *, swiglu: bool = False) -> bool:
-    """Return whether to use `few_rows_product` for x [B, T, F]: if T is 1 and `fits` is true."""
     return x.shape[1] == 1 and fits(x, weight, swiglu=swiglu)
 
 
 def product(x: Tensor, weight: Tensor, pdl: bool) -> Tensor:
-    """Return x [B, T, F] @ weight [N, F]^T."""
+    """Return x [B, T, C] @ weight [N, C]^T."""
     return few_rows_product(x, weight, pdl=pdl) if has_few_rows(x, weight) else F.linear(x, weight)
 
 
 def add_product_(total: Tensor, x: Tensor, weight: Tensor, pdl: bool, before: Norm | None = None) -> Tensor:
-    """Add before(x) @ weight^T to `total` in place and return it; without `before`, add x @ weight^T.
+    """Add x @ weight^T to `total` in place, and return `total`.
 
-    total [B, T, C], x [B, T, F], weight [C, F]. before: a norm, which may include an output gate (see `Norm`).
+    total [B, T, C]; x [B, T, F] and weight [C, F] for any F.
+    before: a norm to apply to x first, with or without an output gate.
     """
     if has_few_rows(x, weight):
         return few_rows_product(x, weight, before, out=total, pdl=pdl)

@@ -58,8 +58,6 @@ _Dtype = Literal["float64", "float32", "float16", "bfloat16"] | None
 
 
 class _Settings(BaseModel):
-    """The config.json keys that determine the model's computation, with the authors' defaults."""
-
     model_config = ConfigDict(strict=True, extra="forbid")
 
     model_type: Literal["ttt"]
@@ -121,7 +119,6 @@ def config_values(config: TTTConfig) -> dict[str, Any]:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON object; CheckpointError if the file is unreadable or holds anything else."""
     try:
         values = json.loads(read_regular(file).decode("utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:

@@ -26,10 +26,12 @@ from tk_kernels.reference.layer import Rotation
 class KernelOperator(TorchOperator):
     """The inner loop on the project's kernels.
 
-    form: generate's, "dual" or "primal". precision: of its state, a key of `tk_kernels.generate.common.PRECISIONS`.
+    form: form of generate, "dual" or "primal".
+    precision: precision of generate's state, a key of `tk_kernels.generate.common.PRECISIONS`.
     forward_in_pytorch: run `forward` in plain PyTorch; `forward_packed` ignores this.
-    backend: backend of `forward`, "" for the fastest. `forward_packed` uses it only for sequences that can run as one
-        batch (see `Packed`) and that the CUDA kernel supports. For all others, it runs the portable kernel.
+    backend: "thunderkittens", "triton" or "reference" for `forward`; "" for the fastest.
+    `forward_packed` runs Triton, except if all sequences form one batch that the Hopper kernel supports. Then it runs
+    `backend`.
     """
 
     def __init__(
@@ -63,9 +65,12 @@ class KernelOperator(TorchOperator):
     def forward_packed(
         self, projections: Projections, outer: OuterParameters, state: Any, initial: Sequence[Tensor], sequences: Packed
     ) -> Tensor:
-        """Return the output [1, N, H, D] for N packed tokens; update their sequences' states in `state`.
+        """Run the inner loop on N packed tokens of some sequences; return its output [1, N, H, D].
 
-        state: a generate state. initial: weights (W1, ...) that new sequences start from. sequences: see `Packed`.
+        projections: q, k, v [1, N, H, D] and lr_logits [1, N, H].
+        state: a generate state; the states of these sequences are updated in place.
+        initial: the weights (W1, b1, ...) that new sequences start from.
+        sequences: the tokens, the number of earlier tokens and the row in `state` of each sequence.
         """
         mini_batch = len(outer.token_scale)
         if not projections.ready:
@@ -78,7 +83,6 @@ class KernelOperator(TorchOperator):
     def _forward_equal(
         self, projections: Projections, outer: OuterParameters, state: Any, initial: Sequence[Tensor], sequences: Packed
     ) -> Tensor:
-        """Compute `forward_packed` for equally long sequences, as one batch."""
         batch, slots = len(sequences.slots), sequences.slots
         weights = read_slots(state, slots, sequences.start, initial)
         rows = [x.new_empty((batch, *x.shape[1:]), dtype=torch.float32) for x in state.gathered]
@@ -89,7 +93,7 @@ class KernelOperator(TorchOperator):
         return out.flatten(0, 1)[None]
 
     def generate_state(self, state: Any) -> Any:
-        """Copy a forward state into the form and precision of generate; return a generate state unchanged."""
+        """Copy a forward state into generate's form and precision; keep a generate state as it is."""
         if isinstance(state, self._generate.GenerateState):
             return state
         return self._generate.GenerateState.from_state(state, self._generate_form, self._precision)
@@ -101,7 +105,6 @@ class KernelOperator(TorchOperator):
         return self._generate.generate_step(*inputs, rope=self._rope_table(outer.rope), base_lr=outer.base_lr)
 
     def _rope_table(self, rope: Rotation) -> Tensor:
-        """Return `rope_table(*rope)` from a cache, because all layers and generate steps use the same table."""
-        if self._table_of is not rope[0]:
+        if self._table_of is not rope[0]:  # all layers and generate steps use the same table
             self._table, self._table_of = rope_table(*rope), rope[0]
         return self._table

@@ -1,4 +1,4 @@
-"""Layers that several models share: SwiGLU, causal convolution, RoPE; initial weights and NVTX ranges."""
+"""Layers that several models share; initial weights and NVTX ranges."""
 
 import re
 from collections.abc import Iterable
@@ -22,9 +22,7 @@ def round_up(count: int, multiple: int) -> int:
 
 
 class _Ranges:
-    """The process's switch for NVTX ranges, off by default: ranges slow eager runs."""
-
-    enabled = False
+    enabled = False  # ranges slow eager runs
 
 
 def mark_layers(enabled: bool) -> None:
@@ -38,12 +36,12 @@ def layer_range(index: int) -> AbstractContextManager[object]:
 
 
 def operator_range() -> AbstractContextManager[object]:
-    """Return an inner loop's NVTX range if `layer_range` returns a range, else a no-op context."""
+    """Return an inner loop's NVTX range if ranges are on or PyTorch records them, else a no-op."""
     return nvtx_range(OPERATOR) if _Ranges.enabled or is_recorded() else nullcontext()
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of inner states and learning rates: float64 for float64, else float32."""
+    """Return float32, or float64 if `dtype` is float64."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -53,7 +51,6 @@ def linear(inputs: int, outputs: int, device: torch.device, dtype: torch.dtype) 
 
 
 def parameter(shape: Iterable[int], device: torch.device, dtype: torch.dtype) -> nn.Parameter:
-    """Return an uninitialized parameter."""
     return nn.Parameter(torch.empty(tuple(shape), device=device, dtype=dtype))
 
 
@@ -71,7 +68,7 @@ class SwiGLU(nn.Module):
 
 
 class CausalConv(nn.Module):
-    """Depthwise convolution over four tokens, with bias; weight [C, 1, 4] as in nn.Conv1d."""
+    """Depthwise convolution over four tokens, with bias; weight [C, 1, 4] for C channels."""
 
     def __init__(self, width: int, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
@@ -84,7 +81,10 @@ class CausalConv(nn.Module):
 
 
 def slide(cache: Tensor, x: Tensor) -> Tensor:
-    """Return cache [B, 3, C] and x [B, T, C] joined along T; copy the last 3 tokens to `cache`."""
+    """Prepend the three cached tokens to x [B, T, C], and cache the last three of the result.
+
+    cache [B, 3, C]: overwritten in place. Returns [B, 3 + T, C].
+    """
     window = torch.cat((cache, x), dim=1)
     cache.copy_(window[:, -cache.shape[1] :])
     return window
@@ -96,7 +96,7 @@ def empty_conv_cache(batch: int, width: int, device: torch.device, dtype: torch.
 
 
 def rotate_halves(x: Tensor, rotated_by: Rotation) -> Tensor:
-    """Apply Llama's RoPE to channels (i, i + D/2) of x [B, T, H, D], computed in the dtype of cos and sin."""
+    """Apply RoPE to channel pairs (i, i + D/2) of x [B, T, H, D]; cos and sin are [T, 1, D/2]."""
     cos, sin = rotated_by
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

@@ -1,4 +1,7 @@
-"""The inner loop of a TTT layer: its inputs, and the operator in PyTorch."""
+"""The inner loop of a TTT layer: its inputs, and the operator in PyTorch.
+
+Shapes: B sequences, T tokens per sequence, H heads of dimension D, m tokens per mini-batch.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,11 +20,12 @@ from tk_kernels.ttt_mlp import reference as ttt_mlp
 
 
 class Projections(NamedTuple):
-    """Inner-loop inputs: q, k, v [B, T, H, D], lr_logits [B, T, H]; no T axis in generate.
+    """The inner loop's inputs: q, k, v [B, T, H, D] and lr_logits [B, T, H].
 
+    A generate step's inputs have no T axis.
     lr_logits: x_j . w_h + c_h for input x_j of token j and learned w_h, c_h of head h, in at least float32.
-    pdl: whether a generate step's kernels may use programmatic dependent launch (`tk_kernels.generate.common`).
-    ready: whether RoPE has been applied to q and k, and lr_logits holds the learning rates lr_j.
+    ready: whether RoPE has been applied to q and k, and lr_logits holds learning rates instead of their logits.
+    pdl: whether a generate step's kernels may start before earlier kernels end (programmatic dependent launch).
     """
 
     q: Tensor
@@ -50,15 +54,15 @@ class OuterParameters:
 
     @property
     def learned(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(token_scale, ln_weight, ln_bias), the order in which every operator takes them."""
-        return self.token_scale, self.ln_weight, self.ln_bias
+        return self.token_scale, self.ln_weight, self.ln_bias  # the order in every operator's arguments
 
 
 class TorchOperator:
     """The inner loop in PyTorch, including RoPE and learning rates; subclasses use kernels.
 
     A state is a named tuple or dataclass of tensors. Calls update it in place, so a CUDA graph stays valid.
-    form: "dual" or "primal". `forward` takes a dual state; `generate_step` takes a result of `generate_state`.
+    learner: "linear" (TTT-Linear) or "mlp" (TTT-MLP). form: "dual" or "primal".
+    `forward` takes a dual state. `generate_step` takes a result of `generate_state`.
     """
 
     one_block_per_head = False  # whether `forward` is one kernel with one thread block per head and sequence
@@ -81,7 +85,7 @@ class TorchOperator:
         return states
 
     def restart_states(self, states: Any, layers: Sequence[Sequence[Tensor]]) -> None:
-        """Reset `init_states`' result in place: weights from `layers`, zeros in all other tensors."""
+        """Reset a result of `init_states` in place: weights from `layers`, zeros in other tensors."""
         parameters = list(zip(*layers, strict=True))
         for each, weights in zip(states, parameters, strict=False):
             each.copy_(torch.stack([weight.detach() for weight in weights]).view(len(layers), 1, *each.shape[2:]))
@@ -121,13 +125,16 @@ def _is_primal(state: Any) -> bool:
 
 
 def ready_for_prefill(projections: Projections, outer: OuterParameters, position: Tensor) -> Projections:
-    """Apply `ready_at` to consecutive tokens. position [B]: token 0's in its mini-batch."""
+    """Apply RoPE and compute learning rates for T consecutive tokens of each sequence.
+
+    position [B]: position of token 0 in its mini-batch. Ready projections are returned unchanged.
+    """
     ahead = torch.arange(projections.q.shape[1], device=position.device)
     return ready_at(projections, outer, (position[:, None] + ahead) % outer.token_scale.shape[0])
 
 
 def ready_at(projections: Projections, outer: OuterParameters, position: Tensor) -> Projections:
-    """Return `Projections` with RoPE applied and learning rates computed; return ready ones unchanged.
+    """Apply RoPE and compute learning rates; return ready projections unchanged.
 
     position [B, T], or [B] for a step: each token's position in its mini-batch.
     """
@@ -139,7 +146,7 @@ def ready_at(projections: Projections, outer: OuterParameters, position: Tensor)
 
 
 def learning_rates(projections: Projections, outer: OuterParameters) -> Tensor:
-    """Return base_lr * sigmoid(lr_logits) / D; in ready projections, lr_logits is this already."""
+    """Return base_lr * sigmoid(lr_logits) / D; for ready projections, lr_logits itself."""
     if projections.ready:
         return projections.lr_logits
     return torch.sigmoid(projections.lr_logits) * (outer.base_lr / projections.q.shape[-1])

@@ -1,4 +1,7 @@
-"""The Transformer baseline: Llama's blocks with scaled_dot_product_attention and a KV cache."""
+"""The Transformer baseline: Llama's blocks with PyTorch's attention and a KV cache.
+
+Shapes: B sequences, T tokens per sequence, C = width of the model, H query heads of dimension D.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,9 +23,11 @@ CAPACITY_MULTIPLE = 64
 
 @dataclass
 class TransformerState:
-    """KV cache [layers, 2, B, KV heads, capacity, D]; position [1] int64: number of cached tokens.
+    """The KV cache of B sequences, all with the same number of cached tokens.
 
-    length: the same number on the host; None if unknown, as after generate_step (see `CausalLM`).
+    cache [layers, 2, B, KV heads, capacity, D]: keys, then values.
+    position [1] int64: the number of cached tokens, on the device.
+    length: the same number on the host; None if unknown. A generate step sets it to None.
     """
 
     cache: Tensor
@@ -38,14 +43,16 @@ class TransformerState:
         return self.cache.shape[4]
 
     def rows(self, rows: slice) -> "TransformerState":
-        """Return the state of the sequences in the slice `rows`, as views of this state."""
         if self.length is None:
             self.length = int(self.position)
         return TransformerState(self.cache[:, :, rows], self.position, self.length)
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, mask: Any = None) -> Tensor:
-    """Return causal attention [B, H, T, D] to k, v [B, KV heads, S, D]. S > T requires a mask."""
+    """Return the causal attention [B, H, T, D] of q to keys k and values v.
+
+    q [B, H, T, D]; k, v [B, KV heads, S, D]. mask: required if S > T; None is the plain causal mask.
+    """
     grouped = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
 
@@ -55,8 +62,6 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Attention(nn.Module):
-    """A Llama attention layer with RoPE, no biases."""
-
     def __init__(self, config: TransformerConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = config
@@ -73,8 +78,6 @@ class Attention(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention and SwiGLU with pre-norms and residuals; parameters have Llama's names."""
-
     def __init__(self, config: TransformerConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(config.width, NORM_EPS, device=device, dtype=dtype)
@@ -110,8 +113,7 @@ class Transformer(ChunkedModel):
         return TransformerState(cache, torch.zeros(1, device=self.device, dtype=torch.int64))
 
     def reset_state(self, state: TransformerState) -> None:
-        """Set the position to 0; the mask hides old tokens in the cache."""
-        state.position.zero_()
+        state.position.zero_()  # the mask hides old tokens in the cache
         state.length = 0
 
     def run_block(self, block: nn.Module, h: Tensor) -> Tensor:
@@ -141,7 +143,6 @@ class Transformer(ChunkedModel):
         return h
 
     def _attend_prompt(self, cache: Tensor, start: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Write k, v to `cache` from token `start` on; return causal attention [B, H, T, D]."""
         end = start + q.shape[2]
         cache[0, :, :, start:end], cache[1, :, :, start:end] = k, v
         if start == 0:
@@ -152,12 +153,9 @@ class Transformer(ChunkedModel):
         return causal_attention(q, cache[0, :, :, :end], cache[1, :, :, :end], mask)
 
     def _attend_step(self, cache: Tensor, position: Tensor, mask: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Write one token's k, v to `cache` at `position` [1]; return attention [B, H, 1, D].
-
-        SDPA's masked kernels have no GQA, so query heads that share a KV head are passed as tokens of one query head.
-        """
         cache[0].index_copy_(2, position, k)
         cache[1].index_copy_(2, position, v)
+        # SDPA's masked kernels have no GQA, so query heads that share a KV head are passed as tokens of one query head.
         rows = q.unflatten(1, (k.shape[1], -1)).squeeze(3)
         return F.scaled_dot_product_attention(rows, cache[0], cache[1], attn_mask=mask).flatten(1, 2).unsqueeze(2)
 

@@ -2,6 +2,7 @@
 
 A block is a convolution (only with the Mamba backbone), a TTT layer and SwiGLU. A TTT layer has projections, an inner
 loop (`TorchOperator`) and an output projection.
+Shapes: B sequences, T tokens per sequence, C = width of the model, H heads of dimension D.
 """
 
 from collections.abc import Callable, Iterable
@@ -36,10 +37,11 @@ from tk_kernels.reference.token_rows import mapped, overwrite
 
 @dataclass
 class BlockState:
-    """A block's state. inner: the operator's state.
+    """The state of one block.
 
-    block_conv [B, 3, C]: last inputs of the block's convolution. qk_conv [B, 3, C]: last inputs of Q's and K's
-    convolutions, which share their input. Both are None with the Transformer backbone.
+    block_conv [B, 3, C]: the last three inputs of the block's convolution; None with the Transformer backbone.
+    qk_conv [B, 3, C]: the last three inputs that Q's and K's convolutions share; None with the Transformer backbone.
+    inner: the inner loop's state, which the operator defines.
     slots [B]: each sequence's row in state tensors with more than B rows; only for a generate step of `FusedBlock`.
     sequences: each sequence's range of tokens and its row in the state tensors; only for packed tokens in `FusedBlock`.
     """
@@ -55,8 +57,8 @@ class BlockState:
 class TTTState:
     """The state of `batch` sequences; its size does not depend on their length.
 
-    length: number of tokens read per sequence; None if unknown, as after generate_step (see `CausalLM`).
-    caches [2, layers, B, 3, C]: each `BlockState`'s block_conv in caches[0], qk_conv in caches[1]; None without these.
+    length: number of tokens read per sequence; None if unknown. A generate step sets it to None.
+    caches [2, layers, B, 3, C]: all layers' block_conv in caches[0], qk_conv in caches[1]; None if not stored together.
     inner: the operator's states, stacked over layers; None unless the state comes from `init_state`.
     layers: each layer's state; its tensors are views of `caches` and `inner` where these are not None.
     """
@@ -75,8 +77,6 @@ class TTTState:
 
 
 class BlockConv(nn.Module):
-    """The first step of a block with the Mamba backbone: norm, then causal convolution."""
-
     def __init__(self, config: TTTConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
         self.norm = nn.RMSNorm(config.width, config.norm_eps, device=device, dtype=dtype)
@@ -132,18 +132,17 @@ class TTTLayer(nn.Module):
         return Projections(self.heads(q), self.heads(k), self.heads(self.v_proj(x)), lr_logits)
 
     def heads(self, x: Tensor) -> Tensor:
-        """Return x [..., C] as [..., H, D]."""
         return x.unflatten(-1, (self.config.heads, self.config.head_dim))
 
     def outer_parameters(self, rope: Rotation) -> OuterParameters:
-        """Return all parameters of the inner loop except its state. rope: cos and sin from `rope_tables`."""
+        """Return the inner loop's parameters outside its state. rope: the result of `rope_tables`."""
         # s_i = max(0, 1/(i+1) + learnable_i)
         token_scale = torch.clamp_min(self.get_buffer("token_idx") + self.learnable_token_idx, 0.0)
         base_lr, theta = self.config.base_lr, self.config.rope_theta
         return OuterParameters(token_scale, self.ttt_norm_weight, self.ttt_norm_bias, base_lr, rope, theta)
 
     def output(self, x: Tensor, out: Tensor) -> Tensor:
-        """Return the layer output [B, T, C]. x [B, T, C]: input. out [B, T, H, D]: from inner loop."""
+        """Return the output [B, T, C] for input x [B, T, C] and the inner loop's out [B, T, H, D]."""
         out = self.post_norm(out.flatten(-2))
         if self.config.backbone == "mamba":
             out = F.gelu(self.g_proj(x), approximate="tanh") * out
@@ -155,7 +154,7 @@ InnerLoop = Callable[[Projections, OuterParameters, Any], Tensor]
 
 
 class TTTBlock(nn.Module):
-    """Convolution (Mamba backbone), TTT layer and SwiGLU, with pre-norms and residuals."""
+    """Convolution (only with Mamba backbone), TTT layer, SwiGLU; with pre-norms and residuals."""
 
     def __init__(self, config: TTTConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
@@ -167,7 +166,10 @@ class TTTBlock(nn.Module):
         self.mlp = SwiGLU(config.width, config.ffn_width, device, dtype)
 
     def forward(self, h: Tensor, rope: Rotation, state: BlockState, inner_loop: InnerLoop) -> Tensor:
-        """Run the block on h [B, T, C]; advance `state` and return the new residual stream."""
+        """Run the block on the residual stream h [B, T, C]; advance `state`, return the new stream.
+
+        rope: the result of `rope_tables`. inner_loop: returns its output [B, T, H, D] and advances its state.
+        """
         if state.block_conv is not None:
             h = h + self.conv(h, state.block_conv)
         layer, x = self.seq_modeling_block, self.seq_norm(h)
@@ -179,7 +181,7 @@ class TTTBlock(nn.Module):
 
 
 def rope_tables(config: TTTConfig, device: torch.device, dtype: torch.dtype) -> Rotation:
-    """Return RoPE's cos and sin [mini_batch, D/2] for the positions in a mini-batch, in at least float32."""
+    """Return RoPE's cos and sin [mini_batch, D/2], one row per position, in at least float32."""
     positions = torch.arange(config.mini_batch, device=device)
     cos, sin = (table.squeeze(-2) for table in rotation(positions, config.head_dim, dtype, config.rope_theta))
     return cos, sin
@@ -248,12 +250,11 @@ class TTTModel(ChunkedModel):
 
     @torch.no_grad()
     def init_generate_state(self, batch: int, context: int = 0) -> TTTState:
-        """Return an empty state for `generate_step`, built layer by layer to save memory."""
+        # Converted layer by layer, to save memory.
         states = (self.operator.generate_state(self._inner_state(block, batch)) for block in self.blocks)
         return self._state(batch, states)
 
     def _state(self, batch: int, states: Iterable[Any], inner: Any = None) -> TTTState:
-        """Return a state with empty conv caches. states: each layer's inner state, a view of `inner` if given."""
         count, width = self.config.layers, self.config.width
         if self.config.backbone == "transformer":
             return TTTState(batch, [BlockState(None, None, each) for each in states], inner=inner)
@@ -281,7 +282,6 @@ class TTTModel(ChunkedModel):
         return cast(list[TTTBlock], list(self.model.layers))
 
     def _run_group(self, ids: Tensor, state: TTTState) -> Tensor:
-        """Like the base class's method, but alternate chunks between two CUDA streams if `_leaves_sms_idle`."""
         length = self._chunk_length(len(ids))
         if ids.shape[1] <= length or not self._leaves_sms_idle(len(ids)):
             return super()._run_group(ids, state)
@@ -294,7 +294,6 @@ class TTTModel(ChunkedModel):
         return hidden[:, -1]
 
     def _leaves_sms_idle(self, batch: int) -> bool:
-        """Whether forward runs one thread block per (sequence, head), on at most half of the SMs."""
         if self.device.type != "cuda" or not self.operator.one_block_per_head:
             return False
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
@@ -311,7 +310,6 @@ class TTTModel(ChunkedModel):
         return self._layers(ids, state, self._one_token)
 
     def _one_token(self, projections: Projections, outer: OuterParameters, state: Any) -> Tensor:
-        """Run a generate step of the operator on tensors with a token axis of length 1."""
         return self.operator.generate_step(mapped(projections, lambda x: x[:, 0]), outer, state)[:, None]
 
     def _layers(self, ids: Tensor, state: TTTState, inner_loop: InnerLoop, around: LayerScope = nullcontext) -> Tensor:
