@@ -1,6 +1,6 @@
-"""A TTT model with transformers' `generate()`; on CUDA, with the project's kernels.
+"""Run a TTT checkpoint with transformers' `generate()`; on CUDA, with the project's kernels.
 
-from bench.serving.causal_lm import register; register(); AutoModelForCausalLM.from_pretrained(DIR).generate(ids)
+Usage: call `register()`, then `AutoModelForCausalLM.from_pretrained(folder).generate(ids)`.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ from bench.serving.hugging_face import HuggingFaceConfig
 
 
 class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
-    """A TTT model in transformers: greedy search and sampling, for prompts of equal length."""
+    """A TTT model for transformers' greedy search and sampling, with prompts of equal length."""
 
     config_class = HuggingFaceConfig
     _is_stateful = True
@@ -34,10 +34,11 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *rest: Any, config: Any = None, **options: Any) -> Self:
-        """Load a checkpoint folder onto the device `device_map`; by default a GPU, else the CPU.
+        """Load a checkpoint folder onto one device. Options other than the following are ignored.
 
-        dtype, torch_dtype: dtype of the projections; by default or if "auto", bfloat16 on a GPU, float32 on a CPU.
-        Other options are ignored. Raises ValueError if device_map is not one device, and the errors of `load`.
+        device_map: the device, such as "cuda:0". None or "auto": a GPU if there is one, otherwise the CPU.
+        dtype, torch_dtype: dtype of the projections. Neither, or "auto": bfloat16 on a GPU, float32 on a CPU.
+        Raises ValueError if device_map is not one device, and CheckpointError if the checkpoint is unusable.
         """
         chosen = options.get("device_map")
         default = "cuda" if torch.cuda.is_available() else "cpu"
@@ -61,7 +62,7 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, cache: Any = None, attention_mask: Tensor | None = None, **rest: Any
     ) -> dict[str, Any]:
-        """Return the arguments for `forward`; ValueError for padded prompts."""
+        """Return the arguments of `forward`. Raises ValueError if `attention_mask` has a zero."""
         if attention_mask is not None and not attention_mask.all():
             raise ValueError("attention_mask with zeros: prompts must have one length; call generate() for each length")
         return {"input_ids": input_ids if cache is None else input_ids[:, -1:], "cache": cache}
@@ -69,7 +70,8 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
     def forward(self, input_ids: Tensor, cache: Any = None, **rest: Any) -> MambaCausalLMOutput:
         """Return the logits [B, 1, V] after the last token, and the state as `cache`.
 
-        cache: the state, updated in place by one token; None to read input_ids as a prompt from an empty state.
+        input_ids: the prompts [B, T] if `cache` is None, otherwise the next token of each sequence [B, 1].
+        cache: the state from the previous call, updated in place. None: start from an empty state.
         """
         if cache is None:
             logits, state = self.ttt.prefill(input_ids, self.ttt.init_state(len(input_ids)))

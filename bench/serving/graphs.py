@@ -1,4 +1,4 @@
-"""CUDA graphs of short steps with prompts, whose kernels take longer to launch than to run."""
+"""CUDA graphs for vLLM's short steps with prompts, which take longer to launch than to run."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,18 +16,20 @@ SMALLEST = 128  # tokens of the smallest graph
 
 
 def graph_size(tokens: int, sequences: int) -> tuple[int, int]:
-    """Return (tokens, sequences) of the CUDA graph for a step with these tokens and sequences.
+    """Return the (tokens, sequences) of the CUDA graph that runs a step of the given size.
 
-    The graph has one or more spare sequences. The first holds the padding, fewer than max(SMALLEST, tokens / 4) tokens.
+    The graph has at least one sequence more than the step. The first extra sequence holds the padding,
+    which has fewer than max(SMALLEST, tokens / 4) tokens.
     """
     part = max((1 << (tokens - 1).bit_length()) // 8, SMALLEST)
     return -(-tokens // part) * part, 1 << sequences.bit_length()
 
 
 class PromptGraphs:
-    """CUDA graphs of one model's steps with prompts, for up to `sequences` sequences per step.
+    """CUDA graphs of a model's steps with prompts, one graph for each result of `graph_size`.
 
-    The graphs share memory. The first step of a size captures its graph, and takes up to twice as long as without one.
+    The first step of a size captures its graph. All graphs share memory.
+    sequences: the most sequences per step.
     """
 
     def __init__(self, model: TTTModel, sequences: int) -> None:
@@ -41,7 +43,11 @@ class PromptGraphs:
         self._out = new((MOST_TOKENS, model.config.width), dtype=model.dtype)
 
     def hidden(self, layers: Sequence[BlockState], ids: Tensor, step: Packed) -> Tensor:
-        """Return a step's residual stream [n, C], valid until the next call; n is up to MOST_TOKENS."""
+        """Run a step; return its residual stream [n, C], which the next call overwrites.
+
+        n: the step's tokens, at most MOST_TOKENS. C: the model's width.
+        layers: each layer's states, from `Layout.state`. ids [N]: n token ids, then padding.
+        """
         size = tokens, sequences = graph_size(step.tokens, len(step.slots))
         # The first surplus sequence holds the padding tokens, the others none. They use slot 0, which is spare.
         for buffer, given, surplus in (
@@ -62,7 +68,6 @@ class PromptGraphs:
         self._out[:tokens] = hidden(self._model, layers, self._ids, step)
 
     def _captured(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Capture a CUDA graph of `run` without running it; return a function that replays it."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
             run()

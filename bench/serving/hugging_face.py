@@ -8,7 +8,7 @@ ARCHITECTURE = "TTTForCausalLM"
 
 
 class HuggingFaceConfig(PretrainedConfig):
-    """The values of config.json for transformers; `read_config` checks them, this class does not."""
+    """A TTT checkpoint's config.json for transformers; this class does not check its values."""
 
     model_type = "ttt"
 

@@ -14,13 +14,13 @@ from tk_kernels.packed import Packed
 
 @dataclass
 class TTTMetadata(BaseMambaAttentionMetadata):
-    """vLLM's step metadata for state-space models, with an additional field `step`, which TTT models read."""
+    """vLLM's metadata of a step for state-space models, plus the `Step` that a TTT model runs."""
 
     step: Step | None = None
 
 
 class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
-    """Builds `TTTMetadata`: `step` is `Packed` if it has prompt tokens, otherwise `Generating`."""
+    """Builds `TTTMetadata`: a step with prompts is `Packed`, any other step is `Generating`."""
 
     metadata_cls = TTTMetadata
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
@@ -56,7 +56,6 @@ class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
         return found
 
     def _packed(self, common: CommonAttentionMetadata, found: TTTMetadata) -> Packed:
-        """Return the requests of a step with prompts as packed sequences, without waiting for the GPU."""
         count, requests = found.num_decodes, found.num_reqs
         computed, starts = self._prefill_cpu_metadata(common, requests, found.num_prefills, count)
         lengths = starts.diff().tolist()

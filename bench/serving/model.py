@@ -24,24 +24,22 @@ from tk_kernels.packed import Packed
 
 
 class States(MambaBase):
-    """One layer's states as vLLM sees them: pages of bytes in vLLM's cache."""
+    """One layer's states, which vLLM stores as pages of bytes; `Layout` defines a page."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.kv_cache = ()
 
     def bind_kv_cache(self, kv_cache: Tensor) -> None:
-        """Store the layer's pages [slots, 1, 1, bytes] that vLLM allocated."""
-        self.kv_cache = (kv_cache.squeeze(dim=(1, 2)),)
+        self.kv_cache = (kv_cache.squeeze(dim=(1, 2)),)  # from [slots, 1, 1, bytes]
 
     @property
     def kv_cache(self) -> Sequence[Tensor]:
-        """A sequence of one tensor, the layer's pages [slots, bytes]; empty while vLLM has allocated no cache."""
+        """The layer's pages, as a sequence of one tensor [slots, bytes]; empty without a cache."""
         return self._pages
 
     @kv_cache.setter
     def kv_cache(self, pages: Sequence[Tensor]) -> None:
-        """Store the pages, and the states as views of the pages; an empty list frees the cache."""
         self._pages = pages
         self.state = self.layout.state(pages[0]) if len(pages) else None
 
@@ -86,9 +84,9 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
         inputs_embeds: Tensor | None = None,
         **rest: Any,
     ) -> Tensor:
-        """Return a step's residual stream [N, C] after the last norm; zeros for padding.
+        """Return the hidden states [N, C] of token ids [N], after the last norm; zeros for padding.
 
-        The requests come from vLLM's forward context. positions and the arguments after it are not used.
+        C: the model's width. vLLM's forward context has the step's requests. Other arguments are ignored.
         """
         assert input_ids is not None
         metadata = (get_forward_context().attn_metadata or {}).get(self._names[0])
@@ -106,7 +104,6 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
         return F.pad(self.ttt.model.norm(x), (0, 0, 0, len(input_ids) - len(x)))
 
     def _one_prompt(self, tokens: int, device: torch.device) -> tuple[Step, list[BlockState]]:
-        """Return (step of one prompt, the same scratch state for each layer) for vLLM's dummy runs."""
         ends = torch.tensor([0, tokens], dtype=torch.int32, device=device)
         state = self.layout.state(torch.zeros(1, self.layout.page_bytes, dtype=torch.int8, device=device))
         return Packed(ends, ends[:1], ends[:1].long(), tokens), [state] * len(self.states)

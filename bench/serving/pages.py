@@ -1,8 +1,8 @@
-"""States of sequences in vLLM's cache, and the steps that update them.
+"""Store the states of sequences in vLLM's cache, and run the steps that update them.
 
-Each layer and sequence has a page of bytes; a slot is the index of a page.
-A page contains the convolutions' last inputs, then the tensors that the operator's `generate_state` makes. It omits the
-position, which follows from the number of tokens that vLLM has computed.
+A page of bytes holds one layer's state of one sequence; a slot is the index of a page.
+A page contains the convolutions' last inputs, if any, then the state of generate steps without its position.
+The position follows from the number of tokens that vLLM has computed.
 """
 
 from collections.abc import Sequence
@@ -44,11 +44,11 @@ Step = Generating | Packed  # a step with prompts is packed: requests that gener
 
 
 def common_length(lengths: Sequence[int], computed: Sequence[int], mini_batch: int) -> int:
-    """Return the number of tokens per sequence if a step's sequences can run as one batch, otherwise 0.
+    """Return the number of tokens per sequence if a step can run as one batch, otherwise 0.
 
-    lengths: tokens per sequence in this step. computed: tokens before this step. A batch needs equal `lengths`,
-    multiples of `mini_batch` in `computed`, and at most MOST_SEQUENCES sequences. It also needs at least LEAST_TOKENS
-    tokens in total or LEAST_LENGTH per sequence.
+    lengths: each sequence's tokens in this step. computed: each sequence's tokens before this step.
+    A batch has at most MOST_SEQUENCES sequences, all of one length and at the start of a mini-batch.
+    It has at least LEAST_TOKENS tokens in total, or at least LEAST_LENGTH per sequence.
     """
     alike = len(set(lengths)) == 1 and not any(before % mini_batch for before in computed)
     is_long = sum(lengths) >= LEAST_TOKENS or lengths[0] >= LEAST_LENGTH
@@ -56,7 +56,7 @@ def common_length(lengths: Sequence[int], computed: Sequence[int], mini_batch: i
 
 
 class Layout:
-    """Offset, shape and dtype of each tensor in a page, which holds one layer's state of one sequence."""
+    """Offset, shape and dtype of each tensor in a page (one layer's state of one sequence)."""
 
     def __init__(self, config: TTTConfig, operator: TorchOperator, dtype: torch.dtype) -> None:
         device, inner = torch.device("meta"), at_least_float32(dtype)
@@ -78,7 +78,7 @@ class Layout:
         mapped(self._empty, place)
 
     def state(self, pages: Tensor) -> BlockState:
-        """Return a layer's states, without positions, as views [slots, ...] of `pages` [slots, bytes] int8."""
+        """Return int8 `pages` [slots, bytes] as a layer's states [slots, ...], without positions."""
         spans = iter(self.spans)
 
         def view(_: Tensor) -> Tensor:
@@ -89,9 +89,11 @@ class Layout:
 
 
 def hidden(model: TTTModel, layers: Sequence[BlockState], ids: Tensor, step: Step) -> Tensor:
-    """Return the residual stream [n, C] of n tokens; update the states in slots `step.slots`.
+    """Run a step; return the residual stream [n, C] of its n tokens, before the last norm.
 
-    model: built with `FusedBlock`. ids [N]: n token ids, then padding. layers: per layer, the result of `Layout.state`.
+    The states in slots `step.slots` are updated in place.
+    model: has blocks of class `FusedBlock` and a `KernelOperator`. C: the model's width.
+    layers: each layer's states, from `Layout.state`. ids [N]: n token ids, then padding.
     """
     operator = model.operator
     assert isinstance(operator, KernelOperator)
@@ -110,10 +112,10 @@ def hidden(model: TTTModel, layers: Sequence[BlockState], ids: Tensor, step: Ste
 
 
 def warm_up(model: TTTModel, layout: Layout) -> None:
-    """Run steps with prompts at engine start, to compile and load their kernels before the first request.
+    """Compile and load the kernels of steps with prompts, before the first request.
 
-    The steps have 1, 2, 4, ..., LEAST_ROWS sequences, because small and large batches run different kernel variants.
-    Steps in which all requests generate are compiled by vLLM's graph capture or, with `--enforce-eager`, at first use.
+    The steps have 1, 2, 4, ..., LEAST_ROWS sequences, because small and large batches run different kernels.
+    Steps without prompts are compiled by vLLM's graph capture or, with `--enforce-eager`, at first use.
     """
     page = torch.zeros(1, layout.page_bytes, dtype=torch.int8, device=model.device)
     layers = [layout.state(page)] * len(model.blocks)

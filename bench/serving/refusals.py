@@ -1,4 +1,4 @@
-"""Messages about vLLM settings that the plug-in does not support. Imports neither torch nor vLLM."""
+"""Find vLLM settings that the plug-in does not support; imports neither torch nor vLLM."""
 
 import os
 from typing import Any
@@ -8,10 +8,7 @@ RELEASES = ("0.33", "0.33")  # oldest and newest minor release of vLLM that was 
 
 
 def refused(vllm_config: Any, mini_batch: int) -> str:
-    """Return why an engine with these settings is refused; "" if all are supported.
-
-    mini_batch: tokens of the model's mini-batch. The prefix cache's block must hold whole mini-batches.
-    """
+    """Return an error message for the first unsupported setting; "" if all are supported."""
     model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
     dtype, block_size = str(model.dtype).removeprefix("torch."), cache.mamba_block_size
     if (size := parallel.tensor_parallel_size) > 1:

@@ -12,10 +12,11 @@ HEADS = 128  # a step reads 2^n prompts with at least so many heads, if it can; 
 
 
 class TTTScheduler(AsyncScheduler):
-    """vLLM's asynchronous scheduler for TTT models; a step's outputs may have another order.
+    """vLLM's asynchronous scheduler, with two changes for TTT models.
 
-    If all requests generate, scheduling is faster, because states need no new cache blocks. Several prompts share a
-    step, to occupy all SMs, unless `enable_chunked_prefill` is off or `long_prefill_token_threshold` is set.
+    Steps in which all requests generate can take a fast path, because states need no new cache blocks.
+    Several prompts share a step, to occupy all SMs. This needs `enable_chunked_prefill`, and no
+    `long_prefill_token_threshold`. A step's outputs may have another order than vLLM's.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -29,7 +30,6 @@ class TTTScheduler(AsyncScheduler):
         self._divides = limits.enable_chunked_prefill and not limits.long_prefill_token_threshold
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        """Return a step's schedule; its fast path requires that all running requests generate."""
         starts = (self.waiting or self.kv_holding_waiting) and len(self.running) < self.max_num_active_reqs
         usual = self._fast_allowed and not (starts or throttle_prefills or self._pause_state)
         if not usual or not (requests := self._generating()):
@@ -54,7 +54,6 @@ class TTTScheduler(AsyncScheduler):
         return step
 
     def _tokens_per_prompt(self) -> int:
-        """Return the most tokens that the next step reads of one prompt, a multiple of the mini-batch."""
         room = min(self.max_num_active_reqs - len(self.running), self.kv_cache_manager.block_pool.get_num_free_blocks())
         prompts = min(len(self.waiting), room) + sum(request.is_prefill_chunk for request in self.running)
         tokens = self.max_num_scheduled_tokens // max(1, min(prompts, self._prompts_at_once))
@@ -74,7 +73,6 @@ class TTTScheduler(AsyncScheduler):
         return found
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
-        """Update requests with a step's sampled tokens; return {client index: outputs}."""
         ran, rest, outputs = model_runner_output, dict[str, int](), dict[int, list[Any]]()
         prompts = ran.prompt_logprobs_dict or ran.prompt_token_id_logprobs_dict
         if not self._fast_allowed or not ran.sampled_token_ids or ran.logprobs or prompts or ran.num_nans_in_logits:

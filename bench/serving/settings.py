@@ -12,11 +12,11 @@ from bench.serving.refusals import refused
 
 
 class TTTSettings(MambaModelConfig):
-    """Checks an engine's settings for a TTT model; vLLM calls the check once, before the engine starts."""
+    """Check of an engine's settings, which vLLM calls once before the engine starts."""
 
     @classmethod
     def verify_and_update_config(cls, vllm_config: Any) -> None:
-        """Refuse unsupported settings (ValueError); make `TTTScheduler` the default async scheduler."""
+        """Raise ValueError for unsupported settings; default to `TTTScheduler` for async scheduling."""
         super().verify_and_update_config(vllm_config)
         if why := refused(vllm_config, read_config(vllm_config.model_config.model).mini_batch):
             raise ValueError(why)

@@ -12,7 +12,7 @@ from bench.models.base import ChunkedModel
 
 @contextmanager
 def visiting(block: nn.Module, device: torch.device) -> Iterator[None]:
-    """Keep a block's weights and buffers on `device` in the context; then restore the originals."""
+    """Move a block's weights and buffers to `device` in the context; then restore the originals."""
     held = (*block.parameters(), *block.buffers())
     away = [(weight, weight.data) for weight in held if weight.device.type != device.type]
     try:
@@ -26,7 +26,7 @@ def visiting(block: nn.Module, device: torch.device) -> Iterator[None]:
 
 @torch.no_grad()
 def last_logits(model: ChunkedModel, ids: Tensor, last: int, device: torch.device) -> Tensor:
-    """Run ids [B, T] block by block; return logits [B, last, V] of the `last` final positions."""
+    """Run a model on ids [B, T], block by block; return the last logits [B, last, V]."""
     h = F.embedding(ids.to(device), model.model.embed_tokens.weight.to(device))
     for block in model.model.layers:
         with visiting(block, device):

@@ -13,21 +13,21 @@ LONGEST_CHECKED = 65536  # longest compared prompt: a million tokens would take 
 
 
 def drawn(rng: Random, batch: int, tokens: int, most: int = CHECKED_TOKENS) -> list[int]:
-    """Draw 1 to CHECKED_SEQUENCES random sequences of a batch; return sorted indices.
+    """Draw random sequences of a batch; return their sorted indices.
 
-    If several are drawn, they have at most `most` tokens together. tokens: number of tokens per sequence.
+    batch: number of sequences. tokens: tokens per sequence.
+    Draws up to CHECKED_SEQUENCES sequences with at most `most` tokens in total, but at least one sequence.
     """
     count = max(1, min(batch, CHECKED_SEQUENCES, most // max(1, tokens)))
     return sorted(rng.sample(range(batch), count))
 
 
 def not_compared(tokens: int, most: int) -> Callable[[Any, int], Checks]:
-    """Return a check that compares nothing and notes why: prompts exceed `most` tokens."""
+    """Return a check that compares nothing, with the note that prompts exceed `most` tokens."""
     words = f"the outputs of prompts of {tokens} tokens were not checked: the reference reads at most {most} tokens"
     return lambda outputs, calls: Checks([], words)
 
 
 def named(prefix: str, checked: Checks) -> Checks:
-    """Return the same checks with `prefix` before their names."""
     checks = [Check.at_most(f"{prefix}{each.name}", each.value, each.limit) for each in checked.checks]
     return Checks(checks, checked.unchecked)

@@ -23,7 +23,7 @@ WITHOUT_EFFECT = ("steps", "compare", "positions")  # options that leave the mod
 
 
 class LanguageModel:
-    """Base class of adapters of a language model in PyTorch.
+    """Base class of adapters that time and check a language model in PyTorch.
 
     The model has the interface of `bench.models.base.CausalLM`. phases: for each phase, the class that runs it.
     prompt_tokens: number of tokens read before the generate steps; None if the steps start at position `context`.
@@ -86,21 +86,20 @@ class LanguageModel:
         return model.config
 
     def reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return a model in `dtype` with the same weights, and `init_state`, `prefill`, `logits`."""
+        """Return a model in `dtype` with the same weights, whose logits are the reference."""
         reference = type(model)(model.config, device(), dtype)
         reference.copy_weights(model)
         return reference
 
     def timed_check_reference(self, model: Any, dtype: torch.dtype, case: Case) -> Any:
-        """Return a reference for timed outputs, fast on long prompts; by default `reference`."""
+        """Return a reference for checks after timing, even of long prompts; by default `reference`."""
         return self.reference(model, dtype)
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
-        """Return a reference in the case's dtype: its error sets limits. None for fixed limits."""
+        """Return a reference in the case's dtype, whose error sets the limits; None: fixed limits."""
         return None if case.dtype == "float32" else self.timed_check_reference(model, getattr(torch, case.dtype), case)
 
     def _model(self, case: Case) -> Any:
-        """Return the model of the case; load it unless the previous case had the same model."""
         options = tuple(pair for pair in case.options if pair[0] not in WITHOUT_EFFECT)
         key = (case.size, case.dtype, case.state_dtype, options)
         if self.loaded != key:
@@ -116,14 +115,12 @@ class LanguageModel:
 
     @torch.inference_mode()
     def _head_rows(self, model: Any) -> float:
-        """Return the number of positions per prompt for which a forward computes logits."""
         ids = random_ids(model, CHECK_BATCH, self.check_prompt)
         _, rows = model_facts.count_head_rows(lambda: last_logits(model, ids), model.head)
         return rows / CHECK_BATCH
 
     @torch.inference_mode()
     def _compare(self, model: Any, case: Case) -> Checks:
-        """Compare logits after a prompt and after each later token with a reference's forward."""
         reference = self.reference(model, exact_dtype(case))
         prompt = self.check_prompt
         ids = random_ids(model, CHECK_BATCH, prompt + CHECK_STEPS)

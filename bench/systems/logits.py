@@ -27,8 +27,9 @@ CHOICE_LIMITS = 4
 
 
 def check_logits(logits: torch.Tensor, reference: torch.Tensor, dtype: str, wider: float = 1.0) -> Checks:
-    """Check that logits [..., V] are close to the reference's and, up to rounding, have the same argmax.
+    """Compare logits [..., V] with the reference's: relative error, total variation, argmax.
 
+    The reference's logit at the argmax must be its highest one, up to rounding.
     dtype: key of LOGIT_LIMITS. wider: factor on these limits.
     """
     error_limit, distance_limit = (wider * limit for limit in LOGIT_LIMITS[dtype])
@@ -53,16 +54,17 @@ def widening(case: Case) -> float:
 
 
 def widened(case: Case) -> dict[str, str]:
-    """Return the record's setting {"check_limits": text with the factor} for a model in WIDER, else {}."""
+    """Return a setting for the record that describes wider limits; {} for the usual limits."""
     wider = widening(case)
     return {} if wider == 1 else {"check_limits": f"{wider:g} times those of other models, as it rounds more"}
 
 
 def limits_by_rounding(rounded: torch.Tensor | None, reference: torch.Tensor, case: Case) -> float:
-    """Return the factor on LOGIT_LIMITS[case.dtype] that permits ROUNDINGS times the rounding error.
+    """Return a factor on LOGIT_LIMITS, from the rounding error of the case's dtype.
 
-    rounded: a reference's logits in the case's dtype; their relative error to `reference` is the rounding error.
-    The factor is at most `widening(case)`, and equals it if `rounded` is None.
+    rounded: a reference's logits in the case's dtype. reference: the exact logits.
+    The factor limits the relative error to ROUNDINGS times that of `rounded`.
+    It is at most `widening(case)`, and equals it if `rounded` is None.
     """
     if rounded is None:
         return widening(case)
@@ -72,10 +74,11 @@ def limits_by_rounding(rounded: torch.Tensor | None, reference: torch.Tensor, ca
 def check_response(
     got: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor], width: int
 ) -> Checks:
-    """Check that early tokens change logits as in the reference, unless rounding hides the change.
+    """Check that a change of early tokens changes the logits as in the reference.
 
-    got: the model's logits [B, V] before and after a change of early tokens. expected: the reference's, likewise.
-    The regression slope between the two changes must be near 1. width: the model's channels; more permit more noise.
+    got: the model's logits [B, V] before and after the change. expected: the reference's logits before and after.
+    The slope of a regression between the two differences must be near 1.
+    If rounding hides the change, nothing is checked. width: the model's channels; more permit more noise.
     """
     change, truth = (after.double() - before.double() for before, after in (got, expected))
     size = float(truth.norm())
@@ -86,7 +89,7 @@ def check_response(
 
 
 def choice_check(name: str, logits: torch.Tensor, chosen: torch.Tensor, dtype: str, wider: float = 1.0) -> Check:
-    """Check that logits [..., V] at `chosen` [...] are near the maximum. wider: limit factor."""
+    """Check that the tokens `chosen` [...] have nearly the highest of the logits [..., V]."""
     below = logits.amax(-1) - logits.gather(-1, chosen[..., None])[..., 0]
     limit = CHOICE_LIMITS * wider * LOGIT_LIMITS[dtype][0]
     return Check.at_most(name, float((below / logits.std(-1)).amax()), limit)

@@ -26,7 +26,6 @@ def model_of(case: Case, **options: Any) -> Any:
 
 
 def random_ids(model: Any, *shape: int) -> torch.Tensor:
-    """Draw random token ids of shape `shape` with PyTorch's default generator."""
     return torch.randint(0, model.config.vocabulary, shape, device=device())
 
 
@@ -53,7 +52,10 @@ def last_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def greedy_steps(model: Any, ids: torch.Tensor, state: Any, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run greedy steps from ids [B], updating `state`; return (last logits [B, V], ids read [steps, B])."""
+    """Run greedy generate steps from token ids [B]; update `state` in place.
+
+    Returns the last logits [B, V], and the token ids [steps, B] that the steps read.
+    """
     read = []
     for _ in range(steps):
         read.append(ids)

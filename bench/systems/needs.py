@@ -10,21 +10,18 @@ from tk_kernels.build import NO_GPU
 
 
 def cannot_import(*modules: str) -> str:
-    """Return package and error of the first of `modules` that cannot be imported; "" if all can.
-
-    Any exception counts as a failure, because an extension built for another torch or CUDA can raise any.
-    """
+    """Import the modules. Return a message for the first that fails; "" if all succeed."""
     for name in modules:
         try:
             importlib.import_module(name)
-        except Exception as error:
+        except Exception as error:  # an extension built for another torch or CUDA can raise any exception
             why = str(error).splitlines()[0] if isinstance(error, ImportError) and str(error) else of_exception(error)
             return f"{name.partition('.')[0]} {CANNOT_IMPORT}: {why}"
     return ""
 
 
 def other_release(package: str, oldest: str, newest: str) -> str:
-    """Return a message if the installed minor release of `package` is unsupported, else ""."""
+    """Return a message if `package` is installed outside releases `oldest` to `newest`, else ""."""
     version = versions_of((package,)).get(package, newest)
     if _minor(oldest) <= _minor(version) <= _minor(newest):
         return ""

@@ -1,4 +1,7 @@
-"""A language model's timed work per phase (forward, generate, request), and its check."""
+"""Time a language model's forward, generate or request phase, and check the timed logits.
+
+Shapes: B sequences, T tokens per sequence, V entries of the vocabulary.
+"""
 
 from collections import deque
 from collections.abc import Callable, Collection
@@ -26,7 +29,10 @@ TIMED_MINI_BATCHES = 8  # mini-batches whose steps are timed one by one
 
 
 def logits_along(model: Any, prefix: torch.Tensor, tokens: torch.Tensor, numbers: Collection[int]) -> Logits:
-    """Return {n: logits [B, V] after prefix [B, T] and tokens[:n], each [B]} for n in `numbers`."""
+    """Return {n: logits [B, V] after a prefix and the first n of `tokens`} for n in `numbers`.
+
+    prefix [B, T]: token ids. tokens [steps, B]: the ids that follow, one per sequence and step.
+    """
     ids = torch.cat([prefix, tokens.T], dim=1)
     # `logits` runs a prompt in one piece, `last_logits` in chunks.
     found = model.logits(ids, len(tokens) + 1) if len(tokens) else last_logits(model, ids)[:, None]
@@ -36,8 +42,9 @@ def logits_along(model: Any, prefix: torch.Tensor, tokens: torch.Tensor, numbers
 class PhaseWork:
     """Base class of a case's timed work; each subclass implements one phase.
 
-    ids: token ids that the timed call reads; the harness refills them in place. adapter: makes the references.
-    token_axis: axis of `ids` that counts tokens; None for ids [B]. units: generate steps per call; 1 in other phases.
+    adapter: makes the reference models. units: generate steps per call; 1 in other phases.
+    ids: token ids that the timed call reads; the harness refills them in place.
+    token_axis: axis of `ids` that counts tokens; None for ids [B].
     """
 
     units = 1
@@ -72,6 +79,7 @@ class PhaseWork:
     def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
         """Return f(outputs, calls), which checks the logits of random sequences.
 
+        outputs: the result of the last `run`. calls: number of calls of `run` in the timed sample.
         f compares nothing above LONGEST_CHECKED tokens per sequence, or if several calls continued one state.
         """
         tokens = self.tokens // self.case.batch
@@ -92,12 +100,13 @@ class PhaseWork:
         return compare
 
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
-        """Return f, which computes a reference model's logits from each sequence's prefix.
+        """Return f(model, some, tokens, numbers), which computes the logits of a reference model.
 
-        Prefix: the tokens before the steps, by default the prompt in `ids`. If `renews_past`, this call draws new ones.
-        f(model, some, tokens, numbers) runs `model` on the prefixes of the sequences with indices `some`, then on the
-        steps' tokens [steps, len(some)]. It returns {n: logits [len(some), V] after n steps} for n in `numbers`.
+        A sequence's prefix is what it has read before the timed steps: by default, its prompt in `ids`.
+        f runs `model` on the prefixes of the sequences with indices `some`, then on tokens [steps, len(some)].
+        It returns {n: logits [len(some), V] after n of these steps} for n in `numbers`.
         rows: indices of the compared sequences. sources [B]: sequence i has the prefix of sequence sources[i].
+        If `renews_past`, this method draws new prefixes.
         """
         return lambda model, some, tokens, numbers: logits_along(model, self.ids[some], tokens, numbers)
 
@@ -110,11 +119,9 @@ class PhaseWork:
         return {}
 
     def reference(self) -> Any:
-        """Return the reference model for checks of timed outputs; its dtype is `exact_dtype(self.case)`."""
         return self.adapter.timed_check_reference(self.model, exact_dtype(self.case), self.case)
 
     def rounded_reference(self) -> Any:
-        """Return a reference whose rounding error sets the check limits; None for fixed limits."""
         return self.adapter.rounded_reference(self.model, self.case)
 
     @property
@@ -125,7 +132,7 @@ class PhaseWork:
     def drawn(self, rng: Random) -> list[int]:
         """Return the sorted indices of the compared sequences; the first call draws them at random.
 
-        If sequences are staggered (see `Generate`), one sequence is drawn for each position in the mini-batch.
+        If sequences start at different positions in a mini-batch, one is drawn for each position.
         """
         if not self._rows:
             at: dict[int, list[int]] = {}
@@ -148,12 +155,13 @@ class PhaseWork:
     def checks(
         self, logits: torch.Tensor, rows: list[int], sources: list[int], logits_after: LogitsAfter, tokens: torch.Tensor
     ) -> Checks:
-        """Compare logits [B, V] of the sequences `rows`, and of some of their copies, with the reference.
+        """Compare timed logits [B, V], and some tokens that the steps read, with the reference.
 
-        If any copy's logits differ from its source's, the most different copy of each of `rows` is compared, too.
-        For some steps, check that the tokens read have nearly the highest logit of the reference.
-        If there was an earlier call, also compare how the logits changed since then.
-        tokens [steps, B]: the steps' inputs. sources [B]: the sequence that each copies. logits_after: `new_past`'s f.
+        rows: indices of the compared sequences. sources [B]: the sequence that each sequence copies.
+        If any copy's logits differ from its source's, the most different copy of each row is compared, too.
+        logits_after: the function that `new_past` returned.
+        tokens [steps, B]: the steps' input ids. For some steps, each id must have nearly the reference's highest logit.
+        After an earlier call, the change of the logits since then is compared, too.
         """
         off = (logits.float() - logits[sources].float()).norm(dim=-1).nan_to_num(torch.inf)
         repeated = torch.tensor(sources, device=off.device)
@@ -184,7 +192,6 @@ class PhaseWork:
         return sorted({1, steps - 1}) if steps > 1 else []
 
     def _response(self, got: torch.Tensor, expected: torch.Tensor) -> Checks:
-        """Compare how logits `got` and the reference's, `expected`, changed since the previous call, if any."""
         before, self._answered = self._answered, (got.clone(), expected)
         if before is None:
             return Checks([])
@@ -211,7 +218,7 @@ class Generate(PhaseWork):
     """Timed generate: each call runs greedy steps that fill one or more mini-batches.
 
     A recurrent model continues from the state that the previous call left.
-    Option `positions`: also time single steps; if "staggered", sequences start at different positions in a mini-batch.
+    Option `positions`: also time single steps. "staggered": sequences start at different positions in a mini-batch.
     """
 
     token_axis = None
@@ -250,7 +257,7 @@ class Generate(PhaseWork):
 
     @torch.inference_mode()
     def restart(self) -> None:
-        """Reset the state; if staggered, each sequence then reads random tokens up to its starting position."""
+        """Reset the state. If staggered, sequences then read random tokens up to their positions."""
         self.model.reset_state(self.state)
         for ahead, rows in groupby(range(self.case.batch), key=self._ahead.__getitem__):
             if ahead:
@@ -265,7 +272,7 @@ class Generate(PhaseWork):
 
     @torch.inference_mode()
     def measured(self, calls: int) -> dict[str, float | None]:
-        """Return ITL percentiles in ms, from steps timed one by one; {} without the option `positions`."""
+        """Time steps one by one; return ITL percentiles in ms. {} without the option `positions`."""
         if not self._times_steps:
             return {}
         count = TIMED_MINI_BATCHES * self.units + 1
@@ -302,7 +309,7 @@ class Generate(PhaseWork):
 
 
 class Request(PhaseWork):
-    """Timed work of the request phase: read a prompt, then run `steps` greedy steps.
+    """Timed request: read a prompt, then run `steps` greedy steps.
 
     On a GPU, the steps and short prompts run as CUDA graphs. The host measures TTFT and ITL as a serving engine does:
     after launching a step, it waits until the step's input token is on the host.
@@ -370,5 +377,4 @@ class Request(PhaseWork):
         return token_times.metrics([[(first, steps)] for first, *steps in times])
 
     def choices(self, steps: int) -> list[int]:
-        """Return indices of steps whose input tokens are checked: the first and the last."""
         return sorted({0, steps - 1})

@@ -1,6 +1,7 @@
-"""Measure a package's recurrent layer: forward of whole sequences from an empty state.
+"""Time and check the forward of a package's recurrent layer, from an empty state.
 
-Only the layer's sequence mixer is measured, as for TTT layers: no projections, convolutions or output gating.
+Only the sequence mixer is measured: no projections, convolutions or output gating.
+Shapes: B sequences, T tokens per sequence, H heads.
 """
 
 from abc import ABC, abstractmethod
@@ -33,10 +34,10 @@ TRIAL = Policy(budget_s=0.2)  # how each kernel of a layer is timed if there are
 
 
 class Given(NamedTuple):
-    """A layer's random input, and how the harness refills it and the checks slice it.
+    """A layer's random input, with the rules to refill it and to slice it for checks.
 
-    refill: "normal" (standard deviation `scale`) or "uniform" (0 to `scale`) values; "" for a constant input.
-    axis: index of the token axis; 0 if the input varies by sequence but not by token; None if all sequences share it.
+    refill: new values are "normal" (standard deviation `scale`) or "uniform" (0 to `scale`); "" for a constant input.
+    axis: index of the token axis. 0: the input varies by sequence, not by token. None: all sequences share the input.
     rows: number of entries along `axis` per token.
     """
 
@@ -47,7 +48,7 @@ class Given(NamedTuple):
     rows: int = 1
 
     def first(self, sequences: list[int], tokens: int) -> Tensor:
-        """Return these sequences' input for `tokens` tokens; an input shared by all comes whole."""
+        """Return the input's part for these sequences (indices) and their first `tokens` tokens."""
         if self.axis is None:
             return self.value
         some = self.value.narrow(self.axis, 0, tokens * self.rows) if self.axis else self.value
@@ -56,10 +57,11 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True)
 class RecurrentLayer(ABC):
-    """Base class of a recurrent layer: its kernel, sizes, random inputs and naive implementation.
+    """Base class of a recurrent layer: kernel, sizes, random inputs and naive implementation.
 
     kernel: MODULE:FUNCTION, or MODULE:FUNCTION|FUNCTION for alternatives; for each case, the fastest is timed.
-    check_tokens: most tokens compared before timing, in one sequence. checked_tokens: after timing, in all sequences.
+    check_tokens: most tokens compared before timing, in one sequence.
+    checked_tokens: most tokens compared after timing, in all sequences together.
     part: the part of the model, such as SCAN, to which a profile assigns the layer's work.
     """
 
@@ -83,21 +85,21 @@ class RecurrentLayer(ABC):
 
     @abstractmethod
     def random_inputs(self, case: Case) -> dict[str, Given]:
-        """Return random inputs for `run` and `naive`, by name; Skip if the kernel cannot run the case."""
+        """Return random inputs by name. Raises Skip if the kernel cannot run the case."""
 
     @abstractmethod
     def run(self, kernel: Callable[..., Any], inputs: dict[str, Tensor]) -> Results:
-        """Call the kernel; return "output" [B, T, H, value_dim] and final state tensors [B, ...]."""
+        """Call the kernel; return "output" [B, T, H, value_dim] and the final states [B, ...]."""
 
     @abstractmethod
     def naive(self, **inputs: Tensor) -> Results:
-        """Compute `run`'s results from the layer's definition, per token, in float32 or float64."""
+        """Compute the same results as `run`, token by token, in float32 or float64."""
 
 
 class Regressor:
-    """Base class of adapters of a package's recurrent layers; a subclass sets the class attributes.
+    """Base class of adapters that measure a package's recurrent layers.
 
-    module: the package's import name. packages: distributions whose versions are recorded. layers: {system: layer}.
+    module: the package's import name. packages: distributions whose versions are recorded. layers: a layer per system.
     """
 
     module: ClassVar[str]

@@ -36,10 +36,10 @@ def percentiles(steps_ms: Sequence[float]) -> dict[str, float | None]:
 
 
 def of_arrivals(requests: Sequence[tuple[float, Sequence[float]]], seconds: float) -> dict[str, float | None]:
-    """Return `percentiles` of all ITLs, the 99th percentile of TTFT in ms, and the goodput.
+    """Return ITL percentiles and the 99th percentile of TTFT in ms, and the goodput.
 
-    Goodput: requests per second whose TTFT is within TTFT_LIMIT_MS and whose mean ITL is within ITL_LIMIT_MS.
     requests: (TTFT, ITLs) of each request in ms. seconds: from first arrival to last token, summed over batches.
+    Goodput: requests per second whose TTFT is within TTFT_LIMIT_MS and whose mean ITL is within ITL_LIMIT_MS.
     """
     good = sum(first <= TTFT_LIMIT_MS and fmean(steps) <= ITL_LIMIT_MS for first, steps in requests)
     first = _p99([first for first, _ in requests])
@@ -60,7 +60,6 @@ class TokensOnHost:
         self._at = [0.0] * count  # arrival times on a CPU, which has no events
 
     def send(self, row: int, tokens: torch.Tensor) -> None:
-        """Enqueue the copy of a step's tokens [batch] to row `row` of the buffer."""
         self.tokens[row].copy_(tokens, non_blocking=True)
         if self._events:
             self._events[row].record()
@@ -68,7 +67,7 @@ class TokensOnHost:
             self._at[row] = now()
 
     def arrived(self, row: int) -> float:
-        """Wait for row `row`; return its tokens' arrival time in seconds, on the clock of `now`."""
+        """Wait until row `row` is on the host; return its arrival time in seconds."""
         if not self._events:
             return self._at[row]
         self._events[row].synchronize()
@@ -76,5 +75,4 @@ class TokensOnHost:
 
 
 def now() -> float:
-    """Return the host's clock in seconds."""
     return time.perf_counter()

@@ -2,7 +2,7 @@
 
 Triton compiles kernels one by one, which takes minutes for a language model. So the model first runs without launching
 its kernels, to list them for parallel compilation. Then Triton's autotuner measures them on the timed work.
-JITFunction.run and two methods of Autotuner are replaced meanwhile, because Triton has no option for this.
+Triton has no option for this, so JITFunction.run and two methods of Autotuner are replaced meanwhile.
 """
 
 import gc
@@ -16,7 +16,7 @@ from tk_kernels.parallel import compile_all
 
 
 def keep_choices() -> None:
-    """Let Triton cache tuning on disk; must be called before Triton kernels are imported."""
+    """Let Triton store its tuning on disk. Call this before Triton kernels are imported."""
     os.environ.setdefault("TRITON_CACHE_AUTOTUNING", "1")
 
 
@@ -42,10 +42,10 @@ def compile_ahead(call: Callable[[], object]) -> None:
 
 @contextmanager
 def untuned(ahead: Callable[[], object]) -> Iterator[None]:
-    """In the context, run Triton kernels untuned by this process in their smallest config.
+    """In the context, run Triton kernels that are not tuned yet in their smallest config.
 
-    Tuning would take minutes, and an unmeasured larger configuration could exceed shared memory.
-    ahead: function that runs on entry without launching its Triton kernels, to compile them in parallel.
+    Tuning would take minutes, and an unmeasured larger config could exceed shared memory.
+    ahead: called on entry without launching its Triton kernels, to compile them in parallel.
     """
     with _chosen_by(_size):
         with _compiling_only():
@@ -79,7 +79,7 @@ def _size(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
 
 @contextmanager
 def _chosen_by(cost: Callable[..., float]) -> Iterator[None]:
-    """In the context, untuned kernels take the config of least `cost`; exit discards these."""
+    """In the context, untuned kernels take the config of least `cost`; exit forgets the choices."""
     from triton.runtime.autotuner import Autotuner
 
     before: dict[Any, set[Any]] = {}

@@ -16,7 +16,7 @@ SPAN_BITS = 4  # one tuning serves work within a factor of 16 in tokens at once
 class TunedLanguageModel(LanguageModel):
     """Base class of adapters that compile and tune Triton kernels on the timed work.
 
-    Consecutive cases of one model and phase share a tuning if log16(tokens per pass), rounded down, is the same.
+    A case reuses the last tuning for the same model and phase if log16(tokens per pass), rounded down, is equal.
     """
 
     def __init__(self) -> None:

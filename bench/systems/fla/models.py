@@ -34,7 +34,7 @@ SAME_KERNELS = (
 
 
 class FlaModel(PackageModel):
-    """Wrapper that gives a language model of flash-linear-attention the interface of `CausalLM`.
+    """A language model of flash-linear-attention with the interface of `CausalLM`.
 
     inner: the package's model. piece: tokens of each prompt per call of `inner`; 0 stands for PREFILL_TOKENS / batch.
     """
@@ -75,7 +75,7 @@ class FlaModel(PackageModel):
 
 
 class FlaWork(PhaseWork):
-    """Base class of fla's timed work. Checks use untuned kernels, because tuning would take minutes."""
+    """Base class of fla's timed work; checks run untuned kernels, because tuning takes minutes."""
 
     def checks(self, logits: Tensor, rows: list[int], *rest: Any, **named: Any) -> Checks:
         def read_pieces() -> None:
@@ -87,7 +87,7 @@ class FlaWork(PhaseWork):
 
 
 class FlaForward(FlaWork, Forward):
-    """Timed forward; the reference for long prompts runs the timed kernels on pieces."""
+    """Timed forward; long prompts are checked against the same kernels on pieces of the prompt."""
 
     @property
     def _is_long(self) -> bool:
@@ -105,7 +105,7 @@ class FlaForward(FlaWork, Forward):
 
 
 class FlaGenerate(FlaWork, Generate):
-    """Timed generate: greedy steps from the state after one token, which each call restores."""
+    """Timed generate: each call runs greedy steps from the same state, reached after one token."""
 
     renews_past = False  # a CUDA graph starts at the tensors of its capture
 
@@ -136,7 +136,7 @@ class FlaGenerate(FlaWork, Generate):
         return STEPS  # the reference reads these and one token before
 
     def repeat(self, rng: Random, rows: list[int]) -> list[int]:
-        """Return [0, ..., B - 1]: no sequence copies another, because initial states differ."""
+        """Copy nothing, because initial states differ; return each sequence's own index, 0 to B - 1."""
         return [*range(self.case.batch)]
 
     def new_past(self, rows: list[int], sources: list[int]) -> LogitsAfter:
@@ -176,7 +176,7 @@ class Fla(TunedLanguageModel):
         return super().build(case)
 
     def load(self, case: Case) -> FlaModel:
-        """Return the package's model with seeded random weights, also in zero-initialised matrices."""
+        """Return fla's model with seeded random weights, even in matrices that fla sets to zero."""
         import_or_skip("fla.models")
         import fla.models
 
@@ -195,7 +195,6 @@ class Fla(TunedLanguageModel):
         return FlaModel(inner.to(getattr(torch, case.dtype)).eval())
 
     def reference(self, model: FlaModel, dtype: torch.dtype) -> FlaModel:
-        """Return a model in `dtype` with the same weights, which runs on fla's recurrent kernels."""
         config = type(model.inner.config).from_dict(model.inner.config.to_dict())
         with torch.device(device()):
             inner = type(model.inner)(config).to(dtype).eval()
@@ -204,7 +203,6 @@ class Fla(TunedLanguageModel):
         return FlaModel(inner, RECURRENT_TOKENS)
 
     def rounded_reference(self, model: FlaModel, case: Case) -> FlaModel | None:
-        """Return `model` on fla's recurrent kernels; None for float32."""
         return None if case.dtype == "float32" else FlaModel(model.inner, RECURRENT_TOKENS)
 
 
@@ -215,10 +213,6 @@ class GatedDeltaNet(Fla):
     shape: ClassVar[dict[str, Any]] = {"hidden_size": SIZES[SIZE].width, "num_hidden_layers": 21}
 
     def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
-        """Return the sizes from which `bench.cost` counts FLOPs and bytes.
-
-        FLOPs per state element and token: decay 1, prediction 2, update 2, output 2. Source: arXiv 2412.06464.
-        """
         config = model.inner.config
         key_dim, value_dim = config.head_dim, int(config.head_dim * config.expand_v)
         heads = config.num_heads
@@ -228,7 +222,7 @@ class GatedDeltaNet(Fla):
             heads,
             key_dim,
             value_dim,
-            token_flops=7,
+            token_flops=7,  # per state element: decay 1, prediction 2, update 2, output 2 (arXiv 2412.06464)
             convolved=heads * (2 * key_dim + value_dim),
             vocabulary=config.vocab_size,
         )
@@ -248,23 +242,18 @@ class RWKV7(Fla):
     }
 
     def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
-        """Return the sizes from which `bench.cost` counts FLOPs and bytes.
-
-        FLOPs per state element and token: decay 1, removal 4, addition 2, output 2. Source: arXiv 2503.14456.
-        The inputs of the token shift, which have 2% of the state's bytes, are not counted.
-        """
         config = model.inner.config
         return DeltaRuleConfig(
             config.hidden_size,
             config.num_hidden_layers,
             config.num_heads,
             config.head_dim,
-            config.value_dim[0] // config.num_heads,
-            token_flops=9,
+            config.value_dim[0] // config.num_heads,  # the token shift's inputs, 2% of the bytes, are not counted
+            token_flops=9,  # per state element: decay 1, removal 4, addition 2, output 2 (arXiv 2503.14456)
             vocabulary=config.vocab_size,
         )
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return settings with fla's warning that RWKV-7 may be incorrect. The reference is fla's RWKV-7, too."""
+        """Add fla's warning that its RWKV-7, which is also the reference, may be incorrect."""
         warning = "the package warns that its RWKV-7 may be incorrect, by the word of RWKV's author"
         return super().settings(case) | {"warning": warning}

@@ -1,4 +1,7 @@
-"""Layers of flash-linear-attention in chunked kernels: delta rules, MesaNet, TTT-Linear."""
+"""Measure layers of flash-linear-attention: delta rules, MesaNet and TTT-Linear.
+
+Shapes: B sequences, T tokens, H heads; K key channels and V value channels per head.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,11 +22,13 @@ from harness.schema.work import TTT, Work
 
 @dataclass(frozen=True)
 class DeltaRule(RecurrentLayer):
-    """A delta-rule layer with decay and a state S [K, V] per head.
+    """A delta-rule layer with decay; each head of v has a state S [K, V].
 
     For each token: S = Diag(exp g) S; S += beta k (v - S^T k)^T for each pair (k, v); o = S^T q / sqrt(K).
-    heads: heads of q and k. value_heads: heads of v, g and beta, a multiple of `heads`; 0 stands for `heads`.
-    vector_decay: one decay per key channel instead of one per head. householder: number of pairs (k, v) per token.
+    heads: number of heads of q and k.
+    value_heads: number of heads of v, g and beta, a multiple of `heads`. 0 stands for `heads`.
+    vector_decay: whether g has K values per head of v, instead of one.
+    householder: number of pairs (k, v) per token.
     """
 
     value_heads: int = 0
@@ -40,19 +45,18 @@ class DeltaRule(RecurrentLayer):
         return self.states * self.key_dim * self.value_dim
 
     def work(self, case: Case) -> Work:
-        """Return FLOPs and bytes moved. FLOPs per state element and token: decay 1, each update 4, output 2."""
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         decays = self.key_dim if self.vector_decay else 1
         keys = width * self.heads * self.key_dim * (1 + self.householder)  # and q
         values = width * (self.value_dim + self.householder * (self.value_dim + 1)) + 4 * decays  # and output, beta
         moved = tokens * (keys + self.states * values) + 4 * case.batch * self.state_numbers
-        return Work((3 + 4 * self.householder) * tokens * self.state_numbers, moved)
+        return Work((3 + 4 * self.householder) * tokens * self.state_numbers, moved)  # decay 1, pair 4, output 2
 
     def random_inputs(self, case: Case) -> dict[str, Given]:
         """Draw q, k, v, beta and log-decays g.
 
-        q [B, T, H, K], k [B, n T, H, K], v [B, n T, S, V], beta [B, n T, S], g [B, T, S] (vector_decay: [B, T, S, K]).
-        H is `self.heads`, S is `self.states`, and n is `self.householder`. The mean of |k|^2 is 1.
+        q [B, T, H, K]; k [B, n T, H, K]; v [B, n T, states, V]; beta [B, n T, states].
+        g [B, T, states], or [B, T, states, K] if `vector_decay`. n: `householder`.
         """
         batch, tokens, dtype = case.batch, case.context, getattr(torch, case.dtype)
         rows, scale = self.householder, self.key_dim**-0.5
@@ -96,8 +100,9 @@ SOLVED_TOKENS = 32  # tokens whose linear systems the naive MesaNet solves toget
 class Mesa(RecurrentLayer):
     """A MesaNet layer: each query solves a decayed least-squares problem over all tokens so far.
 
-    With k and q of norm 1: G = exp(g) G + beta k k^T, S = exp(g) S + beta k v^T, o = S^T (G + Diag(lamb))^-1 q.
-    The kernel solves by `iterations` steps of conjugate gradients. Source: arXiv 2506.05233.
+    With k and q of norm 1: G = exp(g) G + beta k k^T; S = exp(g) S + beta k v^T; o = S^T (G + Diag(lamb))^-1 q.
+    The states G [K, K] and S [K, V] are per head. Source: arXiv 2506.05233.
+    iterations: steps of conjugate gradients with which the kernel solves.
     """
 
     iterations: int = 30  # the default of the package's layer
@@ -107,15 +112,14 @@ class Mesa(RecurrentLayer):
         return self.heads * self.key_dim * (self.key_dim + self.value_dim)
 
     def work(self, case: Case) -> Work:
-        """Return FLOPs and bytes moved. Each solver iteration counts as one K x K GEMV per token and head."""
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         gram, values = (self.heads * self.key_dim * dim for dim in (self.key_dim, self.value_dim))
         row = width * 2 * (self.key_dim + self.value_dim) + 4 * 2  # q, k, v and output; beta and g
-        flops = 3 * (gram + values) + 2 * self.iterations * gram + 2 * values
+        flops = 3 * (gram + values) + 2 * self.iterations * gram + 2 * values  # an iteration counts as one GEMV
         return Work(tokens * flops, tokens * self.heads * row + 4 * case.batch * self.state_numbers)
 
     def random_inputs(self, case: Case) -> dict[str, Given]:
-        """Draw q, k [B, T, H, K], v [B, T, H, V], beta and log-decays g [B, T, H], lamb [H, K] >= 0.25."""
+        """Draw q, k [B, T, H, K]; v [B, T, H, V]; beta, log-decays g [B, T, H]; lamb [H, K] >= 0.25."""
         shape, dtype = (case.batch, case.context, self.heads), getattr(torch, case.dtype)
         return {
             "q": Given(_normal(*shape, self.key_dim).to(dtype), "normal"),
@@ -160,11 +164,11 @@ MINI_BATCH = 16
 
 
 class TTTLinear(RecurrentLayer):
-    """flash-linear-attention's TTT-Linear layer, whose outputs differ from the TTT paper's.
+    """TTT-Linear in flash-linear-attention (fla), whose outputs differ from the TTT paper's.
 
-    The package divides q by sqrt(D), and scales the rows of Q K^T by the learning rate; the paper scales the columns.
-    With o = q W + b, the package returns o + LN(o); the paper returns q + LN(o).
-    The package has two implementations: a kernel for states and another for outputs, or one kernel for both.
+    fla divides q by sqrt(D), where D is the channels per head.
+    fla scales the rows of Q K^T by the learning rates; the paper scales the columns.
+    With o = q W + b, fla returns o + LN(o); the paper returns q + LN(o).
     """
 
     check_tokens = LAYER_CHECK_TOKENS
@@ -197,10 +201,9 @@ class TTTLinear(RecurrentLayer):
         return {"output": output, "state": state}
 
     def naive(self, **inputs: Tensor) -> Results:
-        """Run the package's PyTorch code in float32, on copies because it scales q in place."""
         from fla.ops.ttt.naive import chunk_ttt_linear_ref
 
-        exact = {name: value.float().clone() for name, value in inputs.items()}
+        exact = {name: value.float().clone() for name, value in inputs.items()}  # it scales q in place
         output, state, _ = chunk_ttt_linear_ref(**exact, mini_batch_size=MINI_BATCH, output_final_state=True)
         return {"output": output, "state": state}
 

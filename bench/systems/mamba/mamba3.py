@@ -24,11 +24,12 @@ STEPS = (0.001, 0.1)  # shortest and longest initial time step
 
 @dataclass(frozen=True)
 class Mamba3(RecurrentLayer):
-    """A Mamba-3 layer without skip; each step adds current and previous token to the state.
+    """A Mamba-3 layer without skip connection, whose heads have a state S [V, K] each.
 
     S = a S + (1 - l) dt a v' k'^T + l dt v k^T and o = S q, where v' and k' are the previous token's v and k.
     a = exp(A dt); l = sigmoid(trap). q and k are rotated by the sum of pi tanh(angle) dt over the tokens so far.
-    Heads share q, k and angles, but have separate biases and time steps dt. angles: number of rotated channel pairs.
+    Heads share q, k and angles, but have separate biases and time steps dt.
+    angles: number of rotated channel pairs. K: `key_dim`. V: `value_dim`.
     Source: mamba-ssm 2.3.2, mamba_ssm/modules/mamba3.py.
     """
 
@@ -41,8 +42,7 @@ class Mamba3(RecurrentLayer):
 
     @property
     def state_numbers(self) -> int:
-        """Number of elements in one sequence's state: S, the last k and v, the sums of angles."""
-        return self.matrix + self.heads * (self.key_dim + self.value_dim + self.angles)
+        return self.matrix + self.heads * (self.key_dim + self.value_dim + self.angles)  # S, last k and v, angles
 
     def work(self, case: Case) -> Work:
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
@@ -52,9 +52,10 @@ class Mamba3(RecurrentLayer):
         return Work(5 * tokens * self.matrix, moved)  # FLOPs: decay 1, two merged updates 2, output 2
 
     def random_inputs(self, case: Case) -> dict[str, Given]:
-        """Draw kernel arguments as in a newly initialised layer. ADT = A dt, DT = dt; see `Mamba3`.
+        """Draw arguments of the kernel, distributed as in a newly initialised layer.
 
-        Q, K [B, T, 1, key]; V [B, T, H, value]; ADT, DT, Trap [B, H, T]; biases [H, key]; Angles [B, T, H, angles].
+        Q, K [B, T, 1, key_dim]; V [B, T, H, value_dim]; Angles [B, T, H, angles]; Q_bias, K_bias [H, key_dim].
+        DT [B, H, T]: time steps dt. ADT [B, H, T]: log-decays A dt. Trap [B, H, T]: l is its sigmoid.
         """
         if case.dtype != "bfloat16":
             raise Skip("Mamba-3's kernel rounds its inputs to bfloat16")
@@ -99,7 +100,7 @@ class Mamba3(RecurrentLayer):
 
 
 def rotated(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotate neighboring pairs of x's first 2 R channels by `angles` [..., R] radians; x [..., K]."""
+    """Rotate the first R pairs of neighboring channels of x [..., K] by `angles` [..., R] rad."""
     pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
     turns = torch.polar(torch.ones_like(angles), angles)
     turns = F.pad(turns, (0, pairs.shape[-1] - turns.shape[-1]), value=1)

@@ -25,5 +25,4 @@ class TorchMamba(LanguageModel):
         return ScannedMamba(self.reference(model, dtype).inner, device())
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
-        """Return transformers' Mamba with the same weights in the case's dtype; None for float32."""
         return None if case.dtype == "float32" else self.reference(model, getattr(torch, case.dtype))

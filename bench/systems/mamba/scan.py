@@ -39,7 +39,10 @@ def selective_scan(decay: Tensor, inputs: Tensor, state: Tensor) -> Tensor:
 
 
 def stepped(decay: Tensor, inputs: Tensor, state: Tensor, stored: torch.dtype) -> Tensor:
-    """Like `selective_scan`, but x_(t-1) is rounded to `stored`; overwrites only `inputs`."""
+    """Return x [B, T, ...]: x_t = decay_t * r(x_(t-1)) + inputs_t, where r rounds to `stored`.
+
+    x_0 is `state` [B, ...]. decay [B, T, ...] is broadcast to inputs [B, T, ...], which are overwritten.
+    """
     for factor, x in zip(decay.unbind(1), inputs.unbind(1), strict=True):
         state = x.addcmul_(factor, state.to(stored).to(x.dtype))
     return inputs
@@ -48,9 +51,10 @@ def stepped(decay: Tensor, inputs: Tensor, state: Tensor, stored: torch.dtype) -
 def state_space(
     u: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor, stored: torch.dtype | None = None, prompt: int = 0
 ) -> Tensor:
-    """Return y_t = sum over N of x_t C_t: x_t = exp(step_t A) x_(t-1) + step_t u_t B_t, x_0 = 0.
+    """Run a selective state-space model from x_0 = 0; return its outputs y [B, T, ...].
 
-    u, step and y [B, T, ...]; A [..., N]; B, C [B, T, ..., N]. Each `...` is broadcast to that of u.
+    x_t = exp(step_t A) x_(t-1) + step_t u_t B_t; y_t = sum over N of x_t C_t.
+    u, step [B, T, ...]; A [..., N]; B, C [B, T, ..., N]. Each `...` is broadcast to that of u.
     stored: if not None, from t = `prompt` on, x_t is rounded to this dtype before it is carried to the next token.
     """
     state = u.new_zeros(len(u), *u.shape[2:], B.shape[-1])
@@ -103,7 +107,7 @@ class ScannedMamba:
 
 
 class ScannedMamba2(ScannedMamba):
-    """Like `ScannedMamba`, for transformers' Mamba-2 model `inner`."""
+    """Reference that runs transformers' Mamba-2 model `inner` with this module's scan."""
 
     def _mix(self, mixer: Any, x: Tensor) -> Tensor:
         """Return the mixer's output [B, T, C] for x [B, T, C] (arXiv 2405.21060, section 2.1)."""

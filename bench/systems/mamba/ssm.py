@@ -1,4 +1,4 @@
-"""Run Mamba and Mamba-2 in mamba-ssm; the timed forward also computes generate's state."""
+"""Run Mamba and Mamba-2 in mamba-ssm; a timed forward also stores the final state."""
 
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -47,7 +47,6 @@ class MambaSSMModel(PackageModel):
         torch._foreach_zero_([tensor for tensors in state.key_value_memory_dict.values() for tensor in tensors])
 
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Read the prompts `ids` [B, T]; return the last token's logits [B, V] and the state."""
         check_ids(ids, 2, state.max_batch_size)
         rows = max(1, PREFILL_TOKENS // ids.shape[1])  # whole prompts: the package's scans start from empty states
         pieces = [slice(start, start + rows) for start in range(0, ids.shape[0], rows)]
@@ -92,7 +91,7 @@ class MambaSSM(TunedLanguageModel):
         return (1 << 32) // config.inner_width
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return settings, such as whether mamba-ssm has causal-conv1d or silently runs other code."""
+        """Add whether causal-conv1d is present: without it, mamba-ssm silently runs other code."""
         absent = cannot_import("causal_conv1d")
         prefill = {"prefill": "with state, the last token's logits"} if case.phase != "generate" else {}
         own = {"causal_conv1d": f"absent ({absent})" if absent else "present", "residual": "float32"}
@@ -111,7 +110,7 @@ class MambaSSM(TunedLanguageModel):
         return model
 
     def reference(self, model: MambaSSMModel, dtype: torch.dtype) -> ScannedMamba:
-        """Return a `ScannedMamba` with the model's weights: transformers' Mamba would run mamba-ssm's kernels."""
+        """Return a `ScannedMamba`, because transformers' Mamba would run mamba-ssm's kernels."""
         from bench.models.mamba import Mamba
 
         transformers = Mamba(model.config, device(), dtype)
@@ -119,17 +118,17 @@ class MambaSSM(TunedLanguageModel):
         return ScannedMamba(transformers.inner, device())
 
     def timed_check_reference(self, model: MambaSSMModel, dtype: torch.dtype, case: Case) -> ScannedMamba:
-        """Return `reference`, with the state of generate steps rounded to mamba-ssm's dtype, `model.dtype`."""
+        """Return a reference whose generate steps round the state to mamba-ssm's dtype."""
         reference = self.reference(model, dtype)
         reference.stored, reference.prompt = model.dtype, 0 if case.phase == "generate" else case.context
         return reference
 
     def rounded_reference(self, model: MambaSSMModel, case: Case) -> None:
-        """Return None, so that the check limits are fixed: no reference rounds like the package's kernels."""
+        """Return None, for fixed check limits: no reference rounds like mamba-ssm's kernels."""
 
 
 class Mamba2SSM(MambaSSM):
-    """Adapter of mamba2/mamba-ssm: Mamba-2 with Mamba's width and depth, and about as many parameters."""
+    """Adapter of mamba2/mamba-ssm: Mamba-2 with the width and depth of the Mamba model."""
 
     layer = "Mamba2"
 
@@ -139,7 +138,6 @@ class Mamba2SSM(MambaSSM):
         return (1 << 31) // (2 * config.inner_width + 2 * 128 + config.inner_width // 64)
 
     def counted_as(self, model: MambaSSMModel) -> MambaConfig:
-        """Return the model's sizes for `bench.cost`; the package's layer gives the state size and group count."""
         mixer = model.inner.backbone.layers[0].mixer
         return replace(model.config, state_dim=mixer.d_state, groups=mixer.ngroups)
 

@@ -23,9 +23,9 @@ PARTS = 8  # equal parts of a run; the first and the last show whether the dista
 
 @dataclass(frozen=True)
 class Exact:
-    """A float64 model's run: token ids [T, B], next-token probabilities [T, B, V] on the host.
+    """Token ids [T, B] of a float64 model's run, and its next-token probabilities [T, B, V].
 
-    Probabilities stay in float64: the rounding error of float32 can be an eighth of the smallest measured drift.
+    Probabilities are on the host in float64: float32's rounding error can be an eighth of the smallest measured drift.
     """
 
     ids: Tensor
@@ -33,10 +33,7 @@ class Exact:
 
 
 def compared(adapter: Any, workload: Workload, model: Any, case: Case) -> Workload:
-    """Return the workload; its check also measures and limits the drift from a float64 model.
-
-    `adapter.exact` stores that model's run of `context` tokens. The next case reuses it if only `state_dtype` differs.
-    """
+    """Return the workload; its check also measures and limits the drift from a float64 model."""
     own = workload.check
     assert own is not None
 
@@ -55,7 +52,7 @@ def compared(adapter: Any, workload: Workload, model: Any, case: Case) -> Worklo
 
 @torch.inference_mode()
 def exact_run(reference: Any, sequences: int, tokens: int) -> Exact:
-    """Draw token sequences from the float64 model `reference`; return them with probabilities."""
+    """Sample `sequences` sequences of `tokens` tokens from the float64 model `reference`."""
     device, vocabulary = reference.device, reference.config.vocabulary
     rng = torch.Generator(device).manual_seed(SEED)
     ids = torch.randint(0, vocabulary, (sequences,), device=device, generator=rng)
@@ -73,9 +70,10 @@ def exact_run(reference: Any, sequences: int, tokens: int) -> Exact:
 
 @torch.inference_mode()
 def drift(model: Any, exact: Exact) -> dict[str, float]:
-    """Run a model on an exact run's tokens; return how the two models' probabilities differ.
+    """Run a model on the tokens of an exact run; compare the two models' probabilities.
 
-    total_variation_*: mean and maximum of the total variation, and its mean over the run's first and last eighth.
+    total_variation_mean, total_variation_max: over all positions.
+    total_variation_first, total_variation_last: means over the first and the last eighth of the run.
     argmax_disagreement: share of positions at which the two models' most probable tokens differ.
     """
     ids, tokens, steps = exact.ids[0].clone(), len(exact.ids), []
@@ -98,7 +96,7 @@ def drift(model: Any, exact: Exact) -> dict[str, float]:
 
 
 def _stepper(model: Any, ids: Tensor, tokens: int) -> Callable[[], Tensor]:
-    """Return f() -> logits [B, V]: a generate step on buffer `ids` [B]; at most `tokens` calls."""
+    """Return a function that runs a generate step on `ids` [B] and returns logits [B, V]."""
     state = model.init_generate_state(len(ids), tokens)
     logits: list[Tensor] = []
 

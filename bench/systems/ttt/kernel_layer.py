@@ -1,4 +1,7 @@
-"""Measure and check this repository's kernels in one TTT layer, on random activations."""
+"""Measure and check this repository's kernels in one TTT layer, on random activations.
+
+Shapes: B sequences, T tokens, H heads, D channels per head.
+"""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -44,7 +47,10 @@ STREAMED = 20  # a state larger than this many L2 caches is evicted between step
 
 
 def build(case: Case, form: str, precision: str, backend: str) -> Workload:
-    """Build the case's workload: forward on `backend`, or generate in `form` with states in `precision`."""
+    """Build a case's workload: the forward or the generate steps of one layer.
+
+    form ("dual" or "primal") and precision (a key of PRECISIONS) apply to generate steps, backend to the forward.
+    """
     config = ttt_config_of(case)
     return _forward(case, config, backend) if case.phase == "forward" else _generate(case, config, form, precision)
 
@@ -69,7 +75,6 @@ def _forward(case: Case, config: TTTConfig, backend: str) -> Workload:
 
 
 def _repeats(run: Callable[[], torch.Tensor], sequences: int) -> Check:
-    """Check that two calls of `run` agree bitwise; compare at most KERNEL_CHECK_SEQUENCES sequences."""
     first, second = (run()[:: -(-sequences // KERNEL_CHECK_SEQUENCES)].clone() for _ in range(2))
     return Check.at_most("elements_that_differ_between_runs", float((first != second).sum()), 0.0)
 
@@ -101,10 +106,11 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
 
 @dataclass
 class GenerateSet:
-    """A batch of generating sequences: state, inputs and outputs of a mini-batch's steps.
+    """State, inputs and outputs of consecutive generate steps of B sequences.
 
-    generate: module like `tk_kernels.ttt_mlp.generate`. outer: token_scale, ln_weight, ln_bias. out [steps, B, H, D].
-    tokens: q, k, v, lr, each [steps, B, ...]. launch: launch settings; None for the settings in `tuning.toml`.
+    generate: module with the kernels, such as `tk_kernels.ttt_mlp.generate`.
+    outer: token_scale, ln_weight and ln_bias. tokens: q, k, v [steps, B, H, D] and lr [steps, B, H].
+    out [steps, B, H, D]: outputs. launch: launch settings; None for the settings in `tuning.toml`.
     """
 
     generate: Any
@@ -116,18 +122,16 @@ class GenerateSet:
 
     @property
     def state_bytes(self) -> int:
-        """Size of the state of all sequences in bytes."""
         return sum(x.numel() * x.element_size() for x in self.state.tensors())
 
     @classmethod
     def of(cls, generate: Any, inputs: dict[str, Any], form: str, precision: str) -> "GenerateSet":
-        """Make a set from `inputs`, the arguments of a reference's `forward` by name."""
+        """Make a set from `inputs`, which have the names and shapes of the result of `layer_inputs`."""
         state = generate.GenerateState.from_state(inputs["state"], form, precision)
         tokens = [inputs[name].transpose(0, 1).contiguous() for name in PER_TOKEN]
         return cls(generate, state, [inputs[name] for name in OUTER], tokens, torch.empty_like(tokens[0]))
 
     def advance(self, step: int, **options: Any) -> None:
-        """Call `generate_step` on the tokens at index `step`; store the output in `self.out[step]`."""
         token = [each[step] for each in self.tokens]
         self.generate.generate_step(*token, *self.outer, self.state, out=self.out[step], launch=self.launch, **options)
 
@@ -149,7 +153,6 @@ class Steps:
 
     @property
     def units(self) -> int:
-        """Number of steps per call."""
         return self.rounds * len(self.sets)
 
     def inputs(self) -> dict[str, Input]:
@@ -167,9 +170,10 @@ class Steps:
         return self._out.flatten(0, 1)
 
     def timed_check(self, rng: Random) -> Callable[[torch.Tensor, int], Checks]:
-        """Return a check of the last step's outputs for some sequences of a random `GenerateSet`.
+        """Return a check of the last outputs of some sequences, from a random `GenerateSet`.
 
-        The reference runs the same steps from a copy of their state. Above CHECKED_STEPS steps, nothing is compared.
+        The reference runs the same steps from a copy of the sequences' present state.
+        Above CHECKED_STEPS steps, nothing is compared.
         """
         drawn_set = rng.randrange(len(self.sets))
         some = self.sets[drawn_set]
@@ -190,10 +194,7 @@ class Steps:
 
 @torch.no_grad()
 def _exact_steps(some: GenerateSet, begun: Any, rows: list[int], calls: int, rounds: int) -> torch.Tensor:
-    """Run `calls` x `rounds` float64 reference steps; return the last outputs [len(rows), H, D].
-
-    begun: initial state of the sequences `rows`. With states in bfloat16 or float16, W is rounded after each step.
-    """
+    """Run `calls` x `rounds` steps in float64; return the last step's outputs [len(rows), H, D]."""
     reference = import_module(some.generate.__name__.rpartition(".")[0] + ".reference")
     precision = PRECISIONS[some.state.precision]
     outer, state = [each.double() for each in some.outer], to_float64(begun)
@@ -221,7 +222,7 @@ def steps_in_turn(first: GenerateSet, config: TTTConfig, dtype: str) -> Steps:
 
 
 def staggered(first: GenerateSet, at_least: int) -> list[GenerateSet]:
-    """Return `at_least` or more sets (`first` and copies) at evenly spread mini-batch positions."""
+    """Return `at_least` or more sets, `first` and copies, at evenly spread mini-batch positions."""
     m = len(first.tokens[0])
     count = -(-at_least // m) * m if at_least > m else next(n for n in range(at_least, m + 1) if m % n == 0)
     sets = [first, *(replace(first, state=deepcopy(first.state)) for _ in range(count - 1))]
@@ -239,17 +240,17 @@ def _compile_steps(config: TTTConfig, dtype: torch.dtype, form: str) -> None:
 
 
 def _check_steps(config: TTTConfig) -> int:
-    """Return the number of checked steps, enough to finish two mini-batches."""
-    return 2 * config.mini_batch + 5
+    return 2 * config.mini_batch + 5  # past the ends of two mini-batches
 
 
 @cache
 def check_generate(
     config: TTTConfig, sequences: int, dtype: str, form: str, precision: str, launch: Tuning | None = None
 ) -> Checks:
-    """Check generate steps of random sequences, past two mini-batch ends, against a float64 reference.
+    """Check generate steps of random sequences, past two mini-batch ends, in float64.
 
-    Results are cached: many cases share a result. launch: launch settings; None for the settings in `tuning.toml`.
+    form: "dual" or "primal". precision: of the state, a key of PRECISIONS.
+    launch: launch settings; None for the settings in `tuning.toml`.
     """
     operator = f"tk_kernels.ttt_{config.learner}"
     reference, generate = (import_module(f"{operator}.{part}") for part in ("reference", "generate"))

@@ -57,7 +57,6 @@ class TTTKernels(TTTLanguageModel):
         }
 
     def _refuse_other_functions(self, case: Case) -> None:
-        """Raise Skip for options and sizes without a kernel."""
         config = ttt_config_of(case)
         refused = [f"{name}={value}" for name in ("form", "part") if (value := case.option(name))]
         mini_batches, head_dims = self._supported_sizes()

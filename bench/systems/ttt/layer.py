@@ -1,4 +1,7 @@
-"""Measure and check the inner loop of one TTT layer in PyTorch, on random activations."""
+"""Measure and check the inner loop of one TTT layer in PyTorch, on random activations.
+
+Shapes: B sequences, T tokens, H heads, D channels per head.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -37,7 +40,7 @@ def build(case: Case) -> Workload:
     """Build the workload of a layer's forward on `batch` sequences of `context` tokens.
 
     Option form: dual (default) or primal.
-    Option part: time half of the dual form, "w" (states) or "z" (outputs), as in figure 8 of the TTT paper.
+    Option part: time half of the dual form, "w" (states) or "z" (outputs); see figure 8 of the TTT paper.
     """
     config = ttt_config_of(case)
     reference = import_module(f"tk_kernels.ttt_{config.learner}.reference")
@@ -74,7 +77,11 @@ def forward_workload(
     check: Callable[[], Checks],
     settings: dict[str, str] | None = None,
 ) -> Workload:
-    """Return a workload that times forward(**inputs) and compares its results with `reference` in float64."""
+    """Return a workload that times forward(**inputs); `check` runs before timing.
+
+    inputs: the result of `layer_inputs`.
+    reference: module such as `tk_kernels.ttt_mlp.reference`. It runs in float64 after timing, to check the results.
+    """
     config = ttt_config_of(case)
     rates = Input(inputs["lr"], "uniform", config.base_lr / config.head_dim, 0, 1)
     return layer_workload(
@@ -99,7 +106,11 @@ def layer_workload(
     settings: dict[str, str],
     most: int,
 ) -> Workload:
-    """Return a workload that times `run` and compares up to `most` tokens with the reference `exact`."""
+    """Return a workload that times `run`, the forward of one layer; `check` runs before timing.
+
+    exact(sequences, tokens): returns the reference's results for the first `tokens` tokens of these sequences.
+    most: most tokens compared after timing, in all sequences together.
+    """
     return Workload(
         run=run,
         tokens=case.batch * case.context,
@@ -141,14 +152,14 @@ def layer_timed_check(
 
 
 def check_results(found: Results, expected: Results, dtype: str, prefix: str = "") -> Checks:
-    """Check relative errors of results in both dictionaries; check names start with `prefix`."""
+    """Check the relative error of each result in both dictionaries; names begin with `prefix`."""
     limit = LAYER_LIMITS[dtype]
     errors = {name: relative_error(x, expected[name]) for name, x in found.items() if name in expected}
     return Checks([Check.at_most(f"{prefix}{name}_relative_error", error, limit) for name, error in errors.items()])
 
 
 def layer_work(config: TTTConfig, case: Case) -> dict[str, Work]:
-    """Return {TTT: the layer's FLOPs and minimum bytes moved}; {} if the case has the option `part`."""
+    """Return the layer's FLOPs and minimum bytes, as {TTT: work}; {} with the option `part`."""
     if case.option("part", ""):
         return {}
     cost = COSTS[config.learner]
@@ -162,9 +173,11 @@ def layer_work(config: TTTConfig, case: Case) -> dict[str, Work]:
 
 
 def layer_inputs(config: TTTConfig, batch: int, tokens: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Return random arguments, by name, for a reference's `forward`.
+    """Return random arguments, by name, for `forward` of a `tk_kernels.ttt_*.reference`.
 
-    q, k, v [B, T, H, D] are standard normal, like normalised projections; lr [B, T, H] is uniform up to base_lr / D.
+    q, k, v [B, T, H, D]: standard normal, like normalised projections.
+    lr [B, T, H]: learning rates, uniform from 0 to base_lr / D.
+    token_scale [mini-batch], ln_weight and ln_bias [H, D]: shared by all sequences. state: the initial state.
     """
     heads, dim = config.heads, config.head_dim
     q, k, v = (torch.randn(batch, tokens, heads, dim, device=device(), dtype=dtype) for _ in range(3))
@@ -187,7 +200,7 @@ def layer_inputs(config: TTTConfig, batch: int, tokens: int, dtype: torch.dtype)
 
 
 def results_of(found: tuple[torch.Tensor, Any]) -> Results:
-    """Return a `forward`'s results by name: "output" [B, T, H, D], final weights and biases."""
+    """Name the results of a `forward`: "output" [B, T, H, D], the final weights and biases."""
     out, state = found
     return {"output": out} | learned(state)
 
@@ -214,7 +227,7 @@ def exact_forward(reference: Any, inputs: dict[str, Any], rows: list[int], token
 
 
 def _exact_outputs(reference: Any, arguments: dict[str, Any], trace: Any, rows: list[int], tokens: int) -> Results:
-    """Compute the first `tokens` outputs of `rows` in float64; `trace` is from reference.states."""
+    """Return the outputs of `rows` in float64, from the states `trace` of reference.states."""
     batch, mini_batches = len(arguments["q"]), tokens // len(arguments["token_scale"])
     exact = {name: to_float64(x[rows, :tokens] if name in PER_TOKEN else x) for name, x in arguments.items()}
     states = tuple(x[:mini_batches].unflatten(1, (batch, -1))[:, rows].flatten(1, 2).double() for x in trace)
@@ -222,7 +235,7 @@ def _exact_outputs(reference: Any, arguments: dict[str, Any], trace: Any, rows: 
 
 
 def check_forward(forward: Callable[..., Any], reference: Any, form: str, piece: dict[str, Any]) -> Checks:
-    """Compare outputs and final weights of forward(**piece) with float64 `reference` in `form`."""
+    """Compare outputs and final weights of forward(**piece) with the reference's in float64."""
     found = results_of(forward(**piece))
     exact = {name: to_float64(value) for name, value in piece.items()}
     out, state = reference.forward(**exact, form=form, start=0)
@@ -232,6 +245,6 @@ def check_forward(forward: Callable[..., Any], reference: Any, form: str, piece:
 
 
 def inputs_of(inputs: dict[str, Any], sequences: slice, tokens: int) -> dict[str, Any]:
-    """Return a `forward`'s arguments for `sequences` and their first `tokens` tokens."""
+    """Return the part of `inputs` for these sequences and their first `tokens` tokens."""
     piece = {name: value[sequences, :tokens] if name in PER_TOKEN else value for name, value in inputs.items()}
     return piece | {"state": rows_of(inputs["state"], sequences)}

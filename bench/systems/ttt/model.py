@@ -30,19 +30,16 @@ class TTTLanguageModel(LanguageModel):
         return compared(self, workload, self._model(case), case) if case.option("compare", "") else workload
 
     def reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return a copy of the model in `dtype` and in primal form."""
         reference = super().reference(model, dtype)
         reference.operator = TorchOperator(reference.config.learner, form="primal")
         return reference
 
     def timed_check_reference(self, model: Any, dtype: torch.dtype, case: Case) -> Any:
-        """Return a copy of the model in `dtype` that replays the dual form from CUDA graphs."""
         reference = super().reference(model, dtype)
         reference.operator = ReplayedOperator(reference.config.learner)
         return reference
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
-        """Return a reference in the case's dtype; None for float32 and for 16-bit states."""
         return None if case.state_dtype in ("bfloat16", "float16") else super().rounded_reference(model, case)
 
     def _compare(self, model: Any, case: Case) -> Checks:

@@ -15,10 +15,7 @@ PIECE_TOKENS = 512  # tokens per replay: little memory, and copies in and out ar
 
 
 class ReplayedOperator(TorchOperator):
-    """`TorchOperator` in the dual form that replays a CUDA graph for every PIECE_TOKENS tokens.
-
-    Tokens after the last whole piece, and prompts that begin inside a mini-batch, run without a graph.
-    """
+    """`TorchOperator` in the dual form that replays a CUDA graph for every PIECE_TOKENS tokens."""
 
     def __init__(self, learner: str) -> None:
         super().__init__(learner)

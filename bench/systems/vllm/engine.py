@@ -40,7 +40,8 @@ class Settings:
     """An engine's settings; cases with equal settings share an engine.
 
     graphs: one of GRAPHS; selects the step sizes, in tokens, that get a CUDA graph. cuda_graphs: vLLM's cudagraph_mode.
-    attention: BACKEND-VERSION, such as FLASH_ATTN-2. "" for attention, model_runner or cuda_graphs: vLLM chooses.
+    attention: BACKEND-VERSION, such as FLASH_ATTN-2.
+    If attention, model_runner or cuda_graphs is "", vLLM chooses.
     """
 
     size: str
@@ -61,7 +62,7 @@ class Settings:
             raise ValueError(f"graphs {self.graphs!r}: must be one of {', '.join(GRAPHS)}")
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of vllm.LLM; only checks use max_logprobs and logprobs_mode."""
+        """Return the keyword arguments of vllm.LLM."""
         graphs: dict[str, Any] = {"cudagraph_capture_sizes": sizes} if (sizes := self.graph_sizes()) else {}
         graphs |= {"cudagraph_mode": self.cuda_graphs} if self.cuda_graphs else {}
         attention: dict[str, Any] = {}
@@ -80,7 +81,7 @@ class Settings:
             "max_num_seqs": self.max_num_seqs,
             "max_num_batched_tokens": self.max_num_batched_tokens,
             "gpu_memory_utilization": MEMORY_SHARE,
-            "max_logprobs": -1,
+            "max_logprobs": -1,  # only checks use this and the next option
             "logprobs_mode": "raw_logits",
             "disable_log_stats": True,
             **({"block_size": self.block_size} if self.block_size else {}),
@@ -102,9 +103,9 @@ class Settings:
 class Batch:
     """Times of one finished batch, in seconds of the host's monotonic clock.
 
+    started: when the engine began the first step.
     steps: (end, number of sequences that generated) of each engine step. A step ends when its tokens are on the host.
     received: for each step, the engine core's timestamp and a tuple (request id, *new tokens) for each request.
-        The garbage collector soon stops visiting such tuples, so they do not delay later steps.
     outputs: vLLM's output for each request, with its logits, in order of arrival; [] without logits.
     due: arrival time of each request; empty if all requests arrived before the first step.
     """
@@ -140,9 +141,9 @@ class Batch:
         ]
 
     def steady_ms(self, sequences: int) -> list[float]:
-        """Return the times in ms of steps in which, as in the step before, every sequence generated.
+        """Return the durations in ms of steps in which every sequence generated.
 
-        sequences: number of all sequences. Raises RuntimeError if there is no such step.
+        Only steps that follow another such step count. Raises RuntimeError if no step counts.
         """
         pairs = pairwise(self.steps)
         samples = [(end - began) * 1e3 for (began, before), (end, now) in pairs if before == now == sequences]
@@ -182,7 +183,6 @@ class Engine:
         self.core = self.llm.llm_engine.engine_core.engine_core
 
     def prompts(self, batch: int, tokens: int) -> list[list[int]]:
-        """Draw random prompts [batch][tokens]."""
         return torch.randint(0, self.model_config.vocabulary, (batch, tokens)).tolist()
 
     def run(
@@ -198,7 +198,7 @@ class Engine:
 
         due: for each prompt, its arrival in seconds after the start, ascending; () for all at once.
         logits: whether to store the logits of each token. around: context manager entered around all steps.
-        steady_steps: if not 0, `around` covers this many steps, after the first step in which all sequences generate.
+        steady_steps: if not 0, `around` covers only this many steps, after the first in which all sequences generated.
         """
         from vllm import SamplingParams
 
@@ -229,6 +229,7 @@ class Engine:
                     region.close()
                 step = engine.engine_core.get_output()
                 batch.steps.append((time.monotonic(), len(step.outputs)))
+                # The garbage collector soon stops visiting such tuples, so they do not delay later steps.
                 made = tuple([(each.request_id, *each.new_token_ids) for each in step.outputs])
                 batch.received.append((step.timestamp, made))
                 last = [each for each in step.outputs if each.finished]
@@ -244,11 +245,10 @@ class Engine:
         self.llm.enqueue(prompts, params, use_tqdm=False)
 
     def cache_blocks(self) -> int:
-        """Return how many blocks the engine's KV or state cache has."""
         return self.core.scheduler.kv_cache_config.num_blocks
 
     def sequences_that_fit(self, tokens: int) -> int:
-        """Return how many sequences of `tokens` tokens fit in the cache with a margin; at most max_num_seqs."""
+        """Return how many sequences of `tokens` tokens fit in the cache, up to max_num_seqs."""
         blocks_each = sum(-(-tokens // size) for size in self._block_sizes())
         return min(int(self.cache_blocks() * (1 - SPARE_BLOCKS)) // blocks_each, self.settings.max_num_seqs)
 
@@ -296,7 +296,7 @@ class Engine:
     def check(self, case: Case, last_logits: Callable[..., torch.Tensor]) -> Checks:
         """Check logits after prompts and after greedy generate steps, and `Facts` about the model.
 
-        last_logits: the method `VllmSystem.last_logits`, which computes the reference's logits.
+        last_logits(reference, ids [B, T], last): returns a reference model's logits [B, last, V].
         """
         prompts = self.prompts(CHECK_BATCH, CHECK_PROMPT)
         head_rows = self._head_rows(prompts)
@@ -309,7 +309,6 @@ class Engine:
         return check_logits(got, expected, case.dtype, widening(case)) + Checks(fair)
 
     def _head_rows(self, prompts: list[list[int]]) -> float:
-        """Return the mean number of positions per prompt for which the model computes logits."""
         (model,) = self.llm.apply_model(lambda model: model)
         rows, original = list[int](), model.compute_logits
 

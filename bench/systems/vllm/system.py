@@ -94,18 +94,17 @@ class VllmSystem:
         raise NotImplementedError
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return further settings for the record: check limits if wider than usual, else {}."""
         return widened(case)
 
     def check(self, engine: Engine, case: Case) -> None:
-        """Raise RuntimeError unless the engine runs the case's kernels. By default, do nothing."""
+        """Raise RuntimeError if the engine runs unexpected kernels. By default, do nothing."""
 
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
         """Return the reference's logits [B, last, V] for the final `last` tokens of ids [B, T]."""
         return last_logits(reference, ids, last, torch.device(device()))
 
     def prompt_tokens(self, case: Case) -> int:
-        """Return the prompt length: the context, but at most GENERATE_PROMPT for generate in recurrent models."""
+        """Return the tokens per prompt: the context, or less if a recurrent model generates."""
         short = case.phase == "generate" and not self.steps_grow
         return min(case.context, GENERATE_PROMPT) if short else case.context
 
@@ -180,7 +179,7 @@ class VllmSystem:
         )
 
     def _cache_bytes(self, case: Case, graphs: str) -> int | None:
-        """Return the cache's bytes if layers are omitted or `graphs` is "prompts", otherwise None."""
+        """Return the cache's size in bytes, or None if vLLM chooses it."""
         name, layers = uncut(case.size)
         if not layers and graphs != "prompts":
             return None
@@ -269,7 +268,11 @@ class _TimedBatches:
             yield self.samples_of(self.once())
 
     def timed_check(self, rng: Random, last_logits: Callable[..., torch.Tensor]) -> Callable[[Any, int], Checks]:
-        """Return a check of random sequences' last tokens, up to a mean length of MODEL_LENGTH."""
+        """Return a check of the last tokens that random sequences of the batch generated.
+
+        last_logits(reference, ids [B, T], last): returns a reference model's logits [B, last, V].
+        If sequences have more than MODEL_LENGTH tokens on average, nothing is compared.
+        """
         tokens = self.context + self.new_tokens - 1
         if tokens > MODEL_LENGTH:  # the engine leaves the reference no memory for more
             return not_compared(tokens, MODEL_LENGTH)
@@ -310,7 +313,7 @@ class Prefill(_TimedBatches):
 
 
 class EngineGenerate(_TimedBatches):
-    """Timed generate batches. A sample is a step's time; for TTT, the mean over a mini-batch's steps."""
+    """Timed generate batches; a sample is the mean time of `units` steps, a mini-batch for TTT."""
 
     timed = "each step in which every sequence in flight generates"
 
@@ -323,7 +326,7 @@ class EngineGenerate(_TimedBatches):
             self.timed = f"{self.timed}; a sample is the mean of {self.units} steps"
 
     def centre(self) -> None:
-        """Shorten prompts by half the new tokens, to at least one, so that the steps are near `Case.context`."""
+        """Shorten prompts by half the new tokens, so that the timed steps lie around the context."""
         self.context = max(1, self.context - self.new_tokens // 2)
         self.timed = f"{self.timed}; prompts of {self.context} tokens, so that these steps lie around the context"
 
@@ -354,7 +357,7 @@ class EngineGenerate(_TimedBatches):
 
 
 class EngineRequest(_TimedBatches):
-    """Timed request batches: after each prompt, the engine generates 1 + `Case.new_tokens` tokens."""
+    """Timed request batches: each prompt is followed by 1 + `Case.new_tokens` generated tokens."""
 
     timed = "all prompts and their tokens, from the first step to the last token"
 
@@ -363,7 +366,6 @@ class EngineRequest(_TimedBatches):
         self._batches: deque[Batch] = deque(maxlen=token_times.TIMED_REQUESTS)
 
     def samples_of(self, batch: Batch) -> list[float]:
-        """Return the batch's time in ms; store the batch for `measured`."""
         self._batches.append(batch)
         return super().samples_of(batch)
 
@@ -373,22 +375,19 @@ class EngineRequest(_TimedBatches):
         yield from super().samples()
 
     def measured(self, calls: int) -> dict[str, float | None]:
-        """Return metrics of TTFT and ITL in ms over the last `calls` batches.
-
-        A request's TTFT includes the time in which the engine reads earlier prompts.
-        """
+        """Return TTFT, which includes the wait for earlier prompts, and ITL in ms."""
         return token_times.metrics([batch.requests_ms() for batch in list(self._batches)[-calls:]])
 
     def wanted_tokens(self, case: Case) -> int:
-        """Return how many tokens a request generates: one after its prompt, then one per step."""
         return case.new_tokens + 1
 
 
 class EngineArrivals(EngineRequest):
     """Timed request batches with option `rate`: `rate` requests arrive per second on average.
 
-    Arrivals are a Poisson process. Prompts and answers have 0.5 to 1.5 times the case's tokens. One seed draws arrivals
-    and lengths, so they are equal for all systems. The engine runs in this process, so times exclude HTTP.
+    Arrivals are a Poisson process. The lengths of prompts and answers vary from 0.5 to 1.5 times the case's.
+    One seed draws arrivals and lengths, so they are equal for all systems.
+    Times exclude HTTP, because the engine runs in this process.
     """
 
     timed = "from the first arrival to the last token; a request's TTFT includes its wait"
@@ -408,7 +407,6 @@ class EngineArrivals(EngineRequest):
         return self._answers
 
     def measured(self, calls: int) -> dict[str, float | None]:
-        """Return TTFT, ITL and goodput over the requests of the last `calls` batches."""
         last = list(self._batches)[-calls:]
         requests = [batch.requests_ms() for batch in last]
         seconds = sum(batch.total_ms() for batch in last) / 1e3
