@@ -12,7 +12,7 @@ def note(*texts: str) -> None:
 
 
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table that fits the terminal's width; text wraps, numbers never do."""
+    """Print a table that fits the terminal's width: long text wraps, numbers do not."""
     from reports.grid import text
 
     rows = list(rows)

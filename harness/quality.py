@@ -50,7 +50,10 @@ def quality_of(group: Sequence[Record]) -> Quality:
 
 
 def flagged(records: Iterable[Record], few: Container[str] = ()) -> set[str]:
-    """Return keys of cases with a `Quality` flag; `few_samples` is ignored for keys in `few`."""
+    """Return the keys of cases that have a flag of `Quality`.
+
+    few: keys of cases that may have few samples; the flag `few_samples` is ignored for them.
+    """
     found = {key: quality_of(own) for key, own in by_case(records).items()}
     return {key for key, flags in found.items() if flags not in (Quality(), Quality(few_samples=key in few))}
 
@@ -63,7 +66,7 @@ def by_case(records: Iterable[Record]) -> dict[str, list[Record]]:
 
 
 def machine_of(record: Record) -> tuple[str, str, str]:
-    """Return a record's (device name, GPU `device_id`, commit), each "" if unknown."""
+    """Return a record's (device name, hash of the GPU's UUID, commit), each "" if unknown."""
     found = record.environment
     return str(found.get("device") or ""), device_id_of(found), commit_name(found)
 
@@ -97,8 +100,11 @@ def _unsteady_times(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, 
 def is_unsteady(processes: Processes) -> bool:
     """Whether a case's times vary too much for a reliable latency.
 
-    True if the interval of `pooled_interval` is wider than 20% of the median, or if the medians of two processes differ
-    by over 10% of it. Also true if the processes' median of `quartiles_apart` is over 10%, or of `ends_apart` over 5%.
+    True if one of these values is too large:
+    - width of the 95% interval (`pooled_interval`): over 20% of the median
+    - difference between the medians of two processes: over 10% of the median
+    - interquartile range / median (`quartiles_apart`), median over the processes: over 10%
+    - difference of first and last samples (`ends_apart`), median over the processes: over 5%
     """
     middle, low, high = pooled_interval(processes)
     medians = [median(samples) for samples in processes]
@@ -110,8 +116,8 @@ def is_unsteady(processes: Processes) -> bool:
 def pooled_interval(processes: Processes) -> tuple[float, float, float]:
     """Return (median, low, high): the median of the processes' medians and its 95% interval.
 
-    `median_interval` returns (m, l, h) for each process. low is the returned median times the median of l / m over
-    processes, and high uses h / m instead. So differences between processes do not widen the interval.
+    Each process has an interval of its own (`median_interval`). low / median is the median of this ratio over the
+    processes' intervals, and so is high / median. Differences between processes therefore do not widen the interval.
     """
     within = [median_interval(samples) for samples in processes]
     centre = median(middle for middle, _, _ in within)

@@ -21,7 +21,7 @@ from harness.workers.protocol import line_of
 
 
 def load(entry: str) -> Any:
-    """Return the adapter that `entry`, MODULE:ATTRIBUTE[:ARGUMENT...], names.
+    """Return the adapter that `entry` names, in the form MODULE:ATTRIBUTE[:ARGUMENT...].
 
     If ATTRIBUTE is a class, call it with the arguments. Raises ValueError if `entry` has another form.
     """
@@ -56,7 +56,10 @@ def answer(system: SystemAdapter | None, request: dict[str, Any]) -> dict[str, A
 
 
 def main(arguments: list[str]) -> None:
-    """Answer requests until stdin ends. arguments: [entry for `load`]; [] if requests name it."""
+    """Answer requests from stdin until it ends.
+
+    arguments: [entry of the adapter, in the form that `load` takes], or [] if each request names its adapter.
+    """
     this_process = os.getpid()
     requests, answers = _claim_pipes()
     system = load(arguments[0]) if arguments else None  # without one, requests name it

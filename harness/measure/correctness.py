@@ -50,9 +50,10 @@ class Checks:
 
 
 def relative_error(out: Any, ref: Any) -> float:
-    """Return ||out - ref|| / ||ref|| in the Frobenius norm, accumulated in float64; 0 for 0 / 0.
+    """Return the relative error ||out - ref|| / ||ref|| in the Frobenius norm, in float64.
 
-    out, ref: floating tensors of equal shape, else ValueError. If one has NaN or infinity, the result is not finite.
+    out, ref: floating-point tensors; ValueError if their shapes differ.
+    If both norms are 0, the error is 0. If a tensor has NaN or infinity, it is NaN or infinite.
     """
     _same_shape(out, ref)
     error = size = 0.0

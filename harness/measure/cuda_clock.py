@@ -1,4 +1,4 @@
-"""Time GPU work with CUDA events around calls or graph replays, L2 cold or warm."""
+"""Time calls or CUDA graph replays with CUDA events, with a warm or a cold L2 cache."""
 
 import math
 import time
@@ -39,9 +39,9 @@ def l2_bytes() -> int:
 
 
 class CudaEventClock(Clock):
-    """Times one callable on the current CUDA device with CUDA events.
+    """Clock that times one callable on the current CUDA device with CUDA events.
 
-    timing: "eager" calls the callable and includes idle time of the GPU. "graph" replays it as a CUDA graph.
+    timing: "eager" times calls, including idle time of the GPU. "graph" times replays of a CUDA graph of the callable.
     l2: "warm" times several calls together. "cold" flushes the L2 cache before each call and times each call alone,
         which adds microseconds per call. For short calls, use "warm" and rotate `input_sets` copies of the inputs.
     """
@@ -57,7 +57,10 @@ class CudaEventClock(Clock):
         self._events: list[tuple[Any, Any]] = []
 
     def prepare(self, run: Call, took_s: float | None = None) -> None:
-        """Prepare to sample `run`. took_s: seconds of a warm call; measured if None, or if timing is "graph"."""
+        """Prepare to sample `run`; with timing "graph", capture it in a CUDA graph.
+
+        took_s: seconds of a warm call of `run`; None to measure it. With timing "graph", it is always measured.
+        """
         import torch
 
         self._events = _new_events(1)
@@ -95,7 +98,6 @@ class CudaEventClock(Clock):
 
 
 def wait_for(device: str) -> None:
-    """Wait for all work of the GPU if `device` is "cuda"."""
     if device == "cuda":
         import torch
 
@@ -115,7 +117,6 @@ def _each(batch: Sequence[Call]) -> None:
 
 @cache
 def side_stream() -> Any:
-    """Return the CUDA stream for warm-up runs before a graph capture."""
     import torch
 
     return torch.cuda.Stream()  # only one: cuBLAS keeps 32 MB for every stream that it was used on

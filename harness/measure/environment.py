@@ -44,29 +44,36 @@ _LONGEST = 200
 
 
 def child_environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return os.environ without `_FOREIGN` variables, plus CUDA_DEVICE_ORDER and `added`."""
+    """Return the environment variables for a child process: this process's and `added`.
+
+    Variables that redirect git and Slurm commands are removed. CUDA_DEVICE_ORDER makes CUDA number GPUs as NVML does.
+    """
     kept = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
     return {**kept, **DEVICE_ORDER, **(added or {})}
 
 
 def recorded_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return variables that pass `changes_speed`; paths become "...", long values are truncated."""
+    """Return the environment variables that can change speed; paths become "..."."""
     kept = {name: value for name, value in sorted(environment.items()) if changes_speed(name)}
     return {name: "..." if re.search(r"[/\\]", value) else clipped(value, _LONGEST) for name, value in kept.items()}
 
 
 def changes_speed(name: str) -> bool:
-    """Whether the environment variable can affect speed and its name does not suggest a secret or a path."""
+    """Whether the environment variable can change speed and its name suggests no secret or path."""
     return bool(_CHANGES_SPEED.fullmatch(name)) and not any(each.fullmatch(name) for each in (_PRIVATE, _IRRELEVANT))
 
 
 def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any]:
-    """Return the state of the machine and the versions of its software.
+    """Return a description of the machine: hardware, current state and software versions.
 
-    device_kind: "cuda", "cpu", or "" to detect it. visible: as in CUDA_VISIBLE_DEVICES; None for this process's GPU.
-    Keys: device (name of the GPU or CPU); device_kind; gpu (`Gpu.constants` and `Gpu.readings`, None without a GPU);
-    cpu (model, cores, torch's threads, load average load_1m); software; variables (`recorded_variables`);
-    commit ("" if unknown); dirty (whether files differ from the commit, None if unknown).
+    device_kind: "cuda", "cpu", or "" to detect it.
+    visible: the GPU to describe, in the format of CUDA_VISIBLE_DEVICES; None for this process's GPU.
+    Keys of the result:
+        device: name of the GPU or CPU. device_kind: "cuda" or "cpu".
+        gpu: `Gpu.constants` and `Gpu.readings`; None without a GPU and for device_kind "cpu".
+        cpu: model, cores that this process may use, torch's threads if torch is imported, load average load_1m.
+        software: {name: version}. variables: the environment variables that can change speed.
+        commit: "" if unknown. dirty: whether files differ from the commit, None if unknown.
     """
     gpu = None if device_kind == "cpu" else open_gpu(visible)
     kind = device_kind or ("cpu" if gpu is None else "cuda")
@@ -87,7 +94,11 @@ def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any
 
 
 def around(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Return `after`; its gpu and cpu hold both snapshots' readings, keyed "before" and "after"."""
+    """Merge snapshots from before and after a case into one.
+
+    All values are those of `after`, except readings such as clocks, temperature and load. "gpu" and "cpu" store these
+    readings of both snapshots under the keys "before" and "after".
+    """
     return after | {part: _paired(before.get(part) or {}, after.get(part)) for part in ("gpu", "cpu")}
 
 
@@ -106,7 +117,7 @@ def _paired(before: dict[str, Any], after: dict[str, Any] | None) -> dict[str, A
 
 
 def software() -> dict[str, str]:
-    """Return versions: Python, OS kernel, CUDA if torch is loaded, packages such as triton."""
+    """Return {name: version} of Python, the OS kernel, packages and, if torch is imported, CUDA."""
     cuda = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
     kernel = re.match(r"[\d.]*\d", platform.release())  # a suffix may be somebody's name
     system = {platform.system().lower(): kernel[0]} if kernel else {}
@@ -126,9 +137,11 @@ def versions_of(packages: tuple[str, ...]) -> dict[str, str]:
 
 
 def against_lock(versions: Mapping[str, Any], locked: Mapping[str, str]) -> str:
-    """Return version differences such as "torch 2.11.0 (lock: 2.14.0)", or "as locked".
+    """Return differences from the lock file, such as "torch 2.11.0 (lock: 2.14.0)".
 
-    The local part of a version is ignored: 2.14.0+cu130 equals 2.14.0. Return "" if no package is in both.
+    versions, locked: {package: version}, installed and in the lock file. The local part of a version is ignored, so
+        2.14.0+cu130 equals 2.14.0.
+    Return "as locked" if no version differs, and "" if no package is in both.
     """
     both = [(name, str(version), locked[name]) for name, version in versions.items() if name in locked]
     differing = [f"{name} {version} (lock: {pin})" for name, version, pin in both if version.partition("+")[0] != pin]
@@ -137,7 +150,6 @@ def against_lock(versions: Mapping[str, Any], locked: Mapping[str, str]) -> str:
 
 @lru_cache(maxsize=1)
 def cpu_model() -> str:
-    """Return the name of the CPU's model, as the vendor reports it."""
     lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name") and ":" in line]
     return models[0] if models else platform.processor() or platform.machine()
@@ -145,10 +157,11 @@ def cpu_model() -> str:
 
 @lru_cache(maxsize=8)
 def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
-    """Return (commit, dirty) of the checkout `root`, by default the one with this file.
+    """Return (commit, dirty) of the checkout `root`, by default the one that contains this file.
 
     dirty: whether `uncommitted` lists any file; None if unknown.
-    Without a commit from git, return the pair in TTT_BENCH_COMMIT, which a run sets for its workers, or ("", None).
+    If git gives no commit, return the pair in the variable TTT_BENCH_COMMIT, which a run sets for its workers.
+    Return ("", None) if this variable is not set either.
     """
     root = root or ROOT
     commit = ask_git(root, "rev-parse", "HEAD")[0] if (root / ".git").exists() else ""
@@ -183,9 +196,10 @@ def ask_git(root: Path, *arguments: str, timeout_s: float | None = 20) -> tuple[
 
 
 def output_of(command: Sequence[str], timeout_s: float | None = 60, **env: str) -> tuple[str, str]:
-    """Run a program without input; return (stdout, ""), or ("", why) if it fails.
+    """Run a program without input; return (stdout, ""), or ("", reason) if it fails.
 
-    why: the failed program's output, or why it did not start or end in time. env: added environment variables.
+    reason: the output of the failed program; a sentence if it printed nothing, did not start or did not end in time.
+    env: environment variables to add.
     """
     options: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "stdin": subprocess.DEVNULL}
     try:

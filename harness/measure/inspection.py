@@ -39,7 +39,7 @@ _BELOW_BOUND = 0.5  # shortest allowed share of the roofline bound, as measured 
 
 
 class CallChecker:
-    """Checks that timed outputs change with inputs. The clock must time `CallChecker.run`."""
+    """Checks that outputs of timed calls change with the inputs; the clock must time `run`."""
 
     def __init__(self, case: Case, workload: Workload) -> None:
         self._case, self._workload = case, workload
@@ -70,11 +70,11 @@ class CallChecker:
             self._next_at = time.monotonic() + max(RENEW_EVERY_S, (time.monotonic() - now) / RENEW_SHARE)
 
     def checked_call(self, clock: Clock) -> Checks:
-        """Run the timed call on fresh inputs; return its checks and earlier calls' failed checks.
+        """Run the timed call on fresh inputs; return its checks and the checks that failed earlier.
 
-        clock: the clock that timed `run`. Before the call, the previous outputs are set to NaN.
-        If an input has a token axis, or if `Workload.renews_past`, a second call follows, before which only the early
-        tokens change. Each changed sequence's outputs must then differ from those of the first call.
+        clock: the clock that timed `run`. Before the call, the outputs of the previous call are set to NaN.
+        If an input has a token axis, or if `Workload.renews_past`, a second call with other early tokens follows. Each
+        sequence whose early tokens changed must then get other outputs.
         """
         if self._ran:
             self._check_outputs()
@@ -88,7 +88,6 @@ class CallChecker:
         return Checks([*self.missed, *checked.checks], "; ".join(filter(None, (checked.unchecked, renewed))))
 
     def _compared_call(self, clock: Clock, unchanged: str) -> Checks:
-        """Take a sample and check its outputs. unchanged: name of the check for ignored new inputs."""
         compare, checked = self._start_check()
         for each in tensors_of(self._outputs):
             _poison(each)
@@ -127,9 +126,9 @@ class CallChecker:
             self._miss("inputs_changed_by_the_work")
 
     def _follow_inputs(self, name: str = "outputs_unchanged_by_new_inputs", past_renewed: bool = False) -> None:
-        """Fail `name` if since the last comparison a sequence's inputs changed, but not its outputs.
+        """Fail the check `name` if a sequence has new inputs, but the same outputs as before.
 
-        past_renewed: whether `timed_check` drew new early tokens; then all sequences' inputs count as changed.
+        past_renewed: whether `timed_check` drew new early tokens; then all sequences' inputs count as new.
         """
         outputs, batch = list(tensors_of(self._outputs)), self._case.batch
         floating = [each for each in outputs if each.is_floating_point()]  # integers can be the inputs themselves
@@ -155,7 +154,7 @@ class CallChecker:
 
 
 def unless_out_of_memory(do: Callable[[], T]) -> T | Checks:
-    """Return `do`'s result or, if memory is exhausted, a note that outputs were not compared."""
+    """Return `do()`; if memory is exhausted, return a note that outputs were not compared."""
     try:
         return do()
     except Exception as error:
@@ -230,8 +229,8 @@ def lower_bound_check(workload: Workload, samples_ms: list[float]) -> list[Check
 def fill(given: Input, seed: int, early_only: bool = False) -> None:
     """Refill an input's tensor in place with random values.
 
-    early_only: keep the last 64 tokens, but at most half of all tokens, and refill only the tokens before them. An
-        input without a token axis then keeps its values.
+    early_only: refill only the tokens before the last 64, or only the first half of fewer than 128 tokens. An input
+        without a token axis then keeps its values.
     """
     import torch
 
@@ -249,7 +248,6 @@ def fill(given: Input, seed: int, early_only: bool = False) -> None:
 
 
 def _finite(outputs: Any) -> Iterator[Check]:
-    """Yield a check that floating-point outputs have no NaN or infinity."""
     floating = [each for each in tensors_of(outputs) if each.is_floating_point()]
     if floating:
         lost = sum(int((~chunk.isfinite()).sum()) for each in floating for chunk in each.reshape(-1).split(1 << 26))

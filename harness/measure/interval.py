@@ -15,14 +15,15 @@ _CORRELATED, _RANKS_CORRELATED = 1.3, 0.5
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Return (median, low, high) of one process's samples, given in order of time.
+    """Return (median, low, high): the samples' median and its 95% confidence interval.
 
-    low, high: ends of the median's 95% interval, the r-th smallest and the r-th largest sample.
-    For n independent samples, r is the largest rank with 1 - 2 P(binomial(n, 1/2) <= r - 1) >= 0.95, at least 1.
-    For correlated samples, r is computed for the effective sample size m instead, then scaled by (n + 1) / (m + 1).
-    If m < 6 and n < 30, r is 1. If m < 6 and n >= 30, low and high are instead the smallest and the largest of the
-    medians of blocks, each of at least five successive samples.
-    Raises ValueError if there are no samples.
+    samples: times of one process, in order of measurement. Raises ValueError if there are none.
+    low and high are the r-th smallest and the r-th largest of the n samples.
+    Independent samples: r is the largest rank with 1 - 2 P(binomial(n, 1/2) <= r - 1) >= 0.95, and at least 1.
+    Correlated samples: let m < n be the effective sample size. r is computed for m, then scaled by (n + 1) / (m + 1).
+    If m < 6 and n < 30, r is 1.
+    If m < 6 and n >= 30, low and high are instead the smallest and the largest median of blocks of successive samples.
+    Each block has at least five samples.
     """
     ordered = sorted(samples)
     count, worth = len(samples), independent_samples(samples)
@@ -38,16 +39,12 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
 
 
 def independent_samples(samples: Sequence[float]) -> int:
-    """Return the effective sample size: the smaller of the estimates by signs and by ranks."""
+    """Return the effective sample size: how many independent samples are as informative."""
     # Signs show slow or irregular drift; ranks also show correlation in a few dozen samples.
     return min(_effective_size_by_signs(samples), _effective_size_by_ranks(samples))
 
 
 def _effective_size_by_ranks(samples: Sequence[float]) -> int:
-    """Return the effective size of n samples: n (1 - r) / (1 + r); n if n < 6 or r is insignificant.
-
-    r: correlation of successive samples' ranks, corrected for bias (Marriott and Pope, Biometrika 41, 1954).
-    """
     count, ordered = len(samples), sorted(samples)
     # Equal samples share a rank.
     rank = [bisect_left(ordered, each) + bisect_right(ordered, each) - count for each in samples]
@@ -57,16 +54,12 @@ def _effective_size_by_ranks(samples: Sequence[float]) -> int:
     found = sum(first * second for first, second in pairwise(rank)) / spread
     if found <= _RANKS_CORRELATED / math.sqrt(count):
         return count
+    # Corrected for bias: Marriott and Pope, Biometrika 41, 1954.
     correlation = min(0.99, found + (1 + 4 * found) / count)
     return max(1, round(count * (1 - correlation) / (1 + correlation)))
 
 
 def _effective_size_by_signs(samples: Sequence[float]) -> int:
-    """Return the effective size of n samples, from autocorrelations of the signs of (sample - median).
-
-    It is n if n < 12 or the lag-1 autocorrelation is insignificant; otherwise n / (1 + 2 s), corrected for bias.
-    s: sum of autocorrelations, in pairs of lags while a pair's sum is positive (Geyer, Statistical Science 7, 1992).
-    """
     count, middle = len(samples), median(samples)
     above = int("0" + "".join("1" if sample > middle else "0" for sample in samples), 2)
     share = above.bit_count() / count
@@ -80,7 +73,7 @@ def _effective_size_by_signs(samples: Sequence[float]) -> int:
 
     if correlation(1) <= _CORRELATED / math.sqrt(count):
         return count
-    total = 0.0
+    total = 0.0  # over pairs of lags while a pair's sum is positive: Geyer, Statistical Science 7, 1992
     for lag in range(1, count // 2, 2):
         pair = correlation(lag) + correlation(lag + 1)
         if pair <= 0:

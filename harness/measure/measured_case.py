@@ -41,11 +41,12 @@ CaseProfiler = Callable[[Case, Workload, Callable[[], bool]], dict[str, Any]]
 
 @dataclass
 class CaseRun:
-    """Runs one case: `record` does the work and returns the record.
+    """One run of a case in this process; `record` does the work.
 
     mode: "measure" times the case, "verify" only checks outputs, "profile" calls `profiler`.
+    profiler: takes (case, workload, function that returns whether the GPU is throttled); returns fields of a `Profile`.
     healthy: after `record`, whether the process can run another case.
-    profile: after `record`, the `Profile` fields from `profiler`.
+    profile: after `record`, the fields that `profiler` returned.
     """
 
     case: Case
@@ -64,7 +65,7 @@ class CaseRun:
         self._owns_process = False  # whether an engine may change global settings
 
     def record(self, system: SystemAdapter) -> Record:
-        """Run the case and return its record. Records all errors except NeedsFreshProcess."""
+        """Run the case and return its record; errors are recorded too, except NeedsFreshProcess."""
         started_at, start, before = utc_now(), time.monotonic(), snapshot()
         settings = process_settings()
         self._guarded(system)
@@ -121,7 +122,6 @@ class CaseRun:
         return self._accepts(checked)
 
     def _accepts(self, checked: Checks) -> bool:
-        """Add `checked`; if a check failed, set status "incorrect". Return whether status is "ok"."""
         whole = (self._checks or Checks([])) + checked
         if whole.checks:
             self._checks = whole
@@ -226,7 +226,7 @@ class CaseRun:
 
 
 def _machine_after(workload: Workload, gpu: Gpu | None) -> dict[str, Any]:
-    """Return a snapshot with all samples' throttle reasons and, if any is thermal, the peak temperature."""
+    # `gpu` stores the throttle reasons of all samples and, if one is thermal, the peak temperature.
     after = snapshot(workload.device)
     if gpu and after["gpu"]:
         after["gpu"]["temperature_c"] = gpu.hottest_c or after["gpu"]["temperature_c"]

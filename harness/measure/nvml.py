@@ -37,10 +37,7 @@ class Gpu:
         self.hottest_c: float | None = None  # during a thermal slowdown
 
     def constants(self) -> dict[str, Any]:
-        """Return constant properties by name, such as driver, memory_bytes and power_limit_w.
-
-        device_id: 8 hexadecimal digits of the UUID's SHA-256, which do not reveal the UUID; "" without a UUID.
-        """
+        """Return constant properties by name, such as driver, memory_bytes and power_limit_w."""
         capability = self._ask("nvmlDeviceGetCudaComputeCapability")
         ecc = self._ask("nvmlDeviceGetEccMode")
         uuid = self._ask("nvmlDeviceGetUUID") or ""
@@ -48,7 +45,7 @@ class Gpu:
             "name": self._ask("nvmlDeviceGetName") or "",
             "driver": _quietly(self._nvml.nvmlSystemGetDriverVersion) or "",
             "memory_bytes": getattr(self._ask("nvmlDeviceGetMemoryInfo"), "total", None),
-            "device_id": hashlib.sha256(uuid.encode()).hexdigest()[:8] if uuid else "",
+            "device_id": hashlib.sha256(uuid.encode()).hexdigest()[:8] if uuid else "",  # does not reveal the UUID
             "power_limit_w": self._thousandth("nvmlDeviceGetEnforcedPowerLimit"),
             "max_sm_clock_mhz": self._ask("nvmlDeviceGetMaxClockInfo", self._nvml.NVML_CLOCK_SM),
             "ecc": None if ecc is None else bool(ecc[0]),  # ecc[1] takes effect at the next boot
@@ -56,7 +53,7 @@ class Gpu:
         }
 
     def readings(self) -> dict[str, Any]:
-        """Return readings: clocks in MHz, temperature in °C, power in W, and throttle_reasons."""
+        """Return clocks in MHz, temperature in °C, power in W and throttle reasons, by name."""
         return {
             "sm_clock_mhz": self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
             "memory_clock_mhz": self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM),
@@ -66,14 +63,13 @@ class Gpu:
         }
 
     def throttle_reasons(self) -> list[str]:
-        """Return the current reasons for throttling, such as sw_power_cap."""
         bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons") or 0
         return [name for bit, name in _THROTTLE.items() if bits & bit]
 
     def throttled(self) -> bool:
-        """Whether the GPU is throttled or power-capped; adds the reasons to `slowed_by`.
+        """Whether the GPU is throttled or power-capped, by a query that is at most 20 ms old.
 
-        Answers may be `ASKED_EVERY_S` old. `hottest_c` becomes the highest temperature seen while thermally throttled.
+        Adds the reasons to `slowed_by`. `hottest_c` becomes the highest temperature seen during thermal throttling.
         """
         now = time.monotonic()
         if now >= self._ask_at:
@@ -107,9 +103,10 @@ class Gpu:
 
 
 def open_gpu(visible: str | None = None) -> Gpu | None:
-    """Return this process's GPU or, with `visible`, the first GPU in it; None if not found.
+    """Return a GPU; None if it is not found or NVML is not available.
 
-    visible: a list in the format of CUDA_VISIBLE_DEVICES, such as "1,2". Without NVML, no GPU is found.
+    visible: a list in the format of CUDA_VISIBLE_DEVICES, such as "1,2"; its first GPU is returned.
+        None: torch's current GPU or, before torch uses CUDA, the first GPU that this process can use.
     """
     pynvml = _initialised()
     handle = None if pynvml is None else _quietly(lambda: _handle(pynvml, visible))
@@ -117,7 +114,7 @@ def open_gpu(visible: str | None = None) -> Gpu | None:
 
 
 def visible_gpus() -> list[str]:
-    """Return the GPUs that this process can use, as in CUDA_VISIBLE_DEVICES: indices or UUIDs."""
+    """Return the GPUs that this process can use, each as an index or a UUID."""
     visible = os.environ.get(VARIABLE)
     count = _quietly(lambda: _initialised().nvmlDeviceGetCount()) or 0
     names = [str(number) for number in range(count)] if visible is None else visible.split(",")
@@ -136,10 +133,6 @@ def _initialised() -> Any:
 
 
 def _handle(pynvml: Any, visible: str | None) -> Any:
-    """Return the NVML handle of the first GPU in `visible`; None for an unknown name.
-
-    visible: as in CUDA_VISIBLE_DEVICES; None: torch's current GPU or, before torch uses CUDA, the first visible GPU.
-    """
     uuid = _uuid_in_use() if visible is None else ""
     if uuid:
         names = [uuid] if uuid.startswith(_UUID) else [kind + uuid for kind in _UUID]
@@ -154,16 +147,15 @@ def _handle(pynvml: Any, visible: str | None) -> Any:
 
 
 def _by_uuid(pynvml: Any, name: str) -> Any:
-    """Return the handle for a UUID or, as CUDA allows, for its unique prefix; None if unknown."""
     if found := _quietly(lambda: pynvml.nvmlDeviceGetHandleByUUID(name)):
         return found
+    # CUDA also accepts a unique prefix of a UUID.
     devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
     named = [device for device in devices if pynvml.nvmlDeviceGetUUID(device).startswith(name)]
     return named[0] if len(named) == 1 else None
 
 
 def _uuid_in_use() -> str:
-    """Return the UUID of torch's current GPU; "" if unknown or before torch uses CUDA."""
     # Not the index: NVML and CUDA can number GPUs differently.
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -184,7 +176,7 @@ def is_hot(environment: Mapping[str, Any]) -> bool:
 
 
 def heat_note(environment: Mapping[str, Any]) -> str:
-    """Return `thermally throttled, at 88 °C` (°C only if known); callers first check `is_hot`."""
+    """Describe thermal throttling: "thermally throttled, at 88 °C", without °C if unknown."""
     celsius = _after(environment).get("temperature_c")
     return f"thermally throttled, at {celsius:.0f} °C" if celsius else "thermally throttled"
 
@@ -242,7 +234,6 @@ class EnergyMeter:
         return {"energy_j_per_token": (last_j - first_j) / (last_s - first_s) * seconds / tokens}
 
     def look(self, now: float, joules: float | None) -> None:
-        """Store the energy counter's value `joules` at the time `now`, in seconds; ignore None."""
         if joules is not None:
             self._reads.append((now, joules))
 

@@ -18,7 +18,7 @@ _OUT_OF_MEMORY = (
 
 
 def forget_peak(device: str) -> None:
-    """Start to measure peak memory anew, from the memory in use now; device: "cuda" or "cpu"."""
+    """Restart the peak of `peak_bytes` from the memory in use now. device: "cuda" or "cpu"."""
     if device == "cuda":
         import gc
 
@@ -35,7 +35,8 @@ def forget_peak(device: str) -> None:
 def peak_bytes(device: str) -> int:
     """Return the peak memory in bytes since the last `forget_peak`.
 
-    "cuda": peak of torch's allocator, weights included. "cpu": peak resident set, interpreter and libraries included.
+    device "cuda": peak of torch's allocator, including weights.
+    device "cpu": peak resident memory of this process, including the interpreter and libraries.
     """
     if device == "cuda":
         import torch

@@ -11,8 +11,6 @@ LEAD = "lead"  # the runs before the timed ones, which no profile shows
 
 
 class _Recording:
-    """State of this module, which `recorded` and `on_range` set."""
-
     on = False
     entered: Callable[[str], object] | None = None
 
@@ -32,13 +30,13 @@ def is_layer(name: str) -> bool:
 
 
 def range_names(phase: str) -> tuple[str, ...]:
-    """Return a phase's NVTX range names: its own and, for "request", "forward" and "generate"."""
+    """Return the names of a phase's NVTX ranges; "request" contains "forward" and "generate"."""
     return ("request", "forward", "generate") if phase == "request" else (phase,)
 
 
 @contextmanager
 def recorded(on: bool = True) -> Iterator[None]:
-    """In the block, `nvtx_range` also opens a PyTorch profiler range, unless on=False."""
+    """Set whether `nvtx_range` also opens a torch.profiler range in the block."""
     before, _Recording.on = _Recording.on, on
     try:
         yield
@@ -57,13 +55,13 @@ def on_range(entered: Callable[[str], object]) -> Iterator[None]:
 
 
 def is_recorded() -> bool:
-    """Whether `nvtx_range` now also opens a PyTorch profiler range (see `recorded`)."""
+    """Whether `nvtx_range` currently also opens a torch.profiler range."""
     return _Recording.on
 
 
 @contextmanager
 def nvtx_range(name: str) -> Iterator[None]:
-    """Run the block in an NVTX range if torch uses CUDA, and in a torch.profiler range if `is_recorded()`."""
+    """Open an NVTX range if torch uses CUDA, and a torch.profiler range if `is_recorded()`."""
     if _Recording.entered:
         _Recording.entered(name)
     if _Recording.on:

@@ -44,14 +44,14 @@ class Input:
 class Workload:
     """The work of one case, ready to run.
 
-    run: runs the timed work once and returns its outputs, a tensor or nested tuples, lists and dicts of tensors.
+    run: does the timed work once and returns its outputs: a tensor, or nested tuples, lists and dicts of tensors.
         Later calls must not read these outputs. On a GPU, `run` must not wait for the device. For timing "graph", a
-        CUDA graph must be able to capture `run`. If `units` is above 1, `run` returns one tensor per unit, or the
-        last tensor that it returns has the shape [units, batch, ...].
-    units: units of work in one call of `run`, such as 16 generate steps; each sample is divided by `units`.
+        CUDA graph must be able to capture `run`.
+    units: units of work in one call of `run`, such as 16 generate steps. Samples are stored in ms per unit. If `units`
+        is above 1, `run` returns one tensor per unit, or its last output tensor has the shape [units, batch, ...].
     tokens: tokens that one unit processes, over all sequences. device: "cpu" or "cuda".
     capture: called before `run`; captures CUDA graphs that `run` and `measured` replay. Peak memory includes them.
-    inputs: tensors that the harness refills between samples and before the checked calls.
+    inputs: tensors that the harness refills with random values between samples and before the checked calls.
     timed_check: compares outputs of a timed sample with the reference; None without a reference. Before that sample,
         timed_check(rng) chooses sequences, stores their state and returns a function f. After the sample, the harness
         calls f(outputs, calls), which returns `Checks`. calls: how many times the sample called `run`.
@@ -59,10 +59,10 @@ class Workload:
     renews_past: whether timed_check(rng) draws new tokens that precede the timed ones, because no input has a token
         axis. Then the harness checks two calls, and each sequence's outputs must differ between them.
     `check`: compares outputs with the reference before timing; None without a reference.
-    engine_samples: for a system that times itself; yields for each batch a list of milliseconds per unit. The first
-        batches warm up (`timer.warm_up_engine`).
-    engine_batch: for a system that times itself; runs a batch, enters the given context manager only around the units
-        to profile (for generate, steps in which all sequences generate), and returns the number of these units.
+    engine_samples: for a system that times itself (an engine); yields a list of milliseconds per unit for each batch.
+        For timing, the first batches serve as warm-up.
+    engine_batch: for an engine; runs a batch in which it enters the given context manager only around the units to
+        profile. For generate, these are steps in which all sequences generate. Returns the number of these units.
     measured: called after timing with the number of timed calls (for an engine, of samples); returns further metrics.
     metrics: the record's metrics; `flops` and `bytes` are per unit. settings: the record's settings.
     work: least FLOPs and bytes per unit, by part (`PRODUCTS` to `OTHER` in `harness.schema.work`); {} if not counted.

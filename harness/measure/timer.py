@@ -1,4 +1,4 @@
-"""Time a callable: warm up, then sample until the median is known or the budget ends."""
+"""Time a callable: warm up, then sample until the median is precise or the budget ends."""
 
 import math
 import time
@@ -30,7 +30,7 @@ class Timing:
     """Raw samples in milliseconds.
 
     throttled: for each sample, whether the device was throttled after the sample (for an engine, after its batch).
-    stop: why sampling ended, "interval", "count" or "budget", as `stop_reason` explains.
+    stop: why sampling ended: "interval" (the median was precise), "budget" (of time) or "count" (of samples).
     """
 
     samples_ms: list[float]
@@ -43,7 +43,7 @@ class Clock:
 
     own_bytes: device memory that the clock itself allocates. launches: calls of the callable per sample.
     wakes_s: seconds of load until an idle device's speed is steady. settles_s: the same for a throttled device.
-    loaded_s: seconds of load by earlier calls; if long enough, this load replaces the warm-up.
+    loaded_s: seconds for which an earlier call loaded the device; if long enough, `warm_up` takes no samples.
     replays: whether each call replays a CUDA graph and so overwrites the same outputs.
     """
 
@@ -53,7 +53,7 @@ class Clock:
     replays = False
 
     def prepare(self, run: Callable[[], object]) -> None:
-        """Prepare to sample `run`: compile it, choose `launches`, capture a CUDA graph if `replays`."""
+        """Set `run` as the callable to sample, and call it once so that it is compiled."""
         self._run = run
         run()
 
@@ -64,7 +64,7 @@ class Clock:
         return (time.perf_counter_ns() - start) / 1e6
 
     def now(self) -> float:
-        """Return the current time in seconds, the time base of warm-up and sampling."""
+        """Return the time in seconds by which `warm_up` and `take_samples` measure durations."""
         return time.monotonic()
 
 
@@ -73,17 +73,18 @@ def never_throttled() -> bool:
 
 
 def measure(run: Callable[[], object], clock: Clock, policy: Policy, limited: bool = True) -> Timing:
-    """Warm up and time `run`; if `limited`, warm up for as long as a throttled device needs."""
+    """Warm up and time `run`. limited: whether to warm up as long as a throttled device needs."""
     clock.prepare(run)
     warm_up(clock, policy, lambda: limited)
     return take_samples(clock, policy)
 
 
 def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_throttled) -> list[float]:
-    """Sample until the time per call is steady; return the samples, [] if already warmed up.
+    """Sample until the time per call is steady; return the samples of this warm-up.
 
-    The warm-up lasts at least `least_warmup_s`, at most min(WARMUP_MAX_S, WARMUP_BUDGETS * policy.budget_s) seconds.
-    throttled: returns whether the device is throttled; then the warm-up is longer. `clock.loaded_s` can replace it.
+    The warm-up lasts at least `least_warmup_s`. It ends after 5 s or 12 * policy.budget_s, whichever is shorter.
+    throttled: returns whether the device is throttled; then the warm-up is longer.
+    Return [] without sampling if an earlier call loaded the device long enough (`clock.loaded_s`).
     """
     samples: list[float] = []
     if clock.loaded_s >= least_warmup_s(clock, policy, limited=True):
@@ -166,12 +167,14 @@ def take_engine_samples(
     throttled: Callable[[], bool] = never_throttled,
     units: int = 1,
 ) -> Timing:
-    """Sample a self-timing system batch by batch, until `stop_reason` or the last batch ends the sampling.
+    """Collect samples of a system that times itself, until `stop_reason` or the last batch.
 
     batches_ms: yields each batch's samples in ms per unit of work. units: number of units of work in a sample.
+    throttled: called after each batch, returns whether the GPU is throttled.
     All samples of a batch are used, because the first steps after a prompt differ from later steps. Samples of a batch
-    are correlated, so a precise median ends sampling only after two batches. The elapsed time for `stop_reason` is the
-    samples' total time, but at least a tenth of the wall time. Raises ValueError if there are no samples.
+    are correlated, so a precise median ends sampling only after two batches.
+    The budget counts the samples' total time, but at least a tenth of the wall time.
+    Raises ValueError if there are no samples.
     """
     timing = Timing([], [], "")
     start = time.monotonic()
@@ -191,14 +194,15 @@ def take_engine_samples(
 def stop_reason(
     samples: list[float], elapsed_s: float, policy: Policy, due: bool | None = None, least_s: float = LEAST_S
 ) -> str:
-    """Return why sampling should end, or "" to continue; below `policy.min_samples`, always "".
+    """Return why to end sampling, or "" to continue; "" below `policy.min_samples` samples.
 
-    "interval": the median is precise: both ends of its 95% interval are at most `policy.precision` * median away.
-        This needs at least `LEAST_SAMPLES` samples and min(least_s, policy.budget_s) seconds.
-    "count": there are `MAX_SAMPLES` samples.
-    "budget": the time `policy.budget_s` is over. While an end is over `DOUBTFUL` * precision * median away, the budget
-        is extended to at most `PATIENCE` * budget_s, and by at most `LONGEST_WAIT_S`. While there are also fewer than
-        min_samples * 3 // 2 samples, only the limit `LONGEST_WAIT_S` applies. A budget of 0 is not extended.
+    "interval": the median is precise: both ends of its 95% interval are at most policy.precision * median away.
+        This needs at least 20 samples and min(least_s, policy.budget_s) seconds.
+    "count": there are 1,000 samples.
+    "budget": the time policy.budget_s is over. While an end is over 2 * policy.precision * median away, the budget is
+        extended to at most 5 * budget_s, and by at most 60 s. While there are also fewer than min_samples * 3 // 2
+        samples, only the limit of 60 s applies. A budget of 0 is not extended.
+    elapsed_s: seconds of sampling so far.
     due: whether to compute the interval now; None to compute it after about every 10% more samples, which saves time.
     """
     if len(samples) < policy.min_samples:

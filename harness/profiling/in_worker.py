@@ -43,11 +43,12 @@ def profile(
     tool: Tool = "kineto",
     keep: str = "",
 ) -> dict[str, Any]:
-    """Run the case for a profiler and return fields of a `Profile`.
+    """Run the case for a profiler; return values for its `Profile`.
 
-    tool: the profiler. "kineto" records in this function, and the fields include kernels and times. "nsys" or "ncu"
-        is the program that started the worker; it records blocks of `profiler_range` and writes its own report.
-    keep: path for Kineto's trace, "" to discard the trace. throttled: returns whether the GPU is throttled.
+    tool: "kineto" records in this process, and the values include kernels and times. "nsys" or "ncu" is the program
+        that started this worker: it records the blocks of `profiler_range` and writes its own report.
+    throttled: returns whether the GPU is throttled.
+    keep: path for Kineto's trace, "" to discard the trace.
     Raises ProfileError if the trace is empty, or if an engine has no `Workload.engine_batch`.
     """
     work = _Work(case, workload, throttled)
@@ -83,10 +84,7 @@ class _Work:
         self.alone_us = 0.0  # time of a run without a profiler
 
     def warm(self) -> None:
-        """Run the work until it is compiled. Except for an engine, set `call_s` and `passes`.
-
-        `call_s`: seconds of the last call. `passes`: how often that call ran the layer `COUNTED_LAYER`.
-        """
+        """Run the work until it is compiled; except for an engine, set `passes` and `call_s`."""
         if self.is_engine:
             self._once(nullcontext())
             return
@@ -116,7 +114,6 @@ class _Work:
             self.alone_us = median(take_samples(self.clock, ALONE, self.throttled).samples_ms) * 1e3 * self.calls
 
     def timed(self) -> Callable[[], object]:
-        """Return the function that does a timed run: a graph replay, eager calls or an engine's batch."""
         if self.is_engine:
             return lambda: self._once(self._on_the_hosts_clock())
         return self.clock.launch if self.clock else self.workload.run
@@ -135,12 +132,11 @@ class _Work:
             self.runs = max(least, min(RUNS, int(LONGEST_S / each_s)))
 
     def window(self, limit: int = sys.maxsize) -> tuple[int, int]:
-        """Return (`lead`, `runs`), reduced to at most `limit` runs in total."""
+        """Return the numbers of lead-in and of profiled runs, in total at most `limit`."""
         runs = min(self.runs, max(1, limit - max(1, limit // 4)))
         return min(self.lead, limit - runs), runs
 
     def repeat(self, run: Callable[[], object], runs: int) -> bool:
-        """Call `run` `runs` times, with a sync after each; return whether the GPU was throttled."""
         throttled = False
         for _ in range(runs):
             run()
@@ -199,10 +195,10 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
 
 
 def _counted(work: _Work) -> dict[str, Any]:
-    """Run one call under Nsight Compute, and start profiling inside the call.
+    """Run one call under Nsight Compute, which profiles the end of the call.
 
-    Profiling starts at the second-last pass through the layer `COUNTED_LAYER`, or at the only pass. A call without
-    such a pass, or an engine's, is profiled as a whole. Return {}: Nsight Compute's report has the counters.
+    Profiling starts at the second-last pass through the layer `COUNTED_LAYER`, or at the only pass. Without a pass, and
+    in an engine, the whole call is profiled. Return {}: the counters are in Nsight Compute's report.
     """
     first, passes = max(0, work.passes - COUNTED_STEPS), 0
     with ExitStack() as region:
@@ -222,8 +218,8 @@ def _counted(work: _Work) -> dict[str, Any]:
 def _captured(work: _Work) -> dict[str, Any]:
     """Run one call with NVTX ranges and then the timed runs, while Nsight Systems captures.
 
-    Return {"seen": the fields of `Runs` for the timed runs, "apart": whether they are separate from the call}.
-    In an engine's generate phase, one batch with NVTX ranges is the call and the only timed run ("apart": False).
+    Return {"seen": the fields of `Runs` for the timed runs, "apart": True}.
+    In an engine's generate phase, one batch is both the call and the only timed run, and "apart" is False.
     """
     if work.is_part:
         work.ranged(profiler_range(work.device))

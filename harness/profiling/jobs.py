@@ -66,7 +66,7 @@ class Profiler:
         return [self.stored(planned) for job in left for planned in job.cases]
 
     def pending(self, job: Job) -> tuple[Planned, ...]:
-        """Return all cases of a job or, with `resume`, cases that lack times or requested counters."""
+        """Return the job's cases to profile; with `resume`, without those whose profile is complete."""
 
         def is_done(found: Profile | None) -> bool:
             return bool(found and (not self.tools.ratios or any(kernel.counters for kernel in found.kernels)))
@@ -81,7 +81,6 @@ class Profiler:
         return None
 
     def stored(self, planned: Planned) -> Profile:
-        """Return the case's stored profile, or raise ProfileError."""
         return read_profile(profile_path(self.run.folder, planned.case.key))
 
 
@@ -171,7 +170,6 @@ class JobProfiler:
         return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command))
 
     def _raise_if_stopped_or_gpu_lost(self) -> None:
-        """Raise KeyboardInterrupt if the run should end, or RunError if the GPU is lost."""
         if self.stopped():
             raise KeyboardInterrupt
         self.slot.refuse_lost_gpu()
@@ -192,7 +190,6 @@ def _with_duration(profile: Profile, stage: str, start: float) -> Profile:
 
 
 def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:
-    """Return `profile` with its kernels' `counters`; add a note if over 5% of time has none."""
     kernels = tuple(replace(each, counters=counters.get(each.name)) for each in profile.kernels)
     total = sum(kernel.time_us for kernel in kernels)
     missed = sum(kernel.time_us for kernel in kernels if kernel.counters is None)

@@ -28,7 +28,7 @@ _FOLDERS = re.compile(r"(?:/[^/\s:=,]+)+/")
 class ToolLost(ProfileError):
     """Raised if a profiler gives no result for a case, with the reason in one sentence.
 
-    status: the case's status. lasting: whether the job's other cases would fail for the same reason.
+    status: status for the case's profile. lasting: whether the job's other cases would fail for the same reason.
     everywhere: whether the cases of all jobs would fail.
     """
 
@@ -39,16 +39,13 @@ class ToolLost(ProfileError):
 
 @dataclass(frozen=True)
 class UnderProfiler:
-    """Profiles cases of one system; raises ProfileError if a profiler gives no result.
+    """Profiles cases of one system; raises ProfileError if a profiler gives no result."""
 
-    run: the run whose folder gets the reports. stopped: returns whether the run should end.
-    """
-
-    run: Run
+    run: Run  # its folder gets the reports
     launch: Launch
     slot: GpuSlot
     limits: Limits
-    stopped: Callable[[], bool]
+    stopped: Callable[[], bool]  # returns whether the run should end
 
     def by_kineto(self, case: Case) -> tuple[dict[str, Any], Record]:
         """Profile a case with Kineto in a worker; return (fields of its `Profile`, record)."""
@@ -84,7 +81,6 @@ class UnderProfiler:
         return ncu.read(_read_by(ncu.importing(report))), command
 
     def _under(self, *profiler: str) -> tuple[Launch, str]:
-        """Return (`launch` with `profiler` before its command, command line without folder names)."""
         launch = replace(self.launch, command=[*profiler, *self.launch.command])
         words = [*launch.command, "-m", "harness.worker", launch.entry]
         return launch, shlex.join(_FOLDERS.sub("", word) for word in words)
@@ -109,10 +105,6 @@ class UnderProfiler:
     def _run_case(
         self, worker: WorkerProcess, case: Case, *, last: bool = False, **arguments: Any
     ) -> tuple[dict[str, Any], Record]:
-        """Run a case; return (`Profile` fields, record). Raises ToolLost unless its status is "ok".
-
-        last: whether this is the last request to the worker. arguments: keyword arguments of `in_worker.profile`.
-        """
         policy, limit_s = self.run.file.policy, self.limits.case_s
         try:
             record, found = worker.ask(case, policy, "profile", limit_s, profiler=arguments, last=last)
@@ -143,7 +135,6 @@ def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
 
 
 def _ending(status: int, error_line: str) -> str:
-    """Describe why a profiler failed; with exit `status` 0, it left no report."""
     name = signal_of(status)
     how = f"it was killed by {name}" if name else f"it ended with status {status}" if status else "it left no report"
     return f"{how}: {error_line}" if error_line else how

@@ -42,8 +42,8 @@ _Metric = Annotated[str, AfterValidator(lambda name: _OLDER_METRICS.get(name, na
 class MetricEntry(Stored):
     """How reports show a metric: the number divided by `scale`, in `unit`.
 
-    better: whether "lower" or "higher" values are better; "" if neither. text: whether `ttt-bench table` shows the
-        metric by default.
+    better: whether "lower" or "higher" values are better; "" if neither.
+    text: whether `ttt-bench table` shows the metric by default.
     """
 
     name: _Metric
@@ -174,6 +174,6 @@ class Catalogue(Stored):
         return next((each for each in self.metrics if each.name == name), MetricEntry(name, name))
 
     def axis(self, name: str) -> AxisEntry:
-        """Return the entry of axis `name`, or a new entry with label `name`, "-" instead of "_"."""
+        """Return the entry of axis `name`; if missing, a new one labelled `name`, with "-" for "_"."""
         words = name.replace("_", "-")
         return next((each for each in self.axes if each.name == name), AxisEntry(name, words, f"{words} {{}}"))

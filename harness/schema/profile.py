@@ -33,7 +33,7 @@ class ProfileError(RecordError):
 class Counters(Stored):
     """Mean hardware counters of a kernel's launches, from Nsight Compute.
 
-    Percentages are weighted by launch time. Unmeasured counters are None; counters of only older versions are ignored.
+    Percentages are weighted by launch time. A counter without a measurement is None. Unknown counters are ignored.
     launches: number of launches that Nsight Compute profiled. time_us: their mean time.
     dram_bytes: bytes per launch that DRAM transfers. l2_bytes: bytes per launch that the L2 cache transfers.
     operations: FLOPs per launch, by tensor cores and float32 instructions.
@@ -60,16 +60,13 @@ class Counters(Stored):
 
 @dataclass(frozen=True)
 class Kernel(Stored):
-    """All launches of one kernel in the profiled region; on a CPU, all calls of one operator.
-
-    time_us: total time. registers: per thread, None if unknown. shared_bytes: per block, None if unknown.
-    """
+    """All launches of one kernel in the profiled region; on a CPU, all calls of one operator."""
 
     name: Annotated[str, Field(min_length=1)]
     launches: Positive
-    time_us: Amount
-    registers: int | None = None
-    shared_bytes: int | None = None
+    time_us: Amount  # total
+    registers: int | None = None  # per thread
+    shared_bytes: int | None = None  # per block
     counters: Counters | None = None
 
     @property
@@ -100,27 +97,24 @@ class Kernel(Stored):
 
 @dataclass(frozen=True)
 class RangeKernel(Stored):
-    """Launches of one kernel in a `Range`, without launches in nested ranges.
+    """Launches of one kernel in a `Range`, without launches in nested ranges."""
 
-    kernel: index into the profile's kernels. time_us: total time.
-    """
-
-    kernel: int
+    kernel: int  # index into the profile's kernels
     launches: int
-    time_us: float
+    time_us: float  # total
 
 
 @dataclass(frozen=True)
 class Range(Stored):
-    """An NVTX range in one eager call, and its kernels. path: range names, outermost first."""
+    """An NVTX range in one eager call, and the kernels launched in it."""
 
-    path: tuple[str, ...]
+    path: tuple[str, ...]  # names of the enclosing ranges, outermost first, then its own; () outside all ranges
     kernels: tuple[RangeKernel, ...]
 
 
 @dataclass(frozen=True)
 class Timeline(Stored):
-    """Launches of one run or its first step, by start; fields are columns of equal length.
+    """Launches of one run or its first step, in order of start; the tuples have equal length.
 
     kernel: indices into the profile's kernels. range: indices into the profile's ranges, -1 for a launch in no range.
     wait_ns: time since the end of the previous launch, negative if launches overlap. time_ns: duration.
@@ -184,9 +178,9 @@ def short_name(name: str, limit: int = NAME_LIMIT) -> str:
 class Profile(Region):
     """Profile of a case: a `Region` with its case, status, tools and environment.
 
-    status, reason: as in a record; every status except "ok" has a reason and no kernels.
+    status: one of `STATUSES`, explained in harness/README.md. All except "ok" have a reason and no kernels.
     tools: {profiler: version}. commands: the profilers' command lines without folder names.
-    notes: sentences about doubtful or missing parts. environment: as in a record.
+    notes: sentences about doubtful or missing parts. environment: the environment in the `Record` of the profiled case.
     stages_s: seconds to collect "times" and "ratios" (counters), each with model build; version 0.1 also had "build".
     """
 

@@ -76,7 +76,7 @@ def of_exception(error: BaseException) -> str:
 
 
 def invalid(error: ValidationError) -> str:
-    """Format the first error of `tool` or `schema`, else the first: `repeat: Field required`."""
+    """Describe a validation error in one line, such as `repeat: Field required`."""
     # A wrong tool or schema explains all other errors.
     first = min(error.errors(include_url=False), key=lambda each: each["loc"][:1] not in (("tool",), ("schema",)))
     where = ".".join(map(str, first["loc"]))
@@ -89,7 +89,7 @@ def invalid(error: ValidationError) -> str:
 
 
 def raised_at(error: BaseException) -> str:
-    """Return the innermost frame outside installed packages: ` (my_rnn.py, line 18)`; "" for none."""
+    """Return the last frame outside installed packages, as " (my_rnn.py, line 18)"; "" if none."""
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:
         frames.append((error.filename, error.lineno))

@@ -194,7 +194,10 @@ class Run:
 
 
 def latest(job: Job, records: Iterable[Record]) -> list[Record]:
-    """Return the last record of each case and repeat, in job order; older ones in `earlier`."""
+    """Return the last record of each case and repeat, in the job's order.
+
+    Each one's `earlier` gets the previous records, oldest first. Records of cases outside the job are omitted.
+    """
     last: dict[tuple[str, int], Record] = {}
     for record in records:
         before = last.get((record.case.key, record.repeat))

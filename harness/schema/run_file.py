@@ -17,7 +17,7 @@ Pair = tuple[str, str]  # (system, backend)
 
 
 class RunError(RecordError):
-    """Raised for an unusable or locked run folder or a lost GPU; one sentence with the reason."""
+    """Raised for an unusable or locked run folder or a lost GPU, with the reason in a sentence."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ def jobs_of(cases: Iterable[Planned]) -> tuple[Job, ...]:
 class PastRequest(Stored):
     """One call of `ttt-bench` that planned or resumed the run.
 
-    at: ISO 8601, UTC. arguments: the command line. request: the parsed arguments by name; empty in version 0.1.
+    at: time of the call, ISO 8601 in UTC.
+    arguments: the command line. request: the parsed arguments by name; empty in version 0.1.
     commit: of this repository, "" if unknown. dirty: whether files differed from the commit, None if unknown.
     machine: device, device_kind, gpu, cpu and software of an `environment.snapshot()`.
     """

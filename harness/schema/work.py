@@ -1,8 +1,4 @@
-"""Least FLOPs and bytes of a case, and its roofline bound from measured peaks.
-
-A system's adapter counts FLOPs and bytes for one unit of work. The process that runs the case measures the peaks:
-`product_tflops` of a large GEMM in 10^12 FLOPs/s, and `copy_gbs` of a copy in 10^9 bytes/s.
-"""
+"""Least FLOPs and bytes of a case, and its roofline bound from measured peaks."""
 
 import math
 from collections.abc import Mapping
@@ -17,9 +13,9 @@ PRODUCTS, TTT, SCAN, EDGES, HEAD, OTHER = "products", "ttt", "scan", "edges", "h
 
 @dataclass(frozen=True)
 class Work(Stored):
-    """FLOPs (multiply-add: two) and bytes per unit of work; ValueError unless finite and >= 0."""
+    """FLOPs and bytes per unit of work; ValueError unless both are finite and at least 0."""
 
-    flops: float
+    flops: float  # a multiply-add counts as two
     bytes: float
 
     def __post_init__(self) -> None:
@@ -49,7 +45,11 @@ def needed_ms(flops: float | None, moved: float | None, peaks: Mapping[str, floa
 
 
 def lower_bound_ms(flops: float | None, moved: float | None, peaks: Mapping[str, float | None]) -> float | None:
-    """Return the roofline bound in ms: the maximum of `needed_ms`, ignoring NaN; None if both are NaN."""
+    """Return the roofline bound in ms: the longer of the times for `flops` and `moved` bytes.
+
+    peaks: the measured peaks `product_tflops` (10^12 FLOPs/s) and `copy_gbs` (10^9 bytes/s).
+    If one time is unknown, the bound is the other; if both are, None.
+    """
     found = [each for each in needed_ms(flops, moved, peaks) if not math.isnan(each)]
     return max(found, default=None)
 

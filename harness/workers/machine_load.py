@@ -28,19 +28,19 @@ def load_between(start: CpuSeconds, end: CpuSeconds) -> dict[str, Any]:
 
 
 def is_loaded(environment: dict[str, Any]) -> bool:
-    """Whether, during a case, other processes used > 10% of CPU time and < 10% was idle."""
+    """Whether other processes used over 10% of CPU time during a case, and under 10% was idle."""
     cpu = environment.get("cpu") or {}
     return bool(cpu.get("others_share", 0.0) > BUSY_SHARE and cpu.get("idle_share", 1.0) < IDLE_SHARE)
 
 
 def load_note(environment: dict[str, Any]) -> str:
-    """Return `contended: other programs used 30% of the CPU`; callers first check `is_loaded`."""
+    """Describe a contended machine: "contended: other programs used 30% of the CPU"."""
     share = (environment.get("cpu") or {}).get("others_share") or 0.0
     return f"contended: other programs used {share:.0%} of the CPU"
 
 
 def cpu_seconds(pid: int) -> CpuSeconds:
-    """Return CPU seconds of the allowed cores (busy, idle) and of `pid` with its descendants."""
+    """Return CPU seconds: of the allowed cores (busy, idle), and of `pid` and its descendants."""
     cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     tick = os.sysconf("SC_CLK_TCK")
     busy = idle = 0.0

@@ -1,4 +1,4 @@
-"""Run a TTT model in vLLM with the plug-in `bench.serving`, on the project's kernels."""
+"""Run a TTT model in vLLM: the plug-in `bench.serving` calls the kernels of `tk_kernels`."""
 
 from dataclasses import replace
 from importlib import import_module
@@ -19,7 +19,7 @@ from tk_kernels.generate import common
 
 
 class VllmTTT(VllmSystem):
-    """Adapter of ttt-linear/vllm and ttt-mlp/vllm; registers `bench.serving` in vLLM."""
+    """Adapter of the systems ttt-linear/vllm and ttt-mlp/vllm."""
 
     packages = ("vllm", "triton", "apache-tvm-ffi")
     implementation = "bench.serving.model:TTTForCausalLM"
@@ -39,11 +39,11 @@ class VllmTTT(VllmSystem):
         super().register()
 
     def _sequences(self, case: Case) -> int:
-        """Return vLLM's max_num_seqs, at most the number of sequences whose states fit in vLLM's cache."""
         whole = replace(case, size=uncut(case.size)[0])
         room = self._cache_bytes(whole, "prompts")  # the smallest cache, as a margin
         assert room is not None
-        return min(super()._sequences(case), max(1, room // self._kept_bytes(whole)))  # bounds vLLM's CUDA graphs
+        # At most as many as have room for their states, because this number bounds vLLM's CUDA graphs.
+        return min(super()._sequences(case), max(1, room // self._kept_bytes(whole)))
 
     def settings(self, case: Case) -> dict[str, str]:
         config = ttt_config_of(case)
@@ -52,7 +52,6 @@ class VllmTTT(VllmSystem):
         return super().settings(case) | {"forward_kernel": ops.choice(q, config.mini_batch)}
 
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
-        """Return `reference`'s logits [B, last, V] of the final tokens; CUDA graphs replay its TTT operator."""
         if not isinstance(reference.operator, ReplayedOperator):
             reference.operator = ReplayedOperator(reference.config.learner)
         return super().last_logits(reference, ids, last)

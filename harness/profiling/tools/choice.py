@@ -18,8 +18,10 @@ _NAMES = {nsys.PROGRAM: "Nsight Systems", ncu.PROGRAM: "Nsight Compute"}
 class Tools:
     """The chosen profilers.
 
-    times: the profiler for times. ratios: the profiler for hardware counters, "" for none.
-    versions: version of each Nsight program (nsys, ncu), "" if missing; {} on a CPU. summary: the choice as a sentence.
+    times: the profiler that measures times.
+    ratios: the profiler that reads hardware counters, "" for none.
+    versions: {Nsight program: its version, "" if missing} for nsys and ncu; {} on a CPU.
+    summary: the choice as a sentence.
     """
 
     times: Literal["kineto", "nsys"]

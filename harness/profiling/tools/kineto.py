@@ -53,7 +53,7 @@ def recording(
 
 
 def events_of(text: bytes) -> list[Mapping[str, Any]]:
-    """Return a JSON trace's events; kernel names may have invalid UTF-8 or control characters."""
+    """Return a JSON trace's events; invalid UTF-8 and control characters in names are accepted."""
     events: list[Mapping[str, Any]] = json.loads(text.decode(errors="replace"), strict=False)["traceEvents"]
     return events
 

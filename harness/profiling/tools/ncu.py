@@ -1,7 +1,4 @@
-"""Write commands for Nsight Compute, and read each kernel's counters from its report.
-
-Reads the table that `ncu` prints. NVIDIA's Python package is proprietary, and does not reject truncated reports.
-"""
+"""Write commands for Nsight Compute, and read each kernel's counters from its report."""
 
 import csv
 import math
@@ -87,7 +84,8 @@ def wrapping(report: Path, phase_ranges: Sequence[str]) -> list[str]:
 
 
 def importing(report: Path) -> list[str]:
-    """Return the command that prints a report as a table, which `read` reads."""
+    """Return the command that prints a report as the table which `read` needs."""
+    # NVIDIA's Python package is proprietary, and does not reject truncated reports.
     flags = ("--csv", "--page=raw", "--print-units=base", "--print-kernel-base=mangled", "--print-fp")
     return [PROGRAM, f"--import={report}", *flags]
 
@@ -131,7 +129,6 @@ def _rows(table: str) -> list[tuple[str, Mapping[str, float]]]:
 
 
 def _number(text: str) -> float | None:
-    """Return the number in a text such as `1,234.5`; None for other text."""
     try:
         number = float(text.replace(",", ""))
     except ValueError:

@@ -39,7 +39,10 @@ def exporting(report: Path, database: Path) -> list[str]:
 
 
 def read(database: Path) -> tuple[list[Launched], list[Launched]]:
-    """Return launches of (the timed runs, the call with NVTX ranges), or raise ProfileError."""
+    """Return (launches of the timed runs, launches of the call with NVTX ranges).
+
+    Raises ProfileError if the export cannot be read or nothing was captured.
+    """
     try:
         with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as connection:
             connection.text_factory = lambda raw: raw.decode(errors="replace")
@@ -77,7 +80,6 @@ def _launched(connection: sqlite3.Connection) -> list[Launched]:
 
 
 def _rows(connection: sqlite3.Connection, tables: set[str]) -> Iterator[Sequence]:
-    """Yield a row per kernel, copy or fill; `_launched` names the columns. Times are in ns."""
     if _KERNELS in tables:
         # Nsight Systems demangles differently from torch.profiler.
         rows = connection.execute(

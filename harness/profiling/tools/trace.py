@@ -88,11 +88,13 @@ class Runs:
 
 
 def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Runs) -> dict[str, Any]:
-    """Return a profile's fields: the result of `found_in`, "units" and "notes".
+    """Return fields of a `Profile`: times, kernels, ranges, timeline, units and notes.
 
     launched: launches of all runs that `seen` describes. If all runs launch the same kernels, the shortest and the
-        longest quarter of the runs are not used. ranged: launches of one call, with its NVTX ranges.
-    If `seen.alone_us` is known, idle time that the profiler added is removed if over 3%; in graph replays, always.
+        longest quarter of the runs are not used.
+    ranged: launches of one call, with its NVTX ranges.
+    If `seen.alone_us` is known, idle time that the profiler added is removed: in graph replays always, in other runs if
+    it is over 3%.
     """
     kept, runs, region_us, notes = _typical(launched, seen)
     found = found_in(kept, ranged, runs * seen.calls)
@@ -141,7 +143,10 @@ def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], 
 
 
 def last_runs(launched: Sequence[Launched], runs: int, recorded: int) -> tuple[Sequence[Launched], int]:
-    """Return (launches, count) of the last `runs` runs, or of all runs if their kernels differ."""
+    """Return (launches, number of runs) for the last `runs` of all `recorded` runs.
+
+    If the runs launch different kernels, they cannot be separated, so all of them are returned.
+    """
     in_order = sorted(launched, key=lambda each: each.start_us)
     if not _alike(in_order, recorded):
         return launched, recorded
@@ -179,7 +184,10 @@ def kernels_of(launched: Iterable[Launched]) -> list[Kernel]:
 
 
 def ranges_of(launched: Iterable[Launched], kernels: Sequence[Kernel]) -> list[Range]:
-    """Return a `Range` per path in `launched`, sorted by start; omit kernels not in `kernels`."""
+    """Return a `Range` for each path of range names, in the order of their first launches.
+
+    kernels: the list into which `RangeKernel.kernel` points. Launches of other kernels are omitted.
+    """
     indices = {kernel.name: index for index, kernel in enumerate(kernels)}
     found: dict[tuple[str, ...], dict[int, list[float]]] = {}
     for each in sorted(launched, key=lambda each: each.start_us):
@@ -195,11 +203,12 @@ def ranges_of(launched: Iterable[Launched], kernels: Sequence[Kernel]) -> list[R
 def timeline_of(
     timed: Sequence[Launched], ranged: Sequence[Launched], runs: int, kernels: Sequence[Kernel], ranges: Sequence[Range]
 ) -> Timeline:
-    """Return a timeline of the first run or its first step, with at most `TIMELINE_LIMIT` launches.
+    """Return a timeline of at most `TIMELINE_LIMIT` launches: the first run or its first step.
 
     timed: launches of `runs` runs; if `runs` does not divide their number, all launches count as one run.
-    ranged: launches of one call, with NVTX ranges; used only if a run has the same number of launches. If the first
-        layer then starts again after others, the timeline has only the number of launches between these starts.
+    ranged: launches of one call, with NVTX ranges. They are ignored if a run has another number of launches.
+        If the first layer runs again after others, the timeline has one step: as many launches as from its first start
+        to its next start.
     kernels, ranges: the lists into which the timeline's indices point.
     """
     run = sorted(timed, key=lambda each: each.start_us)
@@ -222,7 +231,7 @@ def timeline_of(
 
 
 def _step_end(paths: Sequence[tuple[str, ...]]) -> int:
-    """Count launches from the first layer's start to its next start; all if there is none."""
+    """Count launches between the first layer's first and second start; all without a second."""
     depths = [next((depth for depth, name in enumerate(path, start=1) if is_layer(name)), 0) for path in paths]
     layers = [(number, path[:depth]) for number, (path, depth) in enumerate(zip(paths, depths, strict=True)) if depth]
     for (_, before), (number, layer) in pairwise(layers):
@@ -245,8 +254,6 @@ def busy(launched: Iterable[Launched]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Span:
-    """A named range of one thread, in microseconds."""
-
     name: str
     thread: Any
     start_us: float
