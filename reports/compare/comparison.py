@@ -155,8 +155,8 @@ def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
 def compared(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
     """Return the comparison of two runs' cases.
 
-    A case of `ttt-bench ab` regresses if its slowdown significantly exceeds `fail_on`. A case of separate runs
-    regresses if its outcome is "slower" and its slowdown exceeds `fail_on`.
+    In one `ttt-bench ab`, a case regresses if its slowdown significantly exceeds `fail_on`.
+    In separate runs, a case regresses if its outcome is "slower" and its slowdown exceeds `fail_on`.
     """
     both = [Pair(a.cases[key], b.cases[key]) for key in a.cases if key in a.measured and key in b.measured]
     interleaved = bool(a.turns) and a.turns == b.turns and min(a.repeats, b.repeats) >= LEAST_ROUNDS
@@ -214,7 +214,7 @@ class Pair:
 
     @property
     def elsewhere(self) -> str:
-        """Outcome "another GPU" or "another CPU" if A and B ran the case on different devices, else ""."""
+        """Outcome "another GPU" or "another CPU" if the case ran on different devices, else ""."""
         a, b = self.a.device, self.b.device
         what = next((what for what in (*a, *b) if a.get(what) != b.get(what)), "")
         return f"another {what.removesuffix(' cores')}" if what else ""

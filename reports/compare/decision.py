@@ -41,8 +41,8 @@ def decide(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[CaseR
 
     cases: for each case, log(B's median / A's median) of each round; at least two rounds.
     fail_on: the slowdown (0.01 for 1%) beyond which a case counts as regressed.
-    A case is "slower" or "faster" if a one-sided t test shows a change beyond `BAR`, at a false discovery rate of
-    `ALPHA` over all cases. It is "same" if two t tests at level `ALPHA` show a change within `SAME`, else "undecided".
+    "slower", "faster": a one-sided t test shows a change beyond `BAR` at false discovery rate `ALPHA` over all cases.
+    "same": two t tests at level `ALPHA` show a change within `SAME`. "undecided": none of these.
     """
     if not cases:
         return []

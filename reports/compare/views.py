@@ -122,7 +122,7 @@ def _named(cases: list[Missing]) -> str:
 
 
 def closing(comparison: Comparison) -> list[str]:
-    """Return lines on a comparison's outcome counts, what outcomes mean, and regressions."""
+    """Return lines with the outcome counts, the meaning of the outcomes, and the regressions."""
     counts = "" if comparison.elsewhere else _counts(comparison)
     lines = [counts] if counts not in ("", answer(comparison)) else []
     if comparison.interleaved:

@@ -55,8 +55,9 @@ class ShownProfile:
 
     agreement: words that compare the profiled time with the recorded latency. drawn: chart data from `drawing`.
     slower_than: comparisons with faster cases of equal phase, size, batch, context and concurrent sequences.
-    rows: one dict per row of the kernel table. "cells" is a list with a text for each of `COLUMNS`; "bound" describes
-        the kernel's bottleneck, and "stalls" the longest stalls of its warps. Without counters, both are "".
+    rows: one dict per row of the kernel table.
+        "cells": list with a text for each of `COLUMNS`.
+        "bound", "stalls": the kernel's bottleneck and its warps' longest stalls in words; "" without counters.
     """
 
     profile: Profile
