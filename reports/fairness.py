@@ -16,9 +16,11 @@ MODEL_OPTIONS = ("backbone", "mini_batch", "checkpoint")  # options that change 
 class Model:
     """A measured language model; an unknown text is "", an unknown number None.
 
-    options: (name, value) for each of `MODEL_OPTIONS` that the case sets. weights_dtype: the loaded weights' dtype.
-    head_rows_per_prompt: the number of prompt tokens for which the LM head runs; the next token needs only 1.
-    token_ids: how the input tokens are drawn. kept_between_samples: data that a sample leaves for the next sample.
+    dtype: the requested dtype. weights_dtype: the dtype of the loaded weights.
+    options: (name, value) for each of `MODEL_OPTIONS` that the case sets.
+    head_rows_per_prompt: number of prompt tokens for which the LM head runs; for the next token, 1 is enough.
+    token_ids: how the input tokens are drawn.
+    kept_between_samples: data that a sample leaves for the next sample.
     """
 
     system: str

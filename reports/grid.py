@@ -23,7 +23,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequen
 
 
 def escaped(text: str) -> str:
-    """Return printable text with a backslash before each \\, `, *, _, <, >, [ and ]."""
+    """Escape \\, `, *, _, <, >, [ and ] for Markdown; replace unprintable characters."""
     for sign in "\\`*_<>[]":
         text = text.replace(sign, f"\\{sign}")
     return printable(text)

@@ -36,10 +36,10 @@ _ELSEWHERE = {
 class Machines:
     """The environments and settings with which the records of a run were measured.
 
-    common: {group, such as "gpu": {fact: value}} for facts with the same value in all records that have them.
-    hardware: ({fact: value}, number of records) per machine, with the facts that vary except package versions.
+    common: {group, such as "gpu": {fact: value}} of the facts that have a single value in the run.
+    hardware: ({fact: value}, number of records) per machine, with the other facts except package versions.
     backends: {(system, backend): {name: values in words}} for settings and for packages whose versions differ.
-    versions: {label: values in words} for the driver, the power limit and the main packages (`_VERSIONS`).
+    versions: {label: values in words} of the driver, the power limit and the main packages.
     """
 
     common: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -49,7 +49,6 @@ class Machines:
 
 
 def machines(records: Iterable[Record]) -> Machines:
-    """Return the environments and settings of the records."""
     read = [(record, _facts(record.environment)) for record in records]
     values: dict[Name, dict[str, None]] = {}
     for _, facts in read:
@@ -87,10 +86,7 @@ def machines(records: Iterable[Record]) -> Machines:
 
 
 def _facts(environment: Mapping[str, Any]) -> dict[Name, str]:
-    """Return {(group, name): value in words} for the facts of an environment.
-
-    Sensor readings, load, and environment variables that cannot change speed are left out.
-    """
+    """Return {(group, name): value in words} of an environment, without readings such as load."""
     facts: dict[Name, str] = {}
     for path, value in _leaves(environment):
         if _CHANGING.intersection(path) or (path[0] == "variables" and not changes_speed(path[-1])):

@@ -26,9 +26,10 @@ def write_picture(run_folder: Path, out: Path, figures: str = "", inches: float 
     """Write one suite's figures to a PNG, or to a PDF with one sheet per figure.
 
     figures: the suite's name, or "" for the page's first suite with figures.
-    inches: width of each figure, drawn on white without title or caption, for a paper. None: as on the page; PNG only.
-    Raises RecordError if the run is unreadable or lacks the figures, or if Chromium or playwright is missing; also
-    if `out` does not end in .png or .pdf, or must not be overwritten.
+    inches: width of each figure, drawn on white without title or caption, for a paper.
+        With None (only for a PNG), the figures are drawn as on the page.
+    Raises RecordError if the run is unreadable or lacks the figures, or if Chromium or playwright is missing.
+    Also raises it if `out` does not end in .png or .pdf, or exists and is not a file of that kind.
     """
     from reports.publish import refuse_overwriting, write_report
 
@@ -58,7 +59,7 @@ def chromium_path() -> str:
 
 @contextmanager
 def chromium(*arguments: str) -> Iterator[Any]:
-    """Yield a headless Chromium (playwright) that opens no network connections of its own.
+    """Yield a headless Chromium (by playwright).
 
     arguments: further options of Chromium. Raises RecordError if Chromium or playwright is missing.
     """
@@ -76,9 +77,9 @@ def chromium(*arguments: str) -> Iterator[Any]:
 
 
 def take(browser: Any, report: Path, suite: str = "") -> bytes:
-    """Return a PNG of a suite's figures on `report`; the PNG's Description has titles and captions.
+    """Return a PNG of a suite's figures; its metadata has the figures' titles and captions.
 
-    suite: its name, or "" for the first suite. report: the page's file.
+    report: the HTML file of the page. suite: the suite's name, or "" for the page's first suite with figures.
     """
     page = _opened(browser, report, _WIDTH, 2)
     section = _suite(page, suite)
@@ -114,7 +115,6 @@ def _opened(browser: Any, report: Path, width: int, device_scale_factor: float) 
 
 
 def _suite(page: Any, suite: str) -> Any:
-    """Return a playwright locator of the suite, or of the first suite if `suite` is ""."""
     sections = page.locator("section.suite")
     names = [name.removeprefix("Figures of ") for name in sections.evaluate_all("all => all.map(e => e.ariaLabel)")]
     if not names or (suite and suite not in names):

@@ -1,4 +1,4 @@
-"""Write the page or the table of a run to a file."""
+"""Write the page of a run to a file, or the table of a run to standard output."""
 
 import sys
 from collections.abc import Sequence
@@ -27,7 +27,8 @@ def write_table(run_folder: Path, fmt: str, columns: Sequence[str] = ()) -> None
     """Write a table with one row per case to standard output.
 
     fmt: "csv", "json", "markdown" or "text".
-    columns: the columns' names. ("all",): all columns. (): all columns for "csv" and "json", else a selection.
+    columns: names of the columns to write; ("all",) for all columns.
+        (): all columns for "csv" and "json", a selection of columns for "markdown" and "text".
     Raises RecordError if the run is unreadable or has no records, or a column is unknown.
     """
     from reports.profiles.peaks import common_peaks

@@ -18,10 +18,12 @@ WORK_METRICS = ("flops", "bytes", *PEAKS)
 
 
 def explanation(case: Case, metrics: Mapping[str, float | None], latency_ms: float) -> dict[str, Any]:
-    """Return a case's {column: value} for `RATE_COLUMNS`; unknown: NaN, or "" for `bound`.
+    """Return {column: value} of `RATE_COLUMNS` for a case; unknown: NaN, or "" for `bound`.
 
-    metrics: the case's work and the measured peaks (`WORK_METRICS`). latency_ms: NaN if unknown.
-    tflops, gbs: achieved TFLOP/s and GB/s. lower_bound_ms: the longer of memory time and compute time.
+    metrics: the case's work and the measured peaks, by the names in `WORK_METRICS`.
+    latency_ms: the case's latency; NaN if unknown.
+    tflops, gbs: achieved TFLOP/s and GB/s.
+    lower_bound_ms: the longer of memory time (at a copy's bandwidth) and compute time (at a large GEMM's rate).
     bound: "memory" or "compute", whichever time is longer.
     lower_bound_share: lower bound / latency. copy_share: `gbs` / bandwidth of a copy.
     """

@@ -73,13 +73,15 @@ def frame(
 ) -> pd.DataFrame:
     """Return a table with one row per case, in the order of `by_case(records)`.
 
-    The first columns are `COLUMNS`, a column per option (`_options`) and `SAMPLE_COLUMNS`. Rates, metrics, notes,
-    flags and computed columns follow if they have a value. An unknown number is NaN or pd.NA, an unknown text is "".
+    The first columns are `COLUMNS`, one column per case option, and `SAMPLE_COLUMNS`.
+    Then come rates, metrics, notes, flags and computed columns, each only if a case has a value.
+    An unknown number is NaN or pd.NA, an unknown text is "".
     latency_ms: the median of the processes' medians.
-    latency_ms_low, latency_ms_high: the 95% interval within processes (`pooled_interval`).
+    latency_ms_low, latency_ms_high: the 95% interval within processes (`harness.quality.pooled_interval`).
     process_spread: (largest - smallest process median) / latency_ms.
     processes: the number of processes with samples or, if none has samples, of all processes.
-    peaks: the run's measured peaks by device (`common_peaks`), by default computed from `records` alone.
+    peaks: {device: {name: measured peak}} of the run, from `reports.profiles.peaks.common_peaks`.
+        None computes them from `records` alone.
     """
     records = list(records)
     groups = [sorted(case, key=lambda record: record.status != "ok") for case in by_case(records).values()]
@@ -114,7 +116,7 @@ def option_columns(table: pd.DataFrame) -> list[str]:
 
 
 def metric_columns(recorded: Iterable[str], catalogue: Catalogue) -> list[str]:
-    """Return recorded metrics that need a column: the catalogue's in order, others by name."""
+    """Return recorded metrics that need a column: in the catalogue's order, then others by name."""
     taken = {*COLUMNS, *SAMPLE_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS, NOTES, MARKS}
     found = set(recorded) - taken
     known = [metric.name for metric in catalogue.metrics if metric.name in found]
@@ -131,10 +133,11 @@ def suites_of_cases(catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
 
 
 def _options(cases: Sequence[Case], table: pd.DataFrame, catalogue: Catalogue) -> pd.DataFrame:
-    """Return a column per option.
+    """Return a table of the cases' options, with one column per option.
 
-    An unset option has its default value if the option varies for the case's system and backend, else NA. It varies
-    if any of their cases sets it, or is in a suite whose figures have the option on the x axis or are split by it.
+    If a case does not set an option, the cell is NA or, if the option varies, the option's default value.
+    An option varies for a system and backend if one of their cases sets it.
+    It also varies if one of their cases is in a suite whose figures have the option as x axis or are split by it.
     """
     names = list(dict.fromkeys(name for case in cases for name, _ in case.options))
     varied = {(case.system_backend, name) for case in cases for name, _ in case.options}
@@ -156,7 +159,6 @@ def _options(cases: Sequence[Case], table: pd.DataFrame, catalogue: Catalogue) -
 def _row(
     group: list[Record], suites: tuple[str, ...], metrics: Sequence[str], peaks: Mapping[str, Mapping[str, float]]
 ) -> dict[str, Any]:
-    """Return a case's {column: value}. group: its records, `ok` ones first. peaks: by device."""
     first = group[0]
     measured = [record for record in group if record.status == "ok"]
     found = merged_metrics(measured or group)
@@ -182,7 +184,6 @@ def _row(
 
 
 def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str, Any]:
-    """Return values of `STATISTIC_COLUMNS`, NaN if unknown. measured: `group`'s `ok` records."""
     memory = [each.peak_memory_bytes for each in measured or group if each.peak_memory_bytes is not None]
     values: dict[str, Any] = dict.fromkeys(STATISTIC_COLUMNS, math.nan)
     values["peak_memory_gb"] = max(memory) / 1e9 if memory else math.nan
@@ -202,23 +203,18 @@ def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str
 
 
 def _computed(case: Case, row: Mapping[str, Any], peak_tflops: float) -> dict[str, float]:
-    """Return the values of `COMPUTED_COLUMNS` by column, NaN if unknown.
-
-    model_size: millions of parameters. flops_share: the model FLOPs utilization, a share of `peak_tflops`.
-    """
     named = re.fullmatch(r"(\d+(?:\.\d+)?)([mb])", row["size"])
     latency_ms, is_model = positive(row["latency_ms"]), case.option("scope", "model") == "model"
     return {
         "model_size": float(named[1]) * {"m": 1, "b": 1000}[named[2]] if named else math.nan,
         "tokens_per_s_each": 1e3 / latency_ms if is_model and case.phase == "generate" else math.nan,
         "flops_per_token": row["tflops"] * 1e12 / row["tokens_per_s"],
-        "flops_share": row["tflops"] / positive(peak_tflops) if is_model else math.nan,
+        "flops_share": row["tflops"] / positive(peak_tflops) if is_model else math.nan,  # model FLOPs utilization
         "tokens_per_j": 1 / positive(known(row.get("energy_j_per_token"))),
     }
 
 
 def _notes(group: Sequence[Record], metrics: Mapping[str, float | None], row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the row's notes: facts needed to compare its latency with the latency of other rows."""
     for record in group:
         yield from (record.settings[name] for name in NOTED_SETTINGS if name in record.settings)
     case = group[0].case

@@ -22,7 +22,8 @@ def write_frame(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Catalogue
     """Write a table of `stats.frame` to `out`.
 
     fmt: "csv", "json", "markdown" or "text"; Markdown and text show numbers in the catalogue's units.
-    columns: the columns' names. ("all",): all. (): all for "csv" and "json", else a selection (`_chosen`).
+    columns: names of the columns to write; ("all",) for all columns.
+        (): all columns for "csv" and "json", a selection of columns for "markdown" and "text".
     Raises RecordError for an unknown column.
     """
     for name in columns:
@@ -49,7 +50,7 @@ def cell_text(value: Any) -> str:
 
 
 def csv_text(table: pd.DataFrame) -> str:
-    """Return CSV with all digits, in which a spreadsheet runs no text as a formula."""
+    """Return the table as CSV with all digits; a spreadsheet runs no cell's text as a formula."""
     return table.map(_csv_cell).rename(columns=_csv_cell).to_csv(index=False)
 
 
@@ -79,7 +80,6 @@ def _write_for_people(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Cat
 
 
 def _chosen(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
-    """Return the names of the columns to print, such as system, varying settings and latency."""
     ok = table["status"] == "ok"
     names = [
         *(name for name in _CASE if name in ("system", "backend") or _varies(table, name)),
@@ -94,7 +94,7 @@ def _chosen(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
 
 
 def telling_apart(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
-    """Return a subset of `settings` that tells apart rows of equal system, backend, phase, batch, context."""
+    """Choose settings that tell apart rows of equal system, backend, phase, batch and context."""
     found: list[str] = []
     while True:
         alike = table[table.duplicated([*_CASE, *found], keep=False)]

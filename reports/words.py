@@ -28,7 +28,7 @@ def format_setting(axis: AxisEntry, value: Any) -> str:
 
 
 def listed(words: Sequence[str]) -> str:
-    """Return the words joined as in `a, b and c`; "" for none."""
+    """Join words with commas and a final "and", such as `a, b and c`; "" for none."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 

@@ -20,7 +20,8 @@ _run = JITFunction.run
 def look_like_gpu(capability: int, shared_bytes: int, launched: Callable[..., None]) -> None:
     """Pretend that this process has a GPU; for its remaining life, no kernel runs.
 
-    capability: such as 90. shared_bytes: shared memory of a block. launched: called with a kernel and its arguments.
+    capability: 90 stands for compute capability 9.0. shared_bytes: bytes of shared memory per block.
+    launched: called with the kernel and its arguments instead of each launch.
     """
     torch.Tensor.is_cuda = property(lambda x: True)
     torch.cuda.is_available = lambda: True
@@ -36,5 +37,4 @@ def look_like_gpu(capability: int, shared_bytes: int, launched: Callable[..., No
 
 
 def compiled(kernel: Any, *arguments: Any, **named: Any) -> Any:
-    """Return the kernel that a launch with these arguments would run; Triton caches it."""
     return _run(kernel, *arguments, grid=(1,), warmup=True, **named)

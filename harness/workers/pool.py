@@ -1,4 +1,4 @@
-"""Run jobs on several GPUs of one host: a job per GPU, each GPU with its CPU cores."""
+"""Run jobs on several GPUs of one host: one at a time per GPU, on its share of CPU cores."""
 
 import os
 import threading
@@ -41,11 +41,11 @@ def _device_id(gpu: str | None = None) -> str:
 def on_free_slots(
     jobs: Iterable[T], slots: Sequence[GpuSlot], do: Callable[[T, GpuSlot, Callable[[], bool]], object]
 ) -> None:
-    """Run the jobs in order, each on the next free slot; each slot has a thread.
+    """Run each job in the thread of the next free slot; start the jobs in order.
 
-    do: called with job, slot, and a function that returns whether all jobs should end. If the function returns True,
+    do: called as `do(job, slot, stopped)`, where `stopped()` returns whether all jobs should end. If it returns True,
         `do` must raise KeyboardInterrupt, because Ctrl-C itself reaches only the main thread.
-    If a job raises an exception, or at Ctrl-C, all jobs end. The first exception of a job is raised.
+    After Ctrl-C or a job's exception, the other jobs end. Then the exception is raised here.
     """
     stop, waiting = threading.Event(), iter(list(jobs))
     results, ended = SimpleQueue[BaseException | None](), list[threading.Thread]()

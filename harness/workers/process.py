@@ -34,12 +34,13 @@ _TAIL_BYTES = 1 << 16  # of stderr that are kept
 
 @dataclass(frozen=True)
 class Launch:
-    """How to start a system's worker: the command line is `*command -m harness.worker entry`.
+    """How to start a system's worker process: `COMMAND -m harness.worker ENTRY`.
 
-    command: an interpreter, or a wrapper such as ["docker", "run", "-i", IMAGE, "python"].
-    entry: MODULE:ATTRIBUTE[:ARGUMENT...] of the system's adapter; "" if each request names one.
-    env: additional environment variables. root: checkout with the worker's code; None for this checkout.
-    locked: versions by package in the lock file; records list how the worker's versions differ.
+    command: a Python interpreter, or a wrapper such as ["docker", "run", "-i", IMAGE, "python"].
+    entry: the system's adapter as MODULE:ATTRIBUTE[:ARGUMENT...]; "" if each request names an adapter.
+    env: additional environment variables.
+    root: the checkout with the worker's code; None for this checkout.
+    locked: {package: version} of the lock file; records list the packages whose version differs.
     """
 
     command: Sequence[str] = (sys.executable,)
@@ -51,7 +52,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Limits:
-    """Time limits in seconds: for a case with build and checks, and for a worker's start."""
+    """Time limits in seconds: for one case (with build and checks) and for a worker's start."""
 
     case_s: float = 600.0
     start_s: float = 300.0  # importing an engine from a cold disk takes minutes
@@ -61,8 +62,10 @@ class Limits:
 class GpuSlot:
     """A GPU or the CPU, on which one worker at a time runs.
 
-    name: for users, such as "GPU 0"; "" for the only slot. env: environment variables that select the GPU for workers.
-    device_id: hash of the GPU's UUID, "" if unknown. is_there: returns whether the GPU still answers.
+    name: shown to users, such as "GPU 0"; "" for the default device.
+    env: environment variables that select the GPU for workers.
+    device_id: hash of the GPU's UUID; "" if unknown.
+    is_there: returns whether the GPU still answers.
     """
 
     name: str = ""
@@ -81,12 +84,13 @@ DEFAULT_SLOT = GpuSlot()
 
 
 class WorkerProcess:
-    """A system's worker process: started by the first request, ended with the `with` block.
+    """A system's worker process, started by the first request and ended with the `with` block.
 
-    If the worker failed on a case or reported itself unhealthy, the next request starts a new worker. If the system
-    cannot run here, `ask` raises WorkerLost. When a worker ends, two nested wardens (`warden.py`) kill its descendants.
-    slot: where the worker runs. start_s: time limit for the start. stopped: returns whether the run should end.
-    found: the worker's answer (`Probe`) on whether the system can run here; None before `ready` or `ask`.
+    If a worker gives no usable answer or reports itself unhealthy, the next request starts a new worker.
+    When a worker ends, two nested wardens (`harness.workers.warden`) kill its descendants.
+    slot: the device on which the worker runs. start_s: time limit for the start in seconds.
+    stopped: returns whether the run should end.
+    found: the last `Probe` by `ready` or `ask`, on whether the system can run here; None before.
     """
 
     def __init__(
@@ -108,7 +112,7 @@ class WorkerProcess:
         self.kill() if kind else self.stop()
 
     def ready(self) -> Probe:
-        """If no worker runs and no probe has failed, start and probe a worker; return the last probe."""
+        """Start and probe a worker if none runs; after a failed probe, return that probe again."""
         if self._process is not None and self._process.poll() is not None:
             self.kill()  # it died after its last case
         if self._process is None and (self.found is None or self.found.available):
@@ -117,10 +121,10 @@ class WorkerProcess:
         return self.found
 
     def probe(self, entry: str = "") -> Probe:
-        """Start the worker if needed, and ask it whether the system can run.
+        """Ask the worker whether the system can run; start the worker if none runs.
 
-        entry: adapter of the system to probe, as in `Launch`; "" for the worker's own system.
-        Without a usable answer, kill the worker; the probe's status is "unstarted".
+        entry: the adapter to probe as MODULE:ATTRIBUTE[:ARGUMENT...]; "" for the worker's own adapter.
+        If there is no usable answer, kill the worker and return a probe with status "unstarted".
         """
         try:
             with self._killed_if_lost():
@@ -139,12 +143,14 @@ class WorkerProcess:
         profiler: Mapping[str, Any] | None = None,
         last: bool = False,
     ) -> tuple[Record, dict[str, Any]]:
-        """Run a case; return (record with the machine's load, fields of a `Profile`).
+        """Run a case in the worker; return (record, fields of a `Profile`).
 
-        profiler: for mode "profile", {"tool": the profiler's name, "keep": a path for Kineto's trace}.
+        The record's environment includes the load of the machine during the case.
+        If the worker answers that the case needs a fresh process, the case is sent to a new worker.
+        profiler: for mode "profile", {"tool": the profiler's name, "keep": a path for Kineto's trace}; else None.
         last: whether this is the last request; if so, a worker that reports itself unhealthy is not killed.
-        A case that needs a fresh process is sent to a new worker. Raises KeyboardInterrupt if the run should end.
-        Raises WorkerLost if the system cannot run or gives no usable answer within `limit_s` seconds.
+        Raises WorkerLost if the system cannot run here or gives no usable answer within `limit_s` seconds.
+        Raises KeyboardInterrupt if the run should end.
         """
         request = {"do": "case", "case": case.to_dict(), "policy": asdict(policy), "mode": mode, "profiler": profiler}
         with self._killed_if_lost():
@@ -176,7 +182,6 @@ class WorkerProcess:
 
     @contextmanager
     def _killed_if_lost(self) -> Iterator[None]:
-        """On WorkerLost or an invalid answer in the block, kill the worker and raise WorkerLost."""
         try:
             yield
         except WorkerLost:
@@ -261,7 +266,7 @@ class WorkerProcess:
             raise self._death(process) from None
 
     def _read(self, process: subprocess.Popen[bytes], wait_s: float) -> bool:
-        """Read worker output, waiting up to `wait_s` s; return whether the worker can still answer."""
+        """Read the worker's output, waiting up to `wait_s` s; return whether it can still answer."""
         ended = process.poll() is not None  # a child of a dead worker may hold its pipes open
         readable, _, _ = select.select(self._open, [], [], wait_s)
         for pipe in readable:
@@ -275,10 +280,7 @@ class WorkerProcess:
         return process.stdout in (readable if ended else self._open)
 
     def _status(self, process: subprocess.Popen[bytes], limit_s: float) -> int | None:
-        """Return the exit status of a worker that ends within `limit_s` seconds, otherwise None.
-
-        Raises KeyboardInterrupt if the run should end.
-        """
+        """Wait up to `limit_s` s for the worker to end; return its exit status, None if it runs on."""
         deadline = time.monotonic() + limit_s
         while self._open and process.poll() is None and time.monotonic() < deadline:
             if self._stopped():
@@ -343,9 +345,10 @@ def signal_of(status: int) -> str:
 
 
 def path_of_code(env: Mapping[str, str], root: Path | None = None) -> dict[str, str]:
-    """Return {"PYTHONPATH": ...}: `root` (default: this checkout), then `env`'s PYTHONPATH.
+    """Return the environment variable PYTHONPATH for a worker as {name: value}.
 
-    Without `root`, return {} if this file is in site-packages: other interpreters must not import packages from there.
+    Its value is `root` (None: this checkout), followed by PYTHONPATH of `env`.
+    Return {} if `root` is None and this file is in site-packages, from which other interpreters must not import.
     """
     root = root or (None if ROOT.name in ("site-packages", "dist-packages") else ROOT)
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH", "")]))} if root else {}

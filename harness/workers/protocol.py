@@ -20,7 +20,7 @@ from typing import Any
 
 
 class WorkerLost(Exception):
-    """Raised if a worker gives no usable result. status: the case's. str(error): the reason."""
+    """Raised if a worker gives no usable result; `status` is the status for the case's record."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
@@ -31,9 +31,10 @@ class WorkerLost(Exception):
 class Probe:
     """Answer of a worker on whether its system can run on this machine.
 
-    reason: why the system cannot run, "" if it can. versions: versions of the adapter's packages, by name.
-    environment: `environment.snapshot()` of the worker.
-    status: status for cases of a system that cannot run: "skipped", or "unstarted" if the worker did not answer.
+    reason: why the system cannot run; "" if it can.
+    versions: {package: version} of the adapter's packages.
+    environment: the worker's `harness.measure.environment.snapshot()`.
+    status: for records if the system cannot run: "skipped", or "unstarted" if the worker gave no usable answer.
     """
 
     reason: str
@@ -47,7 +48,7 @@ class Probe:
 
 
 def line_of(message: Mapping[str, Any]) -> bytes:
-    """Return a message, dataclasses included, as a JSON line; ValueError for NaN or infinity."""
+    """Return a message, which may contain dataclasses, as JSON; ValueError for NaN or infinity."""
     return json.dumps(message, allow_nan=False, default=asdict).encode() + b"\n"
 
 

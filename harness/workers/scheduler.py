@@ -28,9 +28,10 @@ SkipReason = Callable[[Planned, Sequence[Record]], str]
 class Event:
     """Progress of a run, reported to `Options.on_event`.
 
-    kind: "plan" (before the first case), "start" (of a case) or "record" (end of a case).
-    planned: the case. record: its result. slot: name of the case's GPU slot, "" for the only slot.
-    total: for "plan", number of cases to run. kept: for "plan", number of cases that an earlier call finished.
+    kind: "plan" before the first case, "start" at the start of each case, "record" at its end.
+    planned: the case; None for "plan". record: the case's result; only for "record".
+    slot: name of the case's GPU slot; "" for the default device.
+    total, kept: for "plan", the number of cases to run and the number of cases that an earlier call finished.
     """
 
     kind: str
@@ -45,9 +46,10 @@ class Event:
 class Options:
     """Options of one call of `run_jobs`.
 
-    jobs: the jobs to run; None for all jobs of the run. repeat: the repeat to run, above 0 only in `ttt-bench ab`.
+    jobs: the jobs to run; None for all jobs of the run.
+    repeat: the repeat to run; above 0 only in `ttt-bench ab`.
     retry: returns, for the record of a finished case, whether to measure the case again.
-    skip: returns, for a case and the records of its job so far, the reason to skip it, or "".
+    skip: returns, for a case and its job's records so far, the reason to skip the case, or "".
     on_event: called with each `Event`.
     """
 
@@ -66,14 +68,14 @@ def run_jobs(
     slots: Sequence[GpuSlot] = (DEFAULT_SLOT,),
     shared: bool = False,
 ) -> list[Record]:
-    """Run unfinished cases and append records; return the last record of each (case, repeat).
+    """Run unfinished cases, append their records, and return all records of the run.
 
     A crash, a signal, a timeout, exhausted memory and a failed check also give a record.
     A case with a record runs again if it was skipped, killed or not started, or if `options.retry` returns True.
-    launches: the worker command of each (system, backend). slots: GPU slots.
-    shared: whether this process is a Slurm task, which shares the run; otherwise it locks the run.
+    launches: how to start the worker of each (system, backend). slots: the devices that run jobs in parallel.
+    shared: True for a Slurm task, which shares the run with other tasks. Otherwise, this process locks the run.
     Raises RecordError for an unusable file, and RunError for a lost GPU or a locked run.
-    A KeyboardInterrupt (also for SIGTERM and SIGHUP) passes through after the workers are killed.
+    Raises KeyboardInterrupt, also for SIGTERM and SIGHUP, after the workers are killed.
     """
     jobs = run.jobs if options.jobs is None else options.jobs
     with signals_raise(), run.held(shared):
@@ -96,7 +98,7 @@ def run_jobs(
 
 
 def unfinished(run: Run, job: Job, repeat: int, retry: Retry) -> list[Planned]:
-    """Return cases whose record in `repeat` is missing, `UNFINISHED`, or selected by `retry`."""
+    """Return the job's cases that have no record in `repeat` or must run again."""
     last = {record.case.key: record for record in run.job_records(job) if record.repeat == repeat}
     finished = {key for key, record in last.items() if record.status not in UNFINISHED and not retry(record)}
     return [planned for planned in job.cases if planned.case.key not in finished]
@@ -113,7 +115,6 @@ class _JobRun:
     stopped: Callable[[], bool]
 
     def cases(self, pending: list[Planned]) -> None:
-        """Run or skip cases in order; append each record, except another skip for the same reason."""
         run, name = self.run, self.slot.name
         whole = next(each for each in run.jobs if each.pair == self.job.pair)  # with the cases of other calls
         records = [each for each in latest(whole, run.job_records(whole)) if each.repeat == self.options.repeat]
@@ -133,7 +134,7 @@ class _JobRun:
                     self.slot.refuse_lost_gpu()
                 earlier = before.get(planned.case.key)
                 if earlier and record.status == earlier.status == "skipped" and record.reason == earlier.reason:
-                    record = earlier  # the file stays as it is
+                    record = earlier  # the same skip again: the file stays as it is
                 else:
                     run.record_file(self.job).append(record)
                 records = [each for each in records if each.case.key != planned.case.key] + [record]
@@ -160,7 +161,7 @@ class _JobRun:
 def unmeasured(
     case: Case, status: str, reason: str, launch: Launch, slot: GpuSlot, found: Probe | None = None
 ) -> Record:
-    """Return a record without samples; environment: the worker's or, if unknown, this process's."""
+    """Return a record without samples; its environment is the worker's or else this process's."""
     environment = found.environment if found else {}
     if not environment:  # the worker never answered, so versions of packages are unknown
         commit, dirty = commit_and_dirty(launch.root)
@@ -171,7 +172,7 @@ def unmeasured(
 
 @contextmanager
 def signals_raise() -> Iterator[None]:
-    """In the main thread, turn SIGTERM and SIGHUP, unless ignored, into KeyboardInterrupt."""
+    """Let SIGTERM and SIGHUP raise KeyboardInterrupt unless ignored; only in the main thread."""
     is_main = threading.current_thread() is threading.main_thread()
     wanted = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
     earlier = {number: signal.signal(number, signal.default_int_handler) for number in wanted if is_main}

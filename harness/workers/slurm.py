@@ -1,4 +1,4 @@
-"""Share a run in a Slurm array: batch script, submission, task states, a task's work."""
+"""Share a run among the tasks of a Slurm array: write and submit the script, run one task."""
 
 import os
 import re
@@ -32,9 +32,10 @@ class SlurmError(RecordError):
 
 @dataclass(frozen=True)
 class SlurmRequest:
-    """The value of --slurm: an array of parallel Slurm tasks.
+    """A value of --slurm: the number of Slurm tasks that share a run, and options of sbatch.
 
-    gpu: whether each task gets a GPU. options: values of sbatch's options by name without "--", "" for no value.
+    gpu: whether each task gets a GPU.
+    options: {name of an sbatch option without "--": its value, or "" if it takes none}.
     """
 
     tasks: int
@@ -43,9 +44,10 @@ class SlurmRequest:
 
 
 def parsed(text: str) -> SlurmRequest:
-    """Return the request in a value of --slurm, such as `partition=gpu,time=01:00:00,gpus=4`.
+    """Parse a value of --slurm, such as `partition=gpu,time=01:00:00,gpus=4`.
 
-    `gpus=4` gives four tasks with a GPU each, `tasks=4` four tasks without GPU. Raises SlurmError for a wrong option.
+    `gpus=4` requests four tasks with a GPU each, `tasks=4` four tasks without GPU.
+    Raises SlurmError for a wrong option.
     """
     options: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -98,7 +100,7 @@ def submit(script_path: str) -> str:
 
 
 def task_states(job: str) -> dict[str, str]:
-    """Return the states of a Slurm job's unfinished tasks by index, such as {"0": "RUNNING"}."""
+    """Return {task index: state} of a Slurm job's unfinished tasks, such as {"0": "RUNNING"}."""
     try:
         output = _ask(["squeue", "--noheader", "--array", "--job", job, "--format", "%K %T"])
     except SlurmError as error:

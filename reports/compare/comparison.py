@@ -35,7 +35,8 @@ class NotComparable(RecordError):
 class Difference:
     """A recorded property in which the two runs differ, such as a package's version.
 
-    what: the property's name. a, b: its value in A and B, "" if not recorded; None if the values depend on the case.
+    what: the property's name.
+    a, b: its value in A and in B, "" if not recorded. Both are None if there are too many values to list.
     where: the labels of the systems and backends with this difference; empty if all have it.
     """
 
@@ -57,7 +58,8 @@ class Row:
     """A case with a result in both runs, as one row of the comparison's table.
 
     label: the case in words. name: the labels of its system and backend.
-    a_us, b_us: µs per token in A and B. notes: remarks on the measurement, such as "thermally throttled in A".
+    a_us, b_us: µs per token in A and in B.
+    notes: remarks on the measurement, such as "thermally throttled in A".
     doubt: the first reason why the times are too uncertain to compare; "" for none.
     """
 
@@ -81,7 +83,8 @@ class Missing:
     """A case without a result in at least one of the two runs.
 
     name: the labels of its system and backend.
-    outcome: "lost": only A has a result. "gained": only B does. "": neither run does, or only one run planned the case.
+    outcome: "lost" if only A has a result, "gained" if only B has one, else "".
+        It is also "" if only one of the runs planned the case.
     """
 
     label: str
@@ -92,8 +95,10 @@ class Missing:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of run A with run B; `rows` are sorted by difference, the largest first.
+    """Comparison of run A with run B.
 
+    rows: the cases with a result in both runs, those with the largest difference first.
+    missing: the cases without a result in at least one of the runs.
     interleaved: whether A and B come from one `ttt-bench ab` with at least `LEAST_ROUNDS` rounds.
     fail_on: the slowdown (0.01 for 1%) beyond which a case counts as regressed.
     near: the run-to-run spread, as a fraction: 95% of the cases of two runs of the same packages differ by less.
@@ -110,7 +115,7 @@ class Comparison:
 
     @property
     def elsewhere(self) -> str:
-        """The first row's outcome, such as "another GPU", if A's and B's devices differ in every row; else ""."""
+        """Outcome "another GPU" or "another CPU" if the devices differ in every row, else ""."""
         outcomes = [row.result.outcome for row in self.rows]
         return outcomes[0] if outcomes and set(outcomes) <= {*ELSEWHERE} else ""
 
@@ -123,7 +128,7 @@ class Comparison:
 
     @property
     def counts(self) -> dict[str, int]:
-        """{outcome: number of cases}; if the devices differ in every row, lost and gained cases are left out."""
+        """{outcome: number of cases}; no lost or gained cases if the devices differ in every row."""
         outcomes = [row.result.outcome for row in self.rows]
         if not self.elsewhere:
             outcomes += [each.outcome for each in self.missing]
@@ -150,8 +155,8 @@ def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
 def compared(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
     """Return the comparison of two runs' cases.
 
-    A case of `ttt-bench ab` regresses if its slowdown significantly exceeds `fail_on`. A case of separate runs
-    regresses if its outcome is "slower" and its slowdown exceeds `fail_on`.
+    In one `ttt-bench ab`, a case regresses if its slowdown significantly exceeds `fail_on`.
+    In separate runs, a case regresses if its outcome is "slower" and its slowdown exceeds `fail_on`.
     """
     both = [Pair(a.cases[key], b.cases[key]) for key in a.cases if key in a.measured and key in b.measured]
     interleaved = bool(a.turns) and a.turns == b.turns and min(a.repeats, b.repeats) >= LEAST_ROUNDS
@@ -171,14 +176,12 @@ def compared(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
 
 @dataclass(frozen=True)
 class Pair:
-    """One case as measured in run A and in run B."""
-
     a: CaseSide
     b: CaseSide
 
     @property
     def log_ratios(self) -> list[float]:
-        """log(B's / A's median time per token) for each round with a result in both runs."""
+        """For each round with a result in both runs, log(B's median time per token / A's)."""
         a, b = self.a.log_ms, self.b.log_ms
         return [b[repeat] - a[repeat] for repeat in a if repeat in b]
 
@@ -211,7 +214,7 @@ class Pair:
 
     @property
     def elsewhere(self) -> str:
-        """The difference between the two devices, "another GPU" or "another CPU"; "" for none."""
+        """Outcome "another GPU" or "another CPU" if the case ran on different devices, else ""."""
         a, b = self.a.device, self.b.device
         what = next((what for what in (*a, *b) if a.get(what) != b.get(what)), "")
         return f"another {what.removesuffix(' cores')}" if what else ""
@@ -226,12 +229,11 @@ class Pair:
 
     @property
     def on_other_hosts(self) -> bool:
-        """Whether the case is host-bound and ran on two different GPUs, whose hosts can differ in speed."""
+        """Whether the case is host-bound and ran on different GPUs, whose hosts may differ in speed."""
         return self.a.host_bound and self.on_other_gpus
 
     @property
     def noise(self) -> float:
-        """The largest |log ratio| that counts as noise."""
         return math.log1p(max(STORED_BAR, BETWEEN_RUNS["cpu"] if self.on_cpu else 0.0))
 
     @property
@@ -258,10 +260,7 @@ def _round_results(pairs: Sequence[Pair], fail_on: float) -> list[CaseResult]:
 
 
 def _result(pair: Pair, fail_on: float, outcome: str = "") -> CaseResult:
-    """Return a case's result from the medians of both runs, without pairing their rounds.
-
-    outcome: the outcome; "" derives it from the medians. Different devices always give "another GPU" or "another CPU".
-    """
+    """Return a case's result from the medians of both runs, without pairing their rounds."""
     where = "cpu" if pair.on_cpu else "gpus" if pair.on_other_gpus else "gpu"
     middle, half = pair.b.middle - pair.a.middle, math.hypot(pair.a.half, pair.b.half, BETWEEN_RUNS[where])
     outcome = pair.elsewhere or outcome or _stored_outcome(pair, middle, half)

@@ -22,10 +22,11 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class CaseResult:
-    """A case's outcome, such as "slower", and the ratio of B's time to A's.
+    """A case's outcome, such as "slower", and the ratio of its time per token in B to that in A.
 
-    ratio: from `decide`, the geometric mean over the rounds; otherwise, B's median / A's median.
-    low, high: the ratio's 95% interval. regressed: whether B's slowdown is a regression (`comparison.compared`).
+    ratio: from `decide`, the geometric mean of the rounds' ratios; otherwise, B's median / A's median.
+    low, high: the ends of the ratio's 95% interval.
+    regressed: whether the slowdown counts as a regression (`reports.compare.comparison.compared`).
     """
 
     outcome: str
@@ -38,10 +39,10 @@ class CaseResult:
 def decide(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[CaseResult]:
     """Return the outcome of each case in the order of `cases`.
 
-    cases: for each case, the log ratios of its rounds, at least two.
+    cases: for each case, log(B's median / A's median) of each round; at least two rounds.
     fail_on: the slowdown (0.01 for 1%) beyond which a case counts as regressed.
-    A case is "slower" or "faster" if a one-sided t test shows a change beyond `BAR`, at a false discovery rate of
-    `ALPHA` over all cases. It is "same" if two t tests at level `ALPHA` show a change within `SAME`, else "undecided".
+    "slower", "faster": a one-sided t test shows a change beyond `BAR` at false discovery rate `ALPHA` over all cases.
+    "same": two t tests at level `ALPHA` show a change within `SAME`. "undecided": none of these.
     """
     if not cases:
         return []
@@ -57,9 +58,10 @@ def decide(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[CaseR
 
 @dataclass(frozen=True)
 class _Estimates:
-    """Statistics of the cases' log ratios, one array element per case.
+    """Statistics of the cases' log ratios; each array has one element per case.
 
-    deviation: the standard deviation of a single log ratio. freedom: the degrees of freedom of `deviation`.
+    deviation: the standard deviation of one round's log ratio. rounds: the number of rounds.
+    freedom: the degrees of freedom of `deviation`.
     """
 
     mean: Numbers
@@ -69,7 +71,7 @@ class _Estimates:
 
     @classmethod
     def of(cls, cases: Sequence[Sequence[float]]) -> "_Estimates":
-        """Estimate means and variances; shrink variances, except high outliers, towards the median."""
+        """Estimate means and variances; pull variances, except high outliers, towards their median."""
         rounds = np.array([len(case) for case in cases], float)
         variance = np.array([np.var(case, ddof=1) for case in cases])
         shared, typical = min(PRIOR_ROUNDS, len(cases) - 1.0), np.median(variance)
@@ -81,7 +83,7 @@ class _Estimates:
         return cls(np.array([np.mean(case) for case in cases]), np.sqrt(shrunk), rounds, freedom)
 
     def discoveries(self, bar: float, sign: int = 1) -> NDArray[np.bool_]:
-        """Return whether each case is slower by more than `bar` (sign=-1: faster) at FDR `ALPHA`."""
+        """Return which cases are slower (sign=-1: faster) by more than `bar`, at FDR `ALPHA`."""
         return stats.false_discovery_control(self.p_values(sign * self.mean - np.log1p(bar))) <= ALPHA
 
     def interval(self) -> tuple[Numbers, Numbers]:
@@ -89,7 +91,7 @@ class _Estimates:
         return self.mean - half, self.mean + half
 
     def p_values(self, excess: Numbers) -> Numbers:
-        """Return p-values of t tests for excess > 0. excess: signed distances of means from a limit."""
+        """Return each case's p-value of a one-sided t test that its `excess` is above 0."""
         error = self.deviation / np.sqrt(self.rounds)
         with np.errstate(divide="ignore", invalid="ignore"):  # rounds that agree exactly have no error
             statistic = np.where(error > 0, excess / error, np.where(excess > 0, np.inf, -np.inf))

@@ -32,7 +32,8 @@ FEW_SEQUENCES = 4  # an engine's step with at most this many sequences is host-b
 class Side:
     """One of the two compared runs, described in words.
 
-    measured: the days (UTC) of the first and last timed record, and how many cases, or repeats of cases, lack a record.
+    measured: the days (UTC) of the first and last timed record and, if the run is unfinished, the number of cases or
+        records that are missing.
     """
 
     name: str
@@ -46,14 +47,16 @@ class CaseSide:
     """A case as measured in one run. Each process that measures it has a number, its repeat.
 
     name: the labels of system and backend. label: the case in words.
-    medians: {repeat: median latency in ms}; {} without a result. why: the reason for no result, else "".
-    tokens: {repeat: number of tokens that one such latency covers, over all sequences; 1 if unknown}.
+    medians: {repeat: median latency in ms}; {} without a result.
+    why: the reason why there is no result; "" if there is one.
+    tokens: {repeat: number of tokens, over all sequences, that one latency covers; 1 if unknown}.
     below, above: the distances from log(ms per token) to the ends of its 95% interval; infinite if unknown.
-    samples, timed, rounds: the number of samples, of processes with samples, and of planned processes.
+    samples: number of samples. timed: number of processes with samples. rounds: number of planned processes.
     quality: the case's flags.
     others: the largest share of CPU time that other programs used while a process was contended; 0 if none was.
     throttled: whether the GPU was power-capped or thermally throttled in any sample.
-    device: the machine's GPU or CPU; {} without a result. facts: other properties, such as package versions.
+    device: {"GPU": name}, on a CPU {"GPU": "none", "CPU": model, "CPU cores": number}; {} without samples.
+    facts: {name: value} of other properties, such as package versions.
     host_bound: whether an engine's batch is so small that the CPU limits the speed.
     started_at: when the first timed record started; "" if unknown.
     """
@@ -104,7 +107,7 @@ class CaseSide:
 
     @cached_property
     def log_ms(self) -> dict[int, float]:
-        """{repeat: log of the median time per token in ms}."""
+        """{repeat: log(median time per token in ms)}."""
         return {repeat: math.log(ms / self.tokens[repeat]) for repeat, ms in self.medians.items()}
 
 
@@ -112,8 +115,10 @@ class CaseSide:
 class RunCases:
     """One run with the values that a comparison needs.
 
-    turns: the same text in both runs of one `ttt-bench ab`: its start time and arguments as JSON; "" in other runs.
-    repeats: planned processes per case. cases: by case key. unmeasured: the keys of planned cases without a record.
+    turns: for a run of `ttt-bench ab`, the start time and arguments of the command as JSON; else "".
+        It is equal in the two runs of one command.
+    repeats: number of planned processes per case.
+    cases: {case key: case with a record}. unmeasured: the keys of planned cases without a record.
     """
 
     turns: str
@@ -198,10 +203,6 @@ def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) ->
 
 
 def _interval(measured: Sequence[Record], medians: Mapping[int, float]) -> tuple[float, float]:
-    """Return distances (below, above) from log(ms per token) to its 95% interval's ends.
-
-    measured: timed records of the case. medians: {repeat: median in ms per token}. Returns (inf, inf) if unknown.
-    """
     if len(medians) > 1:
         logs = [math.log(each) for each in medians.values()]
         half = float(stats.t.isf(0.025, len(logs) - 1)) * stdev(logs) / math.sqrt(len(logs))

@@ -64,7 +64,6 @@ def _ratios(comparison: Comparison) -> str:
 
 
 def _groups(heading: str, rows: Sequence[Row]) -> str:
-    """Count similar rows: `{heading}: 3 Mamba forward (unsteady), 1 more.`; "" without rows."""
     groups = Counter(f"{row.name} {row.phase}{_cause(row)}" for row in rows).most_common()
     named = [f"{count} {group}" for group, count in groups[:NAMED_GROUPS]]
     named += [f"{left} more"] if (left := sum(count for _, count in groups[NAMED_GROUPS:])) else []
@@ -72,7 +71,6 @@ def _groups(heading: str, rows: Sequence[Row]) -> str:
 
 
 def _cause(row: Row) -> str:
-    """Return ` (REASON)`, from the row's doubt or else its first note; "" if it has neither."""
     cause = row.doubt or re.split(r": | in | \(", "".join(row.notes[:1]))[0]
     return f" ({cause})" if cause else ""
 
@@ -124,7 +122,7 @@ def _named(cases: list[Missing]) -> str:
 
 
 def closing(comparison: Comparison) -> list[str]:
-    """Return lines on a comparison's outcome counts, what outcomes mean, and regressions."""
+    """Return lines with the outcome counts, the meaning of the outcomes, and the regressions."""
     counts = "" if comparison.elsewhere else _counts(comparison)
     lines = [counts] if counts not in ("", answer(comparison)) else []
     if comparison.interleaved:
@@ -147,7 +145,7 @@ def closing(comparison: Comparison) -> list[str]:
 
 
 def cells(row: Row) -> list[str]:
-    """Return a case's texts for `COLUMNS`."""
+    """Return a case's row of the comparison's table, one text for each of `COLUMNS`."""
     result = row.result
     return [
         result.outcome,

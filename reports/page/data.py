@@ -75,7 +75,6 @@ def _names(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, dict[str, str
 
 
 def _column(name: str, column: pd.Series) -> dict[str, Any]:
-    """Return {"name", "numbers"} if numeric, else {"name", distinct "values", "codes": indices}."""
     if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
         return {"name": name, "numbers": [_number(value) for value in column.tolist()]}
     codes, found = pd.factorize(column, use_na_sentinel=False)

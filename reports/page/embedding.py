@@ -1,4 +1,4 @@
-"""Embed scripts in an HTML page whose CSP allows only its own scripts."""
+"""Embed scripts in an HTML page whose Content-Security-Policy allows only these scripts."""
 
 import base64
 import gzip

@@ -23,9 +23,11 @@ LATENCIES, RATES = ("latency_ms", "us_per_token"), ("tokens_per_s", "tflops", "g
 
 @dataclass(frozen=True, kw_only=True)
 class Figure(FigureEntry):
-    """A figure of the catalogue with its lines; `x` and `y` are names of columns of the table.
+    """A figure of the catalogue with its lines.
 
-    id: the figure's name in URLs. caption: the settings that all lines share. remarks: how the points were measured.
+    x, y: columns of the table of `reports.stats.frame`.
+    id: the figure's name in URLs. caption: the settings that all lines share.
+    remarks: sentences on how the points were measured.
     y_title: the metric's label and unit. y_log: whether the y axis is logarithmic when the page opens.
     """
 
@@ -55,12 +57,11 @@ def _numbered(drawn: list[Figure]) -> list[Figure]:
 
 
 def axis_title(entry: MetricEntry) -> str:
-    """Return the label of a metric with its unit in parentheses."""
     return f"{entry.label} ({entry.unit})" if entry.unit else entry.label
 
 
 def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table; fill failed cases' missing device, GPU or commit if only one is known."""
+    """Fill in the device, GPU or commit that failed cases lack, if the table has just one."""
     values = {}
     for name in MACHINE_COLUMNS:
         known = [value for value in table[name].unique() if value]
@@ -71,7 +72,6 @@ def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _plans(table: pd.DataFrame, catalogue: Catalogue) -> Iterator[tuple[str, FigureEntry, pd.DataFrame]]:
-    """Yield (suite, figure entry, its table rows) for each entry with rows."""
     for suite in catalogue.suites:
         rows = table[[suite.name in names for names in table["suites"]]]
         phases = dict.fromkeys(rows["phase"])
@@ -180,13 +180,12 @@ class _Panel(FigurePanel):
             yield f"the GPU was power-capped or thermally throttled at {share_of(slowed, len(complete), 'point')}"
 
     def _at_first(self, lines: list[Line]) -> list[Line]:
-        """Return the lines shown at first: primary lines with a result or, if none has one, all."""
+        """Return the lines visible when the page opens: primary lines with a result, else all lines."""
         rows, y = self.rows, self.entry.y
         found = {*rows.index[(rows["status"] == "ok") & rows[y].notna()]}
         return [line for line in lines if line.primary and not found.isdisjoint(line.rows)] or lines
 
     def _states(self) -> str:
-        """Name each system's state dtype, if it has just one; "" if all systems share one dtype."""
         rows = self.rows[self.rows["state_dtype"] != ""]
         own = rows.groupby("system", sort=False)["state_dtype"].unique()
         systems: dict[str, list[str]] = {}
@@ -199,7 +198,7 @@ class _Panel(FigurePanel):
 
 
 def _points(line: Line) -> list[tuple[int, ...]]:
-    """Return table row numbers per point: (row,), or (numerator, denominator) for a ratio."""
+    """Return the table rows of each point: (row,), or (numerator, denominator) for a ratio."""
     return list(zip(line.rows, line.base_rows, strict=True)) if line.base_rows else [(row,) for row in line.rows]
 
 
@@ -219,7 +218,7 @@ def own_ends(y: str) -> tuple[str, str]:
 
 
 def _points_words(measured: pd.DataFrame, y: str, are_ratios: bool) -> str:
-    """Describe points and error bars. are_ratios: whether each point divides two medians."""
+    """Describe points and error bars in words. are_ratios: whether a point divides two medians."""
     samples, processes = measured["samples"], measured["processes"]
     words = f"{'ratios of ' if are_ratios else ''}medians of {ends(samples)} samples"
     if y not in LATENCIES + RATES and not any(name in measured for name in own_ends(y)):
@@ -234,5 +233,5 @@ def _points_words(measured: pd.DataFrame, y: str, are_ratios: bool) -> str:
 
 
 def ends(values: pd.Series) -> str:
-    """Return the least and the largest value as in `2–16`."""
+    """Return the smallest and the largest value, such as `2–16`."""
     return span(values.min(), values.max(), "–")

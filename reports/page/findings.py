@@ -48,7 +48,7 @@ def finding(view: View) -> str:
 
 
 def crossings(view: View) -> list[str]:
-    """Return sentences on line pairs: one clearly faster up to some x, the other from a later x."""
+    """For each pair of lines whose speeds clearly swap ranks once as x grows, say where."""
     labels = view.labels(view.alike, view.held)
     found = []
     for pair in combinations(view.compared, 2) if view.is_speed and not view.is_parts else ():
@@ -96,7 +96,6 @@ def unfinished(table: pd.DataFrame, missing: int) -> str:
 
 
 def _parts(view: View) -> str:
-    """Say at which x the sum of the parts' times is smallest, with the sum; "" if every x lacks a part."""
     parts = [{point.x: point.value for point in view.points(line)} for line in view.compared]
     totals = {x: sum(part[x] for part in parts) for x in set.intersection(*map(set, parts))} if parts else {}
     if not totals:
@@ -109,7 +108,6 @@ def _parts(view: View) -> str:
 
 
 def _winners(view: View) -> str:
-    """Return in words which lines are best at which x; "" if no x has two lines to rank."""
     found = standings(view)
     if not found:
         return ""
@@ -140,14 +138,12 @@ def _who(standing: Standing, view: View) -> str:
 
 
 def _where(xs: list[float], view: View) -> str:
-    """Return words for values `xs` of x, such as ` at every batch`; "" if only one x was tried."""
     if xs == view.tried:
         return f" at every {view.axis}" if len(xs) > 1 else ""
     return f" at {view.at(_among(xs, view.tried))}"
 
 
 def _lead(last: Standing, view: View) -> str:
-    """Return the best line's lead over the second, in words, from a ranking with one best line."""
     (best, _), (after, next_who) = last.ranks[:2]
     at = format_x(last.x) if len(view.tried) > 1 else view.at(format_x(last.x))
     if not view.is_speed:
@@ -169,7 +165,7 @@ def _best(view: View) -> str:
 
 
 def flags(rows: pd.DataFrame) -> list[str]:
-    """Return the number of rows per kind of flag, as in `3 unsteady`, without zeros."""
+    """Count the rows per kind of flag; return texts such as `3 unsteady` for counts above 0."""
     found = [{_FLAGS[mark] for mark in marks_in(cell) if mark in _FLAGS} for cell in rows.get(MARKS, ())]
     counts = {words: sum(words in own for own in found) for words in _FLAGS.values()}
     return [f"{count} {words}" for words, count in counts.items() if count]
@@ -210,7 +206,6 @@ def _out_of_memory(views: Iterable[View]) -> str:
 
 
 def _among(xs: Sequence[float], tried: Sequence[float]) -> str:
-    """Return `xs` in words: a range, such as `2k to 8k`, if consecutive in `tried`, else a list."""
     words = [format_x(x) for x in xs]
     are_neighbours = list(xs) == [x for x in tried if xs[0] <= x <= xs[-1]]
     return span(words[0], words[-1]) if are_neighbours else listed(words)

@@ -49,9 +49,10 @@ UNTIMED = "No case was timed: the run only profiled or checked its cases. `ttt-b
 def run_page(
     run: Run, records: list[Record], profiles: Collection[Profile], in_site: str = ""
 ) -> tuple[str, pd.DataFrame]:
-    """Return (HTML of a run's page, the run's table as by `stats.frame`).
+    """Return a run's page as HTML and the table of its results (`reports.stats.frame`).
 
-    records, profiles: all of the run. in_site: the run's id in a site, "" for a page of its own (`render`).
+    records, profiles: all records and profiles of the run.
+    in_site: the run's id in a site, whose pages share Plotly and downloads; "" for a page that embeds both.
     """
     table = frame(records, run.catalogue, common_peaks(records, profiles))
     name = ", ".join(filter(None, [printable(run.folder.resolve().name), " and ".join(devices_of(table))]))
@@ -120,7 +121,6 @@ def render(
 
 
 def devices_of(table: pd.DataFrame) -> list[str]:
-    """Return the distinct device names in a `stats.frame` table."""
     return [device for device in table["device"].unique() if device]
 
 
@@ -163,9 +163,7 @@ def _by_suite(drawn: list[Figure]) -> list[tuple[str, list[tuple[int, Figure]]]]
 def _facts(
     table: pd.DataFrame, counts: Counter[str], timed: bool, versions: dict[str, str]
 ) -> list[tuple[str, str, str]]:
-    """Return the facts below the page's title as (name, value, note).
-
-    counts: {status: number of cases}. timed: whether the run measured time. versions: more facts as {name: value}."""
+    """Return the facts below the page's title as (name, value, note)."""
     units = table["device_id"].replace("", None).nunique()
     samples, throttled = int(table["samples"].sum()), int(table["throttled"].sum())
     commits = [short_commit(commit) for commit in table["commit"].unique() if commit]

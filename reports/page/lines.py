@@ -34,12 +34,14 @@ class Look:
 
 @dataclass(frozen=True, kw_only=True)
 class Line(Look):
-    """A line of a figure, for one device model, commit, system, backend, size and set of options.
+    """A line of a figure: one device model, commit, system, backend, size and set of options.
 
-    short: label of the system, state dtype or backend, whichever sets color and marker; for a bound, "lower bound".
-    rows: row numbers in `stats.frame`, in order of x. base_rows: for a line of ratios, the rows of the denominators.
+    short: label of the system, state dtype or backend, whichever sets color and marker.
+        For a roofline bound, "lower bound" or "bound of" a state dtype.
+    rows: row numbers in the table of `reports.stats.frame`, in order of x.
+    base_rows: for a line of ratios, the rows of the denominators; else [].
     primary: whether the line answers the figure's question; the other lines are hidden at first.
-    y: the column of the line's values if it differs from the figure's y, as for the lower bound; else "".
+    y: the column of the line's values if it is not the figure's y, such as `lower_bound_ms`; else "".
     """
 
     name: str
@@ -52,7 +54,7 @@ class Line(Look):
 
 
 def system_looks(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, Look]:
-    """Return {system: look}; systems outside the catalogue get unused tones and markers, if any."""
+    """Return {system: look}; a system outside the catalogue gets an unused look if possible."""
     looks = {entry.name: Look(entry.tone % TONES, entry.marker) for entry in catalogue.systems}
     for number, name in enumerate(sorted(set(table["system"]) - set(looks)), len(looks)):
         tones = [tone for tone in range(TONES) if tone not in {look.tone for look in looks.values()}]
@@ -136,7 +138,6 @@ class FigurePanel:
 
     @cached_property
     def _look_column(self) -> str:
-        """The column that color and marker show: "system", "state_dtype" or "backend"."""
         differing = (name for name in ("state_dtype", "backend") if self.rows[name].nunique() > 1)
         return next(differing, "system") if "system" in self.entry.split else "system"
 
@@ -269,7 +270,6 @@ def _set_apart(line: Line, others: Sequence[Line]) -> Line:
 
 
 def sortable(value: Any) -> tuple[int, float, str]:
-    """Return a sort key that puts numbers before other values."""
     return (0, float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value))
 
 

@@ -37,9 +37,10 @@ _CASE_SETTINGS = ("size", "batch", "context", "dtype", "l2")  # lines that diffe
 
 @dataclass(frozen=True)
 class Point:
-    """A measured point in the figure's unit, with the ends (low, high) of its interval.
+    """A measured point and its interval [low, high], in the unit of the figure.
 
-    doubt: points that differ by at most this share are too uncertain to rank. 0 for GPU points without `_UNSURE` flags.
+    doubt: relative difference up to which this point and another one are too uncertain to rank.
+        On a GPU, it is 0 without flags such as "contended" or "unsteady".
     """
 
     x: float
@@ -52,7 +53,11 @@ class Point:
         return max(self.value, other.value) <= (1 + share) * min(self.value, other.value)
 
     def hides(self, other: "Point") -> bool:
-        """Whether overlap or `doubt` hides which point is better; False if level without doubt."""
+        """Whether the points are too uncertain to tell which is better.
+
+        With doubt, they are if their intervals overlap or if they differ by at most the larger `doubt`.
+        Without doubt, they are if their intervals overlap and they differ by more than `LEVEL`.
+        """
         overlap = max(self.low, other.low) <= min(self.high, other.high)
         if doubt := max(self.doubt, other.doubt):
             return overlap or self.is_level(other, doubt)
@@ -61,7 +66,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Standing:
-    """The ranking of the compared lines at one x, or by their best points (`best_standing`).
+    """The ranking of the compared lines at one x, or by each line's highest value.
 
     ranks: (point, label of its line), the best first. level: labels of the lines that share the first rank.
     tie: why these lines share the rank, a key of `TIES`; unused for a single line.
@@ -168,7 +173,6 @@ class View:
 
     @property
     def axis(self) -> str:
-        """The name of the x axis in a sentence, such as `batch` or `rate`."""
         words = self.catalogue.axis(self.figure.x).phrase.partition("{}")[0].strip()
         return words or self.figure.x.replace("_", " ")
 
@@ -177,7 +181,6 @@ class View:
         return self.catalogue.axis(self.figure.x).phrase.replace("{}", x)
 
     def points(self, line: Line) -> list[Point]:
-        """Return the measured points of a line; cases without a result are left out."""
         return self._points[line.name]
 
     @cached_property
@@ -199,7 +202,7 @@ class View:
                 yield Point(float(cells[x]), float(value) / scale, low, high, doubt)
 
     def reach(self, line: Line) -> float:
-        """Return the largest x of the line's started cases; infinity if x is not a setting."""
+        """Return the largest x at which a case of the line started; infinity if x is not a setting."""
         if self.figure.along:  # x is no setting, so no case with a larger x is missing
             return math.inf
         rows = self.rows([line])
@@ -246,9 +249,12 @@ def best_standing(view: View) -> Standing | None:
 
 
 def bar(cells: Mapping[str, Any], y: str) -> tuple[float, float]:
-    """Return the ends (low, high) of a point's error bar, divided by the point's value; (1, 1) if unknown.
+    """Return the ends (low, high) of a point's error bar, divided by the point's value.
 
-    cells: its table row. y: the value's column. Latencies and rates use latency_ms's interval, other metrics their own.
+    cells: the point's row of the table. y: the column of its value.
+    Latencies use the interval of latency_ms; other metrics use their own interval if they have one.
+    Rates without an interval of their own use that of latency_ms, inverted.
+    Returns (1, 1) if the interval is unknown.
     """
     low, high = (cells.get(name, math.nan) for name in own_ends(y))
     if y not in LATENCIES and pd.notna(low) and pd.notna(high):

@@ -21,7 +21,7 @@ _MOST = 12  # kernels per table
 
 @dataclass(frozen=True)
 class TimeDiff:
-    """A part's or kernel's ms per unit of work (`Region.units`) in two profiles; None if absent."""
+    """A part's or kernel's ms per unit of work, such as a step, in two profiles; None if absent."""
 
     name: str
     a_ms: float | None
@@ -29,7 +29,6 @@ class TimeDiff:
 
     @property
     def ms(self) -> float:
-        """`b_ms - a_ms`; None counts as 0."""
         return (self.b_ms or 0.0) - (self.a_ms or 0.0)
 
 
@@ -63,7 +62,7 @@ class Diff:
 
     @property
     def sentence(self) -> str:
-        """How much slower or faster `b` is, in total and by part; if clearly slower, `_bottleneck`."""
+        """How much slower or faster `b` is, in total and by part; if clearly slower, the bottleneck."""
         ms = self.b.unit_ms - self.a.unit_ms
         rows = self.parts
         whole = sum(abs(row.ms) for row in rows)
@@ -77,7 +76,6 @@ class Diff:
         return f"{head}{f': {causes}' if causes else ''}.{why and f' {why}'}"
 
     def _bottleneck(self, rows: list[TimeDiff]) -> str:
-        """Return a sentence on the bottleneck of the part that slowed down most; "" if unknown."""
         longer = max(rows, key=lambda row: row.ms)
         if longer.name == GAPS:
             return f"Idle time is {cause(self.b)}."

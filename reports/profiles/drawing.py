@@ -24,10 +24,11 @@ def drawing(profile: Profile) -> dict[str, Any]:
 
 
 def roofline(profile: Profile) -> dict[str, Any]:
-    """Return a dict with measured peaks in GB/s and TFLOP/s, and two lists of points.
+    """Return the measured peaks in GB/s and TFLOP/s, and a point per kernel and per part.
 
-    points: per kernel (table row, FLOPs per DRAM byte, TFLOP/s, ms per unit of work, FLOPs per L2 byte, `is_fp32`).
-    parts: per part (index into `LABELS`, FLOPs per byte, TFLOP/s, ms per unit of work), from the adapter's counts.
+    points: per kernel (row of the kernel table, FLOPs per DRAM byte, TFLOP/s, ms per unit of work, FLOPs per L2 byte,
+        result of `is_fp32`). Kernels whose FLOPs or DRAM bytes are zero or unknown are left out.
+    parts: per part that the adapter counts (index into `LABELS`, FLOPs per byte, TFLOP/s, ms per unit of work).
     """
     counters = [kernel.counters for kernel in profile.kernels if kernel.counters]
     peaks = {
@@ -47,10 +48,11 @@ def roofline(profile: Profile) -> dict[str, Any]:
 
 
 def timeline(profile: Profile) -> dict[str, Any]:
-    """Return "paths", the path of each NVTX range, and lists with one integer per launch in the timeline.
+    """Return a case's kernel launches in order as lists, with one integer per launch.
 
-    range: index into "paths", -1 outside all ranges. part: index into `parts.LABELS`. time: duration in ns.
-    wait: ns since the previous launch's end. kernel: row in the kernel table; `NAMED` stands for no row.
+    range: index into "paths", which has the path of each NVTX range; -1 outside all ranges.
+    kernel: row in the kernel table; `NAMED` for a kernel without a row. part: index into `parts.LABELS`.
+    wait: ns since the previous launch's end, negative if they overlap. time: duration in ns.
     """
     found = profile.timeline
     return {

@@ -61,8 +61,9 @@ _NAMES = (
 class ProfilePart:
     """One part of a region's computation, such as the GEMMs, with its time.
 
-    time_us: the part's time in the region, in µs. lower_bound_us: the part's lower bound; None if unknown.
-    of_model: whether the lower bound comes from the adapter's count of the work.
+    time_us: the part's time in the region.
+    lower_bound_us: the part's lower bound; None if unknown.
+    of_model: whether the lower bound comes from the adapter's count of the work, not from hardware counters.
     with_head: whether the part is the GEMMs and includes the LM head's, because the profile does not tell them apart.
     """
 
@@ -85,9 +86,10 @@ def within_sentence(part: str) -> str:
 
 
 def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> str:
-    """Return a kernel's part of the model, a key of `LABELS`. path: NVTX ranges around its launch.
+    """Return the part of the model to which a kernel belongs, a key of `LABELS`.
 
-    has_layers: result of `_outside_is_head`. If True, a GEMM whose `path` has ranges, but no layer, is the LM head's.
+    path: names of the NVTX ranges around the kernel's launch, outermost first.
+    has_layers: whether a GEMM in ranges outside of all layers is the LM head's.
     """
     if OPERATOR in path:
         return TTT
@@ -127,9 +129,10 @@ def parts(region: Region) -> list[ProfilePart]:
 
 
 def work_of(region: Region, present: Iterable[str]) -> dict[str, Work]:
-    """Return {part: least FLOPs and bytes per unit of work (`Region.units`)}, from the adapter's counts.
+    """Return the adapter's {part: least FLOPs and bytes per unit of work, such as a step}.
 
-    present: parts with kernels. If the LM head is absent, its work is added to the GEMMs' work (if both are counted).
+    present: the parts that have kernels.
+    If both the LM head and the GEMMs are counted, and the head is not present, its work is added to the GEMMs' work.
     """
     work = dict(region.work)
     if HEAD in work and HEAD not in present and PRODUCTS in work:
@@ -149,7 +152,7 @@ def kernel_lower_bound_us(kernel: Kernel, region: Region) -> float | None:
 
 
 def is_fp32(kernel: Kernel) -> bool:
-    """Return whether the FP32 peak applies: it is known, and tensor core use is below 1%."""
+    """Return whether a kernel hardly uses tensor cores (below 1%) and its FP32 peak is known."""
     counters = kernel.counters
     return counters is not None and bool(counters.fp32_peak_tflops) and counters.use.get("tensor", _USED) < _USED
 
@@ -170,7 +173,6 @@ def kernel_parts(region: Region) -> dict[str, str]:
 
 
 def launch_parts(region: Region) -> list[str]:
-    """Return the part, a key of `LABELS`, of each launch in the region's timeline."""
     part_finder, by_name = _part_finder(region), kernel_parts(region)
     pairs = zip(region.timeline.kernel, region.timeline.range, strict=True)
     names = ((region.kernels[kernel].name, place) for kernel, place in pairs)
@@ -184,14 +186,14 @@ def _part_finder(region: Region) -> Callable[[str, tuple[str, ...]], str]:
 
 
 def _outside_is_head(paths: Sequence[tuple[str, ...]]) -> bool:
-    """Whether a GEMM outside layers is the LM head's: ranges exist, all in or around layers."""
+    """Whether layers have NVTX ranges and all other ranges are around layers."""
     layered = [path for path in paths if any(map(is_layer, path))]
     others = [path for path in paths if path and path not in layered]
     return bool(layered) and all(any(each[: len(path)] == path for each in layered) for path in others)
 
 
 def _shares(region: Region) -> Iterator[tuple[Kernel, str, float]]:
-    """Yield (kernel, part, share of the kernel's time in it); without NVTX ranges, share is 1."""
+    """Yield (kernel, part, the part's share of the kernel's time); 1 without NVTX ranges."""
     part_finder = _part_finder(region)
     by_kernel: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for each in region.ranges:

@@ -38,9 +38,9 @@ def with_common_peaks(profiles: Sequence[Profile], records: Iterable[Record] = (
 def reached(region: Region) -> dict[str, float | None]:
     """Return the region's peaks, each raised to the fastest kernel's rate if this is higher.
 
-    On a power-capped GPU, a GEMM of the case can be 15% faster than the GEMM that measures the peak. A kernel is left
-    out if it has no hardware counters, a small share of time (`_LONG`) or an implausible rate (`_PLAUSIBLE`). So is a
-    kernel whose mean times under Nsight Compute and in the trace differ by a share above `_LIKE`.
+    On a power-capped GPU, a GEMM of the case can be 15% faster than the GEMM that measures the peak.
+    A kernel counts only if it has hardware counters, enough of the time (`_LONG`) and a plausible rate (`_PLAUSIBLE`).
+    Its mean times under Nsight Compute and in the trace must differ by at most the share `_LIKE`.
     """
     total = sum(kernel.time_us for kernel in region.kernels)
     long = [kernel for kernel in region.kernels if kernel.time_us > _LONG * total and _counted_alike(kernel)]

@@ -28,7 +28,7 @@ _LEAST_STALL, _MOST_STALLS = 0.01, 3  # least share of a warp's time for a stall
 
 @dataclass(frozen=True)
 class Section:
-    """The section on profiles. html: all of it. anchors: {case key: HTML id of the case}."""
+    """The page's section on profiles. anchors: {case key: HTML id of the case in the section}."""
 
     html: Markup
     anchors: dict[str, str]
@@ -36,9 +36,9 @@ class Section:
 
 @dataclass(frozen=True)
 class BarPiece:
-    """A part in a profiled case's time bar; the longest bar of a group is 1000 units wide.
+    """One part's piece of a profiled case's time bar; a group's longest bar is 1000 units wide.
 
-    x, width: the start and width of the part's piece of the bar. share: the part's share of the region's time.
+    x, width: the start and width of the piece in these units. share: the part's share of the region's time.
     lower_bound: the width of the strip that shows the part's lower bound; None if unknown.
     """
 
@@ -54,9 +54,10 @@ class ShownProfile:
     """A profiled case as the page shows it.
 
     agreement: words that compare the profiled time with the recorded latency. drawn: chart data from `drawing`.
-    slower_than: comparisons with faster cases of equal phase, size, batch, concurrency and context.
-    rows: one dict per row of the kernel table. "cells" is a list with a text for each of `COLUMNS`; "bound" describes
-        the kernel's bottleneck, and "stalls" the longest stalls of its warps. Without counters, both are "".
+    slower_than: comparisons with faster cases of equal phase, size, batch, context and concurrent sequences.
+    rows: one dict per row of the kernel table.
+        "cells": list with a text for each of `COLUMNS`.
+        "bound", "stalls": the kernel's bottleneck and its warps' longest stalls in words; "" without counters.
     """
 
     profile: Profile
@@ -78,7 +79,6 @@ class ShownProfile:
 
     @property
     def is_counted(self) -> bool:
-        """Whether any kernel in the table has hardware counters."""
         return any(row["bound"] for row in self.rows)
 
     @property
@@ -93,14 +93,17 @@ class ShownProfile:
 
     @property
     def lower_bound_ms(self) -> float | None:
-        """Sum of the parts' lower bounds per unit of work (`Region.units`); None if one is unknown."""
+        """Sum of the parts' lower bounds per unit of work, such as a step; None if one is unknown."""
         lower_bounds = [piece.part.lower_bound_us for piece in self.pieces]
         known = [lower_bound for lower_bound in lower_bounds if lower_bound is not None]
         return sum(known) / self.profile.units / 1e3 if len(known) == len(lower_bounds) else None
 
 
 def section(records: Sequence[Record], profiles: Collection[Profile], catalogue: Catalogue) -> Section | None:
-    """Return the section on profiles; None if none has times. records: for latencies and peaks."""
+    """Return the page's section on profiles; None if no profile has times.
+
+    records: the run's records, for latencies and peaks.
+    """
     with_work = [profile for profile in profiles if profile.status == "ok" and profile.region_us]
     good = with_common_peaks(with_work, records)
     if not good:
@@ -163,7 +166,6 @@ def _per_unit_ms(time_us: float | None, profile: Profile) -> float | None:
 
 
 def _groups(profiles: Iterable[Profile], latencies: Mapping[str, Recorded]) -> dict[str, list[Profile]]:
-    """Return {title: profiles} by phase, size, batch, context and concurrent sequences."""
     groups: dict[str, list[Profile]] = {}
     for profile in profiles:
         case = profile.case
@@ -194,7 +196,6 @@ def _shown(catalogue: Catalogue, profiles: list[Profile], latencies: Mapping[str
 
 
 def _title(catalogue: Catalogue, case: Case, group: Sequence[Case]) -> str:
-    """Return the case in words, with its options and the settings in which the group's cases differ."""
     own = [each for each in group if each.system == case.system]
     compared = {"dtype": group, "state_dtype": own, "timing": own, "l2": group}
     telling = (name for name, cases in compared.items() if len({getattr(each, name) for each in cases}) > 1)

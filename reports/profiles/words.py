@@ -41,7 +41,7 @@ WORKING = ("selected", "not_selected")  # a warp that issues, or is ready while 
 
 
 class Recorded(NamedTuple):
-    """A case's recorded latency. at_once: sequences that ran concurrently; 0: the whole batch."""
+    """A case's recorded latency. at_once: number of concurrent sequences; 0: the whole batch."""
 
     ms: float
     at_once: int = 0
@@ -151,7 +151,6 @@ def _between_steps(region: Region) -> TypeGuard[Profile]:
 
 
 def bound_of(kernel: Kernel, region: Region) -> str:
-    """Return a kernel's bottleneck in words, without a full stop."""
     counters = kernel.counters
     if counters is None:
         return "bottleneck not counted"
@@ -190,7 +189,7 @@ def _counted_times(kernel: Kernel) -> str:
 def short(name: str) -> str:
     """Return a kernel's name without templates and arguments, at most 80 characters.
 
-    CUTLASS kernels share an entry point, so its template argument gives the name. Memcpy and Memset names stay.
+    The name of a CUTLASS kernel is the template argument of its entry point. Memcpy and Memset names stay as they are.
     """
     if name.startswith(("Memcpy", "Memset")):
         return name

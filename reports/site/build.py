@@ -20,10 +20,11 @@ MARKER = "ttt-bench-site.json"  # identifies a folder as a site; has the paths o
 
 
 def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] = lambda text: None) -> int:
-    """Write a site of the run folders `runs` to `out`; delete files that only an earlier call wrote.
+    """Write a site of the run folders `runs` to `out`; delete outdated files of an earlier call.
 
     on_run: called with a line of progress for each run. Returns the number of deleted files.
-    RecordError if a run is unreadable or repeated, or `out` is neither new, empty nor a site; OSError if unwritable.
+    Raises RecordError if a run is unreadable or given twice, or if `out` is neither new, empty nor a site.
+    Raises OSError if `out` cannot be written.
     """
     before = _files_of_site(out)
     opened: dict[str, Run] = {}
@@ -49,7 +50,6 @@ def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] 
 
 
 def _files_of_site(out: Path) -> set[str]:
-    """Return the paths in `MARKER`; none if `out` is new or empty. RecordError if it is no site."""
     if not out.is_dir() or not listed(out):
         return set()
     try:

@@ -41,7 +41,6 @@ def comparisons(entries: Sequence[Entry]) -> list[Compared]:
 
 
 def _pairs(entries: Sequence[Entry]) -> Iterator[tuple[Entry, Entry]]:
-    """Yield (older, newer) for the pairs of runs to compare. entries: the runs, the newest first."""
     by_model: dict[str, list[Entry]] = {}
     for entry in entries:
         by_model.setdefault(entry.held.side.device, []).append(entry)

@@ -23,8 +23,8 @@ _SLUG_LIMIT = 48
 class Entry:
     """A run as the site's index shows it, with its cases for comparisons (`held`).
 
-    updated: the start of the last record in UTC; "" without a date.
-    id: unique in the site. note: from tables.toml. systems: (name, label, color number, marker) of each system.
+    id: unique in the site. updated: UTC start time of the last record; "" if no record has a time.
+    systems: (name, label, color number, marker) of each system. note: the run's note in tables.toml, or "".
     profiles: number of profiles. measured: number of cases with a result. cases: number of planned cases.
     page: the path of the run's page in the site; "" without records.
     """
@@ -51,14 +51,13 @@ def slug(name: str) -> str:
 
 
 def run_id(run: Run) -> str:
-    """Return `slug` of the folder's name and a hash of name, first command and time (if stored)."""
+    """Return the folder's name as a slug and a hash of the name and the run's first command."""
     name = run.folder.resolve().name
     begun = [part for asked in run.file.requests[:1] for part in (asked.at, *asked.arguments)]
     return f"{slug(name)}-{_digest([name, *begun])}"
 
 
 def system_id(name: str) -> str:
-    """Return a system's unique file name without suffix: the `slug` and a digest of its name."""
     return f"{slug(name)}-{_digest([name])}"
 
 

@@ -33,7 +33,6 @@ def shared_files(
 
 
 def _drawn(template: str, up: str = "", **values: Any) -> str:
-    """Return the HTML of a template; `up` is the path from the page to the site's root."""
     return environment(PACKAGE).get_template(template).render(up=up, plotly=PLOTLY, views=views, **values)
 
 

@@ -30,7 +30,7 @@ HONEST_CASES = (PROMPT, replace(PROMPT, batch=2, context=1), GENERATE)
 
 
 class DecayingModel:
-    """A recurrent model: h <- d h Q + E[token] with orthogonal Q, logits h E^T. A decay d < 1 forgets early tokens."""
+    """A model with state h: h <- decay * h Q + E[token], Q orthogonal, logits h E^T. Decay < 1 forgets early tokens."""
 
     def __init__(self, width: int = WIDTH, seed: int = 0, decay: float = 1.0) -> None:
         rng = torch.Generator().manual_seed(seed)
@@ -43,14 +43,14 @@ class DecayingModel:
         return other
 
     def prefill(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return logits [B, V] after ids [B, T]."""
+        """Return the logits [batch, vocabulary] after the prompts in ids [batch, tokens]."""
         state = self.embedding.new_zeros(len(ids), len(self.recurrence))
         for column in ids.T:
             state = state @ self.recurrence + self.embedding[column]
         return state @ self.embedding.T
 
     def generate(self, ids: torch.Tensor, steps: int = STEPS) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run greedy steps from ids [B]; return the last logits [B, V] and the input tokens of all steps [steps, B]."""
+        """Run greedy steps from ids [batch]; return the last logits [batch, vocabulary] and inputs [steps, batch]."""
         read = ids[None]
         while len(read) < steps:
             read = torch.cat([read, self.prefill(read.T).argmax(-1)[None]])
@@ -122,7 +122,7 @@ class OneSequenceStale(Honest):
 
 
 class TruncatedPrompt(Honest):
-    """Reads only a prompt's last 64 tokens. At decay 0.85, this changes logits less than `timed_error` permits."""
+    """Reads only a prompt's last 64 tokens. At decay 0.85, the check `timed_error` does not notice this."""
 
     decay = 0.85
 
