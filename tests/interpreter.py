@@ -17,14 +17,12 @@ def hasten() -> None:
     first_call, by_element, called = InterpretedFunction.__call__, ReduceOps.generic_reduce, set()
 
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
-        """Let Triton patch its modules only at a kernel's first call: the patches stay, and repeating them is slow."""
         if self.fn in called:
             return self.rewrite()(*arguments, **named)
-        called.add(self.fn)
+        called.add(self.fn)  # its first call patches Triton's modules, which is slow and lasts
         return first_call(self, *arguments, **named)
 
     def by_slice(self: Any, given: tuple[Any, ...]) -> list[Any]:
-        """Reduce `given` along `self.axis` by whole slices; if it is None, or with `keep_dims`, as Triton does."""
         if self.axis is None or self.keep_dims:
             return by_element(self, given)
         rows = ((np.moveaxis(each.handle.data, self.axis, 0), each.dtype) for each in given)

@@ -59,7 +59,6 @@ ALL_WORDS = 15_000  # of all documents, by `wc -w`
 
 
 def prose(text: str) -> str:
-    """Return the text without code blocks, generated tables and link targets; inline code becomes one word."""
     for pattern, instead in (
         (r"<!-- table .*?<!-- end -->|<!--.*?-->|^```.*?^```", ""),
         (r"`[^`]*`", "code"),
@@ -94,7 +93,6 @@ def banned_words(text: str, allowed: tuple[str, ...] = ()) -> list[str]:
 
 
 def code_text(source: str) -> str:
-    """Return a Python file's docstrings and comments, a paragraph each; adjacent comment lines are one paragraph."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docstrings = (ast.get_docstring(node) for node in ast.walk(ast.parse(source)) if isinstance(node, documented))
     paragraphs, previous = [text for text in docstrings if text], (0, 0)

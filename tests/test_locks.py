@@ -21,13 +21,12 @@ LOCKED = re.compile(r"^([\w.-]+)(?:\[[\w,-]+\])?==(\S+)", re.MULTILINE)
 
 
 def plain(text: str) -> str:
-    """Return the requirements without hashes and `NO_WHEELS`, packages whose metadata uv can read only with nvcc."""
+    """Return the requirements without hashes, and without NO_WHEELS: uv reads the metadata of these only with nvcc."""
     lines = re.sub(r"\s*\\\n\s+--hash=\S+", "", text).splitlines()
     return "\n".join(line for line in lines if not line.startswith(NO_WHEELS))
 
 
 def refuse_or_skip(stderr: str) -> None:
-    """Skip the test without a network, or if the index has no release of a package; fail it for any other error."""
     for line in stderr.splitlines():
         if re.search("error sending request|[Ff]ailed to fetch|not found in the package registry", line):
             pytest.skip(f"the package index does not answer: {line.strip()}")
@@ -55,7 +54,6 @@ def test_a_lock_file_resolves_to_what_it_names(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["cpu", "cuda", "mamba", "vllm"])
 def test_a_release_below_the_newest_has_its_reason(name: str) -> None:
-    """Another package limits the release, or a comment in the .in file or in pyproject.toml explains the pin."""
     text = (REQUIREMENTS / f"{name}.txt").read_text("utf-8")
     assert text.startswith("# Written by `make lock` from ")
     pins = (REQUIREMENTS / f"{name}.in").read_text("utf-8")

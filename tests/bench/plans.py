@@ -6,7 +6,11 @@ from torch import Tensor
 
 
 def run(model: Any, ids: Tensor, plan: tuple[int, ...], state: Any = None) -> Tensor:
-    """Return logits [B, V] after ids [B, T]. plan: entry n runs n tokens at once, entry -n runs n generate steps."""
+    """Run a model over the tokens ids [B, T] in pieces; return the last logits [B, V].
+
+    plan: an entry n > 0 runs n tokens in one forward call; -n runs n generate steps. Together they cover T tokens.
+    state: the state to start from; None starts a new sequence.
+    """
     state, at = state or model.init_state(*ids.shape), 0
     for n in plan:
         if n > 0:

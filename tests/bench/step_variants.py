@@ -1,7 +1,7 @@
-"""Print as JSON the kernels that the vLLM plug-in's warm-up launches, and the variants that only later steps launch.
+"""Run the vLLM plug-in's warm-up, then random steps; print as JSON the kernels that they launch.
 
-The later steps are random. Launches are compiled for an H200 and recorded, not run. Variants differ in alignments and
-strides.
+"launched": names of the kernels in the warm-up. "cold": variants of kernels that only the later steps launch.
+Variants of a kernel differ in alignments and strides. Launches are compiled for an H200 and recorded, not run.
 """
 
 import json
@@ -34,7 +34,11 @@ Variant = tuple[str, str, str]
 
 
 def look_like_an_h200() -> set[Variant]:
-    """Pretend to have an H200. Return a set to collect launched kernel variants and loaded libraries (not SwiGLU's)."""
+    """Pretend to have an H200: record kernel launches and compile them, without running them.
+
+    Return a set that collects (kernel, specialization, options) per launch, and (library, "", "") per loaded library,
+    except the SwiGLU library.
+    """
     variants: set[Variant] = set()
 
     def record(kernel: Any, *arguments: Any, **named: Any) -> None:

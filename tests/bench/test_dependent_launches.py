@@ -66,7 +66,6 @@ def model_of(learner: str, backbone: str = "mamba") -> Any:
 
 @pytest.fixture
 def dependent(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Return a list that records per fused block call whether its first launch is a programmatic dependent launch."""
     found: list[bool] = []
     enter = FusedBlock._enter
 

@@ -94,7 +94,6 @@ def test_an_environment_that_exists_starts_its_systems(file, name):
 
 
 def test_each_environment_has_its_own_lock(monkeypatch):
-    """vLLM's lock file has an older NumPy; mamba-ssm's lock file adds packages to cuda.txt."""
     monkeypatch.setattr("bench.environments.visible_gpus", lambda: ["0"])
     found = {pair: launch.locked for pair, launch in worker_launches().items()}
     own, vllm, mamba = (found[pair] for pair in (("ttt-mlp", "triton"), ("ttt-mlp", "vllm"), ("mamba", "mamba-ssm")))

@@ -28,7 +28,7 @@ FFN = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
 def jax_params(weights: dict[str, Tensor]) -> dict[tuple[str, ...], Tensor]:
-    """Return weights as parameters of the JAX `CausalLM` in ttt/models/model.py."""
+    """Convert PyTorch weights to {path: array}, as in the authors' JAX model (ttt/models/model.py)."""
     found = {("model", "wte", "embedding"): weights["model.embed_tokens.weight"]}
     found["model", "ln_f", "kernel"] = weights["model.norm.weight"]
     for name, weight in weights.items():
@@ -54,7 +54,7 @@ def jax_params(weights: dict[str, Tensor]) -> dict[tuple[str, ...], Tensor]:
 
 
 def jax_inner(inner: list[str], weight: Tensor) -> tuple[tuple[str, ...], Tensor]:
-    """Return a parameter's (path, value) as in ttt/models/ttt_layer.py. inner: its PyTorch name, split at dots."""
+    """Return (path, array) of a TTT layer's parameter in the JAX code. inner: its PyTorch name, split at dots."""
     match inner:
         case [("conv_q" | "conv_k") as conv, kind]:
             return (conv, "kernel" if kind == "weight" else kind), swapped(weight)
@@ -86,7 +86,7 @@ def packed(array: Tensor, name: str = "") -> bytes:
 
 
 def write(file: Path, params: dict[tuple[str, ...], Any], prefix: tuple[str, ...] = ()) -> None:
-    """Write parameters as `StreamingCheckpointer.save_train_state_to_file` does. prefix: first part of each path."""
+    """Write {path: array or packed bytes} in the file format of the JAX code. prefix: put before each path."""
     with file.open("wb") as opened:
         for path, array in params.items():
             opened.write(msgpack.packb(((*prefix, *path), array if isinstance(array, bytes) else packed(array))))

@@ -40,7 +40,6 @@ blocks = pytest.mark.parametrize("block", [TTTBlock, FusedBlock])
 
 @pytest.fixture
 def rotated_by_kernel(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Replace both forward kernels by the reference; return a list that gets the argument `rope` of each call."""
     calls: list[bool] = []
     for ops, reference in MODULES.values():
         monkeypatch.setattr(ops, "forward", stand_in(reference, calls))
@@ -48,8 +47,6 @@ def rotated_by_kernel(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def stand_in(reference: ModuleType, calls: list[bool]) -> Any:
-    """Return a fake `ops.forward` that adds `rope` to `calls`, applies RoPE if `rope` is true, and runs `reference`."""
-
     def forward(
         q: Tensor,
         k: Tensor,
@@ -91,7 +88,7 @@ def config_of(learner: str, **changes: Any) -> TTTConfig:
 
 
 def check(kernels: Any, plain: Any, prompt: int, steps: int) -> None:
-    """Compare the models' logits after prompt // 3 tokens, `prompt` tokens, and each later step."""
+    """Compare the logits of two models: after a prompt in two pieces, then after each of `steps` generate steps."""
     ids = torch.randint(64, (2, prompt + steps), generator=torch.Generator().manual_seed(2)).to(DEVICE)
     state, exact = kernels.init_state(2), plain.init_state(2)
     for piece in ids[:, :prompt].split([prompt // 3, prompt - prompt // 3], dim=1):

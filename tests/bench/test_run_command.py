@@ -25,7 +25,6 @@ ELSEWHERE = '["transformer/torch"]\npython = "/bin/false"\n'  # an interpreter t
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """Return (folder with the finished run `out`, the process that ran its two cases)."""
     folder = tmp_path_factory.mktemp("run")
     return folder, ttt_bench("run", "quick", *SMALL, "--out", "out", cwd=folder)
 

@@ -57,10 +57,12 @@ def greedy(new_tokens):
 
 
 def served(llm, prompts, new_tokens, arriving=0, aborted=(), aborted_at=None, preempting=0):
-    """Return each request's tokens; request n arrives `arriving` steps after request n - 1.
+    """Run the prompts in vLLM; return a list of each request's new tokens.
 
-    aborted: the n of requests to abort at their first output. aborted_at: (n, number of steps before the abort).
-    preempting: steps between two preemptions of all running requests; 0 for none.
+    arriving: steps between the arrivals of successive requests; 0: all arrive at once.
+    aborted: numbers of the requests that are aborted after their first output.
+    aborted_at: (number of the request to abort, steps before the abort).
+    preempting: steps from one preemption of all running requests to the next; 0: none.
     """
     core, waiting = llm.llm_engine, list(enumerate(prompts))
     found, steps = {}, 0

@@ -26,7 +26,6 @@ MODEL = {
 
 @pytest.fixture(params=[(SLOTS, False), (SLOTS + 3, True)])
 def schedulers(monkeypatch, tmp_path, request):
-    """Return vLLM's scheduler and the plug-in's, with equal settings."""
     pytest.importorskip("vllm")
     import torch
     from vllm.config import CacheConfig, DeviceConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
@@ -141,7 +140,6 @@ def test_settings_that_limit_prompts_are_kept(schedulers, monkeypatch, setting, 
 
 
 def again(scheduler, monkeypatch, heads, mini_batch):
-    """Create a scheduler with `scheduler`'s settings for a model with this number of heads and mini-batch size."""
     model = SimpleNamespace(mini_batch=mini_batch, heads=heads)
     monkeypatch.setattr("bench.serving.scheduler.read_config", lambda folder: model)
     settings = scheduler.vllm_config, scheduler.kv_cache_config, scheduler.structured_output_manager
@@ -159,7 +157,6 @@ def test_scheduler_keeps_its_requests_after_an_exception(schedulers, monkeypatch
 
 
 def random_request(rng, number, length=0):
-    """Draw random request `number`; return a function that copies it. length: prompt tokens, or 0 to draw 1 to 60."""
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request
 
@@ -190,7 +187,6 @@ def sampled(rng, schedulers, steps):
 
 
 def by_request(outputs):
-    """Return {client: ({request: output}, statistics, finished requests)}, to compare outputs whatever their order."""
     return {
         client: ({each.request_id: each for each in some.outputs}, some.scheduler_stats, some.finished_requests)
         for client, some in outputs.items()
@@ -198,7 +194,6 @@ def by_request(outputs):
 
 
 def state(scheduler):
-    """Return (requests' states and tokens, running ids, waiting count, free block count)."""
     names = ("status", "num_computed_tokens", "num_in_flight_tokens", "num_output_placeholders", "is_prefill_chunk")
     requests = [
         (key, *(getattr(request, name) for name in names), *request.all_token_ids)

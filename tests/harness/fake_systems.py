@@ -62,7 +62,12 @@ RUNS: dict[str, Callable[[], object]] = {
 
 
 class Fake:
-    """A system whose case option `do` selects the timed function in RUNS, a skip, a bad check or engine samples."""
+    """A fake system. The case option `do` selects what it does; the default is "work", which runs for 2 ms.
+
+    A key of RUNS: the timed function. "skip": raise Skip.
+    "miss", "nan", "unchecked": the check fails, returns NaN or is absent.
+    "engine": an engine gives the samples.
+    """
 
     packages = ("pytest", "not-installed")
 
@@ -112,7 +117,6 @@ class HangsAtProbe(Fake):
 
 
 def _note() -> int:
-    """Count this call in the file FAKE_NOTE; return the number of earlier calls, in all processes."""
     with open(os.environ["FAKE_NOTE"], "a+") as file:
         file.write("x")
         file.flush()

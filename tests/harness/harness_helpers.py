@@ -93,7 +93,11 @@ def new_run(folder: Path, cases: Sequence[Case | Planned], **changes: Any) -> Ru
 def measured(
     folder: Path, cases: Sequence[Case | Planned] = (), launches: Any = None, **arguments: Any
 ) -> list[Record]:
-    """Resume `folder`'s run; if none, run `cases`. launches: default `systems()`. arguments: of `new_run`, Options."""
+    """Resume the run in `folder`, or create it with `cases`; return the records of its jobs.
+
+    launches: how to start the workers of each system; None: `systems()`.
+    arguments: mode, policy and repeats go to `new_run`, all others to `Options`.
+    """
     of_run = {name: arguments.pop(name) for name in ("mode", "policy", "repeats") if name in arguments}
     run = Run.open(folder) if Run.exists(folder) else new_run(folder, cases, **of_run)
     return run_jobs(run, launches or systems(), Options(**arguments))

@@ -1,9 +1,10 @@
 """Simulate how often the 95% interval contains the true median when the stopping criterion ends sampling.
 
-`python -m tests.harness.simulate_coverage [SERIES]` prints this share in two tables. Each entry is from SERIES
-simulated series of samples, by default 500. Table 1 has a row per sample duration and a column per correlation of
-successive samples; power-capped GPUs show such correlations. In table 2, samples jump randomly between two levels. It
-has a row per standard deviation of the noise and a column per distance between the levels, both relative to the median.
+`python -m tests.harness.simulate_coverage [SERIES]` prints this share in two tables.
+SERIES: simulated series of samples per table entry, by default 500.
+Table 1 has a row per sample duration and a column per correlation of successive samples, as on power-capped GPUs.
+In table 2, samples jump randomly between two levels. It has a row per standard deviation of the noise and a column per
+distance between the levels, both relative to the median.
 """
 
 import sys

@@ -130,7 +130,6 @@ class Cluster:
 
 
 def missing() -> str:
-    """Return why a cluster cannot run here, or "" if it can."""
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
     absent = [name for name in NEEDED if not shutil.which(name, path=path)]
     return f"needs Slurm (apt-get install slurm-wlm munge): no {', '.join(absent)}" if absent else ""

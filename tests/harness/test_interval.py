@@ -97,7 +97,7 @@ def test_limits_of_chance_correlation(prime: int, square: int, linear: int, wort
 
 
 def test_the_ends_of_fewer_samples_lie_at_their_quantile_among_all() -> None:
-    """The 48 samples' effective size is 39. Rank 13 of 39 (quantile 13 / 40) becomes rank 13 * 49 // 40 = 15 of 48."""
+    # The effective size is 39. Rank 13 of 39 is the quantile 13 / 40, thus rank 13 * 49 // 40 = 15 of 48 samples.
     assert median_interval([float((4 * i * i + 2 * i) % 61) for i in range(48)]) == (27.0, 16.0, 35.0)
 
 
@@ -107,12 +107,11 @@ def test_fewer_than_six_samples_have_no_correlation() -> None:
 
 
 def test_the_fewer_of_both_estimates_count() -> None:
-    """For 300 drifting samples, signs give the smaller effective size; for 24 correlated samples, ranks give it."""
     rng = random.Random(1)
     drift = [math.sin(i / 40) + rng.gauss(0, 1) for i in range(300)]
-    assert independent_samples(drift) < 60
+    assert independent_samples(drift) < 60  # 28 by signs, 171 by ranks
     mild = autoregressive(24, 0.5, random.Random(1))
-    assert independent_samples(mild) < 6
+    assert independent_samples(mild) < 6  # 7 by signs, 3 by ranks
 
 
 @pytest.mark.parametrize("samples", [[1.0] * 50, [1.0, 2.0] * 25, [1.0] * 49 + [9.0]])

@@ -111,7 +111,10 @@ class FakeMeter:
 
 
 def on_fake_device(monkeypatch: pytest.MonkeyPatch, device: FakeDevice, of: Any, **changes: Any) -> Any:
-    """Run case `of` in phase generate; return its record. changes: mode, profiler, policy, fields of its Workload."""
+    """Measure the case `of` in phase generate on a fake GPU; return its record.
+
+    changes: mode and profiler go to `CaseRun`, policy to `Policy`; all others are fields of the `Workload`.
+    """
     policy = Policy(**{"min_samples": 5, "budget_s": 1.0, **changes.pop("policy", {})})
     run = {name: changes.pop(name) for name in ("mode", "profiler") if name in changes}
     workload = Workload(**{"run": lambda: torch.zeros(8, 2), "device": "cuda", "units": 8, "tokens": 2, **changes})

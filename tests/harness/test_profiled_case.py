@@ -295,7 +295,6 @@ def test_an_engine_without_a_batch_for_a_profiler_is_refused() -> None:
 
 @pytest.fixture
 def engine(events: list[str], monkeypatch: pytest.MonkeyPatch) -> Workload:
-    """Return a fake engine that logs calls in `events`. A batch has 7 units of work, and the median unit takes 2 ms."""
     monkeypatch.setattr(in_worker, "ALONE", Policy(budget_s=0.0))
 
     def batch(around: AbstractContextManager[object]) -> int:

@@ -1,4 +1,4 @@
-"""Flags for unsteady and few samples are right; noise rarely counts as a drift between first and last samples."""
+"""Samples get the right flags: unsteady, few samples. Noise rarely counts as a drift from first to last samples."""
 
 import random
 from itertools import repeat

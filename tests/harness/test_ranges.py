@@ -7,8 +7,6 @@ from harness.measure.ranges import nvtx_range, on_range, profiler_range
 
 
 class FakeNvtx:
-    """A fake torch in sys.modules; `calls` logs its NVTX calls. in_use: result of its `cuda.is_initialized()`."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch, in_use: bool = True) -> None:
         self.calls: list[str] = []
         nvtx = SimpleNamespace(range_push=self.calls.append, range_pop=lambda: self.calls.append("pop"))

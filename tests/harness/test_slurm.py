@@ -178,7 +178,6 @@ def logs_of(run: Run) -> str:
 
 
 def submitted(folder: Path) -> tuple[Run, str]:
-    """Submit a run whose ten jobs last long enough to be killed by a test; return the run and Slurm's job id."""
     run = new_run(folder, [case("slow", system=job) for job in JOBS])
     command = [sys.executable, str(HERE / "slurm_task.py"), str(folder)]
     text = slurm.script(slurm.parsed("partition=gpu,gpus=4,mem=20"), 4, command, str(HERE), f"{folder}/task %a.log")
@@ -190,7 +189,6 @@ def submitted(folder: Path) -> tuple[Run, str]:
 
 
 def workers(folder: Path) -> list[int]:
-    """Return the process ids of the tasks of the run in `folder`."""
     mark = f"slurm_task.py\0{folder}\0".encode()
     found = []
     for entry in Path("/proc").glob("[0-9]*"):

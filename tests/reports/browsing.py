@@ -15,7 +15,6 @@ from reports.picture import chromium, chromium_path
 
 @contextmanager
 def browser() -> Iterator:
-    """Yield a started Chromium; fail the test if none is installed, so that no page stays untested."""
     try:
         chromium_path()
     except RecordError as error:
@@ -32,7 +31,10 @@ def save(made: Made, folder: Path, name: str) -> Path:
 
 @contextmanager
 def opened(browser, path: Path, part: str = "", every: bool = True, **options) -> Iterator:
-    """Yield (page, list of its errors). part: URL fragment, such as #id. every: draw all figures and unfold options."""
+    """Open a report page; yield (page, list of its errors), and at the end fail if there are any.
+
+    part: URL fragment such as #id. every: draw all figures and unfold options. options: of Chromium's context.
+    """
     address = path.as_uri()
 
     def is_own(url: str) -> bool:
@@ -73,7 +75,7 @@ def _context(browser, **options):
 
 @contextmanager
 def in_front(page, errors: list[str]) -> Iterator:
-    """Yield `page` in the foreground, because Chromium delays hidden pages. At the end, fail if `errors` has any."""
+    """Yield `page` in the foreground, because Chromium delays hidden pages. At the end, fail if it has errors."""
     page.bring_to_front()
     yield page
     check(page, errors)
@@ -94,7 +96,6 @@ def open_options(page):
 
 
 def open_all(page, selector):
-    """Open the <details> that match `selector`; return once the page has handled their toggle events."""
     page.evaluate(
         """selector => Promise.all([...document.querySelectorAll(selector)].filter((each) => !each.open).map((each) =>
           new Promise((resolve) => {
@@ -130,7 +131,10 @@ def downloaded(page, button):
 
 
 def violations(page, at_least: int, only_rule: str = "") -> list[tuple[str, list[str]]]:
-    """Return axe's accessibility violations: (rule, up to 3 elements). Fail if fewer than `at_least` rules pass."""
+    """Return axe's accessibility violations as (rule, up to 3 HTML elements).
+
+    at_least: fail if fewer rules pass. only_rule: the only rule to check; "" for all.
+    """
     found = sorted((Path(__file__).parents[2] / "build").glob("axe-*.min.js"))
     if not found:
         pytest.skip("axe-core is not there: make axe")

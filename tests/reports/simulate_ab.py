@@ -29,30 +29,21 @@ Suite = np.ndarray  # [system, case, round]: log(B's median / A's)
 
 @dataclass(frozen=True)
 class Found:
-    """Results of a study, as shares.
+    """Results of a study. If no case was slowed, found is NaN, and same and undecided are shares of all cases."""
 
-    false_alarms: share of suites in which a case is "faster", or is "slower" although it was not slowed.
-    found, same, undecided: shares of the slowed cases with outcome "slower", "same" and "undecided".
-    If no case was slowed, found is NaN, and same and undecided are shares of all cases.
-    """
-
-    false_alarms: float
-    found: float
+    false_alarms: float  # share of suites with a "faster" case, or a "slower" one that was not slowed
+    found: float  # shares of the slowed cases with outcome "slower", "same" and "undecided"
     same: float
     undecided: float
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Noise of simulated measurements.
+    """Noise of simulated measurements."""
 
-    times: factor on the recorded noise. disturbed: share of processes that other programs slow down by 10%.
-    two_times: share of cases in which a process takes 5% longer with probability 1/2.
-    """
-
-    times: float = 1.0
-    disturbed: float = 0.0
-    two_times: float = 0.0
+    times: float = 1.0  # factor on the recorded noise
+    disturbed: float = 0.0  # share of processes that other programs slow down by 10%
+    two_times: float = 0.0  # share of cases that take 5% longer in half of their processes, at random
 
     def differences(self, random: np.random.Generator, rounds: int, systems: int, cases: int) -> Suite:
         shared = random.normal(0, SYSTEM_SD, (2, systems, 1, rounds))
@@ -70,7 +61,6 @@ RECORDED = Noise()
 
 
 def all_of_a_system(suite: Suite) -> np.ndarray:
-    """Return a mask [system, case] of slowed cases: all cases of the first system."""
     return np.arange(suite.shape[0])[:, None] * np.ones(suite.shape[1]) == 0
 
 

@@ -72,5 +72,4 @@ def a_run(
 
 
 def two(folder, of_a, of_b, **options):
-    """Write runs "a" with records `of_a` and "b" with records `of_b`; return both. options: arguments of `a_run`."""
     return a_run(folder / "a", *of_a, **options), a_run(folder / "b", *of_b, **options)

@@ -42,7 +42,7 @@ def test_the_variance_of_a_case_is_drawn_to_that_of_all():
 
 @pytest.mark.parametrize(("times", "own"), [(6.94, False), (6.95, True)])
 def test_a_significantly_larger_variance_is_not_shrunk(times, own):
-    """The last case's variance is `times` the median. Above 6.944, the 5% point of F(2, 4), it is not shrunk."""
+    """With 5 cases of 3 rounds, a variance above 6.944 times the median, the 5% point of F(2, 4), is not shrunk."""
     deviations = [0.01] * 4 + [0.01 * math.sqrt(times)]
     found = decide([[-each, 0.0, each] for each in deviations])[-1]
     variance, shared = 1e-4 * times, (4 * 1e-4 + 2 * 1e-4 * times) / 6
@@ -60,7 +60,7 @@ def test_rounds_without_noise_are_slower_or_faster_beyond_1_percent(by, outcome)
 
 @pytest.mark.parametrize(("noise", "outcome"), [(0.00313, "same"), (0.00314, "undecided")])
 def test_two_rounds_are_the_same_where_their_error_keeps_2_percent_out(noise, outcome):
-    """Two rounds have log ratios of ±`noise`. A t test finds them within 2% ("same") if `noise` is below 0.003136."""
+    """Log ratios ±`noise` are "same" if noise < log(1.02) / 6.314 = 0.003136; 6.314 is the 95% point of t(1)."""
     assert decide([[noise, -noise]])[0].outcome == outcome
 
 

@@ -1,4 +1,4 @@
-"""A comparison of two profiles lists parts, such as idle time, and kernels; it names the slowed part's bottleneck."""
+"""Comparing two profiles gives the differences of kernels and of parts such as idle time, and names a bottleneck."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -23,7 +23,6 @@ def tones(theme):
 
 
 def named(name, theme):
-    """Return the color `name` of style.css in theme "light" or "dark": red, green and blue in linear light."""
     return linear(re.search(rf"--{name}: light-dark\((#\w{{6}}), (#\w{{6}})\)", STYLE)[1 + (theme == "dark")])
 
 

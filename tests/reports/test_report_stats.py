@@ -227,7 +227,7 @@ def test_rates_of_processes_that_held_unlike_numbers_are_by_the_token():
 
 
 def ends_of_interval(half):
-    """Return nine samples in ms whose interval, second smallest to second largest, is 3 (1 - half) to 3 (1 + half)."""
+    """Return nine samples in ms; the 95% interval of their median is from 3 (1 - half) to 3 (1 + half)."""
     return [3.0 * (1 + half * at) for at in (1, -1, 0, 1, -1, 0, 0, 0, 0)]
 
 

@@ -11,9 +11,10 @@ TRACES = "document.getElementById('plot').data.map(({y, text, line, marker}) => 
 
 
 def over_time(folder, *days):
-    """Write a site with a run per day; return (site folder, path of the history page in it).
+    """Write a site with one run per day; return (site folder, relative path of its only history page).
 
-    days: per day, a list with (case, ms, {name: value} of other arguments of `small_runs.timed`) for each record.
+    days: for each day, a list of (case, ms, values), one per record.
+    values: other arguments of `small_runs.timed`, by name.
     """
     runs = []
     for day, records in enumerate(days):

@@ -1,7 +1,7 @@
 """Compile Triton kernels for GPUs that this machine lacks; print a JSON line per kernel.
 
 Given a compute capability such as 80, compile the portable kernels and print their shared and local memory in bytes.
-Given "generate", compile variants of TTT-MLP's Gluon generate kernel and print their `latencies`.
+Given "generate", compile variants of TTT-MLP's Gluon generate kernel and print their longest chains of loads.
 """
 
 import json
@@ -68,10 +68,12 @@ def stack_bytes(cubin: bytes) -> int | None:
 
 
 def latencies(cubin: bytes) -> int:
-    """Return the length of the longest chain of dependent loads before a kernel first waits for an asynchronous copy.
+    """Return the length of the longest chain of dependent loads at the start of a kernel.
 
-    An instruction's control bits start at bit 41 of its high word. Control bits 5 to 7 name the scoreboard that the
-    result releases, or 7 for none. Control bits 11 to 16 mask the scoreboards that the instruction waits for.
+    The start ends where the kernel first waits for an asynchronous copy. Raises ValueError if it never does.
+    Control bits start at bit 41 of an instruction's high word.
+    Control bits 5 to 7 name the scoreboard that the instruction's result releases; 7 is none.
+    Control bits 11 to 16 are a mask of the scoreboards that the instruction waits for.
     """
     passed, worst = 0, 0
     pending = [0] * 8  # by scoreboard: the latencies up to the end of its loads
@@ -105,7 +107,6 @@ def generate() -> None:
 
 
 def portable(capability: int) -> None:
-    """Compile the kernels of forward, generate and the vLLM plug-in; print each variant once per model size."""
     seen: set[tuple[str, str]] = set()
 
     def launched(kernel: Any, *arguments: Any, **named: Any) -> None:

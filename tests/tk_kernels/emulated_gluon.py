@@ -89,7 +89,6 @@ class Pointer:
     __radd__ = __add__
 
     def read(self, mask: Value | None, other: float | None) -> Tensor:
-        """Return the addressed values. Elements with a false `mask` are `other`, or NaN if `other` is None."""
         at, inside = self._masked(mask)
         found = self.memory[torch.where(inside, at, 0)]
         return torch.where(inside, found, torch.tensor(float("nan") if other is None else other).to(found.dtype))
@@ -132,7 +131,7 @@ class Shared:
         return Shared(self.of.permute(order))
 
     def _reinterpret(self, dtype: torch.dtype, shape: list[int], layout: Any) -> Shared:
-        """Copy to `shape`. `layout` is linear: the element at offset 2**i is at (row, column) layout.bases[i]."""
+        """Return a copy in shape [rows, columns]. The element at offset 2**i is at (row, column) layout.bases[i]."""
         assert dtype == self.dtype
         offsets = torch.zeros(shape, dtype=torch.int64)
         rows, columns = torch.meshgrid(*map(torch.arange, shape), indexing="ij")

@@ -33,7 +33,10 @@ def linear_arguments(
     speed: float = 1.0,
     mini_batch: int = 16,
 ) -> list[Any]:
-    """Return TTT-Linear's forward arguments. correlation: 0 (independent tokens) to 1 (equal). speed: factor of lr."""
+    """Return random arguments of TTT-Linear's forward in their order, with heads of 64 channels.
+
+    correlation: of tokens, from 0 (independent) to 1 (all tokens are equal). speed: factor of the learning rates.
+    """
     generator = torch.Generator(device).manual_seed(tokens)
 
     def normal(*shape: int, std: float = 1.0) -> Tensor:
@@ -58,7 +61,10 @@ def mlp_arguments(
     speed: float = 1.0,
     mini_batch: int = 16,
 ) -> list[Any]:
-    """Return TTT-MLP's forward arguments; q, k and v are correlated as in a trained model. speed: factor of lr."""
+    """Return random arguments of TTT-MLP's forward in their order, with heads of 64 channels.
+
+    As in a trained model, q, k and v are correlated. speed: factor of the learning rates.
+    """
     generator = torch.Generator().manual_seed(tokens)
 
     def normal(*shape: int, std: float = 1.0) -> Tensor:

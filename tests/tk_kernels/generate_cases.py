@@ -1,5 +1,6 @@
 """Errors and error limits of the generate kernels against float64, on random states and tokens.
 
+B: sequences, H: heads, D: head dimension, F = 4 D: hidden dimension of TTT-MLP, m: tokens of a mini-batch.
 A simulation is the float64 reference, rounded wherever the kernel stores a rounded number. A kernel's error may reach
 `SLACK` times the simulation's error, plus a limit for float32 sums.
 """
@@ -42,10 +43,10 @@ combinations = pytest.mark.parametrize(
 
 
 class Errors(NamedTuple):
-    """Relative errors to float64. out: largest of all steps. change: {parameter: final error / total change}."""
+    """Relative errors to the float64 reference."""
 
-    out: float
-    change: dict[str, float]
+    out: float  # the largest error of a step's output
+    change: dict[str, float]  # by parameter: error of the final value / total change of the value
 
 
 class Comparison(NamedTuple):
@@ -61,7 +62,10 @@ class Comparison(NamedTuple):
 
 
 def random_state(operator: str, positions: list[int], H: int, D: int, m: int, std: float = 0.02) -> Any:
-    """Return a random state of sequences at `positions` in mini-batches of m tokens. std: of the weights."""
+    """Return a random float64 state; sequence s has read positions[s] tokens of its current mini-batch.
+
+    std: standard deviation of the weights.
+    """
     gen = torch.Generator().manual_seed(0)
 
     def normal(*shape: int, std: float) -> Tensor:
@@ -82,7 +86,7 @@ Prefill = Callable[..., tuple[Tensor, Any]]
 
 
 def prefilled_state(operator: str, positions: list[int], H: int, D: int, m: int, prefill: Prefill) -> Any:
-    """Run `prefill` on two mini-batches of m tokens and positions[s] more, per sequence s; return the float64 state."""
+    """Return the float64 state after `prefill` has read 2 m + positions[s] random tokens of each sequence s."""
     gen, reference, parts = torch.Generator(DEVICE).manual_seed(3), MODULES[operator][1], []
     outer, F = outer_parameters(H, D, m), 4 * D
     shapes = ((H, D, D), (H, 1, D)) if operator == "linear" else ((H, D, F), (H, 1, F), (H, F, D), (H, 1, D))
@@ -98,7 +102,7 @@ def prefilled_state(operator: str, positions: list[int], H: int, D: int, m: int,
 
 
 def outer_parameters(H: int, D: int, m: int) -> tuple[Tensor, ...]:
-    """Return random token_scale [m], ln_weight [H, D] and ln_bias [H, D], for H heads and mini-batches of m tokens."""
+    """Return random token_scale [m], ln_weight [H, D] and ln_bias [H, D]."""
     gen = torch.Generator().manual_seed(7)
     scale = 1 / torch.arange(1, m + 1) + 0.1 * torch.rand(m, generator=gen)
     weight, bias = 0.2 * torch.randn(2, H, D, generator=gen)
@@ -106,7 +110,6 @@ def outer_parameters(H: int, D: int, m: int) -> tuple[Tensor, ...]:
 
 
 def random_token(B: int, H: int, D: int, dtype: torch.dtype, seed: int) -> tuple[Tensor, ...]:
-    """Return random q, k, v [B, H, D] and lr [B, H]."""
     gen = torch.Generator(DEVICE).manual_seed(1000 + seed)
     q, k, v = (torch.randn(B, H, D, generator=gen, device=DEVICE).to(dtype) for _ in range(3))
     return q, k, v, torch.rand(B, H, generator=gen, device=DEVICE) / D
@@ -189,10 +192,12 @@ def compare(
     batch: int = 0,
     step: Step | None = None,
 ) -> Comparison:
-    """Run `steps` steps from state `start`; return the kernel's and `Simulation`'s errors and the kernel's final state.
+    """Run `steps` generate steps from state `start` on the kernel, the simulation and the float64 reference.
 
-    form, precision: one of `FORMS` and of `common.PRECISIONS`. step: runs the kernel; by default `eager`.
-    batch: number of sequences; 0: those of `start`. A larger batch repeats these, and then up to 8 are compared.
+    Return the errors of kernel and simulation, and the kernel's final state.
+    form: "dual" or "primal". precision: a key of `common.PRECISIONS`.
+    batch: number of sequences; 0: as in `start`. A larger batch repeats the sequences of `start`; up to 8 are compared.
+    step: runs a step of the kernel; None is `eager(operator)`.
     """
     generate, distinct = MODULES[operator][0], len(start.position)
     batch, step = batch or distinct, step or eager(operator)

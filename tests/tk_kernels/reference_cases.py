@@ -67,7 +67,10 @@ def naive_state(operator: str, case: Case, row: int, head: int) -> Any:
 
 
 def naive(operator: str, case: Case) -> tuple[Tensor, list[Tensor]]:
-    """Run the naive form; return the outputs and the final state's tensors in the order of `primal_state`'s fields."""
+    """Run the naive form on each sequence and head; return (outputs shaped like case.q, tensors of the final state).
+
+    The tensors are in the order of the fields of the reference's `primal_state`.
+    """
     out, states = torch.empty_like(case.q), []
     for row in range(len(case.q)):
         for head in range(case.q.shape[2]):
@@ -90,7 +93,7 @@ def valid(state: Any) -> list[Tensor]:
 
 
 def generate(operator: str, case: Case, state: Any, first: int = 0, **options: Any) -> tuple[Tensor, Any]:
-    """Run generate steps from token `first` on; return outputs [B, T - first, H, D] and the last state."""
+    """Run generate steps on tokens from `first` on; return (outputs [batch, steps, heads, head_dim], last state)."""
     outputs = [case.q[:, :0]]
     for t in range(first, case.q.shape[1]):
         out, state = OPERATORS[operator].generate_step(*case.tokens(t), *case.outer(), state, **options)

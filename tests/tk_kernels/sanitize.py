@@ -132,7 +132,6 @@ def few_rows_products() -> Iterator[str]:
 
 
 def generate(operator: str, D: int = 64) -> Iterator[str]:
-    """Generate STEPS tokens in several forms and precisions; yield lines such as "17 tokens, dual, planes"."""
     cases = [("dual", "planes"), ("dual", "bfloat16"), ("dual", "float32")]
     for form, precision in [*cases, ("primal", "float16")] if D == 64 else cases:
         *tensors, state = arguments(operator, STEPS, 16, D)
@@ -182,11 +181,9 @@ def run(kernel: str) -> None:
 
 
 def sanitized(kernel: str, tool: str) -> tuple[bool, str]:
-    """Run one kernel under one tool; return (whether the kernel ran without errors, report).
-
-    PyTorch's memory cache is off, so that the tool sees accesses outside a tensor.
-    """
+    """Run one kernel under one tool; return (whether the kernel ran without errors, report)."""
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, "-m", __spec__.name]
+    # Without PyTorch's memory cache, the tool sees accesses outside a tensor.
     settings = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     answer = subprocess.run([*command, "--run", kernel], capture_output=True, text=True, check=False, env=settings)
     lines = answer.stdout.splitlines()
@@ -198,7 +195,6 @@ def sanitized(kernel: str, tool: str) -> tuple[bool, str]:
 
 
 def complaints(lines: list[str]) -> list[str]:
-    """Return compute-sanitizer's 8 most frequent messages with counts, without threads, addresses and call stacks."""
     said: Counter[str] = Counter()
     for line, following in pairwise(lines):
         if re.match(r"========= [A-Z]", line) and following.startswith("=========     "):

@@ -100,7 +100,7 @@ def _config_of(config):
 
 
 class LLM:
-    """A stand-in for vllm.LLM. A step first generates, then reads prompts. If `compute` is false, every token is 0."""
+    """A stand-in for vllm.LLM. In a step, it first generates, then reads prompts. compute = False: every token is 0."""
 
     blocks = 100
     compute = True

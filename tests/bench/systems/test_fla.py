@@ -24,7 +24,7 @@ LAYER = Case("kda", "fla", "1.3b", "forward", 2, 80, dtype="float32", options=((
 
 
 class Cache:
-    """Stands in for fla's cache. Its `conv_state` is a tuple, or a tensor if a test replaces the method `keeps`."""
+    """A stand-in for fla's cache. A test can replace `keeps` to make `conv_state` a tensor instead of a tuple."""
 
     keeps = staticmethod(lambda last: (last,))
 

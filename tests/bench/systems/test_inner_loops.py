@@ -40,7 +40,6 @@ class WrongOperator(TorchOperator):
 @pytest.mark.parametrize("in_prefill", [True, False])
 @pytest.mark.parametrize("wrong", ["zeros", "queries", "more", "learns"])
 def test_the_check_notices_a_wrong_operator_in_a_model_whose_logits_hardly_show_it(wrong, in_prefill, monkeypatch):
-    """Every wrong operator fails the inner-loop check, also one whose small error passes the check of the logits."""
     adapter, small = TTTTorch(), replace(case("ttt-linear"), dtype="bfloat16")
     model = model_of(small, operator=WrongOperator("linear", wrong, in_prefill))
     monkeypatch.setattr(adapter, "load", lambda case: model)

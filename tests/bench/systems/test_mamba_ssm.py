@@ -29,8 +29,6 @@ class InferenceParams:
 
 
 class MambaLMHeadModel(nn.Module):
-    """Stands in for the package's model: a layer's state is a leaky sum of tanh(input), reset at sequence offset 0."""
-
     def __init__(self, config, device, dtype):
         super().__init__()
         self.layers, self.shapes = config.n_layer, []
@@ -171,7 +169,6 @@ def test_what_runs_without_its_kernels_leaves_no_state(package, monkeypatch):
 
 @pytest.fixture
 def done(monkeypatch):
-    """Replace the functions that compile or tune kernels; return a list of their calls."""
     calls = []
     for name in ("prepare", "compile_ahead"):
         monkeypatch.setattr(f"bench.systems.tuned_model.{name}", lambda run, name=name: calls.append(name))

@@ -51,7 +51,10 @@ def small(name, layer):
 
 @pytest.fixture
 def package(monkeypatch):
-    """Replace each package's kernel by `naive` plus an error. Return {"error": 0.0}, in which a test sets the error."""
+    """Replace each package's kernel by the layer's naive form plus an error.
+
+    Return {"error": 0.0}; a test sets this error.
+    """
     state = {"error": 0.0}
     monkeypatch.setattr("bench.systems.regressor.prepare", lambda run: run())
     for adapter in (FlaRegressor, Mamba3SSM):
@@ -144,12 +147,11 @@ def test_the_fastest_kernel_of_a_layer_is_timed_and_checked(ttt):
 
 
 def row(*values):
-    """Return a sequence [1, T, 1, 1] of one head with one channel."""
     return torch.tensor(values).view(1, -1, 1, 1)
 
 
 def test_a_delta_rule_by_hand():
-    """S <- S/2 + beta k (v - k S/2). From S = 0, (beta, k, v) = (1/2, 2, 3) gives S = 3; then (1, 1, 1) gives S = 1."""
+    # S <- S/2 + beta k (v - k S/2), out = S q. S = 1/2 * 2 * 3 = 3; then 3/2 + 1 * (1 - 3/2) = 1.
     layer = replace(layer_of("gated-deltanet/fla"), heads=1, key_dim=1, value_dim=1)
     q, k, v = row(1.0, 4.0), row(2.0, 1.0), row(3.0, 1.0)
     beta, g = row(0.5, 1.0)[..., 0], row(0.5, 0.5)[..., 0].log()
@@ -193,16 +195,21 @@ def test_mesanet_is_ridge_regression_over_all_tokens_so_far():
 
 
 def test_mesanet_forgets_by_its_decay_and_weighs_by_beta():
-    """Gram matrix G <- decay G + beta: 1/2, 1/2. State S <- decay S + beta v: 2, 3. With ridge 1, out = S / (G + 1)."""
     layer = replace(layer_of("mesanet/fla"), heads=1, key_dim=1, value_dim=1)
     beta, g = row(0.5, 0.25)[..., 0], row(1.0, 0.5)[..., 0].log()
     out, gram, values = layer.naive(row(3.0, 3.0), row(2.0, 5.0), row(4.0, 8.0), beta, g, torch.ones(1, 1)).values()
+    # Normalized q and k are 1. Gram matrix G <- decay G + beta: 1/2; then 1/4 + 1/4 = 1/2.
+    # State S <- decay S + beta v: 1/2 * 4 = 2; then 1/2 * 2 + 1/4 * 8 = 3. out = S / (G + ridge), and the ridge is 1.
     assert (gram.item(), values.item()) == pytest.approx((0.5, 3.0))
     assert out.flatten().tolist() == pytest.approx([2 / 1.5, 3 / 1.5])
 
 
 def mamba3(tokens, **changed):
-    """Return Mamba-3's (output, state) for one head: no decay, rotation or bias by default. changed: other inputs."""
+    """Run the naive form of Mamba-3 on one head of key_dim 2 and value_dim 1; return (output, state).
+
+    By default, Q, K, V and DT are 1, and there is no decay, rotation or bias. Each token is added in its own step only.
+    changed: kernel arguments by name, instead of these defaults.
+    """
     layer = replace(layer_of("mamba3/mamba-ssm"), heads=1, key_dim=2, value_dim=1, angles=1)
     zeros, ones = torch.zeros(1, 1, tokens), torch.ones(1, tokens, 1, 2)
     inputs = {"Q": ones, "K": ones, "V": torch.ones(1, tokens, 1, 1), "ADT": zeros, "DT": zeros + 1, "Trap": zeros + 50}
@@ -211,21 +218,21 @@ def mamba3(tokens, **changed):
 
 
 def test_mamba3_adds_the_token_before_by_the_trapezoidal_rule():
-    """With sigmoid(Trap) = 1/2, half of k v enters the state in its own step, and half, decayed, in the next step."""
     trap, decay = torch.zeros(1, 1, 3), torch.tensor([0.5, 0.5, 0.25]).log().view(1, 1, 3)
     out, state = mamba3(3, V=row(8.0, 0.0, 0.0), Trap=trap, ADT=decay)
+    # sigmoid(Trap) = 1/2: half of k v is added in the token's own step, the other half in the next, before its decay.
     # S = 4; then 1/2 * (4 + 4) = 4; then 1/4 * 4 = 1.
     assert out.flatten().tolist() == pytest.approx([8.0, 8.0, 2.0])
     assert state.flatten().tolist() == pytest.approx([1.0, 1.0])
 
 
 def test_mamba3_rotates_by_the_sum_of_the_angles_and_after_the_biases():
-    """A query (1, 0), a quarter turn after the key, gives 0 for key (1, 0) and 1 for key (0, 0) with bias (1, 1)."""
-    quarter = torch.full((1, 2, 1, 1), 0.5).atanh()
+    quarter = torch.full((1, 2, 1, 1), 0.5).atanh()  # q and k turn by 90 degrees per token
     east, north_east = torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])
     shape = torch.zeros(1, 2, 1, 2)
     out, _ = mamba3(2, Q=shape + east, K=shape + east, V=row(1.0, 0.0), Angles=quarter)
     assert out.flatten().tolist() == pytest.approx([1.0, 0.0], abs=1e-6)
+    # The bias (1, 1) is added before the rotation; if it came after, the second output would be -1.
     out, _ = mamba3(2, Q=shape + east, K=shape, K_bias=north_east[None], V=row(1.0, 0.0), Angles=quarter)
     assert out.flatten().tolist() == pytest.approx([1.0, 1.0], abs=1e-6)
     turns = torch.full((1, 2, 1, 1), 50.0)  # tanh = 1: half a turn per time step

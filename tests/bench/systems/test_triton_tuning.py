@@ -17,7 +17,6 @@ def add(x, n, BLOCK):
 
 @pytest.fixture
 def triton(monkeypatch, tmp_path):
-    """Fake Triton's GPU. Return .launches, (compiled only, BLOCK) per call, and .kept(), which lists tuning files."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.runtime.jit import JITFunction
@@ -35,7 +34,6 @@ def triton(monkeypatch, tmp_path):
 
 
 def tuner():
-    """Return a kernel not yet autotuned, with three candidates; the second is the fastest."""
     import triton
 
     configs = [triton.Config({"BLOCK": block}, num_stages=stages) for block, stages in ((64, 1), (32, 2), (16, 3))]

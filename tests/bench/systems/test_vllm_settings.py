@@ -25,7 +25,6 @@ def test_an_engine_of_fewer_layers_holds_as_many_sequences(llm):
 
 @pytest.mark.parametrize(("phase", "apart"), [("forward", True), ("generate", False), ("request", False)])
 def test_forwards_alone_have_graphs_of_prompts_and_are_told_their_cache(llm, phase, apart):
-    """With all layers, only forward cases capture CUDA graphs of up to 8,192 tokens and set the KV cache's size."""
     told = VllmTransformer()._settings(replace(CASE, phase=phase, size="1.3b", context=2048)).arguments()
     assert (max(told.get("compilation_config", {}).get("cudagraph_capture_sizes", [0])) == 8192) is apart
     assert told.get("kv_cache_memory_bytes", 0) == (pytest.approx(64.9e9, rel=1e-2) if apart else 0)

@@ -1,4 +1,4 @@
-"""The vLLM adapter serves TTT models in a fake vLLM: it writes their folders, checks tokens and averages steps."""
+"""The vLLM adapter serves TTT models in a fake vLLM: it writes model folders, checks tokens and averages steps."""
 
 import sys
 from dataclasses import replace
