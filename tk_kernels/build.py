@@ -1,10 +1,8 @@
 """Compile a .cu file with nvcc, cache the library, and load it with tvm-ffi.
 
 `build("ttt_linear/forward_sm90")` compiles `tk_kernels/ttt_linear/forward_sm90.cu` on any machine with nvcc, GPU or
-not; `load("ttt_linear/forward_sm90")` needs a Hopper GPU. Both compile a kernel only if the cache lacks it. A machine
-without nvcc or ThunderKittens can use another machine's cache.
-
-nvcc is called directly: `tvm_ffi.cpp.build` would discard nvcc's register counts and spills.
+not. `load("ttt_linear/forward_sm90")` needs a Hopper GPU. Both compile a kernel only if the cache lacks it.
+A machine without nvcc or ThunderKittens can use another machine's cache.
 """
 
 import ctypes
@@ -59,11 +57,9 @@ FLAGS = (
 
 @dataclass(frozen=True)
 class KernelResources:
-    """One kernel's registers and spilled bytes (stores plus loads) per thread, from ptxas."""
-
     name: str
-    registers: int
-    spilled_bytes: int
+    registers: int  # per thread
+    spilled_bytes: int  # per thread, stores plus loads
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ class Built:
 
     @property
     def resources(self) -> list[KernelResources]:
-        """Each kernel's registers and spills from the compiler log; c++filt, if found, demangles names."""
+        """Each kernel's registers and spilled bytes, from the compiler log."""
         log = (self.folder / LOG).read_text()
         if shutil.which("c++filt"):
             log = subprocess.run(["c++filt"], input=log, capture_output=True, text=True, check=True).stdout
@@ -97,7 +93,7 @@ class Built:
 
 
 def build(name: str) -> Built:
-    """Return kernel `name` from the cache; compile it first if the cache lacks it.
+    """Return kernel `name`, compiled if the cache lacks it.
 
     Raises BuildError if the kernel cannot be compiled here.
     """
@@ -207,7 +203,6 @@ def ingredients(name: str) -> dict[str, str | None]:
 
 
 def source_digest(name: str) -> str:
-    """Return one SHA-256 of a kernel's `.cu` file and all project headers that it can include."""
     source = SOURCE_ROOT / f"{name}.cu"
     if not source.is_file():
         raise BuildError(f"{name}: there is no {name}.cu in {SOURCE_ROOT.name}")
@@ -218,7 +213,6 @@ def source_digest(name: str) -> str:
 
 
 def _compiler_version(nvcc: Path | None) -> str | None:
-    """Return nvcc's version, such as `13.0, V13.0.88`, or "unknown"; None if `nvcc` is None."""
     if nvcc is None:
         return None
     try:
@@ -230,7 +224,7 @@ def _compiler_version(nvcc: Path | None) -> str | None:
 
 
 def _folder(name: str, wanted: dict[str, str | None]) -> Path:
-    """Return the cache folder for `wanted`, independent of nvcc's and ThunderKittens' versions."""
+    """Return a kernel's cache folder, the same for all versions of nvcc and ThunderKittens."""
     known = [wanted[each] for each in ("sources", "flags", "host", "tvm_ffi", "architecture")]
     key = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
     return cache_directory() / "kernels" / f"{name.replace('/', '.')}-{key}"
@@ -253,7 +247,7 @@ def _compiled(name: str, wanted: dict[str, str | None]) -> Built:
     headers = (f"{find_thunderkittens()}/include", SOURCE_ROOT)
     ffi_headers = (libinfo.find_include_path(), libinfo.find_dlpack_include_path())
     with named_when_whole(built.folder) as folder:
-        command = [
+        command = [  # tvm_ffi.cpp.build would discard nvcc's register counts and spills
             str(find_nvcc()),
             f"-gencode=arch=compute_{ARCHITECTURE},code=sm_{ARCHITECTURE}",
             *FLAGS,

@@ -22,7 +22,6 @@ def check_parameter(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def check_contiguous(name: str, tensor: Tensor) -> None:
-    """Raise ValueError unless the tensor is contiguous."""
     if not tensor.is_contiguous():
         raise ValueError(f"{name} has strides {tensor.stride()}: must be contiguous")
 
@@ -62,9 +61,9 @@ def check_outer(token_scale: Tensor, ln_weight: Tensor, ln_bias: Tensor, heads: 
 
 
 def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> None:
-    """Raise ValueError if a field of `state` in `shapes` has another shape or a wrong dtype.
+    """Raise ValueError if a field of `state` that `shapes` names has a wrong shape or dtype.
 
-    position must be int32. Other fields in `shapes` must be float64 if the tokens' `dtype` is float64, else float32.
+    The field position must be int32. Other fields must be float64 if the tokens' `dtype` is float64, else float32.
     """
     for name, shape in shapes.items():
         tensor = getattr(state, name)
@@ -76,7 +75,7 @@ def check_state(state: tuple, shapes: dict[str, tuple[int, ...]], dtype: torch.d
 def common_position(position: Tensor, start: int | None, mini_batch: int) -> int:
     """Return the position in the mini-batch: `start`, or if None, the one in `position` [B].
 
-    Reading `position` waits for the GPU. ValueError if values read differ or the result is not 0 to mini_batch - 1.
+    Reading `position` waits for the GPU. ValueError if its values differ or the result is not 0 to mini_batch - 1.
     """
     values = sorted(set(position.tolist())) if start is None else [start]
     if len(values) > 1:
@@ -89,6 +88,5 @@ def common_position(position: Tensor, start: int | None, mini_batch: int) -> int
 
 
 def check_aligned(tokens: int, start: int, mini_batch: int) -> None:
-    """Raise ValueError unless `start` is 0 and `tokens` is a multiple of `mini_batch`."""
     if start or tokens % mini_batch:
         raise ValueError(f"{tokens} tokens from position {start}: expected whole mini-batches of {mini_batch}")

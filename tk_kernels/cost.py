@@ -1,7 +1,8 @@
 """Count FLOPs and bytes of the TTT operator (ttt_layer.md, "Inside TTT", step 5). Needs no torch.
 
 A multiply-add is two FLOPs. LayerNorm, GELU and other elementwise operations are not counted.
-D: head dimension. F = 4D: hidden units of TTT-MLP. m: mini-batch size.
+D: head dimension. F = 4D: hidden units of TTT-MLP. m: mini-batch size. in, out: a layer's widths.
+X, Xbar: a layer's inputs for K and for Q. G: the loss's gradient at the layer's output. s: a token's scale.
 """
 
 from itertools import pairwise
@@ -32,8 +33,6 @@ class Cost:
     def forward_flops(self, batch: int, tokens: int, heads: int, head_dim: int, mini_batch: int = 16) -> int:
         """Return the FLOPs of the dual form over `batch` sequences of `tokens` tokens each.
 
-        m: `mini_batch`. in, out: a layer's widths. X, Xbar: the layer's inputs for K and for Q.
-        G: the loss's gradient at the layer's output.
         Per token and head, X @ W, Xbar @ W, X^T @ G and (except in layer 1) G @ W^T take 2 * in * out each.
         P = Xbar @ X^T takes 2 * m * in, P @ G takes 2 * m * out, both including the masked elements of P.
         """
@@ -51,8 +50,8 @@ class Cost:
     def generate_flops(self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual") -> float:
         """Return the FLOPs of a generate step of `batch` sequences, averaged over a mini-batch.
 
-        Dual: the matmuls of `forward_flops`, with (m+1)/2 elements of P per token on average. s: token scale.
-        Primal: X @ W, dW += X^T @ G, W_t = W - s dW, Xbar @ W_t and (except in layer 1) G @ W^T take 2 * in * out each.
+        Dual: the matmuls of `forward_flops`. P has only (m+1)/2 elements per token on average.
+        Primal: X @ W, dW += X^T @ G, W_t = W - s dW, Xbar @ W_t and (except in layer 1) G @ W^T: 2 * in * out each.
         """
         check_choice("form", form, FORMS)
         times = 3 if form == "dual" else 4

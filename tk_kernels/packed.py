@@ -13,10 +13,11 @@ CHUNK = 16  # tokens that one program of `edges/short_convolution.py` computes
 class Packed:
     """Layout of S sequences packed in dimension 0 of tensors [N, ...], and their state slots.
 
-    cu_seqlens [S + 1] int32: sequence s has the tokens cu_seqlens[s] to cu_seqlens[s + 1] - 1, or none.
+    cu_seqlens [S + 1] int32: sequence s has the tokens cu_seqlens[s] to cu_seqlens[s + 1] - 1. It may have none.
     start [S] int32: number of earlier tokens per sequence. With 0, a sequence starts from the initial weights.
     slots [S] int64: each sequence's index in dimension 0 of the state's tensors, unique among non-empty sequences.
-    tokens: N. length: number of tokens per sequence if all sequences are to run as one batch, otherwise 0.
+    tokens: N, the number of tokens of all sequences.
+    length: the number of tokens per sequence if all sequences are to run as one batch, otherwise 0.
         One batch requires equal lengths, and `start` values that are multiples of the mini-batch size.
     """
 
@@ -28,9 +29,10 @@ class Packed:
 
     @cached_property
     def chunks(self) -> Tensor:
-        """(sequence, offset in the sequence) of each chunk of up to CHUNK tokens: [N // CHUNK + S, 2] int32.
+        """Each chunk's (sequence, offset in the sequence): [N // CHUNK + S, 2] int32.
 
-        The size is an upper bound, to avoid a host sync. Unused rows have an offset at or past the last sequence's end.
+        A chunk is up to CHUNK tokens. The number of rows is an upper bound, so that no host sync is needed.
+        Unused rows have offsets past the last sequence's end.
         """
         sequences = len(self.slots)
         counts = -(-self.cu_seqlens.diff() // CHUNK)

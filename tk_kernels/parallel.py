@@ -2,13 +2,12 @@
 
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor  # not processes: a fork is unsafe once CUDA runs
 
 
 def compile_all(calls: Iterable[Callable[[], object]]) -> None:
     """Compile the Triton kernels that `calls` launch with `warmup=True`, in one thread per core.
 
-    Threads, not processes: a fork is unsafe once CUDA or other threads run.
     A failed compilation raises no error here: the first real launch of the kernel does.
     """
     from triton import AsyncCompileMode

@@ -21,7 +21,6 @@ class BuildError(RuntimeError):
 
 
 def cache_directory() -> Path:
-    """Return the cache folder: `TTT_BENCH_CACHE`, or `~/.cache/ttt-bench`."""
     return Path(os.environ.get("TTT_BENCH_CACHE") or Path.home() / ".cache" / "ttt-bench")
 
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.gpu
 
 
 class ForwardKernel(NamedTuple):
-    """An operator ("linear" or "mlp"), the mini-batch size that selects its kernel, and the forward function."""
+    """A forward function, its operator ("linear" or "mlp"), and the mini-batch size for it."""
 
     operator: str
     mini_batch: int
@@ -50,7 +50,10 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> F
 
 
 def trained(kernel: ForwardKernel, batch: int, tokens: int, heads: int, correlation: float) -> Case:
-    """Return arguments as in a trained model: q and k share a direction with weight `correlation`; v depends on k."""
+    """Return arguments like a trained model's: q and k share a direction, and v depends on k.
+
+    correlation: the weight of the shared direction in q and k, 0 to 1.
+    """
     operator, mini_batch, _ = kernel
     generator = torch.Generator("cuda").manual_seed(tokens)
 

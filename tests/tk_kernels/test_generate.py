@@ -143,7 +143,7 @@ def test_planes_are_the_exact_float32() -> None:
 
 
 def test_nan_stays_nan_in_the_high_plane() -> None:
-    """A NaN's high plane is NaN, although rounding a GPU's NaN, 0x7FFFFFFF, would carry into the sign and give -0."""
+    """Rounding a GPU's NaN, 0x7FFFFFFF, like a number would carry into the sign and give -0."""
     bits = torch.tensor([0x7FFFFFFF, 0x7FFF8000, 0x7FC00000, -1, 0x7F800001]).to(torch.int32)
     high, low = common.split_planes(bits.view(torch.float32))
     assert high.isnan().all()

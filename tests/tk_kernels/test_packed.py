@@ -27,7 +27,6 @@ def test_sequences_of_different_lengths(name, head_dim, mini_batch, precision):
 
 
 def test_chunks_of_sequences():
-    """`chunks` has a row (sequence, offset) per chunk; unused rows have offsets at or past the last sequence's end."""
     ends = torch.tensor([0, 0, 17, 17, 18, 50, 50], dtype=torch.int32)
     sequences = Packed(ends, torch.zeros(6, dtype=torch.int32), torch.arange(6), 50)
     found = [(s, first) for s, first in sequences.chunks.tolist() if first < ends[s + 1] - ends[s]]

@@ -15,7 +15,6 @@ EXACT = OUTPUT_ERROR[torch.float64]
 
 
 def test_two_layer_relu_with_gradients_by_hand() -> None:
-    """The test computes each gradient of |f(k) - v|^2 / 2, for f(k) = k + relu(k W1 + b1) W2 + b2, by its formula."""
     args = case("mlp", 4, batch=1, heads=1, mini_batch=4)
     q, k, v, lr = (x[0, :, 0] for x in args[:4])
     weights = W1, b1, W2, b2 = tuple(x[0, 0] for x in args.state[:4])
@@ -71,7 +70,6 @@ def test_drop_in_attention_starts_from_a_seed() -> None:
 
 
 def test_gate_and_reversed_pass() -> None:
-    """The video block is tanh(beta) rev(TTT(rev(h))) + h with h = tanh(alpha) TTT(x) + x; rev reverses the tokens."""
     x, alpha, beta = case("linear", 20, batch=1).q.flatten(2), torch.randn(32).double(), torch.randn(32).double()
 
     def layer(x: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """GEMMs y = x W^T with few rows of x, with a norm before, a SwiGLU after, or both.
 
-Such a GEMM takes as long as reading W, so fused operations add no time and save a launch. For one row of x, or two
-without an output gate, CUDA cores compute the GEMM. They apply the norm's mean and scale to the GEMM's result, so loads
-of W do not wait for the norm. In other cases, a separate kernel computes the norm, and tensor cores compute the GEMM.
+Such a GEMM takes as long as reading W, so fused operations add no time and save a launch.
+For one row of x, or two without an output gate, CUDA cores compute the norm and the GEMM in one kernel.
+In other cases, a separate kernel computes the norm, and tensor cores compute the GEMM.
 """
 
 import math
@@ -38,11 +38,11 @@ SHARED_BYTES = 200_000  # shared memory that the largest tiles need
 
 @dataclass(frozen=True)
 class Norm:
-    """Norm of the rows of x [..., K] before a GEMM; argument `before` of `few_rows_product`.
+    """Norm of the rows of x [..., K] before a GEMM: the argument `before` of `few_rows_product`.
 
-    weight [K]. The norm is RMSNorm; with `bias` [K] and output gate `gate` [..., K], LayerNorm times gelu_tanh(`gate`).
-    For one row of x, the GEMM's kernel computes LayerNorm from sums of x and x^2, so its float32 rounding errors grow
-    with the row's mean / standard deviation.
+    With only `weight` [K], it is RMSNorm. With `bias` [K] and `gate` [..., K], it is LayerNorm times gelu_tanh(`gate`).
+    For one row of x, LayerNorm is computed from sums of x and x^2. Its float32 rounding errors then grow with the row's
+    mean / standard deviation.
     """
 
     weight: Tensor
@@ -62,7 +62,7 @@ def fits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
 
 
 def suits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
-    """Whether `few_rows_product` supports layout and dtypes, no slower than cuBLAS on an H100."""
+    """Whether `few_rows_product` takes such tensors and is at least as fast as cuBLAS on an H100."""
     most = MOST_ROWS if len(weights) >= MANY_OUTPUTS * (1 + swiglu) else MOST_ROWS_FEW_OUTPUTS
     few = x.shape[-1] <= x.numel() <= most * x.shape[-1]
     laid_out = x.ndim > 1 and x.stride(-1) == 1 and weights.is_contiguous() and _fits_int32_offsets(x)
@@ -125,7 +125,6 @@ def few_rows_product(
 
 
 def _checked(x: Tensor, weights: Tensor, before: Norm | None, swiglu: bool, out: Tensor | None) -> tuple[Tensor, int]:
-    """Return (x as rows [R, K], number N of output columns). Raises ValueError for bad arguments."""
     *many, K = x.shape
     N, odd = divmod(len(weights), 2) if swiglu else (len(weights), 0)
     if not (many and 1 <= math.prod(many) <= MOST_ROWS) or odd or weights.dtype != x.dtype:
@@ -157,10 +156,11 @@ def _few_rows_product(
     R: tl.constexpr, K: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr, DOT: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute OUTPUTS columns of out [R, N] = x W^T on tensor cores, INPUTS columns of x at a time.
+    """Compute OUTPUTS columns of out [R, N] = x W^T on tensor cores, in steps of INPUTS along K.
 
-    x [R, K], weights W [N, K]. SWIGLU: compute silu(x W^T) * (x up_weights^T). ADD: add to out.
-    ROWS: R padded to a power of two >= 16. DOT: operands' dtype. STAGES: pipeline stages of the loads.
+    x [R, K], with stride x_stride over rows. weights, up_weights [N, K]: W, and for SWIGLU a second matrix V.
+    SWIGLU: compute silu(x W^T) * (x V^T). ADD: add to `out` instead of overwriting it.
+    ROWS: R padded to a power of two >= 16. DOT: dtype of the operands. STAGES: pipeline stages of the loads.
     """
     let_next_begin(PDL)
     wait_for_previous(PDL)
@@ -194,10 +194,12 @@ def _few_rows_summed(
     R: tl.constexpr, K: tl.constexpr, SWIGLU: tl.constexpr, ADD: tl.constexpr,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute OUTPUTS columns of out [R, N] = x W^T on CUDA cores, INPUTS columns of x at a time.
+    """Compute OUTPUTS columns of out [R, N] = x W^T on CUDA cores, in steps of INPUTS along K.
 
-    x [R, K], weights W [N, K]; R is a power of two. SWIGLU: compute silu(x W^T) * (x up_weights^T). ADD: add to out.
-    NORMED: first apply a norm to x. With GATED (only if R = 1), it is LayerNorm times the output gate, else RMSNorm.
+    x [R, K], with stride x_stride over rows. weights, up_weights [N, K]: W, and for SWIGLU a second matrix V.
+    R: rows, a power of two. SWIGLU: compute silu(x W^T) * (x V^T). ADD: add to `out` instead of overwriting it.
+    NORMED: first apply RMSNorm to x, with norm_weight [K] and eps.
+    GATED, only for one row: apply LayerNorm times gelu(`gate`) instead; norm_weight, norm_bias, `gate` [K].
     """
     let_next_begin(PDL)
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -257,5 +259,4 @@ def _few_rows_summed(
 
 @jit
 def _products(w, x):
-    """Return w [OUTPUTS, INPUTS] @ x [INPUTS] in float32."""
     return tl.sum(w.to(tl.float32) * x[None, :], 1)

@@ -74,7 +74,6 @@ def swiglu(x: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Return x as [N, C], a view if possible, else a copy. Raises ValueError unless stride(-1) is 1."""
     if x.stride(-1) != 1:
         raise ValueError(f"strides {x.stride()}: the last must be 1")
     return x.view(-1, x.shape[-1]) if x.is_contiguous() else x.flatten(0, -2)
@@ -100,7 +99,6 @@ def _norm_gate(
 
 @jit
 def rms_normed(row, weight, C: tl.constexpr, eps):
-    """Return row / sqrt(mean(row^2) + eps) * weight; `row` has C channels, then zero padding."""
     return row * (1.0 / tl.sqrt(tl.sum(row * row, 0) / C + eps)) * weight
 
 

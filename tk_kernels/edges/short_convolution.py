@@ -1,4 +1,15 @@
-"""A TTT block's causal depthwise convolutions (4 taps), fused with adjacent operations."""
+"""A TTT block's causal depthwise convolutions (4 taps), fused with adjacent operations.
+
+The kernels take the tensors of `residual_convolution` and `query_key`, and in addition:
+cache, after: each sequence's last three inputs [3, C], before and after the tokens, with cache_stride over sequences.
+    With SLOTS, sequence s has the index slots[s] in both.
+T: tokens per sequence. CHUNK: tokens per program. CP, HP: C and H padded to powers of two.
+x_stride, logit_stride, position_stride: strides over tokens of x and lr_logits, and over sequences of position.
+weight_stride, tap_stride: strides of a convolution's weight over channels and taps.
+PACKED: sequences of different lengths. `Packed` defines cu_seqlens, starts (its `start`), chunks and slots.
+    Sequence s has the index s in `cache`, and slots[s] in `after`, with stride after_stride.
+added, normed: the results of `residual_convolution`. x0 to x3: a convolution's inputs 0 to 3 tokens back.
+"""
 
 from typing import Any
 
@@ -90,7 +101,9 @@ def query_key(
 
     x [B, T, C]: input of both convolutions. x and lr_logits can be slices of columns of one wider tensor.
     lr_logits [B, T, H], lr_bias [H]: lr = base_lr * sigmoid(lr_logits + lr_bias) / D.
-    cache [B, 3, C]: each sequence's last three inputs, replaced in place. slots, sequences: see `residual_convolution`.
+    cache [B, 3, C]: each sequence's last three inputs, oldest first, replaced in place.
+    slots [B], only with T = 1: sequence b uses cache[slots[b]]. The cache may have any size and stride in dimension 0.
+    sequences (B = 1): layout of T tokens. Sequence s uses cache[sequences.slots[s]], and reads zeros if its start is 0.
     conv_q, conv_k: weight [C, 1, 4] and bias [C] of each convolution. rope: cos and sin [m, D/2] float32.
     position [S] or [S, H], for S sequences: number of earlier tokens of each sequence, or that number modulo m.
     pdl: use programmatic dependent launch. Only x, rope, lr_logits and lr_bias are read after earlier launches end.
@@ -139,7 +152,6 @@ def query_key(
 
 
 def _check_cache(cache: Tensor, slots: Tensor | None, sequences: Packed | None, shape: tuple[int, int, int]) -> None:
-    """Raise ValueError unless cache, slots, sequences and tokens of `shape` (B, T, C) fit."""
     B, T, C = shape
     if slots is None and sequences is None:
         check_parameter("cache", cache, (B, TAPS - 1, C))
@@ -158,8 +170,7 @@ def _layout(
 ) -> tuple[Tensor, Tensor, int, dict[str, Any]]:
     """Return (cache to read, cache to write, number of token chunks, other kernel arguments).
 
-    A sequence's first chunk reads the cache and its last chunk writes it, in different programs. The two caches are
-    therefore different tensors, except for unpacked sequences of one token.
+    The caches are different tensors if a sequence can have several chunks: different programs then read and write them.
     """
     if sequences is None:
         chunk = min(CHUNK, triton.next_power_of_2(tokens))
@@ -173,7 +184,6 @@ def _layout(
 
 @jit
 def _rounded_rms_norm(row, weight, C: tl.constexpr, eps):
-    """Return RMSNorm(row), rounded to the row's dtype, then converted to float32."""
     return rms_normed(row.to(tl.float32), weight, C, eps).to(row.dtype).to(tl.float32)
 
 
@@ -190,7 +200,6 @@ def _taps(weight, channel, valid, weight_stride, tap_stride):
 
 @jit
 def _cached(at, valid, C: tl.constexpr):
-    """Load a sequence's last three inputs, oldest first, from three rows of C channels at `at`."""
     r3 = tl.load(at, mask=valid, other=0, cache_modifier=".cg")
     r2 = tl.load(at + C, mask=valid, other=0, cache_modifier=".cg")
     r1 = tl.load(at + 2 * C, mask=valid, other=0, cache_modifier=".cg")
@@ -199,7 +208,7 @@ def _cached(at, valid, C: tl.constexpr):
 
 @jit
 def _packed_chunk(cu_seqlens, chunks, chunk):
-    """Return (sequence s, the chunk's offset in s, first index of s in [N, ...], length of s)."""
+    """Return a chunk's (sequence s, offset in s, index of token 0 of s, length of s)."""
     seq = tl.load(chunks + 2 * chunk).to(tl.int64)
     first = tl.load(chunks + 2 * chunk + 1)
     token = tl.load(cu_seqlens + seq)
@@ -213,7 +222,7 @@ def _residual_convolution(
     C: tl.constexpr, CP: tl.constexpr, CHUNK: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
     cu_seqlens=None, starts=None, chunks=None, after_stride=0, PACKED: tl.constexpr = False,
 ):  # fmt: skip
-    """Compute up to CHUNK tokens. x0 to x3: the convolution's inputs 0 to 3 tokens back."""
+    """Compute up to CHUNK tokens of one sequence. The module's docstring defines the arguments."""
     let_next_begin(PDL)
     rc = tl.arange(0, CP)
     valid = rc < C
@@ -270,7 +279,6 @@ def _residual_convolution(
 
 @jit
 def _rotate(y, cos, sin, BLOCK: tl.constexpr):
-    """Return y [BLOCK] with pairs (2i, 2i+1) rotated, given cos and sin [BLOCK / 2]."""
     even, odd = tl.split(tl.reshape(y, (BLOCK // 2, 2)))
     return tl.reshape(tl.join(even * cos - odd * sin, odd * cos + even * sin), (BLOCK,))
 
@@ -283,7 +291,7 @@ def _query_key(
     SLOTS: tl.constexpr, PDL: tl.constexpr,
     cu_seqlens=None, starts=None, chunks=None, after_stride=0, PACKED: tl.constexpr = False,
 ):  # fmt: skip
-    """Compute BLOCK channels of up to CHUNK tokens. x0 to x3: inputs 0 to 3 tokens back."""
+    """Compute BLOCK channels of up to CHUNK tokens. The module's docstring defines the arguments."""
     let_next_begin(PDL)
     C: tl.constexpr = H * D
     BLOCKS: tl.constexpr = (C + BLOCK - 1) // BLOCK

@@ -20,7 +20,6 @@ INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # whether Trit
 
 
 def processors(q: Tensor) -> int:
-    """Return the number of streaming multiprocessors of q's GPU."""
     return torch.cuda.get_device_properties(q.device).multi_processor_count
 
 
@@ -52,10 +51,11 @@ def launch(
 ) -> None:
     """Launch a forward kernel on tokens that begin at a mini-batch's start; write to `outputs`.
 
-    run: launch function, called as run(q, k, rest, m, B, settings, warmup=compile_only); rest: other kernel arguments.
-    tokens: q, k with RoPE, v, lr. outer: token_scale, ln_weight, ln_bias. Shapes: see `ForwardOperator.forward`.
-    weights: each layer's weight and bias. To update them in place, pass them in `outputs` too.
-    outputs: the tensors for the outputs, the next weights and biases, and the last mini-batch's cached rows.
+    run: function that launches the kernel, called as run(q, k, rest, m, B, settings, warmup=compile_only).
+        `rest` holds the kernel's other tensors, sizes and strides, in order.
+    tokens: q, k, v [B, T, H, D] and lr [B, T, H]. q and k already have RoPE.
+    outer: token_scale [m], ln_weight, ln_bias [H, D]. weights: each layer's weight [B, H, in, out], bias [B, H, out].
+    outputs: tensors to write: outputs, next weights and biases (may be `weights`), the last mini-batch's cached rows.
     settings: launch settings of the Triton kernel. None: run a Gluon kernel if one supports q, else use `tuning.toml`.
     compile_only: compile the kernel and compute nothing.
     """
@@ -76,9 +76,13 @@ def launch_packed(
     state: StepState,
     sequences: Packed,
 ) -> Tensor:
-    """Return the outputs [N, H, D] of packed sequences; update their slots of `state` in place.
+    """Run a forward kernel on packed sequences; return the outputs [N, H, D] in q's dtype.
 
-    run: see `launch`; also gets keyword arguments, named as in `kernel`, a Triton kernel. Others: see `forward_packed`.
+    run: launch function, called as run(q, k, rest, m, S, None, warmup=False, **options), for S sequences.
+    kernel: a Triton kernel. Its arguments from cu_seqlens on are the names of `options`.
+    tokens: q, k, v [N, H, D] and lr [N, H]. outer: token_scale [m], ln_weight, ln_bias [H, D].
+    initial: weights and biases of sequences without earlier tokens, [H, ...].
+    state: a generate state in the dual form; the sequences' slots are updated in place.
     """
     q, k, v, lr = tokens
     out, biases = torch.empty(q.shape, dtype=q.dtype, device=q.device), state.biases()
@@ -97,7 +101,10 @@ def launch_packed(
 
 @jit
 def packed_sequence(cu_seqlens, start, slots, seq, m: tl.constexpr):
-    """Return a packed sequence's (first row, length, earlier tokens n, n % m, state slot)."""
+    """Return (index of token 0, length, earlier tokens, position, state slot) of a sequence.
+
+    cu_seqlens, start, slots: fields of `Packed`. The position is the number of earlier tokens modulo m.
+    """
     token = tl.load(cu_seqlens + seq)
     count = tl.load(cu_seqlens + seq + 1) - token
     before = tl.load(start + seq)
@@ -106,7 +113,7 @@ def packed_sequence(cu_seqlens, start, slots, seq, m: tl.constexpr):
 
 @jit
 def keys_at(k, rows, token, begin, k_token, column, D: tl.constexpr, PACKED: tl.constexpr):
-    """Return pointers to elements (token, column) of K; k_token: K's stride over tokens.
+    """Return pointers to elements (token, column) of K, which has stride k_token over tokens.
 
     With PACKED, tokens -begin to -1 come from earlier calls; their keys are the first `begin` rows of `rows` [m, D].
     """
@@ -117,19 +124,16 @@ def keys_at(k, rows, token, begin, k_token, column, D: tl.constexpr, PACKED: tl.
 
 @jit
 def add_two(a1, a2, b1, b2):
-    """Return (a1 + b1, a2 + b2). With it, a `tl.reduce` sums two tensors in one exchange between warps."""
     return a1 + b1, a2 + b2
 
 
 @jit
 def add_six(a1, a2, a3, a4, a5, a6, b1, b2, b3, b4, b5, b6):
-    """Return (a1 + b1, ..., a6 + b6), to sum six tensors in one `tl.reduce`."""
     return a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5, a6 + b6
 
 
 @jit
 def sums_of_six(s0, s1, s2, s3, s4, s5):
-    """Return the sum of each argument over its leading dimension; warps exchange all six at once."""
     four, two = tl.join(tl.join(s0, s1), tl.join(s2, s3)), tl.join(tl.join(s4, s5), tl.join(s4, s5))
     four, two = tl.split(tl.sum(tl.join(four, two), 0))
     first, second = tl.split(four)
@@ -151,8 +155,10 @@ def normalization(s0, s1, D: tl.constexpr):
 def gradient_coefficients(s0, s1, s2, s3, s4, s5, weight_squared, D: tl.constexpr):
     """Return (mean(z), 1/std(z), mean(g), mean(g * xhat) / std(z)) of each row z [D].
 
-    g = gamma * (gamma * xhat + beta - R), as in ln_l2_grad (ttt_layer.md, step 5). weight_squared: the sum of gamma^2.
+    xhat is (z - mean(z)) / std(z), and g is gamma * (gamma * xhat + beta - R), with LayerNorm's gamma and beta.
+    The gradient of 1/2 |LN(z) - R|^2 with respect to z is (g - mean(g) - xhat * mean(g * xhat)) / std(z).
     s0 to s5: each row's sums of z, z^2, u, u * z, o * z and o, with u = gamma^2 * z and o = gamma * (beta - R).
+    weight_squared: the sum of gamma^2.
     """
     mean, rstd = normalization(s0, s1, D)
     u = s2 - mean * weight_squared  # u, uc: the sums of gamma^2 c and gamma^2 c^2, with c = z - mean

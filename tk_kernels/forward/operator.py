@@ -36,8 +36,7 @@ Outer = tuple[Tensor, Tensor, Tensor]  # token_scale [m], ln_weight, ln_bias [H,
 
 @cache
 def hopper_unavailable(kernel: str, arch: str | None) -> str:
-    """Return why a Hopper kernel cannot run, or "". arch: TTT_BENCH_ARCH, only a cache key."""
-    return build.unavailable(kernel)
+    return build.unavailable(kernel)  # arch, the value of TTT_BENCH_ARCH, is only a cache key
 
 
 class ForwardOperator:
@@ -47,7 +46,6 @@ class ForwardOperator:
     widths: each layer's input width, then the last layer's output width, in multiples of the head dimension.
     kernels: names of the Hopper kernels, by mini-batch size.
     plan: function that returns further arguments of the Hopper kernel, given q [B, T, H, D] and the mini-batch size.
-    weights: names of the state's fields that hold weights and biases.
     """
 
     def __init__(
@@ -155,7 +153,7 @@ class ForwardOperator:
         rope: bool,
         backend: str,
     ) -> None:
-        """Run `backend`, or that of `choice` if ""; fill `outputs`: out, weights, biases, cached rows."""
+        """Run a backend, by default that of `choice`; fill `outputs`: out, weights, biases, rows."""
         q, mini_batch = tokens[0], len(outer[0])
         backend = backend or self.choice(q, mini_batch)
         if backend == THUNDERKITTENS:
@@ -181,7 +179,6 @@ class ForwardOperator:
     def _by_reference(
         self, tokens: Sequence[Tensor], outer: Sequence[Tensor], state: State, start: int, rope: bool
     ) -> tuple[Tensor, State]:
-        """Run the reference in float32 from position `start`; return (outputs in q's dtype, next state)."""
         given = to_float32(*_with_rope(tokens, start, len(outer[0]), rope))
         reference: Callable[..., tuple[Tensor, State]] = self.learner.forward
         out, state = reference(*given, *outer, state, start=start)
@@ -189,7 +186,7 @@ class ForwardOperator:
 
 
 def _with_rope(tokens: Sequence[Tensor], start: int, mini_batch: int, rope: bool) -> tuple[Tensor, ...]:
-    """Return `tokens`; if `rope`, with RoPE on the first two, q and k. Positions begin at `start`."""
+    """Return q, k and the other tokens; if `rope`, apply RoPE to q and k, from position `start`."""
     q, k, *others = tokens
     if rope:
         position = torch.arange(start, start + q.shape[1], device=q.device) % mini_batch
@@ -208,8 +205,8 @@ def forward_packed(
     """Run a portable forward kernel on packed sequences; return outputs [N, H, D] in q's dtype.
 
     launch: `launch_packed` of ttt_linear.forward or ttt_mlp.forward. sequences: the layout of the N tokens.
-    tokens: q, k, v [N, H, D] in the dtype of the state's rows, q and k with RoPE, lr [N, H].
-    outer: token_scale, ln_weight and ln_bias, as in `ForwardOperator.forward`.
+    tokens: q, k, v [N, H, D] in the dtype of the state's rows, and lr [N, H]. q and k already have RoPE.
+    outer: token_scale [m], ln_weight [H, D] and ln_bias [H, D].
     initial: the learned initial weights [H, ...] and biases [H, ...] or [H, 1, ...]. A sequence begins from them if
         it has no earlier tokens (`sequences.start` is 0), otherwise from its slot of `state`.
     state: a `GenerateState` in the dual form, whose slots are updated in place; its position is not read.
@@ -234,7 +231,6 @@ def forward_packed(
 
 
 def _check_tokens(tokens: Tokens, outer: Outer, layout: str) -> None:
-    """Raise ValueError unless kernels support the tensors. layout: q's axes, as "[N, H, D]"."""
     (q, k, v, lr), (token_scale, ln_weight, ln_bias) = tokens, outer
     named = {"q": q, "k": k, "v": v}
     check_tokens(named, lr, layout, DTYPES)

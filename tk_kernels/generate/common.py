@@ -16,10 +16,8 @@ SM90 = "sm_90"  # prefix of `section_name` for kernels in Gluon (generate_sm90.p
 
 
 class Precision(NamedTuple):
-    """How a generate state stores numbers: dtypes of its weights and of its cached rows."""
-
     weights: torch.dtype
-    rows: torch.dtype
+    rows: torch.dtype  # of the cached rows
     planes: bool  # whether a second tensor holds the low 16 bits of each weight (`split_planes`)
 
 
@@ -50,8 +48,8 @@ def available() -> str:
 def split_planes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Split float32 x into (bfloat16 high, int16 low); `join_planes` restores x except NaNs.
 
-    `high` is x rounded to nearest, ties away from zero, so the remainder always fits 16 signed bits. All NaNs become
-    0x7FC00000, because the NaN that a GPU computes, 0x7FFFFFFF, would round to -0.
+    `high` is x rounded to nearest, ties away from zero, so the remainder always fits 16 signed bits.
+    All NaNs become 0x7FC00000: a GPU's NaN, 0x7FFFFFFF, would round to -0.
     """
     x = x.float().contiguous()
     bits = x.view(torch.int32).masked_fill(x.isnan(), 0x7FC00000)
@@ -60,13 +58,12 @@ def split_planes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def join_planes(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-    """Return the float32 tensor with these planes, the inverse of `split_planes`."""
     bits = (high.view(torch.int16).to(torch.int32) << 16) + low.to(torch.int32)
     return bits.view(torch.float32)
 
 
 def store(x: torch.Tensor, precision: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return x in `precision` as (tensor, None), or for "planes" as `split_planes(x)`."""
+    """Return x as stored in `precision`: (tensor, None), or for "planes" (high plane, low plane)."""
     if PRECISIONS[precision].planes:
         return split_planes(x)
     return x.to(PRECISIONS[precision].weights, copy=True).contiguous(), None
@@ -93,12 +90,10 @@ def by_sequences(function: Callable[..., tuple[torch.Tensor | None, ...]], *give
 
 
 def float_copy(x: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous float32 copy of x."""
     return x.to(torch.float32, copy=True).contiguous()
 
 
 def to_float32(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return the tensors as contiguous float32, copied only if needed."""
     return tuple(x.float().contiguous() for x in tensors)
 
 
@@ -124,7 +119,6 @@ def compiles_narrow_dots() -> bool:
 
 
 def runs_sm90(device: torch.device) -> bool:
-    """Whether Gluon generate kernels run on `device`: it is sm_90, and TTT_BENCH_ARCH is unset."""
     return not hidden() and device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
@@ -160,10 +154,7 @@ def let_next_begin(PDL: tl.constexpr):
 
 @jit
 def wait_for_previous(PDL: tl.constexpr):
-    """With PDL, wait for the end of all earlier launches.
-
-    Every program must call this before it reads outputs of earlier launches and before it writes.
-    """
+    """With PDL, wait for earlier launches; call this before reading their outputs or any write."""
     if PDL:
         tl.extra.cuda.gdc_wait()
 
@@ -187,7 +178,7 @@ def join(high, low):
 def store_weights(weights, low, at, x, mask, PLANES: tl.constexpr):
     """Write the float32 tile x to `weights` at the offsets `at`, in the dtype of `weights`.
 
-    With PLANES, write x's high plane to `weights` and its low plane to `low` (see `split_planes`).
+    With PLANES, write x's high 16 bits, rounded, to `weights`, and the low 16 bits to `low`, at the same offsets.
     """
     if PLANES:
         bits = tl.where(x == x, x.to(tl.int32, bitcast=True), 0x7FC00000)
@@ -200,7 +191,7 @@ def store_weights(weights, low, at, x, mask, PLANES: tl.constexpr):
 
 @jit
 def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
-    """Load weights at the offsets `at` as float32; with PLANES, `low` holds their low plane."""
+    """Load weights at the offsets `at` as float32; with PLANES, `low` holds their low 16 bits."""
     x = tl.load(weights + at, mask=mask, other=0)
     if PLANES:
         x = join(x, tl.load(low + at, mask=mask, other=0))
@@ -209,9 +200,10 @@ def load_weights(weights, low, at, mask, PLANES: tl.constexpr):
 
 @jit
 def load_token(x, at, rd, valid, ROPE: tl.constexpr):
-    """Load row, the channels `rd` of Q or K at x + at; return (row, pair) for `rotate`.
+    """Load the channels `rd` of one row of Q or K at x + at; return (row, pair) for `rotate`.
 
-    With ROPE, pair holds channels rd ^ 1, else it is row. `rotate` applies RoPE: a barrier here would delay loads.
+    With ROPE, `pair` holds channels rd ^ 1, which RoPE combines with `rd`. Otherwise it is `row`.
+    `rotate` applies RoPE later, because a barrier here would delay loads.
     """
     row = tl.load(x + at + rd, mask=valid, other=0)
     pair = row
@@ -232,9 +224,10 @@ def load_angles(rope, position, rd, valid, D: tl.constexpr, ROPE: tl.constexpr):
 
 @jit
 def rotate(row, pair, cos, sin, ROPE: tl.constexpr):
-    """Return a row of Q or K as float32; with ROPE, first apply RoPE and round to the row's dtype.
+    """Return one row of Q or K as float32, after RoPE if ROPE is set.
 
-    row, pair: the results of `load_token`. cos, sin: the results of `load_angles`.
+    row, pair: the results of `load_token`. cos, sin: those of `load_angles`, the RoPE angles of the token's position.
+    A rotated row is rounded to the dtype of `row` before its conversion to float32.
     """
     if ROPE:
         row = (row.to(tl.float32) * cos + pair.to(tl.float32) * sin).to(row.dtype)
@@ -281,7 +274,6 @@ def ln_l2_grad(z, target, weight, bias, valid, D: tl.constexpr):
 
 @jit
 def to_float32_again(x):
-    """Convert x to float32, a bfloat16 x by a shift instead of a cast."""
     if x.dtype == tl.bfloat16:  # with a cast, the compiler could keep an earlier cast in registers
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     return x.to(tl.float32)
@@ -295,6 +287,5 @@ def gelu(x):
 
 @jit
 def gelu_grad(x):
-    """Return the derivative of `gelu` at x."""
     p = tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
     return p + x * p * (1.0 - p) * (1.5957691216057308 * (1.0 + 0.134145 * x * x))

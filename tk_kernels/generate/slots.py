@@ -50,7 +50,6 @@ def _launch(
     initial: tuple[Tensor, ...] | None = None,
     start: Tensor | None = None,
 ) -> None:
-    """Write `copies` to slots of `stored`; given `start`, instead fill them like `read_slots`."""
     if not len(stored) == len(copies) == len(initial or copies):
         raise ValueError(f"{len(copies)} values and {len(initial or copies)} initial ones for {len(stored)} tensors")
     kept, low, transposed = zip(*stored, strict=True)
@@ -65,7 +64,6 @@ def _launch(
 def _blocks(
     shapes: tuple[tuple[int, ...], ...], transposed: tuple[bool, ...]
 ) -> tuple[int, tuple[tuple[int, ...], ...]]:
-    """Split tensors into blocks of rows; return (number of blocks, SHAPES for `_copy_slots`)."""
     found, blocks = [], 0
     for (*rows, columns), is_transposed in zip(shapes, transposed, strict=True):
         (count,), padded = rows or (1,), triton.next_power_of_2(columns)
@@ -77,12 +75,15 @@ def _blocks(
 
 @jit
 def _copy_slots(kept, low, copies, initial, strides, start, slots, H: tl.constexpr, SHAPES: tl.constexpr):
-    """Copy one block of rows of one tensor, for one head of one sequence.
+    """Copy one block of rows of one tensor, for one head of one sequence, from or to slots.
 
-    The grid is (B, H, blocks of all tensors). If start is None, write `copies` (the batch) to `kept` (the state). Else
-    read `kept` into `copies`, or `initial` where start [B] is 0. slots [B]: each sequence's index in `kept`.
-    kept, low, copies, initial, strides: for each tensor, `_copy_block`'s kept, low, copied, initial, stride.
-    SHAPES: for each tensor, its first block's index, then the arguments R, C, CP, BLOCK, TRANSPOSED of `_copy_block`.
+    The grid is (B, H, blocks of all tensors). slots [B]: each sequence's index in the state's tensors.
+    If start is None, write to the state. Otherwise read from it, or from `initial` where start [B] is 0.
+    Each of the following has one entry per tensor:
+    kept [slots, H, R, C]: the state's tensor. strides: its stride over slots. low: its low plane, or None.
+    copies [B, H, R, C] and initial [H, R, C]: the batch's tensor and the values of new sequences, contiguous float32.
+        With TRANSPOSED, they are [B, H, C, R] and [H, C, R].
+    SHAPES: (first block's index, R, C, C padded to a power of two, BLOCK, TRANSPOSED), with BLOCK rows per block.
     """
     for i in tl.static_range(len(SHAPES)):
         row = (tl.program_id(2) - SHAPES[i][0]) * SHAPES[i][4]
@@ -99,9 +100,7 @@ def _copy_block(
 ):  # fmt: skip
     """Copy up to BLOCK rows of one tensor, from row `row` on, as `_copy_slots` describes.
 
-    kept [slots, H, R, C]: the state's tensor, with `stride` over slots. low: its low plane in the same layout, or None.
-    copied [B, H, R, C]: the batch's tensor. initial [H, R, C]: values for new sequences. Both are contiguous float32.
-    With TRANSPOSED, copied is [B, H, C, R], and initial is [H, C, R]. CP: C, padded to a power of two.
+    kept, low, copied, initial, stride: the tensor's entries in the arguments of `_copy_slots`.
     """
     seq, head = tl.program_id(0), tl.program_id(1)
     r = row + tl.arange(0, BLOCK)[:, None]

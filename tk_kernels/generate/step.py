@@ -33,15 +33,16 @@ FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 class StepState:
     """State of `generate_step`, updated in place; each operator has a subclass `GenerateState`.
 
-    form: "dual" or "primal". precision: "float32", "bfloat16", "float16" or "planes" (`split_planes`). mini_batch: m.
+    form: "dual" or "primal". mini_batch: m.
+    precision: "float32", "bfloat16", "float16" or "planes", which stores each float32 weight as two 16-bit numbers.
     position [B, H] int32: tokens so far in the current mini-batch, the same for all heads of a sequence.
+    layers: for each layer (weight [B, H, ...], low plane or None, bias [B, H, width] float32). With "planes", `weight`
+        is the high plane. All weights except the last are transposed: each row belongs to one hidden unit.
     gathered, dual form: cached rows [B, H, m, width], first each layer's inputs, then each layer's lr * G. G is the
-    loss's gradient at the layer's output. The rows' dtype is `precision`; with "planes", it is bfloat16.
+        loss's gradient at the layer's output. The rows' dtype is `precision`; with "planes", it is bfloat16.
     gathered, primal form: for each layer, float32 gradient sums dW, in the weight's layout, and db.
-    layers: for each layer, its weight [B, H, ...] (with "planes", the high plane), low plane or None, and bias
-    [B, H, width] float32. All weights except the last are transposed: each row belongs to one hidden unit.
     slots [B], int32 or int64, dual form only: each sequence's index in dimension 0 of weights, biases and cached rows.
-    With slots, steps do not change `position`, and dimension 0 can have any size and stride (shared by equal shapes).
+        With slots, steps do not change `position`. Dimension 0 can have any size and stride (shared by equal shapes).
     """
 
     form: str
@@ -125,18 +126,16 @@ class StepState:
         return in_16_bits and widths == self.sm90_widths and self.mini_batch <= 16
 
     def tuned_as(self) -> str:
-        """Return the name under which `tuning` looks up this state's launch settings (see `section_name`)."""
         return section_name(self.suits_sm90(), self.position.device)
 
     def default_launch(self) -> Tuning:
-        """Return the launch settings that `generate_step` uses for this state by default."""
         return tuning(self.operator, self.form, self.precision, self.tuned_as())
 
 
 def portable_constants(state: StepState, block: int) -> dict[str, Any]:
     """Return compile-time arguments of the portable generate kernels, by name.
 
-    DP, MP: D and m, padded to powers of two, MP to at least 16. DOT: dtype of matmul operands.
+    D: head dimension. DP, MP: D and m, padded to powers of two, MP to at least 16. DOT: dtype of matmul operands.
     BLOCK: rows of a weight to rewrite at once, at most `block`.
     """
     rows, D = state.biases()[0].shape[2], state.biases()[-1].shape[2]
@@ -207,7 +206,6 @@ def generate_step(
 def _check(
     tokens: dict[str, Tensor], outer: dict[str, Tensor], rope: Tensor | None, state: StepState, shape: tuple[int, ...]
 ) -> None:
-    """Raise ValueError unless the arguments of `generate_step` fit the state. shape: (B, H, D)."""
     B, H, D = shape
     dtype = tokens["q"].dtype
     dtypes = dict.fromkeys(tokens, (dtype,)) | {"q": FLOATING, "out": FLOATING, "lr": (torch.float32, dtype)}

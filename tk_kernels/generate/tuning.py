@@ -30,12 +30,13 @@ class Tuning:
 
 @cache
 def tuning(operator: str, form: str, row: str, name: str) -> Tuning:
-    """Return settings from `row` of the file that TTT_BENCH_TUNING names, or of `tuning.toml`.
+    """Return a kernel's launch settings from the user's file or `tuning.toml`.
 
-    Search the files in this order, and in each the sections named by a prefix of `name`, longest first, then "default".
+    Search the file that TTT_BENCH_TUNING names, then `tuning.toml`. In each, search the sections named by a prefix of
+    `name`, longest first, then "default". Return the first `row` found.
     operator: "ttt_linear" or "ttt_mlp". form: "dual", "primal" or "forward". name: a result of `section_name`.
     row: the state's precision; for "forward", a class of problem sizes such as "wide", one of FORWARD_ROWS[operator].
-    Raises KeyError if no section has the row, and ValueError if the named file cannot be read.
+    Raises KeyError if no section has the row, and ValueError if the user's file cannot be read.
     """
     for table in _tables():
         own = sorted((section for section in table if name.startswith(section)), key=len, reverse=True)

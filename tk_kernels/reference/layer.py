@@ -13,9 +13,7 @@ Rotation = tuple[Tensor, Tensor]  # cos, sin: see `rotation`
 
 
 class Outer(NamedTuple):
-    """Outer-loop parameters, shared by all sequences, in the state's dtype."""
-
-    token_scale: Tensor  # [m], s_i
+    token_scale: Tensor  # [m], the factors s_i; all three are in the state's dtype
     ln_weight: Tensor  # [H, D]
     ln_bias: Tensor  # [H, D]
 
@@ -29,7 +27,7 @@ def rope(x: Tensor, position: Tensor, theta: float = ROPE_THETA) -> Tensor:
 
 
 def rotation(position: Tensor, head_dim: int, dtype: torch.dtype, theta: float = ROPE_THETA) -> Rotation:
-    """Return cos, sin of position * theta^(-2i/D), [*position.shape, 1, D/2], at least float32."""
+    """Return (cos, sin) [*position.shape, 1, D/2] of position * theta^(-2i/D), at least float32."""
     dtype = torch.promote_types(dtype, torch.float32)
     exponent = torch.arange(0, head_dim, 2, device=position.device, dtype=dtype) / head_dim
     angle = position[..., None, None] * theta**-exponent
@@ -37,7 +35,7 @@ def rotation(position: Tensor, head_dim: int, dtype: torch.dtype, theta: float =
 
 
 def rotate_interleaved(x: Tensor, rotated_by: Rotation) -> Tensor:
-    """Rotate pairs (2i, 2i+1) of x [..., H, D] by cos and sin [..., 1, D/2], in x's dtype."""
+    """Return x [..., H, D] in its dtype, with pairs (2i, 2i+1) rotated by cos, sin [..., 1, D/2]."""
     cos, sin = rotated_by
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)
@@ -50,10 +48,11 @@ def gradient_offset(k: Tensor, v: Tensor, outer: Outer) -> Tensor:
 
 
 def ln_l2_grad(z: Tensor, offset: Tensor, weight_squared: Tensor) -> Tensor:
-    """Return the gradient of 1/2 |LN(z) - (v - k)|^2 w.r.t. z [..., D], in three GPU launches.
+    """Return the gradient of 1/2 |LN(z) - (v - k)|^2 with respect to z [..., D].
 
-    offset: the result of `gradient_offset`, in z's shape. weight_squared: ln_weight^2. With xhat the normalised z and
-    g = weight_squared * xhat + offset, the gradient is (g - mean(g) - xhat * mean(g * xhat)) / std.
+    offset: (ln_bias - (v - k)) * ln_weight, in z's shape. weight_squared: ln_weight^2.
+    With xhat = (z - mean(z)) / std(z) and g = weight_squared * xhat + offset, the gradient is
+    (g - mean(g) - xhat * mean(g * xhat)) / std(z). Means are over D.
     """
     shape = z.shape[-1:]
     xhat, mean, rstd = torch.native_layer_norm(z, shape, None, None, EPS)
@@ -62,6 +61,6 @@ def ln_l2_grad(z: Tensor, offset: Tensor, weight_squared: Tensor) -> Tensor:
 
 
 def output(z: Tensor, q: Tensor, outer: Outer) -> Tensor:
-    """Return the layer's output q + LN(z), [B, n, H, D], in q's dtype."""
+    """Return the layer's output q + LN(z) in q's dtype, for q and z [B, n, H, D]."""
     normed = torch.addcmul(outer.ln_bias, F.layer_norm(z, z.shape[-1:], eps=EPS), outer.ln_weight)
     return (normed + q).to(q.dtype)

@@ -60,11 +60,13 @@ Trace = tuple[Tensor, ...]
 
 
 class InnerLayer(NamedTuple):
-    """A state's layer: weight [B, H, in, out], bias [B, H, out], data of the mini-batch so far.
+    """One layer of an inner model, with data of the current mini-batch's tokens so far.
 
-    With cached rows, x [B, H, m, in] holds the inputs, and g [B, H, m, out] holds lr_j * G_j, where G_j is the loss's
-    gradient at the layer's output. With gradient sums, x is dW, the sum of lr_j * d loss_j / d weight over tokens j.
-    g is db, the same sum for the bias.
+    weight [B, H, in, out], bias [B, H, out]: the parameters at the mini-batch's start.
+    With cached rows, x [B, H, m, in] holds the tokens' inputs. g [B, H, m, out] holds their learning rates times the
+    loss's gradients at the layer's output.
+    With gradient sums, x [B, H, in, out] is dW, the sum over the tokens of lr_j * d loss_j / d weight. g [B, H, out] is
+    db, the same sum for the bias.
     """
 
     weight: Any
@@ -74,10 +76,11 @@ class InnerLayer(NamedTuple):
 
 
 def layers_of(state: Sequence[Any], rows: bool = True) -> list[InnerLayer]:
-    """Split a state into its inner layers; `state` holds tensors or the names of its fields.
+    """Group the fields of a state, or their names, by inner layer, in order of the layers.
 
-    rows=True: a state with cached rows; for two layers W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows, position.
-    rows=False: a state with gradient sums; for two layers W1, b1, W2, b2, dW1, db1, dW2, db2, position.
+    rows=True: a state with cached rows. For two layers, it has the fields
+        W1, b1, W2, b2, k_rows, x2_rows, g1_rows, g2_rows, position.
+    rows=False: a state with gradient sums. For two layers, it has W1, b1, W2, b2, dW1, db1, dW2, db2, position.
     """
     n = len(state) // 4
     weights, biases, rest = state[: 2 * n : 2], state[1 : 2 * n : 2], state[2 * n : 4 * n]
@@ -86,12 +89,12 @@ def layers_of(state: Sequence[Any], rows: bool = True) -> list[InnerLayer]:
 
 
 class Learner(Generic[State]):
-    """The reference of TTT-Linear or TTT-MLP: checks arguments and computes mini-batches.
+    """PyTorch reference of TTT-Linear or TTT-MLP: one instance per operator.
 
-    state: class of states with cached rows. The attribute `primal` is the class of states with gradient sums.
-    `InnerLayer` explains rows and sums; `layers_of` gives the order of the fields in both classes.
-    together: most mini-batches of m tokens that a dual `forward` runs at once; if m > 16, max(1, 16 * together // m).
-    Only `generate_step` with `inplace` changes a given state. Methods that take tokens disable autograd and autocast.
+    state: the class of the operator's states with cached rows, such as `LinearState`. Its fields define the layers.
+    together: most mini-batches of up to 16 tokens that a dual `forward` runs at once. If they are larger, fewer.
+    The attribute `primal` is the class of its states with gradient sums instead of cached rows.
+    Methods that take tokens disable autograd and autocast. Only `generate_step` with `inplace` changes a given state.
     """
 
     def __init__(self, state: type[State], together: int) -> None:
@@ -163,8 +166,9 @@ class Learner(Generic[State]):
     ) -> tuple[Tensor, State]:
         """Return the outputs [B, T, H, D] of T tokens and a new state after them.
 
-        q, k, v [B, T, H, D]: float64, float32 or bfloat16. lr [B, T, H] = base_lr * sigmoid(...) / D.
-        token_scale [m]; ln_weight, ln_bias [H, D]. form: "primal" computes all tokens' weights W_t, "dual" does not.
+        q, k, v [B, T, H, D]: float64, float32 or bfloat16. lr [B, T, H]: learning rates, in the state's dtype.
+        token_scale [m]; ln_weight, ln_bias [H, D].
+        form: "dual", or "primal", which computes every token's weights W_t.
         state.position: any position inside the mini-batch, the same for all sequences.
         start: the value of state.position; None to read it from the device, which waits for the GPU.
         Raises ValueError for unsupported shapes, dtypes and forms.
@@ -229,13 +233,14 @@ class Learner(Generic[State]):
         *,
         start: int | None = None,
     ) -> tuple[Trace, State]:
-        """Run the sequential part of `forward`; return (trace, state after the tokens).
+        """Compute the sequential part of the dual form; return (trace, state after the tokens).
 
-        start: see `forward`. The trace, an argument of `outputs`, holds for N mini-batches, in the tokens' dtype:
-        each layer's weight and bias at each mini-batch's start, [N, B*H, in + 8, out], from `packed`;
-        each layer's inputs, except the first layer's, [N, B*H, m, in + 8], from `with_bias_input`;
+        The tokens must be whole mini-batches that begin at position 0, otherwise this raises ValueError.
+        start: 0, or None to read state.position from the device, which waits for the GPU.
+        The trace is an argument of `outputs`. For N mini-batches, it holds in the tokens' dtype:
+        each layer's weight and bias at each mini-batch's start, [N, B*H, in + 8, out], as `packed` stacks them;
+        each layer's inputs, except the first layer's, [N, B*H, m, in + 8], as `with_bias_input` pads them;
         the loss's gradients at each layer's output, [N, B*H, m, out], not multiplied by lr.
-        Raises ValueError unless the tokens are whole mini-batches.
         """
         outer = self._checked({"k": k, "v": v}, lr, (token_scale, ln_weight, ln_bias), "[B, T, H, D]", state)
         mini_batch = len(token_scale)
@@ -255,7 +260,7 @@ class Learner(Generic[State]):
         ln_bias: Tensor,
         trace: Trace,
     ) -> Tensor:
-        """Run the parallel part of `forward`; return the outputs [B, T, H, D].
+        """Compute the parallel part of the dual form; return the outputs [B, T, H, D].
 
         trace: the first result of `states` for the same tokens. Raises ValueError for an incomplete mini-batch.
         """
@@ -272,7 +277,6 @@ class Learner(Generic[State]):
         layout: str,
         state: State | PrimalState | None = None,
     ) -> Outer:
-        """Raise ValueError for bad arguments; return `outer` in the state's dtype."""
         check_tokens(tokens, lr, layout, tuple(STATE_DTYPE))
         x = next(iter(tokens.values()))
         check_choice("lr.dtype", lr.dtype, (STATE_DTYPE[x.dtype],))
@@ -318,7 +322,6 @@ def _train_(k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: tuple) -> Tra
 
 
 def _parts(trace: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
-    """Split a trace into (weights, inputs of layers after the first, gradients), in order of layers."""
     layers = (len(trace) + 1) // 3
     return trace[:layers], trace[layers:-layers], trace[-layers:]
 
@@ -372,7 +375,10 @@ def _advance_(
 def _gradients(
     q: Tensor, k: Tensor, v: Tensor, lr: Tensor, outer: Outer, layers: list[InnerLayer]
 ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
-    """Return (q [B, H, n, D], q @ W1 + b1, each layer's (x, g) of n tokens); see `InnerLayer`."""
+    """Return (q [B, H, n, D], q @ W1 + b1, pairs) for n tokens of one mini-batch.
+
+    pairs: for each layer, its inputs for the keys, and lr times the loss's gradients at its output for them.
+    """
     first, *others = layers
     q, k, offset = (x.to(first.weight.dtype).transpose(1, 2) for x in (q, k, gradient_offset(k, v, outer)))
     zq, zk = affine(torch.cat((q, k), 2), first.weight, first.bias).chunk(2, 2)
@@ -388,10 +394,9 @@ def _gradients(
 
 
 def gelu(z: Tensor) -> Tensor:
-    """Return GELU(z) in its tanh form."""
     return F.gelu(z, approximate="tanh")
 
 
 def gelu_backward(grad: Tensor, z: Tensor) -> Tensor:
-    """Return grad * gelu'(z) (tanh form): the gradient at z, from the gradient at gelu(z)."""
+    """Return the gradient at z, given the gradient `grad` at gelu(z)."""
     return torch.ops.aten.gelu_backward(grad, z, approximate="tanh")

@@ -22,14 +22,14 @@ def untiled(x: Tensor, batch: int) -> Tensor:
 
 
 def with_bias_input(x: Tensor) -> Tensor:
-    """Pad x [..., D] to [..., D + 8] with 1 and seven 0s; a matmul by `packed(W, b)` adds b."""
+    """Append 1 and seven 0s to each row of x [..., D], so that a matmul by `packed(W, b)` adds b."""
     x = F.pad(x, (0, BIAS_INPUTS))
     x[..., -BIAS_INPUTS] = 1.0
     return x
 
 
 def packed(weight: Tensor, bias: Tensor) -> Tensor:
-    """Stack weight [B, H, D, F], bias [B, H, F] and 7 zero rows to [B*H, D + 8, F]; see `with_bias_input`."""
+    """Stack weight [B, H, D, F], bias [B, H, F] and seven rows of zeros to [B*H, D + 8, F]."""
     rows = torch.cat((weight, bias.unsqueeze(2)), 2).flatten(0, 1)
     return F.pad(rows, (0, 0, 0, BIAS_INPUTS - 1))
 
@@ -51,7 +51,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def subtract_matmul_(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Subtract a @ b, in `matmul`'s precision, from `total` in place; return `total`."""
+    """Subtract a @ b from `total` in place, and return `total`: float32 for bfloat16 a and b."""
     if torch.compiler.is_compiling():  # tracing does not support baddbmm with an out_dtype
         return total.sub_(matmul(a, b))
     if a.dtype == torch.bfloat16 and a.is_cuda:

@@ -30,15 +30,12 @@ Loss = Callable[[Weights, Tensor, Tensor], Tensor]  # weights, k, v -> a scalar
 
 
 class State(NamedTuple):
-    """State of one head of one sequence: weights and gradient sums of the inner model f."""
-
     weights: Weights  # at the start of the current mini-batch
     sums: Weights  # sum of lr_j * d loss_j / d weight over the tokens of this mini-batch so far
     position: int  # number of tokens of this mini-batch so far, 0 to m - 1
 
 
 def fresh_state(*weights: Tensor) -> State:
-    """Return the state of a new sequence: these weights, gradient sums of 0."""
     return State(weights, tuple(map(torch.zeros_like, weights)), 0)
 
 
@@ -55,7 +52,6 @@ def mlp(x: Tensor, weights: Weights) -> Tensor:
 
 
 def layer_norm(z: Tensor, ln_weight: Tensor, ln_bias: Tensor) -> Tensor:
-    """Return LayerNorm of z over its last dimension, with the biased variance."""
     centred = z - z.mean(-1, keepdim=True)
     return ln_weight * centred / (centred.square().mean(-1, keepdim=True) + EPS).sqrt() + ln_bias
 
@@ -72,10 +68,11 @@ def train(
     *,
     read_updated: bool = True,
 ) -> tuple[Tensor, State]:
-    """Train f on each token t, then evaluate f(q_t). Return (all f(q_t) [T, D], state after the tokens).
+    """Train f on each token t, then evaluate f(q_t); return (all f(q_t) [T, D], next state).
 
-    loss: function of weights, k_t and v_t. One head of one sequence: q, k, v [T, D], lr [T], token_scale [m].
-    read_updated: evaluate with the weights theta_t after token t; False: with the weights of the mini-batch's start.
+    One head of one sequence: q, k, v [T, D], lr [T], token_scale [m].
+    loss: function of the weights, k_t and v_t, which returns a scalar.
+    read_updated: evaluate f(q_t) with the weights theta_t after token t. False: with those of the mini-batch's start.
     """
     outputs = [q[:0]]
     for t in range(len(q)):
@@ -104,7 +101,8 @@ def forward(
 ) -> tuple[Tensor, State]:
     """Return the outputs [T, D] of T tokens of one head, and the state after them.
 
-    model: `linear` or `mlp`. ln_weight, ln_bias [D]. Other arguments: see `train`.
+    model: `linear` or `mlp`. q, k, v [T, D], lr [T], token_scale [m], ln_weight, ln_bias [D].
+    read_updated: evaluate it at q_t with the weights after token t. False: with those of the mini-batch's start.
     """
 
     def f(x: Tensor, weights: Weights) -> Tensor:

@@ -16,25 +16,25 @@ State = TypeVar("State", bound=tuple)  # weights at the mini-batch's start, and 
 
 
 def write_rows_(rows: Tensor, x: Tensor, positions: Tensor) -> None:
-    """Write x [B, H, n, D] into rows [B, H, m, D] at positions [B, n], in place."""
+    """Write x[b, :, i] to rows[b, :, positions[b, i]], for x [B, H, n, D] and rows [B, H, m, D]."""
     rows.scatter_(2, positions[:, None, :, None].expand_as(x), x)
 
 
 def causal_scale(positions: Tensor, token_scale: Tensor) -> Tensor:
-    """Return [B, 1, n, m]: token_scale[p] for rows j <= p, else 0, with p = positions[b, i]."""
+    """Return s [B, 1, n, m]: s[b, 0, i, j] = token_scale[p] if j <= p else 0; p = positions[b, i]."""
     rows = torch.arange(len(token_scale), device=token_scale.device)
     return torch.where(rows <= positions[..., None], token_scale[positions][..., None], 0)[:, None]
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return x @ weight + bias, [B, H, n, F], for x [B, H, n, D]."""
     return x @ weight + bias.unsqueeze(-2)
 
 
 def stepped_affine(x: Tensor, weight: Tensor, bias: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> Tensor:
-    """Return x_i @ W_i + b_i, [B, H, n, F], for x [B, H, n, D]; materialize each weight W_i.
+    """Return x_i @ W_i + b_i, [B, H, n, F], with each token's own weights W_i and b_i.
 
-    W_i = W - sum_j scale[i, j] * x_rows[j]^T @ g_rows[j]; b_i likewise, without x_rows. scale: from `causal_scale`.
+    x [B, H, n, D]. scale [B, 1, n, m]: the result of `causal_scale`.
+    W_i = W - sum_j scale[i, j] * x_rows[j]^T @ g_rows[j], and b_i = b - sum_j scale[i, j] * g_rows[j].
     """
     steps = (x_rows.unsqueeze(-1) * g_rows.unsqueeze(-2)).flatten(-2)  # [B, H, m, D * F]
     weights = weight.unsqueeze(2) - (scale @ steps).unflatten(-1, weight.shape[2:])
@@ -103,14 +103,13 @@ def to_float64(state: Any) -> Any:
 
 
 def overwrite(state: Any, after: Any) -> None:
-    """Copy each tensor of `after` into the matching tensor of `state`, unless both are the same object."""
+    """Copy each tensor of `after` to the tensor in the same field of `state`."""
     for old, new in zip(_tensors(state), _tensors(after), strict=True):
         if old is not new:
             old.copy_(new)
 
 
 def _tensors(state: Any) -> list[Tensor]:
-    """List the tensors in nested tuples, lists and dataclasses, in field order."""
     if isinstance(state, Tensor):
         return [state]
     parts = [getattr(state, field.name) for field in fields(state)] if is_dataclass(state) else state

@@ -1,7 +1,7 @@
 """TTT-Linear whose queries read the weights of the mini-batch's start, as in titans-pytorch.
 
-out_t = q_t + LN(q_t @ W + b) with W and b of the mini-batch's start. Unlike TTT-Linear, this has no matmul of queries
-and keys, and a token's output does not depend on the keys and values of its mini-batch.
+out_t = q_t + LN(q_t @ W + b) with W and b of the mini-batch's start. Unlike TTT-Linear, a token's output does not
+depend on the keys and values of its mini-batch.
 """
 
 from functools import partial

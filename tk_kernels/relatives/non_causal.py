@@ -1,7 +1,6 @@
 """An output gate and a reversed pass, which adapt TTT layers to a non-causal model.
 
 Source: a video model, arXiv 2504.05298. Each block runs h = gated(layer)(x), then gated(reversed_time(layer))(h).
-With an output gate near 0, an added TTT layer hardly changes the output of a pretrained model.
 """
 
 from collections.abc import Callable

@@ -1,13 +1,8 @@
 """TTT-Linear forward in Triton: the dual form (ttt_layer.md), for GPUs from Ampere on.
 
 One program of N warps owns one head of one sequence and loops over its mini-batches. W^T stays in registers as the
-float32 accumulator of a batched matmul [N, D/N, D]. Each warp owns D/N outputs (rows of W^T), so W^T never moves
-between warps.
-
-    Z = K W + b, Y = Q W + b       W is an operand, rounded
-    W^T <- W^T + (-s lr G)^T K     W^T is the float32 accumulator
-
-Each LayerNorm takes one reduction: it sums over z, not over z - mean, and corrects the sums for the mean afterwards.
+float32 accumulator of a batched matmul [N, D/N, D]. Each warp owns D/N rows of W^T, so W^T never moves between warps.
+In Z = K W + b and Y = Q W + b, W is a matmul operand, rounded to DOT.
 Tokens past the end of a short mini-batch are masked and have lr = 0.
 """
 
@@ -45,10 +40,6 @@ def run(
     settings: Tuning | None,
     **options: Any,
 ) -> None:
-    """Launch `_forward` on q, k and `rest`, its other tensors, sizes and strides in order.
-
-    sequences: B. settings: None to use `tuning.toml`. options: keyword arguments of the kernel or its launch.
-    """
     heads, head_dim = q.shape[-2:]
     if head_dim > 64 or mini_batch > 16:
         row = "wide"
@@ -68,15 +59,20 @@ def _forward(
     cu_seqlens=None, start=None, slots=None, low=None, W_first=None, b_first=None, w_stride=0, b_stride=0,
     row_stride=0, PACKED: tl.constexpr = False, PLANES: tl.constexpr = False,
 ):  # fmt: skip
-    """Run one head of one sequence; write `out`, the next weights W_out and b_out, and k_rows and g_rows.
+    """Run one head of one sequence. The grid is B * H programs of N warps.
 
-    q, k, v [B, T, H, D] have stride 1 in D; q_token is q's stride over T, and so on. q_again is the same tensor as q.
-    The other tensors are contiguous: out [B, T, H, D], lr [B, T, H], W, W_out [B, H, D, D], b, b_out [B, H, D].
-    k_rows, g_rows [B, H, m, D]: keys and lr * G of the last mini-batch's tokens, G the loss's gradient at Z = K W + b.
-    m, M, D, DP, DOT, UP: see `tile`. The grid is B * H programs of N warps. S: pipeline stages of the loads.
-    With PACKED, q, k, v, out are [tokens, H, D], and lr is [tokens, H]. W, b, k_rows and g_rows belong to a generate
-    state, with strides w_stride, b_stride, row_stride over slots. cu_seqlens, start, slots: see `Packed`. A sequence
-    whose start is 0 begins with W_first and b_first. With PLANES, `low` is the low plane of W (see `split_planes`).
+    q, k, v [B, T, H, D]: stride 1 over D. q_again: q again.
+    q_batch, q_token, q_head: strides of q over B, T and H; likewise for k and v.
+    Other tensors are contiguous: lr [B, T, H], token_scale [m], ln_weight, ln_bias [H, D], and out [B, T, H, D].
+    W [B, H, D, D], b [B, H, D]: weights before the tokens. W_out, b_out: weights after them, to write.
+    k_rows, g_rows [B, H, m, D]: to write, the last mini-batch's keys and lr * G. G is the loss's gradient at K W + b.
+    m: tokens per mini-batch. M, DP: m and D padded to powers of two. S: pipeline stages of the loads.
+    DOT: dtype of matmul operands. UP: factor on gradients and on weights in registers, against underflow in float16.
+    PACKED: q, k, v, out are [tokens, H, D], lr is [tokens, H]. cu_seqlens, start, slots: fields of `Packed`.
+        W, W_out, b, b_out, k_rows, g_rows: a generate state's tensors, read and updated.
+        w_stride, b_stride, row_stride: strides over slots of W and `low`, of b, and of the rows.
+        W_first [H, D, D], b_first [H, D]: weights of a sequence whose start is 0.
+    PLANES: W and W_out are the bfloat16 high plane of float32 weights, and `low` is their int16 low plane.
     """
     # q_again is q: Triton 3.8 would not swizzle one copy in shared memory that two matmuls read.
     pid = tl.program_id(0).to(tl.int64)

@@ -1,15 +1,20 @@
 """TTT-Linear generate in Triton: one token per sequence and launch, for large batches.
 
-The kernels compute the function of `reference.py` in the dual or the primal form (ttt_layer.md, "Three forms"):
+The kernels compute the function of `reference.py` in the dual or the primal form (ttt_layer.md, "Three forms").
+Each token reads W. In the dual form it caches its rows of K and lr * G; in the primal form it adds lr * K^T G to a
+sum. A mini-batch's last token also rewrites W. On Hopper, `generate_sm90.py` runs states that `suits_sm90` accepts.
+A program reads its sequence's position from device memory, so positions can differ. A CUDA graph can replay a launch.
 
-dual    each token reads W and caches its rows of K and lr * G; a mini-batch's last token also rewrites W;
-        on Hopper, `generate_sm90.py` has the kernel for states that `suits_sm90` accepts
-
-primal  each token reads W and adds its lr * K^T G to a sum; a mini-batch's last token also rewrites W
-        (arXiv 2407.04620, Section 3.1)
-
-A program reads its sequence's position from device memory, so positions can differ and a CUDA graph can replay the
-launch.
+Arguments of all kernels for TTT-Linear:
+q, k, v, out [B, H, D], lr [B, H]: one token per sequence, and its output. q_stride and so on: strides over B.
+token_scale [m]. ln_weight, ln_bias [H, D]. position [B, H]: tokens so far in the mini-batch.
+rope [m, 2, D]: with ROPE, a result of `rope_table`. base_lr: with LOGITS, the rate is base_lr * sigmoid(lr) / D.
+weights [S, H, D, D], b [S, H, D]: W and b. low: with PLANES, the low plane of W, and `weights` is the high plane.
+rows_k, rows_g [S, H, m, D]: cached keys and lr * G of the mini-batch's tokens. G: loss's gradient at Z = K W + b.
+dW, db: gradient sums, in the shapes of W and b. Strides over S: w_stride (also of low), b_stride, row_stride.
+slots [B]: with SLOTS, each sequence's index in dimension 0 of the state, of size S. Otherwise S = B.
+DP, MP: D and m padded to powers of two. BLOCK: rows of W rewritten at a time.
+DOT: dtype of matmul operands. PDL (Hopper): use programmatic dependent launch.
 """
 
 from typing import Any
@@ -40,8 +45,10 @@ __all__ = ["GenerateState", "available", "generate_step"]
 class GenerateState(StepState):
     """State of TTT-Linear's `generate_step`.
 
-    layers: one tuple, (W [B, H, D, D], its low plane (`split_planes`) [B, H, D, D] int16 or None, b [B, H, D] float32).
-    gathered, dual form: cached rows of K and of lr * G, [B, H, m, D]. Primal form: sums dW [B, H, D, D], db [B, H, D].
+    layers: one tuple (W [B, H, D, D], low, b [B, H, D] float32). With precision "planes", W is the bfloat16 high plane
+        of the weights, and low [B, H, D, D] their int16 low plane. Otherwise, low is None.
+    gathered, dual form: cached rows of K and of lr * G, each [B, H, m, D]. G is the loss's gradient at K W + b.
+    gathered, primal form: the gradient sums dW [B, H, D, D] and db [B, H, D].
     """
 
     operator = "ttt_linear"
@@ -62,12 +69,7 @@ def _dual(
     PLANES: tl.constexpr, ROPE: tl.constexpr, LOGITS: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
     SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Run one token of one head of one sequence; the grid is B * H programs.
-
-    q, k, v, out [B, H, D], lr [B, H]: any stride over B. position [B, H], token_scale [m], ln_weight, ln_bias [H, D].
-    State of S sequences (see `slot_of`): weights, low plane low [S, H, D, D], b [S, H, D]. rows_k, rows_g
-    [S, H, m, D]: cached keys and lr * G of the mini-batch's tokens; G is the loss's gradient at Z = K W + b.
-    """
+    """Run one token of one head of one sequence. The module's docstring defines the arguments."""
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
     rd, rm = tl.arange(0, DP), tl.arange(0, MP)
@@ -144,7 +146,7 @@ def _primal(
     H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, m: tl.constexpr, MP: tl.constexpr,
     PLANES: tl.constexpr, ROPE: tl.constexpr, LOGITS: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Like `_dual`, with gradient sums dW [B, H, D, D], db [B, H, D] instead of cached rows."""
+    """Run one token of one head of one sequence. The module's docstring defines the arguments."""
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
     rd = tl.arange(0, DP)

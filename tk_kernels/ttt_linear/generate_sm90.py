@@ -1,10 +1,8 @@
-"""TTT-Linear generate on Hopper: dual form, weights in 16 bits or as planes (`split_planes`).
+"""TTT-Linear generate on Hopper, in Gluon: the dual form for D = 64 and m <= 16.
 
-The kernel computes `_dual` of `generate.py` for D = 64 and m <= 16, in Gluon. A program is one warp and owns one head
-of one sequence. `cp.async` copies W and the cached rows to shared memory, to save registers. They stay there for the
-update of W after the mini-batch's last token.
-k @ W and q @ W are float32 on CUDA cores: a thread owns 16 rows and 8 columns of W. Four threads with the same
-columns add their sums through shared memory. The update runs on tensor cores.
+W is stored in 16 bits or as planes. A program is one warp and owns one head of one sequence. It copies W and the
+cached rows to shared memory, to save registers. k @ W and q @ W are float32 on CUDA cores: a thread owns 16 rows and
+8 columns of W. The update of W, after the mini-batch's last token, runs on tensor cores.
 """
 
 from triton.experimental import gluon
@@ -34,7 +32,7 @@ def dual(
     H: gl.constexpr, m: gl.constexpr, SLOTS: gl.constexpr,
     PLANES: gl.constexpr, ROPE: gl.constexpr, LOGITS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Run one token like `_dual` of `generate.py`. PDL: see `dependent_launch`."""
+    """Run one token of one head of one sequence. `ttt_linear.generate` defines the arguments."""
     let_next_begin(PDL)
     D: gl.constexpr = 64
     copied: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])  # a thread copies 8 columns, 16 bytes

@@ -1,4 +1,4 @@
-"""The PyTorch reference of TTT-Linear, f(k) = k @ W + b; its arithmetic is in `learner`."""
+"""The PyTorch reference of TTT-Linear, f(k) = k @ W + b; `learner` computes it."""
 
 from typing import NamedTuple
 

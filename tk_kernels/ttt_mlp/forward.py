@@ -3,6 +3,22 @@
 One program of N warps owns one head of one sequence and loops over its mini-batches. W1^T and W2 stay in registers as
 float32 accumulators of batched matmuls [N, F/N, D]. Each warp owns F/N hidden units, so K W1, Q W1 and both updates
 stay in a warp. Once per mini-batch, W2 is rounded and written to shared memory, where three matmuls read all of it.
+
+Arguments of all forward kernels for TTT-MLP; the grid is B * H programs:
+q, k, v [B, T, H, D]: stride 1 over D. q_batch, q_token, q_head: strides of q over B, T and H; likewise for k and v.
+Other tensors are contiguous: lr [B, T, H], token_scale [m], ln_weight, ln_bias [H, D], and out [B, T, H, D].
+W1 [B, H, D, F], b1 [B, H, F], W2 [B, H, F, D], b2 [B, H, D]: weights before the tokens.
+W1_out, b1_out, W2_out, b2_out: weights after the tokens, to write.
+k_rows [B, H, m, D], x2_rows [B, H, m, F]: to write, the layers' inputs for the last mini-batch's tokens.
+g1_rows [B, H, m, F], g2_rows [B, H, m, D]: to write, lr times the loss's gradient at the layers' outputs.
+m: tokens per mini-batch. M, DP: m and D padded to powers of two. S: pipeline stages of the loads.
+DOT: dtype of matmul operands. UP: factor on gradients and on weights in registers, against underflow in float16.
+PACKED: q, k, v, out are [tokens, H, D], lr is [tokens, H]. cu_seqlens, start, slots: fields of `Packed`.
+    Weights, biases and rows are a generate state's tensors, read and updated; they hold W1^T instead of W1.
+    Strides over slots: w_stride of weights and low planes, b1_stride and b2_stride of biases,
+    d_stride of k_rows and g2_rows, f_stride of x2_rows and g1_rows.
+    W1_first [H, D, F], b1_first, W2_first, b2_first: weights of a sequence whose start is 0.
+PLANES: the weights are bfloat16 high planes of float32 weights; low1, low2 are the int16 low planes of W1^T, W2.
 """
 
 from functools import partial
@@ -43,7 +59,6 @@ def run(
     settings: Tuning | None,
     **options: Any,
 ) -> None:
-    """Like ttt_linear's `run`; without `settings`, prefer the Gluon kernel (`takes_gluon`)."""
     heads, head_dim = q.shape[-2:]
     hidden = 4 * head_dim
     row = "narrow" if head_dim <= IN_REGISTERS and mini_batch <= ROWS_IN_REGISTERS else "wide"
@@ -79,12 +94,7 @@ def _forward(
     w_stride=0, b1_stride=0, b2_stride=0, d_stride=0, f_stride=0,
     PACKED: tl.constexpr = False, PLANES: tl.constexpr = False,
 ):  # fmt: skip
-    """Run one head of one sequence. Arguments not listed here: see `_forward` of `ttt_linear`.
-
-    Weights, biases and rows have the shapes of `MLPState`. With PACKED, they belong to a generate state, which stores
-    W1^T. The stride over slots is then d_stride for k_rows and g2_rows, and f_stride for x2_rows and g1_rows.
-    A sequence whose start is 0 begins with W1_first to b2_first. low1, low2: low planes of W1^T, W2.
-    """
+    """Run one head of one sequence. The module's docstring defines the arguments."""
     # k, k_again and k_third are one tensor, loaded once for each layout in shared memory that a matmul needs.
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H

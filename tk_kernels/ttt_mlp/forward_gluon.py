@@ -1,9 +1,8 @@
 """TTT-MLP forward in Gluon: the dual form (ttt_layer.md) for D = 64, F = 256, m <= 16.
 
-One program of 8 warps owns one head of one sequence and loops over its mini-batches. Each warp owns 32 hidden units.
-W1^T [32, 64] stays in registers as float32 accumulators. W2^T [64, 32] is in shared memory twice: in float32 for the
-update, and rounded to bfloat16 as a matmul operand. Each warp computes partial sums of Z2 and Z2bar [16, 64] over its
-hidden units. The warps exchange these sums through shared memory; each then adds and normalizes the rows of two tokens.
+One program of 8 warps owns one head of one sequence and loops over its mini-batches. Each warp owns 32 hidden units:
+its part of W1^T stays in registers. W2^T is in shared memory, in float32 for the update and in bfloat16 as a matmul
+operand. The warps add their partial sums of Z2 and Z2bar [16, 64] through shared memory.
 This kernel has fewer barriers and spills than the kernel in `forward.py`. float16 would need scaled gradients.
 """
 
@@ -27,7 +26,7 @@ def forward(
     w_stride=0, b1_stride=0, b2_stride=0, d_stride=0, f_stride=0,
     PACKED: gl.constexpr = False, PLANES: gl.constexpr = False,
 ):  # fmt: skip
-    """Run one head of one sequence. `_forward` in `forward.py` explains the arguments."""
+    """Run one head of one sequence. `ttt_mlp.forward` defines the arguments."""
     D: gl.constexpr = 64
     F: gl.constexpr = 256
     M: gl.constexpr = 16
@@ -246,5 +245,4 @@ def forward(
 
 @gluon.jit
 def all_warps(x, N: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
-    """Return x [ROWS, COLUMNS] as a matmul operand [N, ROWS, COLUMNS], the same for all N warps."""
     return x.expand_dims(0).broadcast_to([N, ROWS, COLUMNS])

@@ -31,7 +31,7 @@ def forward(
     w_stride=0, b1_stride=0, b2_stride=0, d_stride=0, f_stride=0,
     PACKED: tl.constexpr = False, PLANES: tl.constexpr = False,
 ):  # fmt: skip
-    """Run one head of one sequence. `_forward` in `forward.py` explains the arguments except BLOCK and S.
+    """Run one head of one sequence. `ttt_mlp.forward` defines the arguments except BLOCK and S.
 
     BLOCK: hidden units per block, divides F. S: pipeline stages of the loads of W1 and W2.
     """

@@ -1,14 +1,25 @@
 """TTT-MLP generate in Triton: one token per sequence and launch, for large batches.
 
-The kernels compute the function of `reference.py` in the dual or the primal form (ttt_layer.md, "Three forms"):
+The kernels compute the function of `reference.py` in the dual or the primal form (ttt_layer.md, "Three forms").
+Each token reads W1 and W2. In the dual form it caches its rows of K, X2, lr * G1 and lr * G2; in the primal form it
+adds to the gradient sums. A mini-batch's last token also rewrites W1 and W2.
+On Hopper, `generate_sm90.py` runs states that `suits_sm90` accepts. Heads of more than 64 channels run
+`generate_wide.py`, only in the dual form. Positions can differ: programs read them from device memory.
 
-dual    each token reads W1 and W2 and caches its rows of K, X2, lr * G1 and lr * G2; a mini-batch's last token also
-        rewrites W1 and W2; on Hopper, `generate_sm90.py` has the kernel for states that `suits_sm90` accepts
-
-primal  each token reads W1 and W2 and adds to the gradient sums; a mini-batch's last token also rewrites W1 and W2
-
-A program reads its sequence's position from device memory, so positions can differ. Heads of more than 64 channels run
-`generate_wide.py`, only in the dual form.
+Arguments of all kernels for TTT-MLP:
+q, k, v, out [B, H, D], lr [B, H]: one token per sequence, and its output. q_stride and so on: strides over B.
+token_scale [m]. ln_weight, ln_bias [H, D]. position [B, H]: tokens so far in the mini-batch.
+rope [m, 2, D]: with ROPE, a result of `rope_table`. base_lr: with LOGITS, the rate is base_lr * sigmoid(lr) / D.
+weights1, weights2 [S, H, F, D]: W1^T and W2. b1 [S, H, F], b2 [S, H, D]: biases.
+low1, low2: with PLANES, the low planes of W1^T and W2; weights1 and weights2 are then the high planes.
+rows_k [S, H, m, D], rows_x2 [S, H, m, F]: the layers' cached inputs for the mini-batch's tokens.
+rows_g1 [S, H, m, F], rows_g2 [S, H, m, D]: lr times the loss's gradient at the layers' outputs for these tokens.
+dW1, db1, dW2, db2: gradient sums, in the shapes of weights and biases.
+slots [B]: with SLOTS, each sequence's index in dimension 0 of the state, of size S. Otherwise S = B.
+Strides over S: w_stride of weights and low planes, b1_stride and b2_stride of biases,
+    d_stride of rows_k and rows_g2, f_stride of rows_x2 and rows_g1.
+DP, FP, MP: D, F and m padded to powers of two. BLOCK: hidden units per block. DOT: dtype of matmul operands.
+MATRIX: multiply weights by vectors on tensor cores. PDL (Hopper): programmatic dependent launch.
 """
 
 from dataclasses import replace
@@ -50,9 +61,11 @@ WIDE = Tuning(warps=8, block=32)  # settings for wider heads
 class GenerateState(StepState):
     """State of TTT-MLP's `generate_step`.
 
-    layers: (W1^T [B, H, F, D], low plane or None, b1 [B, H, F]), (W2 [B, H, F, D], low plane or None, b2 [B, H, D]).
+    layers: (W1^T, low plane, b1 [B, H, F]) and (W2, low plane, b2 [B, H, D]). W1^T, W2 and low planes: [B, H, F, D].
+        A low plane is None unless `precision` is "planes". W1^T and W2 are then the high planes.
     gathered, dual form: rows of K [B, H, m, D], X2 [B, H, m, F], lr * G1 [B, H, m, F], lr * G2 [B, H, m, D].
-    gathered, primal form: dW1^T, db1, dW2, db2, shaped like weights and biases. Dtypes and planes: see `StepState`.
+        X2 is gelu(K W1 + b1). G1 and G2 are the loss's gradients at the outputs of the two layers.
+    gathered, primal form: the gradient sums dW1^T, db1, dW2, db2, shaped like weights and biases.
     """
 
     operator = "ttt_mlp"
@@ -86,12 +99,7 @@ def _dual(
     PLANES: tl.constexpr, ROPE: tl.constexpr, LOGITS: tl.constexpr,
     BLOCK: tl.constexpr, MATRIX: tl.constexpr, DOT: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Run one token of one head of one sequence; the grid is B * H programs.
-
-    q, k, v, out [B, H, D], lr [B, H]: any stride over B. position [B, H], token_scale [m], ln_weight, ln_bias [H, D].
-    State of S sequences (see `slot_of`): weights1 (W1^T), weights2 (W2), low planes low1, low2 [S, H, F, D],
-    b1 [S, H, F], b2 [S, H, D], rows_k, rows_g2 [S, H, m, D], rows_x2, rows_g1 [S, H, m, F] (see `GenerateState`).
-    """
+    """Run one token of one head of one sequence. The module's docstring defines the arguments."""
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
     rd, rf, rm = tl.arange(0, DP), tl.arange(0, FP), tl.arange(0, MP)
@@ -217,7 +225,7 @@ def _primal(
     PLANES: tl.constexpr, ROPE: tl.constexpr, LOGITS: tl.constexpr,
     BLOCK: tl.constexpr, MATRIX: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Like `_dual`, with gradient sums (see `GenerateState`) instead of cached rows."""
+    """Run one token of one head of one sequence. The module's docstring defines the arguments."""
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
     rd, rf = tl.arange(0, DP), tl.arange(0, FP)

@@ -1,10 +1,9 @@
-"""TTT-MLP generate on Hopper: dual form, weights in 16 bits or as planes (`split_planes`).
+"""TTT-MLP generate on Hopper, in Gluon: the dual form for D = 64, F = 256 and m <= 16.
 
-The kernel computes `_dual` of `generate.py` for D = 64, F = 256 and m <= 16, in Gluon.
-One program of four warps owns one head of one sequence. `cp.async` copies W1 and W2 (their high planes) whole to shared
-memory. Three programs fit on an SM, so the loads of one overlap with the work of the others. Each warp owns F/4 hidden
-units, so sums over D stay within a warp, and warps exchange data only for Z2 and Z2bar. Matrix times vector is float32
-on CUDA cores; the update of the weights, at a mini-batch's last token, runs on tensor cores.
+Weights are stored in 16 bits or as planes. One program of four warps owns one head of one sequence, and each warp owns
+F/4 hidden units. The program copies W1 and W2 (their high planes) to shared memory. Warps exchange data only for Z2
+and Z2bar. Matrix times vector is float32 on CUDA cores. The update of the weights, at a mini-batch's last token, runs
+on tensor cores.
 """
 
 from triton.experimental import gluon
@@ -39,7 +38,7 @@ def dual(
     H: gl.constexpr, m: gl.constexpr, SLOTS: gl.constexpr,
     PLANES: gl.constexpr, ROPE: gl.constexpr, LOGITS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Run one token like `_dual` of `generate.py`. PDL: see `dependent_launch`."""
+    """Run one token of one head of one sequence. `ttt_mlp.generate` defines the arguments."""
     let_next_begin(PDL)
     D: gl.constexpr = 64
     F: gl.constexpr = 256
@@ -206,7 +205,6 @@ def load_rows(
 
 @gluon.jit
 def along_d(x):
-    """Return x [D] as [1, 1, D]."""
     return x.expand_dims(0).expand_dims(1)
 
 
@@ -215,11 +213,11 @@ def apply_rows(
     high, weights, low, bias, rows_f, rows_d, scale,
     G: gl.constexpr, FW: gl.constexpr, m: gl.constexpr, PLANES: gl.constexpr, BIAS: gl.constexpr,
 ):  # fmt: skip
-    """Store W - scale rows_f^T rows_d. Each of G warps updates FW = F / G hidden units, 16 at a time.
+    """Store W - scale rows_f^T rows_d. Each warp updates FW = F / G hidden units, 16 at a time.
 
-    rows_f [m, F], rows_d [m, D]: a mini-batch's cached rows. With BIAS, also update bias -= scale sum(rows_f).
-    high [G, FW, D]: W in shared memory; with PLANES, its high plane. scale: token_scale[m - 1].
-    weights, low [F, D]: the results (see `store_weights`). With PLANES, low holds W's low plane before the call.
+    rows_f [m, F], rows_d [m, D]: a mini-batch's cached rows. scale: token_scale[m - 1]. G: warps.
+    high [G, FW, D]: W in shared memory; with PLANES, its high plane. weights [F, D]: the result.
+    low [F, D]: with PLANES, the low plane, updated in place. BIAS: also update bias -= scale sum(rows_f).
     The matmul reads permuted columns of rows_d, so that a thread's results are runs of 8 consecutive columns of W.
     """
     D: gl.constexpr = 64

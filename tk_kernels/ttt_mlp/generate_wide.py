@@ -34,7 +34,7 @@ def dual(
     PLANES: tl.constexpr, ROPE: tl.constexpr, LOGITS: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
     SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Run one token like `_dual` of `generate.py`, with the same arguments except FP and MATRIX."""
+    """Run one token of one head of one sequence. `ttt_mlp.generate` defines the arguments."""
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
     rd, rm, unit = tl.arange(0, DP), tl.arange(0, MP), tl.arange(0, BLOCK)
@@ -135,9 +135,9 @@ def apply_rows(
     D: tl.constexpr, F: tl.constexpr, m: tl.constexpr,
     PLANES: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Update one head by W1 -= s K^T g1, W2 -= s X2^T g2, b1 -= s sum(g1), b2 -= s sum(g2), s = `scale`.
+    """Apply a mini-batch's cached rows to one head, with s = `scale` = token_scale[m - 1].
 
-    scale: token_scale[m - 1]. K, X2, g1, g2: the cached rows. rd, rm: the padded indices along D and along m.
+    W1 -= s K^T g1, W2 -= s X2^T g2, b1 -= s sum(g1), b2 -= s sum(g2). rd, rm: padded indices along D and m.
     """
     valid = rd < D
     rows_d = rm[:, None] * D + rd[None, :]

@@ -1,4 +1,4 @@
-"""The PyTorch reference of TTT-MLP, f(k) = gelu(k @ W1 + b1) @ W2 + b2; see `learner`."""
+"""PyTorch reference of TTT-MLP, f(k) = gelu(k @ W1 + b1) @ W2 + b2; `learner` computes it."""
 
 from typing import NamedTuple
 
