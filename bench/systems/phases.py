@@ -70,6 +70,10 @@ class PhaseWork:
         """Run the timed call and return its outputs."""
         raise NotImplementedError
 
+    def launch_each_kernel(self) -> None:
+        """Launch every kernel of `run`, to compile and tune it. By default, call `run`."""
+        self.run()
+
     def capture(self) -> None:
         """After compilation, capture graphs for `run` and `measured`. By default, do nothing."""
 
@@ -369,6 +373,13 @@ class Request(PhaseWork):
         moments.append(self._on_host.arrived(self.steps))
         self._moments.append(moments)
         return self._logits, self._read
+
+    @torch.inference_mode()
+    def launch_each_kernel(self) -> None:
+        """Read the prompt, and run only one of the steps, which are not yet a CUDA graph."""
+        self._read_prompt()
+        self._begin()
+        self._step()
 
     def measured(self, calls: int) -> dict[str, float | None]:
         """Return medians of TTFT and ITL in ms, with 95% intervals, of the last `calls` calls."""

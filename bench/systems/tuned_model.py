@@ -31,10 +31,10 @@ class TunedLanguageModel(LanguageModel):
         wanted = (self.loaded, phase, span)
         if wanted != self._tuned:
             with chosen_anew():
-                prepare(work.run)
+                prepare(work.launch_each_kernel)
             self._tuned = wanted
         else:
-            compile_ahead(work.run)
+            compile_ahead(work.launch_each_kernel)
         low, high = 1 << SPAN_BITS * span, (1 << SPAN_BITS * (span + 1)) - 1
         work.settings |= {"tuned": f"on the first {phase} of {low:,} to {high:,} tokens at once"}
         work.restart()
