@@ -8,8 +8,8 @@ FLOPs, two per multiply-add:
 - Delta rules: 7 per token and element of the state for Gated DeltaNet, 9 for RWKV-7 (`bench.systems.fla.models`).
 - TTT's inner loop: `tk_kernels.cost` counts its GEMMs. The other items exclude its weights (W1, b1, ...).
 
-Bytes: weights once per call or step, token ids, and the state, KV cache and convolution inputs, read and written.
-Activations are not counted, because a fused kernel need not write them.
+Bytes: weights once per call or step, and token ids. A forward writes the state, KV cache and convolution inputs. A step
+reads them, and writes the state and the newest inputs. Activations do not count: a fused kernel need not write them.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from harness.schema.work import EDGES, HEAD, OTHER, PRODUCTS, SCAN, TTT, Work
 from tk_kernels.cost import COSTS, ELEMENT_BYTES
 
 ID_BYTES = 8
-LEARNER_BYTES = 4  # per element of TTT's initial weights, which are float32 in a model of any dtype
+LEARNER_BYTES = 4  # per element of TTT's initial weights: float32 in a model of any dtype, read only by a forward
 
 
 def model_work(config: Any, parameters: int, case: Case, form: str = "dual") -> dict[str, Work]:

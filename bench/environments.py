@@ -1,7 +1,7 @@
 """Choose the command that starts each system's worker process.
 
-By default, it is the Python of the folder `.venv-vllm` or `.venv-mamba` for systems that need one of them, if it
-exists, and this Python otherwise. A `systems.toml` in the current folder can override this:
+By default, this Python starts it. A backend that `make venv-vllm` or `make venv-mamba` installs uses the Python of
+`.venv-vllm` or `.venv-mamba` in the current folder, if it exists. A `systems.toml` in this folder can override both:
 
 ["transformer/vllm"]
 python = "~/.venvs/vllm/bin/python"  # or command = ["docker", "run", "-i", "IMAGE", "python"], which has priority
@@ -46,7 +46,7 @@ class _Entry(BaseModel):
 
 
 def notes_on_starts(labels: Container[str]) -> list[str]:
-    """Return a note on systems in `labels` that have a .venv or a systems.toml section, or []."""
+    """Return one note on systems in `labels` with a .venv-NAME or systems.toml section, or []."""
     entries, starts = _read(), defaultdict[str, list[str]](list)
     for each in (adapter for adapter in ADAPTERS if adapter.label in labels):
         entry = entries.get(each.label, _Entry())

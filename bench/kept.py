@@ -11,7 +11,7 @@ def kept_bytes(config: Any, case: Case, form: str = "dual") -> int:
     """Return bytes stored per sequence of `case`: KV cache or state, and convolution inputs.
 
     config: the model's configuration, of a class in `bench.models.config`.
-    form: form of a TTT model's generate state, "dual" or "primal"; other cases ignore it.
+    form: "dual" or "primal", of a TTT model's generate state; forward and other models ignore it.
     """
     return state_bytes(config, case, form) + window_bytes(config, ELEMENT_BYTES[case.dtype])
 
@@ -19,7 +19,7 @@ def kept_bytes(config: Any, case: Case, form: str = "dual") -> int:
 def state_bytes(config: Any, case: Case, form: str = "dual") -> int:
     """Return the bytes of one sequence's KV cache or state, over all layers.
 
-    form: form of a TTT model's generate state, "dual" or "primal"; other cases ignore it.
+    form: "dual" or "primal", of a TTT model's generate state; forward and other models ignore it.
     """
     size = ELEMENT_BYTES[(case.state_dtype or case.dtype).removesuffix("-planes")]  # two planes of 16 bits are 4 bytes
     if isinstance(config, TransformerConfig):  # a key and a value per token and layer

@@ -19,9 +19,9 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
     """Return why the scheduler skips a case, or "" to run it.
 
     earlier: the job's records so far. memory_bytes: the device's memory; None if unknown.
-    A case is skipped if its checkpoint is not registered, or if positions=staggered has no effect on it.
-    A case that is known to need more memory is skipped. With `planned.grows`, it runs if no smaller case was skipped.
-    With `planned.grows`, a case is also skipped after a smaller one ran out of memory, time or KV cache.
+    A case is skipped if its checkpoint is not registered, or if it sets positions=staggered without effect.
+    A case that is known to need more memory is skipped; with `planned.grows`, only if a smaller case was skipped, too.
+    With `planned.grows`, any case is skipped after a smaller one that was too large (see `beyond_memory`).
     """
     if why := checkpoint_missing(planned.case) or unstaggered(planned.case):
         return why
@@ -40,9 +40,9 @@ def unstaggered(case: Case) -> str:
 
 
 def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
-    """Return a message if a smaller case exceeded memory, time or KV cache; otherwise "".
+    """Return a message if a case that grows follows a smaller one that was too large, else "".
 
-    Only a case with `planned.grows` gets a message.
+    Too large: it ran out of memory or time, or has a smaller batch that did not fit in the KV cache at once.
     """
     if not planned.grows:
         return ""
@@ -60,7 +60,7 @@ def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
 
 
 def _smaller_axis(smaller: Case, case: Case) -> str:
-    for axis in ("batch", "context"):  # the timing may depend on them
+    for axis in ("batch", "context"):  # all else must be equal, except `timing`, which depends on them
         size = getattr(case, axis)
         if getattr(smaller, axis) < size and replace(smaller, timing=case.timing, **{axis: size}) == case:
             return axis

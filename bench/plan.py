@@ -65,7 +65,7 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """Messages for the user on workers in a .venv, in systems.toml or without an interpreter."""
+        """Notes on workers that a .venv-NAME or systems.toml starts, or that lack an interpreter."""
         planned = {"/".join(job.pair): self.worker_launches[job.pair] for job in self.jobs}
         found = ((label, no_interpreter(launch), launch.command[0]) for label, launch in planned.items())
         return [*notes_on_starts(planned), *(f"no {label}: {why} ({program})" for label, why, program in found if why)]
@@ -81,7 +81,7 @@ class Plan:
         return frozenset(planned.case.key for job in self.jobs for planned in job.cases)
 
     def gpus(self, *, here: bool = True) -> list[str]:
-        """Return the GPUs that --gpus selects, as words for CUDA_VISIBLE_DEVICES; [] without it.
+        """Return the GPUs of --gpus, as entries of CUDA_VISIBLE_DEVICES; [] without the option.
 
         here: whether this machine must have them. Raises UserError for a missing GPU, or if the run is on the CPU.
         """

@@ -27,7 +27,7 @@ class RunRequest(BaseModel):
     """The arguments of `run`, `verify`, `profile` or `ab`; UserError for bad values.
 
     suites: () for the device's default suite. systems, batch, context, phase: () for the suite's own.
-    These five may also be given as comma-separated text.
+    These five may also be given as comma-separated text. If all are (), a command on an existing run takes its cases.
     sides: the two revisions of `ab`. rounds: processes per case and side of `ab`. way: the profiler (`--with`).
     budget_s: seconds of sampling per case; None: the default of the suite or, without one, of the device.
     retry: finished cases to measure again: "failed", "flagged" or "lost" (none). If it is given, `resume` is set, too.

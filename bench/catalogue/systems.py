@@ -1,4 +1,4 @@
-"""Catalogue of adapters: the class that runs a system on a backend, and its requirements.
+"""Catalogue of adapters: which class runs a system on a backend, and what it requires.
 
 Only a system's worker process imports its adapter, so two systems may need conflicting packages.
 To add a system or a backend, write its adapter, an entry here and its label in `catalogue.toml` (`CONTRIBUTING.md`).

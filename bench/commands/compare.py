@@ -154,7 +154,7 @@ class _Side:
 
 
 def _measure_interleaved(sides: Sequence[_Side], work: Plan) -> None:
-    """Measure each job with both commits per round; later rounds omit cases without a result."""
+    """Measure jobs with both commits per round; later rounds keep only cases with both results."""
     jobs, rounds = list(work.jobs), work.request.rounds
     with Progress("ab") as progress:
         progress(Event("plan", total=2 * rounds * len(work.keys)))

@@ -58,7 +58,7 @@ def _sum_up(records: Sequence[Record], request: RunRequest, out: Path) -> None:
 
 
 def dry_run(request: RunRequest, out: Path) -> None:
-    """Print the unfinished cases, their jobs and estimated time, and count the finished cases."""
+    """Print the cases left to run, their jobs and estimated time; count the cases already done."""
     earlier = resumed(request, out) if request.resume else None
     work = plan(request, earlier)
     if earlier:

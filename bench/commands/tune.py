@@ -33,7 +33,7 @@ POLICY = Policy(budget_s=0.5)
 
 
 def tune() -> None:
-    """Print the fastest Triton launch settings for `tuning.toml`; UserError without usable GPU."""
+    """Print the fastest Triton settings for `tuning.toml`; UserError without a usable GPU."""
     if reason := available() or no_gpu():
         raise UserError(f"the kernels cannot be tuned on this machine: {reason}")
     for learner, form in product(BASE_LR, (*FORMS, FORWARD)):
@@ -56,7 +56,7 @@ def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning |
     """Find the fastest launch settings of the generate kernel for one state precision.
 
     learner: "linear" or "mlp". form: "dual" or "primal". precision: a key of PRECISIONS.
-    Returns the name of their section in `tuning.toml`, and the settings; None if no candidate passes its check.
+    Returns (section name in `tuning.toml`, settings); settings are None if no candidate passes its check.
     """
     config, dtype = _config(learner, SIZE), "float32" if precision == "float32" else "bfloat16"
     some = generate_set(config, BATCH, dtype, form, precision)
@@ -80,8 +80,8 @@ def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning |
 def fastest_forward(learner: str, row: str) -> tuple[str, Tuning | None]:
     """Find the fastest launch settings of Triton's forward kernel for one class of sizes.
 
-    learner: "linear" or "mlp". row: the class, one of FORWARD_ROWS; it determines the model size and batch.
-    Returns the name of their section in `tuning.toml`, and the settings; None if no candidate passes its check.
+    learner: "linear" or "mlp". row: the class, listed in FORWARD_ROWS; it determines the model size and batch.
+    Returns (section name in `tuning.toml`, settings); settings are None if no candidate passes its check.
     """
     config = _config(learner, FORWARD_SIZES.get(row, SIZE))
     kernel, reference = (import_module(f"tk_kernels.ttt_{learner}.{part}") for part in ("forward", "reference"))

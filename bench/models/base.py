@@ -31,7 +31,7 @@ class CausalLM(nn.Module):
         raise NotImplementedError
 
     def generate_state(self, state: Any, into: Any = None) -> Any:
-        """Convert a `prefill` state for `generate_step`; the result may share tensors with `state`.
+        """Convert a `prefill` state for `generate_step`; may return `state`, or share its tensors.
 
         into: an earlier result for this `state`, to overwrite and return. CUDA graphs that use it stay valid.
         """

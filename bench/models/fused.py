@@ -117,7 +117,7 @@ class FusedBlock(TTTBlock):
         return self
 
     def _follow_parameters(self, rope: Rotation) -> bool:
-        """Recompute packed lr weights and token scales if parameters changed; return whether so."""
+        """Recompute packed lr weights and token scales if outdated; return whether they were."""
         layer = self.seq_modeling_block
         made_of = [weight._version for weight in (layer.learnable_ttt_lr_weight, layer.learnable_token_idx)]
         changed = made_of != self._made_of
@@ -164,7 +164,7 @@ def product(x: Tensor, weight: Tensor, pdl: bool) -> Tensor:
 def add_product_(total: Tensor, x: Tensor, weight: Tensor, pdl: bool, before: Norm | None = None) -> Tensor:
     """Add x @ weight^T to `total` in place, and return `total`.
 
-    total [B, T, C]; x [B, T, F] and weight [C, F] for any F.
+    total [B, T, C]; x [B, T, K] and weight [C, K] for any K.
     before: a norm to apply to x first, with or without an output gate.
     """
     if has_few_rows(x, weight):

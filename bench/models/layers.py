@@ -96,7 +96,7 @@ def empty_conv_cache(batch: int, width: int, device: torch.device, dtype: torch.
 
 
 def rotate_halves(x: Tensor, rotated_by: Rotation) -> Tensor:
-    """Apply RoPE to channel pairs (i, i + D/2) of x [B, T, H, D]; cos and sin are [T, 1, D/2]."""
+    """Rotate channel pairs (i, i + D/2) of x [B, T, H, D] by RoPE's cos and sin [T, 1, D/2]."""
     cos, sin = rotated_by
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
