@@ -34,7 +34,7 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *rest: Any, config: Any = None, **options: Any) -> Self:
-        """Load a checkpoint folder onto one device. Options other than the following are ignored.
+        """Load a checkpoint folder onto one device; `options` other than the following are ignored.
 
         device_map: the device, such as "cuda:0". None or "auto": a GPU if there is one, otherwise the CPU.
         dtype, torch_dtype: dtype of the projections. Neither, or "auto": bfloat16 on a GPU, float32 on a CPU.

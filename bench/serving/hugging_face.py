@@ -8,7 +8,7 @@ ARCHITECTURE = "TTTForCausalLM"
 
 
 class HuggingFaceConfig(PretrainedConfig):
-    """A TTT checkpoint's config.json for transformers; this class does not check its values."""
+    """A TTT checkpoint's config.json for transformers; checked by `read_config`, not here."""
 
     model_type = "ttt"
 

@@ -57,7 +57,7 @@ class TTTMetadataBuilder(BaseMambaAttentionMetadataBuilder[TTTMetadata]):
 
     def _packed(self, common: CommonAttentionMetadata, found: TTTMetadata) -> Packed:
         count, requests = found.num_decodes, found.num_reqs
-        computed, starts = self._prefill_cpu_metadata(common, requests, found.num_prefills, count)
+        computed, starts = self._prefill_cpu_metadata(common, requests, found.num_prefills, count)  # no GPU wait
         lengths = starts.diff().tolist()
         length = 0 if count else common_length(lengths, computed.tolist(), self._mini_batch)
         ends = common.query_start_loc[: requests + 1]

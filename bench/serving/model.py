@@ -35,7 +35,7 @@ class States(MambaBase):
 
     @property
     def kv_cache(self) -> Sequence[Tensor]:
-        """The layer's pages, as a sequence of one tensor [slots, bytes]; empty without a cache."""
+        """A sequence of one tensor, the layer's pages [slots, bytes]; empty if vLLM has no cache."""
         return self._pages
 
     @kv_cache.setter

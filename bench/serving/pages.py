@@ -78,7 +78,7 @@ class Layout:
         mapped(self._empty, place)
 
     def state(self, pages: Tensor) -> BlockState:
-        """Return int8 `pages` [slots, bytes] as a layer's states [slots, ...], without positions."""
+        """Return views of int8 `pages` [slots, bytes]: a layer's states [slots, ...], no positions."""
         spans = iter(self.spans)
 
         def view(_: Tensor) -> Tensor:

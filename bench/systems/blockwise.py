@@ -26,7 +26,7 @@ def visiting(block: nn.Module, device: torch.device) -> Iterator[None]:
 
 @torch.no_grad()
 def last_logits(model: ChunkedModel, ids: Tensor, last: int, device: torch.device) -> Tensor:
-    """Run a model on ids [B, T], block by block; return the last logits [B, last, V]."""
+    """Run ids [B, T] block by block; return logits [B, last, V] of the final `last` positions."""
     h = F.embedding(ids.to(device), model.model.embed_tokens.weight.to(device))
     for block in model.model.layers:
         with visiting(block, device):

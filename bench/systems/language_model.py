@@ -86,13 +86,13 @@ class LanguageModel:
         return model.config
 
     def reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return a model in `dtype` with the same weights, whose logits are the reference."""
+        """Return a reference: same weights in `dtype`; methods `init_state`, `prefill`, `logits`."""
         reference = type(model)(model.config, device(), dtype)
         reference.copy_weights(model)
         return reference
 
     def timed_check_reference(self, model: Any, dtype: torch.dtype, case: Case) -> Any:
-        """Return a reference for checks after timing, even of long prompts; by default `reference`."""
+        """Return a reference for timed outputs, fast on long prompts; by default `reference`."""
         return self.reference(model, dtype)
 
     def rounded_reference(self, model: Any, case: Case) -> Any:

@@ -29,7 +29,7 @@ CHOICE_LIMITS = 4
 def check_logits(logits: torch.Tensor, reference: torch.Tensor, dtype: str, wider: float = 1.0) -> Checks:
     """Compare logits [..., V] with the reference's: relative error, total variation, argmax.
 
-    The reference's logit at the argmax must be its highest one, up to rounding.
+    At the argmax of `logits`, the reference's logit must be its highest one, up to rounding.
     dtype: key of LOGIT_LIMITS. wider: factor on these limits.
     """
     error_limit, distance_limit = (wider * limit for limit in LOGIT_LIMITS[dtype])
@@ -60,7 +60,7 @@ def widened(case: Case) -> dict[str, str]:
 
 
 def limits_by_rounding(rounded: torch.Tensor | None, reference: torch.Tensor, case: Case) -> float:
-    """Return a factor on LOGIT_LIMITS, from the rounding error of the case's dtype.
+    """Return a factor on LOGIT_LIMITS[case.dtype], from the rounding error of that dtype.
 
     rounded: a reference's logits in the case's dtype. reference: the exact logits.
     The factor limits the relative error to ROUNDINGS times that of `rounded`.
@@ -89,7 +89,7 @@ def check_response(
 
 
 def choice_check(name: str, logits: torch.Tensor, chosen: torch.Tensor, dtype: str, wider: float = 1.0) -> Check:
-    """Check that the tokens `chosen` [...] have nearly the highest of the logits [..., V]."""
+    """Check that logits [..., V] at `chosen` [...] are almost the highest. wider: limit factor."""
     below = logits.amax(-1) - logits.gather(-1, chosen[..., None])[..., 0]
     limit = CHOICE_LIMITS * wider * LOGIT_LIMITS[dtype][0]
     return Check.at_most(name, float((below / logits.std(-1)).amax()), limit)

@@ -21,7 +21,7 @@ def cannot_import(*modules: str) -> str:
 
 
 def other_release(package: str, oldest: str, newest: str) -> str:
-    """Return a message if `package` is installed outside releases `oldest` to `newest`, else ""."""
+    """Return a message for an installed minor release outside `oldest` to `newest`, else ""."""
     version = versions_of((package,)).get(package, newest)
     if _minor(oldest) <= _minor(version) <= _minor(newest):
         return ""

@@ -93,7 +93,7 @@ class RecurrentLayer(ABC):
 
     @abstractmethod
     def naive(self, **inputs: Tensor) -> Results:
-        """Compute the same results as `run`, token by token, in float32 or float64."""
+        """Compute the results of `run` from the layer's definition, in float32 or float64."""
 
 
 class Regressor:

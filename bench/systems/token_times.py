@@ -36,7 +36,7 @@ def percentiles(steps_ms: Sequence[float]) -> dict[str, float | None]:
 
 
 def of_arrivals(requests: Sequence[tuple[float, Sequence[float]]], seconds: float) -> dict[str, float | None]:
-    """Return ITL percentiles and the 99th percentile of TTFT in ms, and the goodput.
+    """Return `percentiles` of all ITLs, the 99th percentile of TTFT in ms, and the goodput.
 
     requests: (TTFT, ITLs) of each request in ms. seconds: from first arrival to last token, summed over batches.
     Goodput: requests per second whose TTFT is within TTFT_LIMIT_MS and whose mean ITL is within ITL_LIMIT_MS.
@@ -67,7 +67,7 @@ class TokensOnHost:
             self._at[row] = now()
 
     def arrived(self, row: int) -> float:
-        """Wait until row `row` is on the host; return its arrival time in seconds."""
+        """Wait until row `row` is on the host; return its arrival in seconds on the clock of `now`."""
         if not self._events:
             return self._at[row]
         self._events[row].synchronize()

@@ -42,7 +42,7 @@ def compile_ahead(call: Callable[[], object]) -> None:
 
 @contextmanager
 def untuned(ahead: Callable[[], object]) -> Iterator[None]:
-    """In the context, run Triton kernels that are not tuned yet in their smallest config.
+    """In the context, kernels that this process has not tuned run in their smallest config.
 
     Tuning would take minutes, and an unmeasured larger config could exceed shared memory.
     ahead: called on entry without launching its Triton kernels, to compile them in parallel.

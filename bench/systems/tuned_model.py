@@ -16,7 +16,7 @@ SPAN_BITS = 4  # one tuning serves work within a factor of 16 in tokens at once
 class TunedLanguageModel(LanguageModel):
     """Base class of adapters that compile and tune Triton kernels on the timed work.
 
-    A case reuses the last tuning for the same model and phase if log16(tokens per pass), rounded down, is equal.
+    A case reuses the previous case's tuning if model, phase and log16(tokens per pass), rounded down, are equal.
     """
 
     def __init__(self) -> None:

@@ -75,7 +75,7 @@ class FlaModel(PackageModel):
 
 
 class FlaWork(PhaseWork):
-    """Base class of fla's timed work; checks run untuned kernels, because tuning takes minutes."""
+    """Base class of fla's timed work; checks do not tune kernels, because tuning takes minutes."""
 
     def checks(self, logits: Tensor, rows: list[int], *rest: Any, **named: Any) -> Checks:
         def read_pieces() -> None:
@@ -243,12 +243,12 @@ class RWKV7(Fla):
 
     def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
         config = model.inner.config
-        return DeltaRuleConfig(
+        return DeltaRuleConfig(  # omits the inputs of the token shift, which have 2% of the state's bytes
             config.hidden_size,
             config.num_hidden_layers,
             config.num_heads,
             config.head_dim,
-            config.value_dim[0] // config.num_heads,  # the token shift's inputs, 2% of the bytes, are not counted
+            config.value_dim[0] // config.num_heads,
             token_flops=9,  # per state element: decay 1, removal 4, addition 2, output 2 (arXiv 2503.14456)
             vocabulary=config.vocab_size,
         )

@@ -50,7 +50,7 @@ class DeltaRule(RecurrentLayer):
         keys = width * self.heads * self.key_dim * (1 + self.householder)  # and q
         values = width * (self.value_dim + self.householder * (self.value_dim + 1)) + 4 * decays  # and output, beta
         moved = tokens * (keys + self.states * values) + 4 * case.batch * self.state_numbers
-        return Work((3 + 4 * self.householder) * tokens * self.state_numbers, moved)  # decay 1, pair 4, output 2
+        return Work((3 + 4 * self.householder) * tokens * self.state_numbers, moved)  # FLOPs: decay 1, pair 4, output 2
 
     def random_inputs(self, case: Case) -> dict[str, Given]:
         """Draw q, k, v, beta and log-decays g.
@@ -59,7 +59,7 @@ class DeltaRule(RecurrentLayer):
         g [B, T, states], or [B, T, states, K] if `vector_decay`. n: `householder`.
         """
         batch, tokens, dtype = case.batch, case.context, getattr(torch, case.dtype)
-        rows, scale = self.householder, self.key_dim**-0.5
+        rows, scale = self.householder, self.key_dim**-0.5  # the mean of |k|^2 is 1
         decays = (self.key_dim,) if self.vector_decay else ()
         k = _normal(batch, tokens * rows, self.heads, self.key_dim).mul_(scale).to(dtype)
         v = _normal(batch, tokens * rows, self.states, self.value_dim).to(dtype)
@@ -102,7 +102,7 @@ class Mesa(RecurrentLayer):
 
     With k and q of norm 1: G = exp(g) G + beta k k^T; S = exp(g) S + beta k v^T; o = S^T (G + Diag(lamb))^-1 q.
     The states G [K, K] and S [K, V] are per head. Source: arXiv 2506.05233.
-    iterations: steps of conjugate gradients with which the kernel solves.
+    iterations: number of conjugate-gradient steps of the kernel's solver.
     """
 
     iterations: int = 30  # the default of the package's layer
@@ -115,7 +115,7 @@ class Mesa(RecurrentLayer):
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         gram, values = (self.heads * self.key_dim * dim for dim in (self.key_dim, self.value_dim))
         row = width * 2 * (self.key_dim + self.value_dim) + 4 * 2  # q, k, v and output; beta and g
-        flops = 3 * (gram + values) + 2 * self.iterations * gram + 2 * values  # an iteration counts as one GEMV
+        flops = 3 * (gram + values) + 2 * self.iterations * gram + 2 * values  # per iteration, one K x K GEMV
         return Work(tokens * flops, tokens * self.heads * row + 4 * case.batch * self.state_numbers)
 
     def random_inputs(self, case: Case) -> dict[str, Given]:
@@ -166,7 +166,7 @@ MINI_BATCH = 16
 class TTTLinear(RecurrentLayer):
     """TTT-Linear in flash-linear-attention (fla), whose outputs differ from the TTT paper's.
 
-    fla divides q by sqrt(D), where D is the channels per head.
+    fla divides q by sqrt(D), where D is the number of channels per head.
     fla scales the rows of Q K^T by the learning rates; the paper scales the columns.
     With o = q W + b, fla returns o + LN(o); the paper returns q + LN(o).
     """
@@ -203,7 +203,7 @@ class TTTLinear(RecurrentLayer):
     def naive(self, **inputs: Tensor) -> Results:
         from fla.ops.ttt.naive import chunk_ttt_linear_ref
 
-        exact = {name: value.float().clone() for name, value in inputs.items()}  # it scales q in place
+        exact = {name: value.float().clone() for name, value in inputs.items()}  # fla scales q in place
         output, state, _ = chunk_ttt_linear_ref(**exact, mini_batch_size=MINI_BATCH, output_final_state=True)
         return {"output": output, "state": state}
 

@@ -42,7 +42,7 @@ class Mamba3(RecurrentLayer):
 
     @property
     def state_numbers(self) -> int:
-        return self.matrix + self.heads * (self.key_dim + self.value_dim + self.angles)  # S, last k and v, angles
+        return self.matrix + self.heads * (self.key_dim + self.value_dim + self.angles)  # S, last k and v, angle sums
 
     def work(self, case: Case) -> Work:
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize

@@ -96,7 +96,7 @@ def drift(model: Any, exact: Exact) -> dict[str, float]:
 
 
 def _stepper(model: Any, ids: Tensor, tokens: int) -> Callable[[], Tensor]:
-    """Return a function that runs a generate step on `ids` [B] and returns logits [B, V]."""
+    """Return f() -> logits [B, V], a generate step on buffer `ids` [B]; at most `tokens` calls."""
     state = model.init_generate_state(len(ids), tokens)
     logits: list[Tensor] = []
 

@@ -202,7 +202,7 @@ def _exact_steps(some: GenerateSet, begun: Any, rows: list[int], calls: int, rou
     for _ in range(calls):
         for step in range(rounds):
             out, state = reference.generate_step(*(each[step] for each in tokens), *outer, state)
-            if precision.weights.itemsize < 4 and not precision.planes:
+            if precision.weights.itemsize < 4 and not precision.planes:  # 16-bit states round W after each step
                 kept = {name: x.to(precision.weights).double() for name, x in state._asdict().items() if name[0] == "W"}
                 state = state._replace(**kept)
     return out
@@ -247,7 +247,7 @@ def _check_steps(config: TTTConfig) -> int:
 def check_generate(
     config: TTTConfig, sequences: int, dtype: str, form: str, precision: str, launch: Tuning | None = None
 ) -> Checks:
-    """Check generate steps of random sequences, past two mini-batch ends, in float64.
+    """Check generate steps of random sequences, past two mini-batch ends, against float64.
 
     form: "dual" or "primal". precision: of the state, a key of PRECISIONS.
     launch: launch settings; None for the settings in `tuning.toml`.

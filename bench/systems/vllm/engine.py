@@ -141,7 +141,7 @@ class Batch:
         ]
 
     def steady_ms(self, sequences: int) -> list[float]:
-        """Return the durations in ms of steps in which every sequence generated.
+        """Return the durations in ms of steps in which all `sequences` sequences generated.
 
         Only steps that follow another such step count. Raises RuntimeError if no step counts.
         """
@@ -248,7 +248,7 @@ class Engine:
         return self.core.scheduler.kv_cache_config.num_blocks
 
     def sequences_that_fit(self, tokens: int) -> int:
-        """Return how many sequences of `tokens` tokens fit in the cache, up to max_num_seqs."""
+        """Return how many sequences of `tokens` tokens fit with a margin, up to max_num_seqs."""
         blocks_each = sum(-(-tokens // size) for size in self._block_sizes())
         return min(int(self.cache_blocks() * (1 - SPARE_BLOCKS)) // blocks_each, self.settings.max_num_seqs)
 

@@ -104,7 +104,7 @@ class VllmSystem:
         return last_logits(reference, ids, last, torch.device(device()))
 
     def prompt_tokens(self, case: Case) -> int:
-        """Return the tokens per prompt: the context, or less if a recurrent model generates."""
+        """Return the tokens per prompt: the context; recurrent generate: at most GENERATE_PROMPT."""
         short = case.phase == "generate" and not self.steps_grow
         return min(case.context, GENERATE_PROMPT) if short else case.context
 
