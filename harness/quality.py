@@ -116,8 +116,8 @@ def is_unsteady(processes: Processes) -> bool:
 def pooled_interval(processes: Processes) -> tuple[float, float, float]:
     """Return (median, low, high): the median of the processes' medians and its 95% interval.
 
-    Each process has an interval of its own (`median_interval`). low / median is the median of this ratio over the
-    processes' intervals, and so is high / median. Differences between processes therefore do not widen the interval.
+    For each process, `median_interval` returns (m, l, h). low / median is the median of the processes' l / m, and
+    high / median is the median of their h / m. So differences between processes do not widen the interval.
     """
     within = [median_interval(samples) for samples in processes]
     centre = median(middle for middle, _, _ in within)

@@ -21,7 +21,7 @@ from harness.workers.protocol import line_of
 
 
 def load(entry: str) -> Any:
-    """Return the adapter that `entry` names, in the form MODULE:ATTRIBUTE[:ARGUMENT...].
+    """Return the adapter that `entry` names; its form is MODULE:ATTRIBUTE[:ARGUMENT...].
 
     If ATTRIBUTE is a class, call it with the arguments. Raises ValueError if `entry` has another form.
     """

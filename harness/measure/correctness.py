@@ -53,7 +53,7 @@ def relative_error(out: Any, ref: Any) -> float:
     """Return the relative error ||out - ref|| / ||ref|| in the Frobenius norm, in float64.
 
     out, ref: floating-point tensors; ValueError if their shapes differ.
-    If both norms are 0, the error is 0. If a tensor has NaN or infinity, it is NaN or infinite.
+    If both norms are 0, the error is 0. If a tensor has NaN or infinity, the error is NaN or infinite.
     """
     _same_shape(out, ref)
     error = size = 0.0

@@ -57,7 +57,7 @@ class CudaEventClock(Clock):
         self._events: list[tuple[Any, Any]] = []
 
     def prepare(self, run: Call, took_s: float | None = None) -> None:
-        """Prepare to sample `run`; with timing "graph", capture it in a CUDA graph.
+        """Prepare to sample `run`: choose `launches`; with timing "graph", capture a CUDA graph.
 
         took_s: seconds of a warm call of `run`; None to measure it. With timing "graph", it is always measured.
         """
@@ -119,7 +119,7 @@ def _each(batch: Sequence[Call]) -> None:
 def side_stream() -> Any:
     import torch
 
-    return torch.cuda.Stream()  # only one: cuBLAS keeps 32 MB for every stream that it was used on
+    return torch.cuda.Stream()  # for runs before a capture; only one, as cuBLAS keeps 32 MB per stream
 
 
 def repeatable(run: Call) -> Call:

@@ -46,14 +46,14 @@ _LONGEST = 200
 def child_environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment variables for a child process: this process's and `added`.
 
-    Variables that redirect git and Slurm commands are removed. CUDA_DEVICE_ORDER makes CUDA number GPUs as NVML does.
+    Inherited variables that redirect git or Slurm are removed. CUDA_DEVICE_ORDER is set to number GPUs as NVML does.
     """
     kept = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
     return {**kept, **DEVICE_ORDER, **(added or {})}
 
 
 def recorded_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment variables that can change speed; paths become "..."."""
+    """Return variables chosen by `changes_speed`; paths become "...", long ones are truncated."""
     kept = {name: value for name, value in sorted(environment.items()) if changes_speed(name)}
     return {name: "..." if re.search(r"[/\\]", value) else clipped(value, _LONGEST) for name, value in kept.items()}
 
@@ -67,7 +67,7 @@ def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any
     """Return a description of the machine: hardware, current state and software versions.
 
     device_kind: "cuda", "cpu", or "" to detect it.
-    visible: the GPU to describe, in the format of CUDA_VISIBLE_DEVICES; None for this process's GPU.
+    visible: the GPU to describe, or a list with it first, as in CUDA_VISIBLE_DEVICES; None for this process's GPU.
     Keys of the result:
         device: name of the GPU or CPU. device_kind: "cuda" or "cpu".
         gpu: `Gpu.constants` and `Gpu.readings`; None without a GPU and for device_kind "cpu".
@@ -139,8 +139,8 @@ def versions_of(packages: tuple[str, ...]) -> dict[str, str]:
 def against_lock(versions: Mapping[str, Any], locked: Mapping[str, str]) -> str:
     """Return differences from the lock file, such as "torch 2.11.0 (lock: 2.14.0)".
 
-    versions, locked: {package: version}, installed and in the lock file. The local part of a version is ignored, so
-        2.14.0+cu130 equals 2.14.0.
+    versions: {package: installed version}, of which the local part is ignored: 2.14.0+cu130 counts as 2.14.0.
+    locked: {package: version in the lock file}.
     Return "as locked" if no version differs, and "" if no package is in both.
     """
     both = [(name, str(version), locked[name]) for name, version in versions.items() if name in locked]

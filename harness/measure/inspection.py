@@ -229,8 +229,8 @@ def lower_bound_check(workload: Workload, samples_ms: list[float]) -> list[Check
 def fill(given: Input, seed: int, early_only: bool = False) -> None:
     """Refill an input's tensor in place with random values.
 
-    early_only: refill only the tokens before the last 64, or only the first half of fewer than 128 tokens. An input
-        without a token axis then keeps its values.
+    early_only: refill only the tokens before the last 64; of fewer than 128 tokens, only the first half (rounded up).
+        An input without a token axis then keeps its values.
     """
     import torch
 

@@ -103,7 +103,7 @@ class Gpu:
 
 
 def open_gpu(visible: str | None = None) -> Gpu | None:
-    """Return a GPU; None if it is not found or NVML is not available.
+    """Return the GPU that `visible` names; None if it is not found or NVML is not available.
 
     visible: a list in the format of CUDA_VISIBLE_DEVICES, such as "1,2"; its first GPU is returned.
         None: torch's current GPU or, before torch uses CUDA, the first GPU that this process can use.
@@ -176,7 +176,7 @@ def is_hot(environment: Mapping[str, Any]) -> bool:
 
 
 def heat_note(environment: Mapping[str, Any]) -> str:
-    """Describe thermal throttling: "thermally throttled, at 88 °C", without °C if unknown."""
+    """Return "thermally throttled, at 88 °C" (°C only if known); call it only if `is_hot`."""
     celsius = _after(environment).get("temperature_c")
     return f"thermally throttled, at {celsius:.0f} °C" if celsius else "thermally throttled"
 

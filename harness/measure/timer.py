@@ -30,7 +30,7 @@ class Timing:
     """Raw samples in milliseconds.
 
     throttled: for each sample, whether the device was throttled after the sample (for an engine, after its batch).
-    stop: why sampling ended: "interval" (the median was precise), "budget" (of time) or "count" (of samples).
+    stop: why sampling ended: "interval" (precise median), "budget" (time), "count" (1,000 samples or last batch).
     """
 
     samples_ms: list[float]
@@ -82,7 +82,7 @@ def measure(run: Callable[[], object], clock: Clock, policy: Policy, limited: bo
 def warm_up(clock: Clock, policy: Policy, throttled: Callable[[], bool] = never_throttled) -> list[float]:
     """Sample until the time per call is steady; return the samples of this warm-up.
 
-    The warm-up lasts at least `least_warmup_s`. It ends after 5 s or 12 * policy.budget_s, whichever is shorter.
+    The warm-up lasts at least `least_warmup_s`. Steady or not, it ends after min(5 s, 12 * policy.budget_s).
     throttled: returns whether the device is throttled; then the warm-up is longer.
     Return [] without sampling if an earlier call loaded the device long enough (`clock.loaded_s`).
     """

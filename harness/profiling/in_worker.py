@@ -195,7 +195,7 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
 
 
 def _counted(work: _Work) -> dict[str, Any]:
-    """Run one call under Nsight Compute, which profiles the end of the call.
+    """Run one call under Nsight Compute; profile its last part, or all of it.
 
     Profiling starts at the second-last pass through the layer `COUNTED_LAYER`, or at the only pass. Without a pass, and
     in an engine, the whole call is profiled. Return {}: the counters are in Nsight Compute's report.
@@ -218,7 +218,7 @@ def _counted(work: _Work) -> dict[str, Any]:
 def _captured(work: _Work) -> dict[str, Any]:
     """Run one call with NVTX ranges and then the timed runs, while Nsight Systems captures.
 
-    Return {"seen": the fields of `Runs` for the timed runs, "apart": True}.
+    Return {"seen": the fields of `Runs` for the timed runs, "apart": whether these are separate from the call}.
     In an engine's generate phase, one batch is both the call and the only timed run, and "apart" is False.
     """
     if work.is_part:

@@ -33,7 +33,7 @@ class ProfileError(RecordError):
 class Counters(Stored):
     """Mean hardware counters of a kernel's launches, from Nsight Compute.
 
-    Percentages are weighted by launch time. A counter without a measurement is None. Unknown counters are ignored.
+    Percentages are weighted by launch time. Unmeasured counters are None. Fields of other versions are ignored.
     launches: number of launches that Nsight Compute profiled. time_us: their mean time.
     dram_bytes: bytes per launch that DRAM transfers. l2_bytes: bytes per launch that the L2 cache transfers.
     operations: FLOPs per launch, by tensor cores and float32 instructions.
@@ -65,8 +65,8 @@ class Kernel(Stored):
     name: Annotated[str, Field(min_length=1)]
     launches: Positive
     time_us: Amount  # total
-    registers: int | None = None  # per thread
-    shared_bytes: int | None = None  # per block
+    registers: int | None = None  # per thread; None if unknown
+    shared_bytes: int | None = None  # per block; None if unknown
     counters: Counters | None = None
 
     @property

@@ -182,7 +182,7 @@ class RecordFile:
 
 
 def _complete(content: bytes) -> bytes:
-    """Return `content` without a killed writer's partial last record; end its last line."""
+    """Return `content` without a killed writer's partial last record, ending in a newline."""
     last = content[content.rfind(b"\n") + 1 :]
     if not last:
         return content

@@ -34,7 +34,7 @@ def is_loaded(environment: dict[str, Any]) -> bool:
 
 
 def load_note(environment: dict[str, Any]) -> str:
-    """Describe a contended machine: "contended: other programs used 30% of the CPU"."""
+    """Return "contended: other programs used 30% of the CPU"; call it only if `is_loaded`."""
     share = (environment.get("cpu") or {}).get("others_share") or 0.0
     return f"contended: other programs used {share:.0%} of the CPU"
 

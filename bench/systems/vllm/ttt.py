@@ -42,7 +42,7 @@ class VllmTTT(VllmSystem):
         whole = replace(case, size=uncut(case.size)[0])
         room = self._cache_bytes(whole, "prompts")  # the smallest cache, as a margin
         assert room is not None
-        # At most as many as have room for their states, because this number bounds vLLM's CUDA graphs.
+        # Bounds vLLM's CUDA graphs, so at most the number of sequences whose states fit in vLLM's cache.
         return min(super()._sequences(case), max(1, room // self._kept_bytes(whole)))
 
     def settings(self, case: Case) -> dict[str, str]:

@@ -85,7 +85,7 @@ def wrapping(report: Path, phase_ranges: Sequence[str]) -> list[str]:
 
 def importing(report: Path) -> list[str]:
     """Return the command that prints a report as the table which `read` needs."""
-    # NVIDIA's Python package is proprietary, and does not reject truncated reports.
+    # Instead of NVIDIA's Python package, which is proprietary and does not reject truncated reports.
     flags = ("--csv", "--page=raw", "--print-units=base", "--print-kernel-base=mangled", "--print-fp")
     return [PROGRAM, f"--import={report}", *flags]
 

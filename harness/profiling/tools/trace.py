@@ -93,8 +93,8 @@ def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Run
     launched: launches of all runs that `seen` describes. If all runs launch the same kernels, the shortest and the
         longest quarter of the runs are not used.
     ranged: launches of one call, with its NVTX ranges.
-    If `seen.alone_us` is known, idle time that the profiler added is removed: in graph replays always, in other runs if
-    it is over 3%.
+    If `seen.alone_us` is known, idle time that the profiler added is removed (not from the timeline): in graph replays
+    always, in other runs if it is over 3% of their time.
     """
     kept, runs, region_us, notes = _typical(launched, seen)
     found = found_in(kept, ranged, runs * seen.calls)
@@ -231,7 +231,7 @@ def timeline_of(
 
 
 def _step_end(paths: Sequence[tuple[str, ...]]) -> int:
-    """Count launches between the first layer's first and second start; all without a second."""
+    """Count launches from the first layer's first start to its second; if none, count all."""
     depths = [next((depth for depth, name in enumerate(path, start=1) if is_layer(name)), 0) for path in paths]
     layers = [(number, path[:depth]) for number, (path, depth) in enumerate(zip(paths, depths, strict=True)) if depth]
     for (_, before), (number, layer) in pairwise(layers):
