@@ -74,7 +74,7 @@ def frame(
     """Return a table with one row per case, in the order of `by_case(records)`.
 
     The first columns are `COLUMNS`, one column per case option, and `SAMPLE_COLUMNS`.
-    Then come rates, metrics, notes, flags and computed columns, each only if a case has a value.
+    Then come rates, computed columns, metrics, notes and flags, each column only if a case has a value.
     An unknown number is NaN or pd.NA, an unknown text is "".
     latency_ms: the median of the processes' medians.
     latency_ms_low, latency_ms_high: the 95% interval within processes (`harness.quality.pooled_interval`).
@@ -116,7 +116,7 @@ def option_columns(table: pd.DataFrame) -> list[str]:
 
 
 def metric_columns(recorded: Iterable[str], catalogue: Catalogue) -> list[str]:
-    """Return recorded metrics that need a column: in the catalogue's order, then others by name."""
+    """Return recorded metrics that need a column: the catalogue's in its order, others by name."""
     taken = {*COLUMNS, *SAMPLE_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS, NOTES, MARKS}
     found = set(recorded) - taken
     known = [metric.name for metric in catalogue.metrics if metric.name in found]
@@ -159,7 +159,7 @@ def _options(cases: Sequence[Case], table: pd.DataFrame, catalogue: Catalogue) -
 def _row(
     group: list[Record], suites: tuple[str, ...], metrics: Sequence[str], peaks: Mapping[str, Mapping[str, float]]
 ) -> dict[str, Any]:
-    first = group[0]
+    first = group[0]  # an `ok` record if there is one
     measured = [record for record in group if record.status == "ok"]
     found = merged_metrics(measured or group)
     row: dict[str, Any] = {column: getattr(first.case, column) for column in (*CASE_COLUMNS[1:], *SETTING_COLUMNS)}

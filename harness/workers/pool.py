@@ -45,7 +45,7 @@ def on_free_slots(
 
     do: called as `do(job, slot, stopped)`, where `stopped()` returns whether all jobs should end. If it returns True,
         `do` must raise KeyboardInterrupt, because Ctrl-C itself reaches only the main thread.
-    After Ctrl-C or a job's exception, the other jobs end. Then the exception is raised here.
+    After Ctrl-C or a job's exception, no job starts and running jobs end. Then the first exception is raised here.
     """
     stop, waiting = threading.Event(), iter(list(jobs))
     results, ended = SimpleQueue[BaseException | None](), list[threading.Thread]()

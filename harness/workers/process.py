@@ -86,10 +86,10 @@ DEFAULT_SLOT = GpuSlot()
 class WorkerProcess:
     """A system's worker process, started by the first request and ended with the `with` block.
 
-    If a worker gives no usable answer or reports itself unhealthy, the next request starts a new worker.
+    If a worker gives no usable answer to a case or reports itself unhealthy, the next case starts a new worker.
+    If the system cannot run here or its worker does not start, `ask` raises WorkerLost for each case.
     When a worker ends, two nested wardens (`harness.workers.warden`) kill its descendants.
-    slot: the device on which the worker runs. start_s: time limit for the start in seconds.
-    stopped: returns whether the run should end.
+    slot: the device of the worker. start_s: limit of its start in seconds. stopped: returns whether the run should end.
     found: the last `Probe` by `ready` or `ask`, on whether the system can run here; None before.
     """
 
@@ -112,7 +112,7 @@ class WorkerProcess:
         self.kill() if kind else self.stop()
 
     def ready(self) -> Probe:
-        """Start and probe a worker if none runs; after a failed probe, return that probe again."""
+        """Start and probe a worker if none runs and no probe has failed; return the last probe."""
         if self._process is not None and self._process.poll() is not None:
             self.kill()  # it died after its last case
         if self._process is None and (self.found is None or self.found.available):
@@ -147,7 +147,7 @@ class WorkerProcess:
 
         The record's environment includes the load of the machine during the case.
         If the worker answers that the case needs a fresh process, the case is sent to a new worker.
-        profiler: for mode "profile", {"tool": the profiler's name, "keep": a path for Kineto's trace}; else None.
+        profiler: for mode "profile", {"tool": name of the profiler, for Kineto also "keep": path for its trace}.
         last: whether this is the last request; if so, a worker that reports itself unhealthy is not killed.
         Raises WorkerLost if the system cannot run here or gives no usable answer within `limit_s` seconds.
         Raises KeyboardInterrupt if the run should end.

@@ -48,7 +48,7 @@ class Probe:
 
 
 def line_of(message: Mapping[str, Any]) -> bytes:
-    """Return a message, which may contain dataclasses, as JSON; ValueError for NaN or infinity."""
+    """Return a JSON line of a message (dataclasses allowed); ValueError for NaN or infinity."""
     return json.dumps(message, allow_nan=False, default=asdict).encode() + b"\n"
 
 

@@ -68,7 +68,7 @@ def run_jobs(
     slots: Sequence[GpuSlot] = (DEFAULT_SLOT,),
     shared: bool = False,
 ) -> list[Record]:
-    """Run unfinished cases, append their records, and return all records of the run.
+    """Run unfinished cases and append records; return the last record per case and repeat.
 
     A crash, a signal, a timeout, exhausted memory and a failed check also give a record.
     A case with a record runs again if it was skipped, killed or not started, or if `options.retry` returns True.
@@ -98,7 +98,7 @@ def run_jobs(
 
 
 def unfinished(run: Run, job: Job, repeat: int, retry: Retry) -> list[Planned]:
-    """Return the job's cases that have no record in `repeat` or must run again."""
+    """Return cases whose record in `repeat` is missing, `UNFINISHED`, or selected by `retry`."""
     last = {record.case.key: record for record in run.job_records(job) if record.repeat == repeat}
     finished = {key for key, record in last.items() if record.status not in UNFINISHED and not retry(record)}
     return [planned for planned in job.cases if planned.case.key not in finished]

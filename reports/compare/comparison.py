@@ -83,8 +83,8 @@ class Missing:
     """A case without a result in at least one of the two runs.
 
     name: the labels of its system and backend.
-    outcome: "lost" if only A has a result, "gained" if only B has one, else "".
-        It is also "" if only one of the runs planned the case.
+    outcome: for a case planned in both runs, "lost" if only A has a result, "gained" if only B has one.
+        Else, it is "".
     """
 
     label: str

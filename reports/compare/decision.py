@@ -42,7 +42,7 @@ def decide(cases: Sequence[Sequence[float]], fail_on: float = BAR) -> list[CaseR
     cases: for each case, log(B's median / A's median) of each round; at least two rounds.
     fail_on: the slowdown (0.01 for 1%) beyond which a case counts as regressed.
     "slower", "faster": a one-sided t test shows a change beyond `BAR` at false discovery rate `ALPHA` over all cases.
-    "same": two t tests at level `ALPHA` show a change within `SAME`. "undecided": none of these.
+    "same": otherwise, two t tests at level `ALPHA` show a change within `SAME`. "undecided": none of these.
     """
     if not cases:
         return []
@@ -71,7 +71,7 @@ class _Estimates:
 
     @classmethod
     def of(cls, cases: Sequence[Sequence[float]]) -> "_Estimates":
-        """Estimate means and variances; pull variances, except high outliers, towards their median."""
+        """Estimate means and variances; shrink variances, except high outliers, towards the median."""
         rounds = np.array([len(case) for case in cases], float)
         variance = np.array([np.var(case, ddof=1) for case in cases])
         shared, typical = min(PRIOR_ROUNDS, len(cases) - 1.0), np.median(variance)
@@ -91,7 +91,7 @@ class _Estimates:
         return self.mean - half, self.mean + half
 
     def p_values(self, excess: Numbers) -> Numbers:
-        """Return each case's p-value of a one-sided t test that its `excess` is above 0."""
+        """Return p-values of one-sided t tests for excess > 0. excess: how far means pass a limit."""
         error = self.deviation / np.sqrt(self.rounds)
         with np.errstate(divide="ignore", invalid="ignore"):  # rounds that agree exactly have no error
             statistic = np.where(error > 0, excess / error, np.where(excess > 0, np.inf, -np.inf))

@@ -52,7 +52,7 @@ def run_page(
     """Return a run's page as HTML and the table of its results (`reports.stats.frame`).
 
     records, profiles: all records and profiles of the run.
-    in_site: the run's id in a site, whose pages share Plotly and downloads; "" for a page that embeds both.
+    in_site: the run's id in a site, to whose Plotly and downloads the page links; "" for a page that embeds both.
     """
     table = frame(records, run.catalogue, common_peaks(records, profiles))
     name = ", ".join(filter(None, [printable(run.folder.resolve().name), " and ".join(devices_of(table))]))

@@ -37,7 +37,7 @@ class Line(Look):
     """A line of a figure: one device model, commit, system, backend, size and set of options.
 
     short: label of the system, state dtype or backend, whichever sets color and marker.
-        For a roofline bound, "lower bound" or "bound of" a state dtype.
+        For a roofline bound, "lower bound" or a text such as "bound of float32".
     rows: row numbers in the table of `reports.stats.frame`, in order of x.
     base_rows: for a line of ratios, the rows of the denominators; else [].
     primary: whether the line answers the figure's question; the other lines are hidden at first.
@@ -54,7 +54,7 @@ class Line(Look):
 
 
 def system_looks(table: pd.DataFrame, catalogue: Catalogue) -> dict[str, Look]:
-    """Return {system: look}; a system outside the catalogue gets an unused look if possible."""
+    """Return {system: look}; systems outside the catalogue get unused tones and markers, if any."""
     looks = {entry.name: Look(entry.tone % TONES, entry.marker) for entry in catalogue.systems}
     for number, name in enumerate(sorted(set(table["system"]) - set(looks)), len(looks)):
         tones = [tone for tone in range(TONES) if tone not in {look.tone for look in looks.values()}]

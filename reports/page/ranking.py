@@ -55,8 +55,8 @@ class Point:
     def hides(self, other: "Point") -> bool:
         """Whether the points are too uncertain to tell which is better.
 
-        With doubt, they are if their intervals overlap or if they differ by at most the larger `doubt`.
-        Without doubt, they are if their intervals overlap and they differ by more than `LEVEL`.
+        If one has a `doubt`, they are if their intervals overlap or they differ by at most the larger `doubt`.
+        If neither has one, they are if their intervals overlap and they differ by more than `LEVEL`.
         """
         overlap = max(self.low, other.low) <= min(self.high, other.high)
         if doubt := max(self.doubt, other.doubt):
@@ -202,7 +202,7 @@ class View:
                 yield Point(float(cells[x]), float(value) / scale, low, high, doubt)
 
     def reach(self, line: Line) -> float:
-        """Return the largest x at which a case of the line started; infinity if x is not a setting."""
+        """Return the largest x of the line's cases (not "unstarted"); infinity if x is no setting."""
         if self.figure.along:  # x is no setting, so no case with a larger x is missing
             return math.inf
         rows = self.rows([line])

@@ -24,11 +24,11 @@ def drawing(profile: Profile) -> dict[str, Any]:
 
 
 def roofline(profile: Profile) -> dict[str, Any]:
-    """Return the measured peaks in GB/s and TFLOP/s, and a point per kernel and per part.
+    """Return the peaks in GB/s and TFLOP/s, and a point per kernel and per part.
 
-    points: per kernel (row of the kernel table, FLOPs per DRAM byte, TFLOP/s, ms per unit of work, FLOPs per L2 byte,
-        result of `is_fp32`). Kernels whose FLOPs or DRAM bytes are zero or unknown are left out.
-    parts: per part that the adapter counts (index into `LABELS`, FLOPs per byte, TFLOP/s, ms per unit of work).
+    points: per row of the kernel table (row number, FLOPs per DRAM byte, TFLOP/s, ms per unit of work,
+        FLOPs per L2 byte, `is_fp32`). Rows whose FLOPs or DRAM bytes are zero or unknown are left out.
+    parts: per part with a time and adapter counts (index into `LABELS`, FLOPs per byte, TFLOP/s, ms per unit of work).
     """
     counters = [kernel.counters for kernel in profile.kernels if kernel.counters]
     peaks = {

@@ -193,7 +193,7 @@ def _outside_is_head(paths: Sequence[tuple[str, ...]]) -> bool:
 
 
 def _shares(region: Region) -> Iterator[tuple[Kernel, str, float]]:
-    """Yield (kernel, part, the part's share of the kernel's time); 1 without NVTX ranges."""
+    """Yield (kernel, part, the part's share of the kernel's time: 1 without NVTX ranges)."""
     part_finder = _part_finder(region)
     by_kernel: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for each in region.ranges:

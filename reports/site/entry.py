@@ -51,7 +51,7 @@ def slug(name: str) -> str:
 
 
 def run_id(run: Run) -> str:
-    """Return the folder's name as a slug and a hash of the name and the run's first command."""
+    """Return the folder's name as a slug and a hash of name, first command and its time."""
     name = run.folder.resolve().name
     begun = [part for asked in run.file.requests[:1] for part in (asked.at, *asked.arguments)]
     return f"{slug(name)}-{_digest([name, *begun])}"
