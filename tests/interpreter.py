@@ -19,7 +19,7 @@ def hasten() -> None:
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
         if self.fn in called:
             return self.rewrite()(*arguments, **named)
-        called.add(self.fn)  # its first call patches Triton's modules, which is slow and lasts
+        called.add(self.fn)  # a kernel's first call patches Triton's modules; that is slow, and the patches stay
         return first_call(self, *arguments, **named)
 
     def by_slice(self: Any, given: tuple[Any, ...]) -> list[Any]:

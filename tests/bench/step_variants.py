@@ -1,7 +1,7 @@
 """Run the vLLM plug-in's warm-up, then random steps; print as JSON the kernels that they launch.
 
-"launched": names of the kernels in the warm-up. "cold": variants of kernels that only the later steps launch.
-Variants of a kernel differ in alignments and strides. Launches are compiled for an H200 and recorded, not run.
+"launched": names of the kernels and libraries that the warm-up uses. "cold": (name, specialization, options) of kernel
+variants and libraries that only later steps use. Launches are compiled for an H200 and recorded, not run.
 """
 
 import json
@@ -37,7 +37,7 @@ def look_like_an_h200() -> set[Variant]:
     """Pretend to have an H200: record kernel launches and compile them, without running them.
 
     Return a set that collects (kernel, specialization, options) per launch, and (library, "", "") per loaded library,
-    except the SwiGLU library.
+    except the SwiGLU library. A specialization has the arguments' types, alignments and constants.
     """
     variants: set[Variant] = set()
 

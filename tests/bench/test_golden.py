@@ -1,8 +1,8 @@
 """The models give the logits of the authors' PyTorch code, which are stored in golden_logits.npz.
 
-For each case, the file has logits [prompt, length, vocabulary]: for 2 prompts, after the first n tokens, n in LENGTHS.
-They are from TTTForCausalLM (github.com/test-time-training/ttt-lm-pytorch, commit cd831db), which ran in float64, also
-where it casts to float32. Its gelu' has constants of 8 to 10 digits, so TTT-MLP here differs by their rounding.
+For each case, the file has logits [2 prompts, length, vocabulary] after the first n tokens of `ids()`, n in LENGTHS.
+TTTForCausalLM (github.com/test-time-training/ttt-lm-pytorch, commit cd831db) computed them with `weights()` in float64,
+even where it casts to float32. Its gelu' has constants of 8 to 10 digits, so TTT-MLP here differs by their rounding.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def jax_params(weights: dict[str, Tensor]) -> dict[tuple[str, ...], Tensor]:
 
 
 def jax_inner(inner: list[str], weight: Tensor) -> tuple[tuple[str, ...], Tensor]:
-    """Return (path, array) of a TTT layer's parameter in the JAX code. inner: its PyTorch name, split at dots."""
+    """Return (path, array) of a parameter of ttt/models/ttt_layer.py. inner: its PyTorch name, split at dots."""
     match inner:
         case [("conv_q" | "conv_k") as conv, kind]:
             return (conv, "kernel" if kind == "weight" else kind), swapped(weight)
@@ -86,7 +86,7 @@ def packed(array: Tensor, name: str = "") -> bytes:
 
 
 def write(file: Path, params: dict[tuple[str, ...], Any], prefix: tuple[str, ...] = ()) -> None:
-    """Write {path: array or packed bytes} in the file format of the JAX code. prefix: put before each path."""
+    """Write {path: array or packed bytes} as the authors' StreamingCheckpointer does. prefix: put before each path."""
     with file.open("wb") as opened:
         for path, array in params.items():
             opened.write(msgpack.packb(((*prefix, *path), array if isinstance(array, bytes) else packed(array))))

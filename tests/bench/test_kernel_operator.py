@@ -88,7 +88,7 @@ def config_of(learner: str, **changes: Any) -> TTTConfig:
 
 
 def check(kernels: Any, plain: Any, prompt: int, steps: int) -> None:
-    """Compare the logits of two models: after a prompt in two pieces, then after each of `steps` generate steps."""
+    """Compare two models' logits after prompt // 3 and `prompt` tokens, and after each of `steps` generate steps."""
     ids = torch.randint(64, (2, prompt + steps), generator=torch.Generator().manual_seed(2)).to(DEVICE)
     state, exact = kernels.init_state(2), plain.init_state(2)
     for piece in ids[:, :prompt].split([prompt // 3, prompt - prompt // 3], dim=1):

@@ -102,10 +102,10 @@ def test_steps_padded_to_the_size_of_a_graph(monkeypatch):
 
 
 def assert_served(learner, backbone, steps, operator, dtype=torch.float32, in_graphs=False):
-    """Check that each request's last logits in packed steps match those of a float32 run of the request alone.
+    """Check each request's last logits against a float32 run of that request alone.
 
-    steps: for each step, a list with the number of tokens that each request reads.
-    operator, dtype: of the model that runs these steps. in_graphs: run steps with prompts in CUDA graphs.
+    steps: for each step, a list of each request's number of new tokens; 0: the request is not in this step.
+    operator, dtype: of the model that runs the steps. in_graphs: run steps with prompts in CUDA graphs.
     """
     config = replace(model_config(f"ttt-{learner}", "tiny", backbone=backbone), layers=2)
     model = from_seed(config, 0, DEVICE, dtype, operator=operator, block=FusedBlock)

@@ -57,11 +57,11 @@ def greedy(new_tokens):
 
 
 def served(llm, prompts, new_tokens, arriving=0, aborted=(), aborted_at=None, preempting=0):
-    """Run the prompts in vLLM; return a list of each request's new tokens.
+    """Run the prompts in vLLM; return each request's new tokens, [] if it made none.
 
     arriving: steps between the arrivals of successive requests; 0: all arrive at once.
-    aborted: numbers of the requests that are aborted after their first output.
-    aborted_at: (number of the request to abort, steps before the abort).
+    aborted: indices of the prompts whose requests are aborted at their first output.
+    aborted_at: (index of the prompt whose request is aborted, number of steps before that).
     preempting: steps from one preemption of all running requests to the next; 0: none.
     """
     core, waiting = llm.llm_engine, list(enumerate(prompts))

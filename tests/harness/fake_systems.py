@@ -64,9 +64,9 @@ RUNS: dict[str, Callable[[], object]] = {
 class Fake:
     """A fake system. The case option `do` selects what it does; the default is "work", which runs for 2 ms.
 
-    A key of RUNS: the timed function. "skip": raise Skip.
-    "miss", "nan", "unchecked": the check fails, returns NaN or is absent.
-    "engine": an engine gives the samples.
+    A key of RUNS selects the timed function. With "skip", `build` raises Skip.
+    With "miss", "nan" or "unchecked", the check's error is above its limit or NaN, or there is no check.
+    With "engine", the samples come from an engine.
     """
 
     packages = ("pytest", "not-installed")
@@ -120,7 +120,7 @@ def _note() -> int:
     with open(os.environ["FAKE_NOTE"], "a+") as file:
         file.write("x")
         file.flush()
-        return file.tell() - 1
+        return file.tell() - 1  # earlier calls, in all processes
 
 
 def _die_while_it_is_time() -> None:

@@ -113,7 +113,7 @@ class FakeMeter:
 def on_fake_device(monkeypatch: pytest.MonkeyPatch, device: FakeDevice, of: Any, **changes: Any) -> Any:
     """Measure the case `of` in phase generate on a fake GPU; return its record.
 
-    changes: mode and profiler go to `CaseRun`, policy to `Policy`; all others are fields of the `Workload`.
+    changes: mode and profiler go to `CaseRun`; policy is a dict for `Policy`; all others are fields of the `Workload`.
     """
     policy = Policy(**{"min_samples": 5, "budget_s": 1.0, **changes.pop("policy", {})})
     run = {name: changes.pop(name) for name in ("mode", "profiler") if name in changes}

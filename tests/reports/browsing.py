@@ -18,7 +18,7 @@ def browser() -> Iterator:
     try:
         chromium_path()
     except RecordError as error:
-        pytest.fail(f"the page's tests need a browser: {error}")
+        pytest.fail(f"the page's tests need a browser: {error}")  # a skip would leave pages untested
     with chromium("--process-per-site") as opened:
         yield opened
 
@@ -33,7 +33,7 @@ def save(made: Made, folder: Path, name: str) -> Path:
 def opened(browser, path: Path, part: str = "", every: bool = True, **options) -> Iterator:
     """Open a report page; yield (page, list of its errors), and at the end fail if there are any.
 
-    part: URL fragment such as #id. every: draw all figures and unfold options. options: of Chromium's context.
+    part: URL fragment such as #id. every: draw all figures and unfold options. options: of a Playwright context.
     """
     address = path.as_uri()
 

@@ -32,9 +32,9 @@ class Found:
     """Results of a study. If no case was slowed, found is NaN, and same and undecided are shares of all cases."""
 
     false_alarms: float  # share of suites with a "faster" case, or a "slower" one that was not slowed
-    found: float  # shares of the slowed cases with outcome "slower", "same" and "undecided"
-    same: float
-    undecided: float
+    found: float  # share of the slowed cases with outcome "slower"
+    same: float  # share of the slowed cases with outcome "same"
+    undecided: float  # share of the slowed cases with outcome "undecided"
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Noise:
 
     times: float = 1.0  # factor on the recorded noise
     disturbed: float = 0.0  # share of processes that other programs slow down by 10%
-    two_times: float = 0.0  # share of cases that take 5% longer in half of their processes, at random
+    two_times: float = 0.0  # share of cases that take 5% longer with probability 1/2 in each process
 
     def differences(self, random: np.random.Generator, rounds: int, systems: int, cases: int) -> Suite:
         shared = random.normal(0, SYSTEM_SD, (2, systems, 1, rounds))

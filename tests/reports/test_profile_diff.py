@@ -1,4 +1,4 @@
-"""Comparing two profiles gives the differences of kernels and of parts such as idle time, and names a bottleneck."""
+"""Comparing two profiles lists differences of kernels and of parts such as idle time, and a slowdown's bottleneck."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Compile Triton kernels for GPUs that this machine lacks; print a JSON line per kernel.
 
 Given a compute capability such as 80, compile the portable kernels and print their shared and local memory in bytes.
-Given "generate", compile variants of TTT-MLP's Gluon generate kernel and print their longest chains of loads.
+Given "generate", compile variants of TTT-MLP's Gluon generate kernel and print each one's longest chain of loads.
 """
 
 import json

@@ -33,9 +33,9 @@ def linear_arguments(
     speed: float = 1.0,
     mini_batch: int = 16,
 ) -> list[Any]:
-    """Return random arguments of TTT-Linear's forward in their order, with heads of 64 channels.
+    """Return random positional arguments of TTT-Linear's forward, for heads of 64 channels.
 
-    correlation: of tokens, from 0 (independent) to 1 (all tokens are equal). speed: factor of the learning rates.
+    correlation: its square is the correlation of two tokens of a sequence. speed: factor on the learning rates.
     """
     generator = torch.Generator(device).manual_seed(tokens)
 
@@ -61,9 +61,9 @@ def mlp_arguments(
     speed: float = 1.0,
     mini_batch: int = 16,
 ) -> list[Any]:
-    """Return random arguments of TTT-MLP's forward in their order, with heads of 64 channels.
+    """Return random positional arguments of TTT-MLP's forward, for heads of 64 channels.
 
-    As in a trained model, q, k and v are correlated. speed: factor of the learning rates.
+    As in a trained model, q, k and v are correlated. speed: factor on the learning rates.
     """
     generator = torch.Generator().manual_seed(tokens)
 

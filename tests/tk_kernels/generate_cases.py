@@ -194,7 +194,7 @@ def compare(
 ) -> Comparison:
     """Run `steps` generate steps from state `start` on the kernel, the simulation and the float64 reference.
 
-    Return the errors of kernel and simulation, and the kernel's final state.
+    Return the errors of kernel and simulation, and the kernel's final state, for the compared sequences.
     form: "dual" or "primal". precision: a key of `common.PRECISIONS`.
     batch: number of sequences; 0: as in `start`. A larger batch repeats the sequences of `start`; up to 8 are compared.
     step: runs a step of the kernel; None is `eager(operator)`.

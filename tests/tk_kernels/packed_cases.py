@@ -67,7 +67,7 @@ def _alone(name: str, given: Any, s: int, piece: slice) -> tuple[Any, tuple[Tens
 
 
 def _in_slots(name: str, states: Any, slots: Tensor, precision: str, device: str) -> Any:
-    """Return `states` as a generate state in nine strided slots; slots without earlier tokens are full of 3s."""
+    """Return `states` as a generate state in nine strided slots. Unused slots, and those of new sequences, hold 3s."""
     state = type(states[0])(*map(torch.cat, zip(*states, strict=True)))
     state = type(state)(*(x.float().to(device) for x in state[:-1]), state.position.to(device))
     made = GENERATE[name].GenerateState.from_state(state, "dual", precision)

@@ -147,7 +147,7 @@ def test_a_sequence_may_be_cut_anywhere() -> None:
 
 
 def check_packed(run: Callable[..., tuple[torch.Tensor, ...]], channels: int) -> None:
-    """Check that `run` returns the same for packed sequences as for each alone, and ignores caches at position 0."""
+    """Check that `run` gives packed sequences the results of each alone, and ignores old caches at position 0."""
     lengths, starts, slots = [5, 0, 1, 40, 2, 16], [0, 3, 7, 16, 21, 0], [4, 1, 6, 0, 3, 5]
     ends = torch.tensor([0, *lengths], device=DEVICE).cumsum(0, dtype=torch.int32)
     start, at = torch.tensor(starts, dtype=torch.int32, device=DEVICE), torch.tensor(slots, device=DEVICE)

@@ -53,7 +53,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def run(kernel: ctypes.CDLL, tensors: list[Tensor], rope: bool, seed: int = 0) -> str:
-    """Run the kernel; return an error message or "". tensors: inputs, then results. seed: of the order of warps."""
+    """Run the kernel; return an error message or "". tensors: inputs, then results. seed: sets the order of warps."""
     assert all(x.is_contiguous() for x in tensors)
     pointers = (ctypes.c_void_p * len(tensors))(*(x.data_ptr() for x in tensors))
     batch, tokens, heads, _ = tensors[0].shape
@@ -112,7 +112,7 @@ def test_in_place_it_leaves_the_same_bits(forward, tokens):
 
 @pytest.mark.parametrize("last", [0.0, 1e-4, 5e-3])
 def test_a_small_last_scale(forward, last):
-    """The kernel divides token_scale by its last entry, doubled until the largest ratio fits into 16 bits."""
+    """The kernel divides token_scale by its last entry (at least 2^-60), doubled until no ratio exceeds 64."""
     args = mlp_arguments(50, batch=1, heads=1)
     args[4][-1] = last
     out, state = forward(*args, start=0)

@@ -100,10 +100,10 @@ def _config_of(config):
 
 
 class LLM:
-    """A stand-in for vllm.LLM. In a step, it first generates, then reads prompts. compute = False: every token is 0."""
+    """A stand-in for vllm.LLM; generating requests get a step's token budget before prompts do."""
 
     blocks = 100
-    compute = True
+    compute = True  # False: every token is 0
     started: list["LLM"] = []  # noqa: RUF012
     fails_with: Exception | None = None
 

@@ -63,7 +63,7 @@ def test_a_response_to_another_past_is_the_slope_of_the_references(slope, off):
 
 @pytest.mark.parametrize(("noise", "checks"), [(0.25, 1), (0.35, 0)])
 def test_a_response_below_its_noise_is_not_checked(noise, checks):
-    """There is no check if the noise exceeds 0.1 * sqrt(2 rows * 4 channels) = 0.283 of the reference's change."""
+    """There is no check if the noise exceeds 0.1 * sqrt(2 rows * 4 channels) = 0.283 times the reference's change."""
     before, change = torch.zeros(2, 8), torch.tensor([[1.0, 0.0] * 4] * 2)
     off = torch.tensor([[0.0, noise] * 4] * 2)
     checked = check_response((before, change + off), (before, change), width=4)

@@ -220,8 +220,8 @@ def mamba3(tokens, **changed):
 def test_mamba3_adds_the_token_before_by_the_trapezoidal_rule():
     trap, decay = torch.zeros(1, 1, 3), torch.tensor([0.5, 0.5, 0.25]).log().view(1, 1, 3)
     out, state = mamba3(3, V=row(8.0, 0.0, 0.0), Trap=trap, ADT=decay)
-    # sigmoid(Trap) = 1/2: half of k v is added in the token's own step, the other half in the next, before its decay.
-    # S = 4; then 1/2 * (4 + 4) = 4; then 1/4 * 4 = 1.
+    # sigmoid(Trap) = 1/2: half of k v is added in its own step, half in the next step before that step's decay.
+    # S = 4; then 1/2 * (4 + 4) = 4; then 1/4 * 4 = 1. q = (1, 1), thus out = 2 S.
     assert out.flatten().tolist() == pytest.approx([8.0, 8.0, 2.0])
     assert state.flatten().tolist() == pytest.approx([1.0, 1.0])
 
