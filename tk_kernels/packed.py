@@ -32,7 +32,7 @@ class Packed:
         """Each chunk's (sequence, offset in the sequence): [N // CHUNK + S, 2] int32.
 
         A chunk is up to CHUNK tokens. The number of rows is an upper bound, so that no host sync is needed.
-        Unused rows have offsets past the last sequence's end.
+        Unused rows have offsets at or past the last sequence's length.
         """
         sequences = len(self.slots)
         counts = -(-self.cu_seqlens.diff() // CHUNK)

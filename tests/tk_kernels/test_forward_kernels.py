@@ -23,7 +23,7 @@ pytestmark = pytest.mark.gpu
 
 
 class ForwardKernel(NamedTuple):
-    """A forward function, its operator ("linear" or "mlp"), and the mini-batch size for it."""
+    """A forward function, its operator ("linear" or "mlp"), and the mini-batch size of a call."""
 
     operator: str
     mini_batch: int

@@ -245,7 +245,7 @@ def _few_rows_summed(
             if NORMED:
                 square += tl.where(here, tl.sum(read * read, 0) / K, 0.0)
     if NORMED:
-        scale = 1.0 / tl.sqrt(tl.maximum(square - mean * mean, 0.0) + eps)
+        scale = 1.0 / tl.sqrt(tl.maximum(square - mean * mean, 0.0) + eps)  # applied last: loads of W need not wait
         total = (total - of_mean * mean[:, None]) * scale[:, None] + of_bias
         up = up * scale[:, None]
     if SWIGLU:

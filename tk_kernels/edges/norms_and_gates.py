@@ -98,7 +98,7 @@ def _norm_gate(
 
 
 @jit
-def rms_normed(row, weight, C: tl.constexpr, eps):
+def rms_normed(row, weight, C: tl.constexpr, eps):  # row: C channels, then zeros
     return row * (1.0 / tl.sqrt(tl.sum(row * row, 0) / C + eps)) * weight
 
 

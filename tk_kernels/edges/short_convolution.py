@@ -170,7 +170,7 @@ def _layout(
 ) -> tuple[Tensor, Tensor, int, dict[str, Any]]:
     """Return (cache to read, cache to write, number of token chunks, other kernel arguments).
 
-    The caches are different tensors if a sequence can have several chunks: different programs then read and write them.
+    The caches are one tensor only for unpacked sequences of one token: the programs of several chunks would race.
     """
     if sequences is None:
         chunk = min(CHUNK, triton.next_power_of_2(tokens))

@@ -123,17 +123,17 @@ def keys_at(k, rows, token, begin, k_token, column, D: tl.constexpr, PACKED: tl.
 
 
 @jit
-def add_two(a1, a2, b1, b2):
+def add_two(a1, a2, b1, b2):  # for `tl.reduce`: warps exchange both sums at once
     return a1 + b1, a2 + b2
 
 
 @jit
-def add_six(a1, a2, a3, a4, a5, a6, b1, b2, b3, b4, b5, b6):
+def add_six(a1, a2, a3, a4, a5, a6, b1, b2, b3, b4, b5, b6):  # for `tl.reduce`, like `add_two`
     return a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5, a6 + b6
 
 
 @jit
-def sums_of_six(s0, s1, s2, s3, s4, s5):
+def sums_of_six(s0, s1, s2, s3, s4, s5):  # each one's sum over dimension 0; warps exchange all six at once
     four, two = tl.join(tl.join(s0, s1), tl.join(s2, s3)), tl.join(tl.join(s4, s5), tl.join(s4, s5))
     four, two = tl.split(tl.sum(tl.join(four, two), 0))
     first, second = tl.split(four)

@@ -154,7 +154,7 @@ def let_next_begin(PDL: tl.constexpr):
 
 @jit
 def wait_for_previous(PDL: tl.constexpr):
-    """With PDL, wait for earlier launches; call this before reading their outputs or any write."""
+    """With PDL, wait until earlier launches end; call before reading their outputs or writing."""
     if PDL:
         tl.extra.cuda.gdc_wait()
 
@@ -226,7 +226,7 @@ def load_angles(rope, position, rd, valid, D: tl.constexpr, ROPE: tl.constexpr):
 def rotate(row, pair, cos, sin, ROPE: tl.constexpr):
     """Return one row of Q or K as float32, after RoPE if ROPE is set.
 
-    row, pair: the results of `load_token`. cos, sin: those of `load_angles`, the RoPE angles of the token's position.
+    row, pair: the results of `load_token`. cos, sin: those of `load_angles` for the token's position.
     A rotated row is rounded to the dtype of `row` before its conversion to float32.
     """
     if ROPE:

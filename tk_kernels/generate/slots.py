@@ -80,7 +80,7 @@ def _copy_slots(kept, low, copies, initial, strides, start, slots, H: tl.constex
     The grid is (B, H, blocks of all tensors). slots [B]: each sequence's index in the state's tensors.
     If start is None, write to the state. Otherwise read from it, or from `initial` where start [B] is 0.
     Each of the following has one entry per tensor:
-    kept [slots, H, R, C]: the state's tensor. strides: its stride over slots. low: its low plane, or None.
+    kept, low [slots, H, R, C]: the state's tensor, and its low plane or None. strides: the stride over slots of both.
     copies [B, H, R, C] and initial [H, R, C]: the batch's tensor and the values of new sequences, contiguous float32.
         With TRANSPOSED, they are [B, H, C, R] and [H, C, R].
     SHAPES: (first block's index, R, C, C padded to a power of two, BLOCK, TRANSPOSED), with BLOCK rows per block.

@@ -92,7 +92,7 @@ class Learner(Generic[State]):
     """PyTorch reference of TTT-Linear or TTT-MLP: one instance per operator.
 
     state: the class of the operator's states with cached rows, such as `LinearState`. Its fields define the layers.
-    together: most mini-batches of up to 16 tokens that a dual `forward` runs at once. If they are larger, fewer.
+    together: most mini-batches that a dual `forward` runs at once if m <= 16, otherwise max(1, 16 * together // m).
     The attribute `primal` is the class of its states with gradient sums instead of cached rows.
     Methods that take tokens disable autograd and autocast. Only `generate_step` with `inplace` changes a given state.
     """
@@ -323,7 +323,7 @@ def _train_(k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: tuple) -> Tra
 
 def _parts(trace: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
     layers = (len(trace) + 1) // 3
-    return trace[:layers], trace[layers:-layers], trace[-layers:]
+    return trace[:layers], trace[layers:-layers], trace[-layers:]  # weights, inputs except the first's, gradients
 
 
 def _read(q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tensor:

@@ -51,7 +51,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def subtract_matmul_(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Subtract a @ b from `total` in place, and return `total`: float32 for bfloat16 a and b."""
+    """Subtract a @ b from `total` in place; return `total`, in float32 for bfloat16 a and b."""
     if torch.compiler.is_compiling():  # tracing does not support baddbmm with an out_dtype
         return total.sub_(matmul(a, b))
     if a.dtype == torch.bfloat16 and a.is_cuda:

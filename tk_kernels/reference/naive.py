@@ -102,7 +102,7 @@ def forward(
     """Return the outputs [T, D] of T tokens of one head, and the state after them.
 
     model: `linear` or `mlp`. q, k, v [T, D], lr [T], token_scale [m], ln_weight, ln_bias [D].
-    read_updated: evaluate it at q_t with the weights after token t. False: with those of the mini-batch's start.
+    read_updated: evaluate `model` at q_t with the weights after token t. False: with those of the mini-batch's start.
     """
 
     def f(x: Tensor, weights: Weights) -> Tensor:

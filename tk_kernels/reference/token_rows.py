@@ -31,7 +31,7 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def stepped_affine(x: Tensor, weight: Tensor, bias: Tensor, x_rows: Tensor, g_rows: Tensor, scale: Tensor) -> Tensor:
-    """Return x_i @ W_i + b_i, [B, H, n, F], with each token's own weights W_i and b_i.
+    """Return x_i @ W_i + b_i, [B, H, n, F]; this materializes each token's own weight W_i.
 
     x [B, H, n, D]. scale [B, 1, n, m]: the result of `causal_scale`.
     W_i = W - sum_j scale[i, j] * x_rows[j]^T @ g_rows[j], and b_i = b - sum_j scale[i, j] * g_rows[j].

@@ -61,7 +61,7 @@ def _forward(
 ):  # fmt: skip
     """Run one head of one sequence. The grid is B * H programs of N warps.
 
-    q, k, v [B, T, H, D]: stride 1 over D. q_again: q again.
+    q, k, v [B, T, H, D]: stride 1 over D. q_again: the same tensor as q.
     q_batch, q_token, q_head: strides of q over B, T and H; likewise for k and v.
     Other tensors are contiguous: lr [B, T, H], token_scale [m], ln_weight, ln_bias [H, D], and out [B, T, H, D].
     W [B, H, D, D], b [B, H, D]: weights before the tokens. W_out, b_out: weights after them, to write.

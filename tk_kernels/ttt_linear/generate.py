@@ -3,9 +3,9 @@
 The kernels compute the function of `reference.py` in the dual or the primal form (ttt_layer.md, "Three forms").
 Each token reads W. In the dual form it caches its rows of K and lr * G; in the primal form it adds lr * K^T G to a
 sum. A mini-batch's last token also rewrites W. On Hopper, `generate_sm90.py` runs states that `suits_sm90` accepts.
-A program reads its sequence's position from device memory, so positions can differ. A CUDA graph can replay a launch.
+Programs read positions from device memory, so positions can differ, and a CUDA graph can replay the launch.
 
-Arguments of all kernels for TTT-Linear:
+Arguments of all kernels for TTT-Linear; the grid is B * H programs:
 q, k, v, out [B, H, D], lr [B, H]: one token per sequence, and its output. q_stride and so on: strides over B.
 token_scale [m]. ln_weight, ln_bias [H, D]. position [B, H]: tokens so far in the mini-batch.
 rope [m, 2, D]: with ROPE, a result of `rope_table`. base_lr: with LOGITS, the rate is base_lr * sigmoid(lr) / D.

@@ -1,8 +1,8 @@
 """TTT-Linear generate on Hopper, in Gluon: the dual form for D = 64 and m <= 16.
 
-W is stored in 16 bits or as planes. A program is one warp and owns one head of one sequence. It copies W and the
-cached rows to shared memory, to save registers. k @ W and q @ W are float32 on CUDA cores: a thread owns 16 rows and
-8 columns of W. The update of W, after the mini-batch's last token, runs on tensor cores.
+W is stored in 16 bits or as planes. A program is one warp and owns one head of one sequence. It copies W (or its
+high plane) and the cached rows to shared memory, to save registers. k @ W and q @ W are float32 on CUDA cores: a thread
+owns 16 rows and 8 columns of W. The update of W, after the mini-batch's last token, runs on tensor cores.
 """
 
 from triton.experimental import gluon

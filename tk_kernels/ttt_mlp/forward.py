@@ -14,11 +14,11 @@ g1_rows [B, H, m, F], g2_rows [B, H, m, D]: to write, lr times the loss's gradie
 m: tokens per mini-batch. M, DP: m and D padded to powers of two. S: pipeline stages of the loads.
 DOT: dtype of matmul operands. UP: factor on gradients and on weights in registers, against underflow in float16.
 PACKED: q, k, v, out are [tokens, H, D], lr is [tokens, H]. cu_seqlens, start, slots: fields of `Packed`.
-    Weights, biases and rows are a generate state's tensors, read and updated; they hold W1^T instead of W1.
+    Weights, biases and rows are a generate state's tensors, read and updated, with W1^T instead of W1.
     Strides over slots: w_stride of weights and low planes, b1_stride and b2_stride of biases,
     d_stride of k_rows and g2_rows, f_stride of x2_rows and g1_rows.
     W1_first [H, D, F], b1_first, W2_first, b2_first: weights of a sequence whose start is 0.
-PLANES: the weights are bfloat16 high planes of float32 weights; low1, low2 are the int16 low planes of W1^T, W2.
+PLANES: the state's weights are bfloat16 high planes; low1, low2 are the int16 low planes of W1^T and W2.
 """
 
 from functools import partial

@@ -6,7 +6,7 @@ adds to the gradient sums. A mini-batch's last token also rewrites W1 and W2.
 On Hopper, `generate_sm90.py` runs states that `suits_sm90` accepts. Heads of more than 64 channels run
 `generate_wide.py`, only in the dual form. Positions can differ: programs read them from device memory.
 
-Arguments of all kernels for TTT-MLP:
+Arguments of all kernels for TTT-MLP; the grid is B * H programs:
 q, k, v, out [B, H, D], lr [B, H]: one token per sequence, and its output. q_stride and so on: strides over B.
 token_scale [m]. ln_weight, ln_bias [H, D]. position [B, H]: tokens so far in the mini-batch.
 rope [m, 2, D]: with ROPE, a result of `rope_table`. base_lr: with LOGITS, the rate is base_lr * sigmoid(lr) / D.
@@ -19,7 +19,7 @@ slots [B]: with SLOTS, each sequence's index in dimension 0 of the state, of siz
 Strides over S: w_stride of weights and low planes, b1_stride and b2_stride of biases,
     d_stride of rows_k and rows_g2, f_stride of rows_x2 and rows_g1.
 DP, FP, MP: D, F and m padded to powers of two. BLOCK: hidden units per block. DOT: dtype of matmul operands.
-MATRIX: multiply weights by vectors on tensor cores. PDL (Hopper): programmatic dependent launch.
+MATRIX (dual form): multiply weights by vectors on tensor cores. PDL (Hopper): programmatic dependent launch.
 """
 
 from dataclasses import replace

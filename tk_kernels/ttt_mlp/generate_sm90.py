@@ -3,7 +3,7 @@
 Weights are stored in 16 bits or as planes. One program of four warps owns one head of one sequence, and each warp owns
 F/4 hidden units. The program copies W1 and W2 (their high planes) to shared memory. Warps exchange data only for Z2
 and Z2bar. Matrix times vector is float32 on CUDA cores. The update of the weights, at a mini-batch's last token, runs
-on tensor cores.
+on tensor cores. With at most 168 registers per thread, three programs fit on an SM: their loads and work overlap.
 """
 
 from triton.experimental import gluon
