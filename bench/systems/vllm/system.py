@@ -56,15 +56,15 @@ class VllmSystem:
 
     implementation: the class that vLLM runs, MODULE:CLASS. releases: oldest and newest supported minor release of vLLM.
     max_num_batched_tokens: most tokens per step. steps_grow: whether a generate step reads more as the context grows.
-    block_sizes: tokens per cache block, by phase. graphs: a value of `engine.GRAPHS`, by phase.
+    block_size: tokens per cache block; None: vLLM chooses. graphs: a value of `engine.GRAPHS`, by phase.
     """
 
     packages: tuple[str, ...] = ("vllm",)
     implementation: ClassVar[str]
     releases: ClassVar[tuple[str, str]] = ("0.22", "0.33")
-    # For a missing phase vLLM chooses. The suite vllm-settings tries other values.
+    # The suite vllm-settings tries other values.
     max_num_batched_tokens: ClassVar[int]
-    block_sizes: ClassVar[Mapping[str, int]] = {}
+    block_size: ClassVar[int | None] = None
     graphs: ClassVar[Mapping[str, str]] = {}
     steps_grow: ClassVar[bool] = True
 
@@ -158,7 +158,7 @@ class VllmSystem:
         return self._engine
 
     def _settings(self, case: Case) -> Settings:
-        block = case.option("block_size", self.block_sizes.get(case.phase))
+        block = case.option("block_size", self.block_size)
         graphs = str(case.option("graphs", self.graphs.get(case.phase, Settings.graphs)))
         context, answer = case.context, case.new_tokens + 1
         if case.option("rate"):  # the longest of `EngineArrivals`

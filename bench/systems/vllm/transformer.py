@@ -21,10 +21,10 @@ class VllmTransformer(VllmSystem):
     """
 
     implementation = "vllm.model_executor.models.llama:LlamaForCausalLM"
-    # Fastest in the suite vllm-settings on one H100 (generate: `h100-vllm-settings`). Graphs of prompts help where
-    # the host is slow. A request runs without them: they turn off the splitting of keys, which its steps need.
+    # Fastest in the suite vllm-settings (`h100-vllm-settings`, `h200-vllm-settings`). Graphs of prompts help where the
+    # host is slow. A request runs without them: they turn off the splitting of keys, which its steps need.
     max_num_batched_tokens = 32768
-    block_sizes: ClassVar[Mapping[str, int]] = {"forward": 128, "request": 128, "generate": 16}
+    block_size = 128
     graphs: ClassVar[Mapping[str, str]] = {"forward": "prompts"}
 
     def hugging_face(self, config: TransformerConfig, length: int) -> dict[str, Any]:

@@ -50,13 +50,13 @@ def test_a_prompt_takes_from_the_first_step_to_the_last_token():
 
 
 def test_generate_runs_as_many_sequences_as_the_cache_holds_and_says_so(llm):
-    llm.blocks = 18  # of 16 tokens: 48 + 35 tokens need 6 blocks, and one block stays spare
-    workload = VllmTransformer().build(CASE)
+    llm.blocks, case = 18, replace(CASE, options=(("block_size", 16),))  # 48 + 35 tokens need 6 blocks; one is spare
+    workload = VllmTransformer().build(case)
     assert workload.metrics["sequences_at_once"] == 2
     assert workload.tokens == 2
     assert len(take_engine_samples(workload.engine_samples(), FEW).samples_ms) >= vllm_system.STEADY_STEPS
     assert llm.started[0].count == 2
-    two = VllmTransformer().build(replace(CASE, batch=2)).metrics
+    two = VllmTransformer().build(replace(case, batch=2)).metrics
     assert (workload.metrics["flops"], workload.metrics["bytes"]) == (two["flops"], two["bytes"])
 
 
@@ -139,8 +139,8 @@ def test_too_few_steps_in_which_all_generate_are_no_profile(llm, monkeypatch):
 
 
 def test_a_cache_that_holds_no_sequence_is_out_of_memory(llm):
-    llm.blocks = 3
-    with pytest.raises(MemoryError, match="3 blocks does not hold one sequence"):
+    llm.blocks = 1  # which stays spare
+    with pytest.raises(MemoryError, match="1 blocks does not hold one sequence"):
         VllmTransformer().build(CASE)
 
 
