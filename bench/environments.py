@@ -46,7 +46,7 @@ class _Entry(BaseModel):
 
 
 def notes_on_starts(labels: Container[str]) -> list[str]:
-    """Return one note on systems in `labels` with a .venv-NAME or systems.toml section, or []."""
+    """Return [note: which of `labels` a .venv-NAME or systems.toml starts]; [] if none."""
     entries, starts = _read(), defaultdict[str, list[str]](list)
     for each in (adapter for adapter in ADAPTERS if adapter.label in labels):
         entry = entries.get(each.label, _Entry())

@@ -178,7 +178,7 @@ def _from_profile(profile: Profile, wanted: str | list[str], unit: str) -> Numbe
 
 
 def _runs(definition: Definition, source_of: SourceOf) -> list[list[str]]:
-    lines = [["run", "GPU", "measured, UTC", "commit", "results", "what is in it"]]
+    lines = [["run", "GPU", "measured", "commit", "results", "what is in it"]]
     for each in definition["runs"]:
         lines.append([f"`{each['run']}`", *_facts(source_of(each["run"])), each["note"]])
     return lines
@@ -187,10 +187,10 @@ def _runs(definition: Definition, source_of: SourceOf) -> list[list[str]]:
 def _facts(source: Source) -> list[str]:
     measured = source.rows[source.rows["status"] == "ok"]
     units = len(set(filter(None, measured["device_id"])))
-    gpu = ", ".join(sorted(set(measured["device"]))) + (f" ({counted(units, 'GPU')})" if units else "")
+    names = sorted({name.removeprefix("NVIDIA ") for name in measured["device"]})
+    gpu = ", ".join(names) + (f" ({counted(units, 'GPU')})" if units else "")
     began = sorted(filter(None, measured["started_at"]))
-    first, last = (f"{time[:10]} {time[11:16]}" for time in (began[0], began[-1]))
-    period = first[:11] + span(first[11:], last.removeprefix(first[:11]))  # a second day only if it differs
+    period = span(began[0][:10], began[-1][:10])  # days
     commits = list(dict.fromkeys(short_commit(each, 8) for each in measured["commit"]))
     commit = commits[0] if len(commits) == 1 else counted(len(commits), "commit")
     flags = Counter[str]()

@@ -27,10 +27,10 @@ class RunRequest(BaseModel):
     """The arguments of `run`, `verify`, `profile` or `ab`; UserError for bad values.
 
     suites: () for the device's default suite. systems, batch, context, phase: () for the suite's own.
-    These five may also be given as comma-separated text. If all are (), a command on an existing run takes its cases.
+    These five may also be comma-separated text. If all are (), a command on an existing run takes that run's cases.
     sides: the two revisions of `ab`. rounds: processes per case and side of `ab`. way: the profiler (`--with`).
     budget_s: seconds of sampling per case; None: the default of the suite or, without one, of the device.
-    retry: finished cases to measure again: "failed", "flagged" or "lost" (none). If it is given, `resume` is set, too.
+    retry: which finished cases to repeat: "failed" or "flagged"; "lost" repeats none. Passing it also sets `resume`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -146,7 +146,7 @@ def ready_at(projections: Projections, outer: OuterParameters, position: Tensor)
 
 
 def learning_rates(projections: Projections, outer: OuterParameters) -> Tensor:
-    """Return base_lr * sigmoid(lr_logits) / D; for ready projections, lr_logits itself."""
+    """Return base_lr * sigmoid(lr_logits) / D, or lr_logits itself if it already holds the rates (`ready`)."""
     if projections.ready:
         return projections.lr_logits
     return torch.sigmoid(projections.lr_logits) * (outer.base_lr / projections.q.shape[-1])

@@ -60,11 +60,11 @@ def widened(case: Case) -> dict[str, str]:
 
 
 def limits_by_rounding(rounded: torch.Tensor | None, reference: torch.Tensor, case: Case) -> float:
-    """Return a factor on LOGIT_LIMITS[case.dtype], from the rounding error of that dtype.
+    """Return the factor on LOGIT_LIMITS[case.dtype], at most `widening(case)`.
 
-    rounded: a reference's logits in the case's dtype. reference: the exact logits.
-    The factor limits the relative error to ROUNDINGS times that of `rounded`.
-    It is at most `widening(case)`, and equals it if `rounded` is None.
+    With this factor, the relative error may be at most ROUNDINGS times the relative error of `rounded`.
+    rounded: a reference's logits in the case's dtype; if None, the factor is `widening(case)`.
+    reference: the exact logits.
     """
     if rounded is None:
         return widening(case)

@@ -45,7 +45,7 @@ def untuned(ahead: Callable[[], object]) -> Iterator[None]:
     """In the context, kernels that this process has not tuned run in their smallest config.
 
     Tuning would take minutes, and an unmeasured larger config could exceed shared memory.
-    ahead: called on entry without launching its Triton kernels, to compile them in parallel.
+    ahead: called on entry; its Triton kernels are compiled in parallel, but not launched.
     """
     with _chosen_by(_size):
         with _compiling_only():

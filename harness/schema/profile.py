@@ -114,11 +114,11 @@ class Range(Stored):
 
 @dataclass(frozen=True)
 class Timeline(Stored):
-    """Launches of one run or its first step, in order of start; the tuples have equal length.
+    """Launches of a case's first profiled run, or of that run's first step, in order of start.
 
     kernel: indices into the profile's kernels. range: indices into the profile's ranges, -1 for a launch in no range.
     wait_ns: time since the end of the previous launch, negative if launches overlap. time_ns: duration.
-    left_out: number of the run's launches that the timeline omits.
+    left_out: number of the run's launches that the timeline omits. The tuples have one element per launch.
     """
 
     kernel: tuple[int, ...] = ()

@@ -105,7 +105,7 @@ class View:
 
     @cached_property
     def ranked(self) -> list[Line]:
-        """Primary lines, and measured lines of systems without primary lines; no bounds or ratios."""
+        """Lines with `Line.primary`, and measured lines of systems not in `primary_systems`; no bounds or ratios."""
         drawn = [line for line in self.figure.lines if not line.y and not line.base_rows]
         named = self.figure.primary_systems
         return [line for line in drawn if line.primary or (line.system not in named and self.points(line))]
@@ -202,7 +202,7 @@ class View:
                 yield Point(float(cells[x]), float(value) / scale, low, high, doubt)
 
     def reach(self, line: Line) -> float:
-        """Return the largest x of the line's cases (not "unstarted"); infinity if x is no setting."""
+        """Return the largest x of the line without "unstarted" cases; infinity if x is a result."""
         if self.figure.along:  # x is no setting, so no case with a larger x is missing
             return math.inf
         rows = self.rows([line])

@@ -13,7 +13,7 @@ NAMED = 100  # kernels per case that have a row in the page's table
 def drawing(profile: Profile) -> dict[str, Any]:
     """Return a dict with "kernels", "roofline" and "timeline", which the page's scripts draw.
 
-    kernels: per row of the kernel table, the kernel's part as an index into `LABELS`. timeline: None without launches.
+    kernels: per kernel table row, its part of the model (index into `LABELS`). timeline: None without launches.
     """
     by_name = kernel_parts(profile)
     return {

@@ -93,10 +93,10 @@ def new_run(folder: Path, cases: Sequence[Case | Planned], **changes: Any) -> Ru
 def measured(
     folder: Path, cases: Sequence[Case | Planned] = (), launches: Any = None, **arguments: Any
 ) -> list[Record]:
-    """Resume the run in `folder`, or create and run it with `cases`; return all its records.
+    """Open the run in `folder`, or create it with `cases`; run it and return its records.
 
-    launches: how to start the workers of each system; None: `systems()`.
-    arguments: mode, policy and repeats are those of a new run; all others go to `Options`.
+    launches: {(system, backend): how to start its worker}; None for `systems()`.
+    arguments: mode, policy and repeats, used only to create the run, and fields of `Options`.
     """
     of_run = {name: arguments.pop(name) for name in ("mode", "policy", "repeats") if name in arguments}
     run = Run.open(folder) if Run.exists(folder) else new_run(folder, cases, **of_run)

@@ -42,7 +42,7 @@ def test_the_variance_of_a_case_is_drawn_to_that_of_all():
 
 @pytest.mark.parametrize(("times", "own"), [(6.94, False), (6.95, True)])
 def test_a_significantly_larger_variance_is_not_shrunk(times, own):
-    """With 5 cases of 3 rounds, a variance above 6.944 (5% point of F(2, 4)) times the median is not shrunk."""
+    """5 cases, 3 rounds: a variance above 6.944 (5% point of F(2, 4)) times the median variance is not shrunk."""
     deviations = [0.01] * 4 + [0.01 * math.sqrt(times)]
     found = decide([[-each, 0.0, each] for each in deviations])[-1]
     variance, shared = 1e-4 * times, (4 * 1e-4 + 2 * 1e-4 * times) / 6

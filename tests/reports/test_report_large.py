@@ -22,7 +22,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def report(run, few):
-    """Return (path of a report of RECORDS records, Python calls to write it, Python calls for a report of FEW)."""
+    """Return (path of `run`'s report, number of Python calls to write it, the same for `few`)."""
     write_report(few, few / "report.html")  # what is imported does not count
     small = calls_of(write_report, few, few / "report.html")
     return run / "report.html", calls_of(write_report, run, run / "report.html"), small

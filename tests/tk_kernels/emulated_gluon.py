@@ -131,7 +131,7 @@ class Shared:
         return Shared(self.of.permute(order))
 
     def _reinterpret(self, dtype: torch.dtype, shape: list[int], layout: Any) -> Shared:
-        """Return a copy of shape [rows, columns]. Linear layout: offset 2**i is at (row, column) layout.bases[i]."""
+        """Return a copy, read as [rows, columns] in a SharedLinearLayout: offset 2**i is element layout.bases[i]."""
         assert dtype == self.dtype
         offsets = torch.zeros(shape, dtype=torch.int64)
         rows, columns = torch.meshgrid(*map(torch.arange, shape), indexing="ij")

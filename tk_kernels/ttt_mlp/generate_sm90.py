@@ -1,9 +1,10 @@
-"""TTT-MLP generate on Hopper, in Gluon: the dual form for D = 64, F = 256 and m <= 16.
+"""TTT-MLP generate on Hopper, in Gluon: the dual form for D = 64, F = 256 hidden units and mini-batches of m <= 16.
 
-Weights are stored in 16 bits or as planes. One program of four warps owns one head of one sequence, and each warp owns
-F/4 hidden units. The program copies W1 and W2 (their high planes) to shared memory. Warps exchange data only for Z2
-and Z2bar. Matrix times vector is float32 on CUDA cores. The update of the weights, at a mini-batch's last token, runs
-on tensor cores. With at most 168 registers per thread, three programs fit on an SM: their loads and work overlap.
+Symbols are those of ttt_layer.md. Weights are stored in 16 bits or as planes. One program of four warps runs one head
+of one sequence; each warp owns F/4 hidden units. The program copies W1 and W2, or their high planes, to shared memory.
+Warps exchange data only for Z2 and Z2bar. Matrix times vector is float32 on CUDA cores. A mini-batch's last token also
+reads the low planes, if any, and updates the weights on tensor cores. With at most 168 registers per thread, three
+programs fit on an SM, so one program's loads overlap another's work.
 """
 
 from triton.experimental import gluon

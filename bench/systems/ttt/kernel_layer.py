@@ -156,7 +156,7 @@ class Steps:
         return self.rounds * len(self.sets)
 
     def inputs(self) -> dict[str, Input]:
-        """Return a call's q, k, v and lr, each [sets, rounds, B, ...]; the harness refills them."""
+        """Return one call's q, k, v, lr [GenerateSets, rounds, B, ...]; the harness refills them."""
         rates = Input(self._tokens[3], "uniform", self.config.base_lr / self.config.head_dim, 2)
         return {name: Input(each, "normal", 1.0, 2) for name, each in zip("qkv", self._tokens, strict=False)} | {
             "lr": rates
@@ -170,10 +170,10 @@ class Steps:
         return self._out.flatten(0, 1)
 
     def timed_check(self, rng: Random) -> Callable[[torch.Tensor, int], Checks]:
-        """Return a check of the last outputs of some sequences, from a random `GenerateSet`.
+        """Return a check of the last outputs of random sequences in one random `GenerateSet`.
 
-        The reference runs the same steps from a copy of the sequences' present state.
-        Above CHECKED_STEPS steps, nothing is compared.
+        The check (`Workload.timed_check`) repeats the sample's steps in float64, from a copy of the present states.
+        If the sample has more than CHECKED_STEPS steps per sequence, the check compares nothing.
         """
         drawn_set = rng.randrange(len(self.sets))
         some = self.sets[drawn_set]

@@ -203,12 +203,12 @@ def ranges_of(launched: Iterable[Launched], kernels: Sequence[Kernel]) -> list[R
 def timeline_of(
     timed: Sequence[Launched], ranged: Sequence[Launched], runs: int, kernels: Sequence[Kernel], ranges: Sequence[Range]
 ) -> Timeline:
-    """Return a timeline of at most `TIMELINE_LIMIT` launches: the first run or its first step.
+    """Return a timeline of the first run or its first step, up to `TIMELINE_LIMIT` launches.
 
     timed: launches of `runs` runs; if `runs` does not divide their number, all launches count as one run.
     ranged: launches of one call, with NVTX ranges. They are ignored if a run has another number of launches.
-        If the first layer runs again after others, the timeline has one step: as many launches as from its first start
-        to its next start.
+        They show steps if the first layer starts again after another layer. The timeline then has the run's first n
+        launches, where n is the number of launches from that layer's first start to its second.
     kernels, ranges: the lists into which the timeline's indices point.
     """
     run = sorted(timed, key=lambda each: each.start_us)
