@@ -14,7 +14,7 @@ from harness.workers.machine_load import is_loaded
 STEADY = 0.1  # limits, relative to the median, of half the interval and of quartiles' and processes' distances
 DRIFT = 0.05  # limit of the relative difference between the first and the last quarter's medians
 Processes = Sequence[Sequence[float]]  # a case's samples by process, in ms per unit of work or token
-TIMES_OF_A_REQUEST = ("time_to_first_token_ms", "time_between_tokens_ms")  # metrics with an interval
+TIMES_OF_A_REQUEST = ("time_to_first_token_ms", "inter_token_latency_ms")  # metrics with an interval
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ _QUALITY = "_quality"  # a key of a row that is no column
 # The flags of a point, the gravest first.
 CACHE_FULL, FEW_SAMPLES, LOADED, HOT = "cache full", "few samples", "contended", "thermally throttled"
 UNSTEADY = "unsteady"
-TIMES_OF_A_REQUEST = {"time_to_first_token_ms": "TTFT", "time_between_tokens_ms": "ITL"}
+TIMES_OF_A_REQUEST = {"time_to_first_token_ms": "TTFT", "inter_token_latency_ms": "ITL"}
 UNSTEADY_TIMES = {name: f"unsteady {said}" for name, said in TIMES_OF_A_REQUEST.items()}
 AMOUNTS = ("state_bytes", "peak_memory_gb")  # columns that do not depend on time
 # (flag, sign in a figure, meaning)

@@ -23,7 +23,7 @@ def metrics(calls: Sequence[Sequence[tuple[float, Sequence[float]]]]) -> dict[st
     found: dict[str, float | None] = {}
     for name, of_calls in (
         ("time_to_first_token_ms", [median(first for first, _ in requests) for requests in calls]),
-        ("time_between_tokens_ms", [median(fmean(steps) for _, steps in requests) for requests in calls]),
+        ("inter_token_latency_ms", [median(fmean(steps) for _, steps in requests) for requests in calls]),
     ):
         found[name], found[f"{name}_low"], found[f"{name}_high"] = median_interval(of_calls)
     return found

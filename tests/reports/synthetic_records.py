@@ -210,7 +210,7 @@ def _requests() -> Told:
             yield "prompt-then-128", lost(case, "skipped", reason)
         else:
             first, step = _FORWARD_US[system] * prompt * 16 / 1e3, _STEP_MS[system] / 2
-            times = {"time_to_first_token_ms": first, "time_between_tokens_ms": step}
+            times = {"time_to_first_token_ms": first, "inter_token_latency_ms": step}
             times |= {"time_to_first_token_ms_low": 0.9 * first, "time_to_first_token_ms_high": 1.2 * first}
             yield "prompt-then-128", ok(case, first + 128 * step, tokens=16 * 128, metrics=times)
 

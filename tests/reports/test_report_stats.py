@@ -280,7 +280,7 @@ def test_what_is_unsteady_is_said_of_its_own_column():
     cell = "few samples, unsteady TTFT"
     assert marks_in(cell) == ("few samples", "unsteady TTFT")
     assert marks_in(cell, "time_to_first_token_ms") == ("few samples", "unsteady TTFT")
-    assert marks_in(cell, "time_between_tokens_ms") == marks_in(cell, "latency_ms") == ("few samples",)
+    assert marks_in(cell, "inter_token_latency_ms") == marks_in(cell, "latency_ms") == ("few samples",)
     assert marks_in("cache full, unsteady", "state_bytes") == ("cache full",)
     assert marks_in("cache full, unsteady", "tokens_per_s") == ("cache full", "unsteady")
 

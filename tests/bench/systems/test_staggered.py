@@ -69,7 +69,7 @@ def test_copies_stand_where_their_source_stands(monkeypatch):
     assert torch.equal(work.ids, work.ids[sources])
 
 
-def test_percentiles_of_the_times_between_tokens():
+def test_percentiles_of_the_inter_token_latency():
     found = token_times.percentiles([1.0] * 150 + [4.0] * 10)
     assert (found["itl_p50_ms"], found["itl_p99_ms"]) == (1.0, 4.0)
     assert found["itl_worst_over_mean"] == pytest.approx(4 / (190 / 160))

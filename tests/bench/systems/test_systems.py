@@ -296,7 +296,7 @@ def test_a_request_says_when_its_tokens_came(monkeypatch):
     record = CaseRun(case("ttt-linear", "request", steps=5), POLICY).record(TTTTorch())
     assert record.status == "ok", record.reason
     assert 500 <= record.metrics["time_to_first_token_ms"] <= 1000
-    assert 84 - 1e-6 <= record.metrics["time_between_tokens_ms"] <= 168 + 1e-6  # the mean: the third takes 380 ms
+    assert 84 - 1e-6 <= record.metrics["inter_token_latency_ms"] <= 168 + 1e-6  # the mean: the third takes 380 ms
     a_head, windows = 65 * 64 * 4 + 16 * 2 * 64 * 4, 2 * 128 * 3 * 4  # W, b and rows; of a layer, of two convolutions
     assert record.metrics["state_bytes"] == 2 * 2 * (2 * a_head + windows)
     assert record.settings["prompt"] == "launched"
@@ -323,7 +323,7 @@ def test_only_the_calls_that_were_samples_count(monkeypatch):
     found = workload.measured(2)
     assert found["time_to_first_token_ms"] == pytest.approx(2000)
     assert [found[f"time_to_first_token_ms_{end}"] for end in ("low", "high")] == pytest.approx([1000, 3000])
-    assert found["time_between_tokens_ms"] == pytest.approx(150)
+    assert found["inter_token_latency_ms"] == pytest.approx(150)
 
 
 def test_a_prompt_that_the_reference_would_read_for_minutes_is_not_compared_and_that_is_said(monkeypatch):

@@ -326,9 +326,9 @@ def test_the_times_of_requests_are_medians_over_a_batch_of_the_means_within_each
         "time_to_first_token_ms": pytest.approx(1000.0),
         "time_to_first_token_ms_low": pytest.approx(1000.0),
         "time_to_first_token_ms_high": pytest.approx(2000.0),
-        "time_between_tokens_ms": pytest.approx(300.0),
-        "time_between_tokens_ms_low": pytest.approx(300.0),
-        "time_between_tokens_ms_high": pytest.approx(1000.0),
+        "inter_token_latency_ms": pytest.approx(300.0),
+        "inter_token_latency_ms_low": pytest.approx(300.0),
+        "inter_token_latency_ms_high": pytest.approx(1000.0),
     }
 
 
