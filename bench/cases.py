@@ -24,7 +24,7 @@ def suite_cases(suite: Suite, request: RunRequest, device: str, checkpoint: Chec
     adapters = adapters_of(request.systems, device, checkpoint)
     fast = [each for each in adapters if not each.slow or device == "cpu" or each.label in request.systems]
     found = (
-        Planned(case, suite.min_samples, panel.grows)
+        Planned(case, suite.min_samples, panel.skip_after_oom)
         for panel in suite.panels
         if panel.phase in (request.phase or (panel.phase,)) and not (checkpoint and panel.scope == "layer")
         for adapter in (adapters if panel.backends else fast)

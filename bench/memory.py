@@ -20,13 +20,13 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
 
     earlier: the job's records so far. memory_bytes: the device's memory; None if unknown.
     A case is skipped if its checkpoint is not registered, or if it sets positions=staggered without effect.
-    A case that is known to need more memory is skipped; with `planned.grows`, only if a smaller case was skipped, too.
-    With `planned.grows`, any case is skipped after a smaller one that was too large (see `beyond_memory`).
+    A case that is known to need more memory is skipped. With `planned.skip_after_oom`, it is skipped only if a smaller
+    case was skipped, too, but any case is skipped after a smaller one that was too large (see `beyond_memory`).
     """
     if why := checkpoint_missing(planned.case) or unstaggered(planned.case):
         return why
     skipped = any(each.status == "skipped" and _smaller_axis(each.case, planned.case) for each in earlier)
-    shows_end = planned.grows and planned.case.option("scope", "model") == "model" and not skipped
+    shows_end = planned.skip_after_oom and planned.case.option("scope", "model") == "model" and not skipped
     too_large = beyond_memory_of(planned.case, memory_bytes) if memory_bytes and not shows_end else ""
     return beyond_memory(planned, earlier) or too_large
 
@@ -40,11 +40,11 @@ def unstaggered(case: Case) -> str:
 
 
 def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
-    """Return a message if a case that grows follows a smaller one that was too large, else "".
+    """Return a message if `planned.skip_after_oom` and a smaller case was too large, else "".
 
     Too large: it ran out of memory or time, or has a smaller batch that did not fit in the KV cache at once.
     """
-    if not planned.grows:
+    if not planned.skip_after_oom:
         return ""
     for record in earlier:
         axis = _smaller_axis(record.case, planned.case)

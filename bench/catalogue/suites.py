@@ -27,8 +27,7 @@ class Panel(Stored):
     scope: str = "model"  # or "layer"
     l2: str = "warm"
     timing: str = ""  # "" for the default of `cases.timing_of`
-    # Whether batch or context grow until memory is exhausted: after the first case that does not fit, skip larger ones.
-    grows: bool = False
+    skip_after_oom: bool = False  # whether to skip larger batches and contexts after the first case that does not fit
     backends: tuple[str, ...] = ()  # () for all
     state_dtypes: tuple[str, ...] = ()  # () for the system's own
     dtype: str = ""  # of weights and activations; "" for bfloat16 on a GPU and float32 on a CPU
@@ -44,7 +43,7 @@ class Suite(Stored):
     figures: tuple[FigureEntry, ...] = ()
     device: str = "cuda"  # "" for any device
     min_samples: int = FEWEST  # per case, whatever the time budget
-    trial: bool = False  # left out of the group `all`: tiny models, a search for settings, or cases that take minutes
+    in_all: bool = True  # whether the group `all` has it, unlike tiny models, searches for settings and very long cases
     budget_s: float = 0.0  # of sampling per case; 0 for BUDGETS_S. A run of several suites takes their highest
 
 
@@ -61,7 +60,7 @@ class Group(Stored):
 def _sections() -> list[Suite | Group]:
     text = (Path(__file__).parent / "suites.toml").read_text(encoding="utf-8")
     named = [{"name": name, **section} for name, section in tomllib.loads(text).items()]
-    everything = [each["name"] for each in named if "panels" in each and not each.get("trial")]
+    everything = [each["name"] for each in named if "panels" in each and each.get("in_all", True)]
     text = json.dumps(named)
     for word, names in (("headlines", HEADLINES), ("everything", everything)):
         text = text.replace(f'["{word}"]', json.dumps(names))

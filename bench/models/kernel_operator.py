@@ -85,7 +85,7 @@ class KernelOperator(TorchOperator):
     ) -> Tensor:
         batch, slots = len(sequences.slots), sequences.slots
         weights = read_slots(state, slots, sequences.start, initial)
-        rows = [x.new_empty((batch, *x.shape[1:]), dtype=torch.float32) for x in state.gathered]
+        rows = [x.new_empty((batch, *x.shape[1:]), dtype=torch.float32) for x in state.accumulated]
         whole = state.learner.state(*weights, *rows, torch.zeros_like(sequences.start))
         tokens = (x[0].unflatten(0, (batch, sequences.length)) for x in projections[:4])
         out, after = self._ops.forward(*tokens, *outer.learned, whole, start=0, inplace=True, backend=self._backend)

@@ -25,16 +25,17 @@ class Planned(Stored):
     """A case of a job, and how to run it.
 
     min_samples: fewest samples, summed over all repeats, even if they take longer than the run's budget.
-    grows: whether to skip the case if a case of smaller batch or context ran out of memory, time or KV cache.
+    skip_after_oom: whether to skip the case if a case of smaller batch or context ran out of memory, time or KV cache.
     """
 
     case: Case
     min_samples: Annotated[int, Field(ge=1)] = 1
-    grows: bool = False
+    skip_after_oom: bool = False
 
     def merged(self, other: "Planned") -> "Planned":
-        """Merge two plans of a case: the larger `min_samples`, and `grows` only if both set it."""
-        return Planned(self.case, max(self.min_samples, other.min_samples), self.grows and other.grows)
+        """Merge two plans of a case: the larger `min_samples`, and `skip_after_oom` only if both set it."""
+        samples = max(self.min_samples, other.min_samples)
+        return Planned(self.case, samples, self.skip_after_oom and other.skip_after_oom)
 
 
 @dataclass(frozen=True)

@@ -64,10 +64,7 @@ def _by_numbers(label: str) -> list[str | int]:
 
 
 def _case(points: Sequence[Point]) -> dict[str, Any]:
-    """Return a case's data for the plots. Points from the same device and driver form a line.
-
-    The name is the label without phase and batch. The unit is "ms per token" if tokens per sample vary, else "ms".
-    """
+    """Return a case's data for the plots; points of one device and driver form a line."""
     side = points[0][2]
     is_by_token = len({tokens for *_, each in points for tokens in each.tokens.values()}) > 1
     lines: dict[str, list[Point]] = {}

@@ -146,7 +146,7 @@ def test_the_list_of_suites_has_questions_without_markup_and_groups(monkeypatch,
     assert "Is [/it] so?" in printed
     assert "paper" in printed
     everything = GROUPS["all"]
-    assert {*everything.suites} == {suite.name for suite in SUITES if not suite.trial}
+    assert {*everything.suites} == {suite.name for suite in SUITES if suite.in_all}
 
 
 def test_the_list_of_systems_names_the_install_command_of_a_missing_package_or_interpreter(

@@ -152,8 +152,8 @@ def test_a_budget_is_the_largest_of_the_suites_and_rounds_share_it():
 
 def test_a_case_of_two_suites_is_planned_once_with_the_stricter_settings():
     shared = Case("ttt-linear", "torch", "125m", "forward", 16, 2048)
-    (job,) = ordered_jobs([Planned(shared, 1, grows=True), Planned(shared, 6, grows=False)])
-    assert job.cases == (Planned(shared, 6, grows=False),)
+    (job,) = ordered_jobs([Planned(shared, 1, skip_after_oom=True), Planned(shared, 6, skip_after_oom=False)])
+    assert job.cases == (Planned(shared, 6, skip_after_oom=False),)
     figures = [*planned("fig15-forward"), *planned("fig20-throughput")]
     keys = {each.case.key for each in figures}
     assert len(figures) > len(keys) == sum(len(job.cases) for job in ordered_jobs(figures))
@@ -201,7 +201,7 @@ def test_larger_batches_are_skipped_after_one_that_did_not_fit(batch, status, ea
     system = "transformer/torch"
     assert beyond_memory(of_batch(system, batch), [oom(of_batch(system, earlier), status)]) == why
     assert beyond_memory(of_batch(system, batch, "forward"), [oom(of_batch(system, earlier), status)]) == ""
-    assert beyond_memory(replace(of_batch(system, batch), grows=False), [oom(of_batch(system, earlier))]) == ""
+    assert beyond_memory(replace(of_batch(system, batch), skip_after_oom=False), [oom(of_batch(system, earlier))]) == ""
 
 
 def test_a_smaller_batch_with_another_timing_is_the_same_work():
@@ -253,7 +253,7 @@ def test_a_model_that_grows_is_tried_once_beyond_the_memory():
     first, second = (of_batch("ttt-mlp/triton-dual", batch) for batch in (1024, 2048))
     assert skip_reason(first, [], int(85.5e9)) == ""
     assert skip_reason(second, [oom(first)], int(85.5e9)) == "batch 1024 did not fit"
-    assert skip_reason(replace(first, grows=False), [], int(85.5e9)).startswith("needs at least 123 GB")
+    assert skip_reason(replace(first, skip_after_oom=False), [], int(85.5e9)).startswith("needs at least 123 GB")
 
 
 def test_a_model_that_grows_is_not_tried_beyond_one_that_was_skipped_for_its_size():

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from harness.schema.run_file import Job, PastRequest, Planned, RunError
 from harness.workers.scheduler import run_jobs
 from tests.counting import calls_of
 
+limited = partial(Planned, skip_after_oom=True)
 REQUEST = PastRequest("2025-01-01T00:00:00+00:00", ("run", "quick"), "abc", False, {"cpu": {"model": "x"}})
 
 
@@ -27,7 +29,7 @@ def everything_under(folder: Path) -> dict[Path, bytes]:
 
 
 def test_round_trip(folder: Path) -> None:
-    cases = [Planned(case(batch=1), 6, grows=True), Planned(case(timing="graph", l2="cold")), case(system="other")]
+    cases = [limited(case(batch=1), 6), Planned(case(timing="graph", l2="cold")), case(system="other")]
     made = new_run(folder, cases, repeats=3, requests=(REQUEST,))
     assert Run.open(folder).file == made.file
     assert json.loads((folder / "run.json").read_text())["tool"] == "ttt-bench"
@@ -50,11 +52,11 @@ def test_cases_that_are_added_later_go_to_the_end_of_their_job(folder: Path) -> 
 
 
 def test_requests_for_one_case_merge(folder: Path) -> None:
-    run = new_run(folder, [Planned(case(batch=1), 1, grows=True), Planned(case(batch=2), 6, grows=True)])
-    again = [Planned(case(batch=1), 6, grows=True), Planned(case(batch=2), 1)]
+    run = new_run(folder, [limited(case(batch=1), 1), limited(case(batch=2), 6)])
+    again = [limited(case(batch=1), 6), Planned(case(batch=2), 1)]
     run.extend(planned_jobs(again), catalogue(again), REQUEST)
     (job,) = Run.open(folder).jobs
-    assert job.cases == (Planned(case(batch=1), 6, grows=True), Planned(case(batch=2), 6))
+    assert job.cases == (limited(case(batch=1), 6), Planned(case(batch=2), 6))
 
 
 def change(folder: Path, meddle: Callable[[dict[str, Any]], object]) -> None:

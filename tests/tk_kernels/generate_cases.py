@@ -62,10 +62,7 @@ class Comparison(NamedTuple):
 
 
 def random_state(operator: str, positions: list[int], H: int, D: int, m: int, std: float = 0.02) -> Any:
-    """Return a random float64 state; sequence s has read positions[s] tokens of its current mini-batch.
-
-    std: standard deviation of the weights.
-    """
+    """Return a random float64 state; sequence s has read positions[s] tokens of its current mini-batch."""
     gen = torch.Generator().manual_seed(0)
 
     def normal(*shape: int, std: float) -> Tensor:

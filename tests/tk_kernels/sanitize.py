@@ -151,7 +151,7 @@ def slot_copies() -> Iterator[str]:
         kept = mapped(GENERATE[operator].GenerateState.from_state(state, "dual", precision), Tensor.cuda)
         slots, start = torch.arange(len(kept.position)).flip(0).cuda(), torch.arange(len(kept.position)).cuda()
         weights = read_slots(kept, slots, start, [x[0].cuda() for x in state[: 2 * len(kept.layers)]])
-        write_slots(kept, slots, [*weights, *(x.float().clone() for x in kept.gathered)])
+        write_slots(kept, slots, [*weights, *(x.float().clone() for x in kept.accumulated)])
         yield f"{operator}, {precision}"
 
 

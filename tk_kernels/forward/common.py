@@ -88,13 +88,13 @@ def launch_packed(
     out, biases = torch.empty(q.shape, dtype=q.dtype, device=q.device), state.biases()
     weights = [x for weight, _, bias in state.layers for x in (weight, bias)]
     lows = [low for _, low, _ in state.layers]
-    strides = (x.stride(0) for x in (weights[0], *biases, *state.gathered[: len(biases)]))
+    strides = (x.stride(0) for x in (weights[0], *biases, *state.accumulated[: len(biases)]))
     where = (sequences.cu_seqlens, sequences.start, sequences.slots, *lows, *initial, *strides)
     names = kernel.arg_names[kernel.arg_names.index("cu_seqlens") :]
     options = dict(zip(names, (*where, True, lows[0] is not None), strict=True))
     sizes = (0, q.shape[1], 0, *q.stride()[:2], 0, *k.stride()[:2], 0, *v.stride()[:2])
     with torch.cuda.device_of(q):
-        rest = (v, lr, *outer, *weights, out, *weights, *state.gathered, *sizes)
+        rest = (v, lr, *outer, *weights, out, *weights, *state.accumulated, *sizes)
         run(q, k, rest, len(outer[0]), len(sequences.slots), None, warmup=False, **options)
     return out
 

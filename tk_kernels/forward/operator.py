@@ -217,7 +217,7 @@ def forward_packed(
     _check_tokens(tokens, outer, "[N, H, D]")
     q, k, v, lr = tokens
     check_shape("q", q, (sequences.tokens, *q.shape[1:]))
-    check_choice("q.dtype", q.dtype, (state.gathered[0].dtype,))
+    check_choice("q.dtype", q.dtype, (state.accumulated[0].dtype,))
     if q.is_cuda:
         check_choice("q.dtype", q.dtype, common.HALF)
     check_choice("state.form", state.form, ("dual",))
@@ -225,7 +225,7 @@ def forward_packed(
     for bias in state.biases():
         check_choice("a layer's width", bias.shape[-1], (q.shape[-1], 4 * q.shape[-1]))
     where = {"cu_seqlens": sequences.cu_seqlens, "start": sequences.start, "slots": sequences.slots}
-    check_devices(q=q, state=state.gathered[0], **where)
+    check_devices(q=q, state=state.accumulated[0], **where)
     rates, *parameters = to_float32(lr, *outer)
     return launch((q, k, v, rates), tuple(parameters), to_float32(*initial), state, sequences)
 

@@ -31,7 +31,7 @@ def write_slots(state: StepState, slots: Tensor, values: Sequence[Tensor]) -> No
 
     values: the tensors of a reference state without its position, in float32 and contiguous.
     """
-    rows = ((each, None, False) for each in state.gathered)
+    rows = ((each, None, False) for each in state.accumulated)
     _launch(slots, [*_parameters(state), *rows], values)
 
 
@@ -98,10 +98,7 @@ def _copy_block(
     kept, low, copied, initial, stride, start, slots, row, H: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, BLOCK: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
-    """Copy up to BLOCK rows of one tensor, from row `row` on, as `_copy_slots` describes.
-
-    kept, low, copied, initial, stride: the tensor's entries in the arguments of `_copy_slots`.
-    """
+    """Copy up to BLOCK rows of one tensor, from row `row` on; arguments as in `_copy_slots`."""
     seq, head = tl.program_id(0), tl.program_id(1)
     r = row + tl.arange(0, BLOCK)[:, None]
     c = tl.arange(0, CP)[None, :]

@@ -38,9 +38,9 @@ class StepState:
     position [B, H] int32: tokens so far in the current mini-batch, the same for all heads of a sequence.
     layers: for each layer (weight [B, H, ...], low plane or None, bias [B, H, width] float32). With "planes", `weight`
         is the high plane. All weights except the last are transposed: each row belongs to one hidden unit.
-    gathered, dual form: cached rows [B, H, m, width], first each layer's inputs, then each layer's lr * G. G is the
+    accumulated, dual form: cached rows [B, H, m, width], first each layer's inputs, then each layer's lr * G. G is the
         loss's gradient at the layer's output. The rows' dtype is `precision`; with "planes", it is bfloat16.
-    gathered, primal form: for each layer, float32 gradient sums dW, in the weight's layout, and db.
+    accumulated, primal form: for each layer, float32 gradient sums dW, in the weight's layout, and db.
     slots [B], int32 or int64, dual form only: each sequence's index in dimension 0 of weights, biases and cached rows.
         With slots, steps do not change `position`. Dimension 0 can have any size and stride (shared by equal shapes).
     """
@@ -49,7 +49,7 @@ class StepState:
     precision: str
     mini_batch: int
     position: Tensor
-    gathered: tuple[Tensor, ...]
+    accumulated: tuple[Tensor, ...]
     layers: tuple[tuple[Tensor, Tensor | None, Tensor], ...]
     slots: Tensor | None = None
 
@@ -77,7 +77,7 @@ class StepState:
         rows = (*(layer.x for layer in layers), *(layer.g for layer in layers))
         row_type = PRECISIONS[precision].rows
 
-        def gathered(position: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
+        def accumulated(position: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
             if form == "dual":
                 return tuple(rows_before(x, position).to(row_type, copy=True) for x in rows)
             wide, sums = [x.double() for x in rows], list[Tensor]()
@@ -91,7 +91,7 @@ class StepState:
             precision=precision,
             mini_batch=rows[0].shape[2],
             position=state.position[:, None].repeat(1, rows[0].shape[1]).to(torch.int32),
-            gathered=by_sequences(gathered, state.position, *rows),
+            accumulated=by_sequences(accumulated, state.position, *rows),
             layers=tuple(kept),
         )
 
@@ -104,16 +104,16 @@ class StepState:
             W = weight.to(torch.float32, copy=True) if low is None else join_planes(weight, low)
             weights += [W if layer is last else W.mT.contiguous(), bias.clone()]
         if self.form == "dual":
-            return self.learner.state(*weights, *map(float_copy, self.gathered), position)
+            return self.learner.state(*weights, *map(float_copy, self.accumulated), position)
         running = (self.position > 0)[..., None]  # a new mini-batch ignores the old sums
         sums: list[Tensor] = []
-        for layer, dW, db in zip(self.layers, self.gathered[::2], self.gathered[1::2], strict=True):
+        for layer, dW, db in zip(self.layers, self.accumulated[::2], self.accumulated[1::2], strict=True):
             sums += [(dW if layer is last else dW.mT) * running[..., None], db * running]
         return self.learner.primal(*weights, *sums, position)
 
     def tensors(self) -> list[Tensor]:
         """List all tensors of the state except `slots`, for snapshots and for counting bytes."""
-        return [x for x in (*chain(*self.layers), self.position, *self.gathered) if x is not None]
+        return [x for x in (*chain(*self.layers), self.position, *self.accumulated) if x is not None]
 
     def biases(self) -> list[Tensor]:
         """List each layer's bias [B, H, width]."""
@@ -144,7 +144,7 @@ def portable_constants(state: StepState, block: int) -> dict[str, Any]:
         "DP": triton.next_power_of_2(D),
         "MP": max(16, triton.next_power_of_2(state.mini_batch)),
         "BLOCK": min(block, triton.next_power_of_2(rows)),
-        "DOT": dot_type(state.gathered[0]),
+        "DOT": dot_type(state.accumulated[0]),
     }
 
 
@@ -190,11 +190,11 @@ def generate_step(
     weight, low, _ = s.layers[0]
     paged: tuple[Any, ...] = ()
     if s.form == "dual":
-        rows_of_inputs = s.gathered[: len(biases)]
+        rows_of_inputs = s.accumulated[: len(biases)]
         paged = (s.slots, *(x.stride(0) for x in (weight, *biases, *rows_of_inputs)))
         constants["SLOTS"] = s.slots is not None
     kernel.run(
-        q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope, *chain(*s.layers), *s.gathered, s.position,
+        q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope, *chain(*s.layers), *s.accumulated, s.position,
         q.stride(0), k.stride(0), v.stride(0), out.stride(0), lr.stride(0), base_lr or 0.0, *paged,
         H=H, m=s.mini_batch, PLANES=low is not None, ROPE=rope is not None, LOGITS=base_lr is not None,
         grid=(B * H,), warmup=compile_only, num_warps=launch.warps, maxnreg=launch.registers or None,

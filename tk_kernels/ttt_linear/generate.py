@@ -47,8 +47,8 @@ class GenerateState(StepState):
 
     layers: one tuple (W [B, H, D, D], low, b [B, H, D] float32). With precision "planes", W is the bfloat16 high plane
         of the weights, and low [B, H, D, D] their int16 low plane. Otherwise, low is None.
-    gathered, dual form: cached rows of K and of lr * G, each [B, H, m, D]. G is the loss's gradient at K W + b.
-    gathered, primal form: the gradient sums dW [B, H, D, D] and db [B, H, D].
+    accumulated, dual form: cached rows of K and of lr * G, each [B, H, m, D]. G is the loss's gradient at K W + b.
+    accumulated, primal form: the gradient sums dW [B, H, D, D] and db [B, H, D].
     """
 
     operator = "ttt_linear"

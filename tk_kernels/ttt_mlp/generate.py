@@ -63,9 +63,9 @@ class GenerateState(StepState):
 
     layers: (W1^T, low plane, b1 [B, H, F]) and (W2, low plane, b2 [B, H, D]). W1^T, W2 and low planes: [B, H, F, D].
         A low plane is None unless `precision` is "planes". W1^T and W2 are then the high planes.
-    gathered, dual form: rows of K [B, H, m, D], X2 [B, H, m, F], lr * G1 [B, H, m, F], lr * G2 [B, H, m, D].
+    accumulated, dual form: rows of K [B, H, m, D], X2 [B, H, m, F], lr * G1 [B, H, m, F], lr * G2 [B, H, m, D].
         X2 is gelu(K W1 + b1). G1 and G2 are the loss's gradients at the outputs of the two layers.
-    gathered, primal form: the gradient sums dW1^T, db1, dW2, db2, shaped like weights and biases.
+    accumulated, primal form: the gradient sums dW1^T, db1, dW2, db2, shaped like weights and biases.
     """
 
     operator = "ttt_mlp"

@@ -51,10 +51,7 @@ def small(name, layer):
 
 @pytest.fixture
 def package(monkeypatch):
-    """Replace each package's kernel by the layer's naive form plus an error.
-
-    Return {"error": 0.0}; a test sets this error.
-    """
+    """Replace each package's kernel by its naive form plus an error, which a test sets in the returned dict."""
     state = {"error": 0.0}
     monkeypatch.setattr("bench.systems.regressor.prepare", lambda run: run())
     for adapter in (FlaRegressor, Mamba3SSM):
