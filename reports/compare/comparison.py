@@ -274,7 +274,7 @@ def _stored_outcome(pair: Pair, middle: float, half: float) -> str:
         return "unreliable"
     if abs(middle) > max(half, math.log1p(STORED_BAR)):
         return "slower" if middle > 0 else "faster"
-    return NOISE if abs(middle) <= pair.noise else "unreliable"
+    return NOISE if abs(middle) <= pair.noise else "undecided"
 
 
 def _differences(pairs: Sequence[Pair]) -> Iterator[Difference]:

@@ -33,7 +33,7 @@ def test_points_of_equal_noise_are_reliable_however_far_apart(tmp_path):
     for record in (record for side in sides for record in side):
         record.samples_ms[:] = [sorted(record.samples_ms)[4] * (1 + 0.0335 * each) for each in spread]
     found = compare(*two(tmp_path, *sides))
-    assert found.counts == {"unreliable": 4}
+    assert found.counts == {"undecided": 4}
     assert views.answer(found).startswith("Not confirmed: 0 of 4 reliable points within 3%. Beyond: 4")
 
 
