@@ -19,12 +19,12 @@ from reports.stats import FEW_SAMPLES, HOT, LOADED, UNSTEADY
 
 OTHER_HOST = "CPU overhead of another host"
 STORED_BAR = 0.05  # see run-to-run spread in reports/results/README.md
-# 95th percentile of differences between runs: one GPU, two GPUs of a model at like clocks, CPU
+# 95th percentile of differences between runs: one GPU, two GPUs of one model at equal clocks, CPU
 BETWEEN_RUNS = {"gpu": 0.02, "gpus": 0.03, "cpu": 0.3}
-NOISE = "same within noise"
+WITHIN_NOISE = "same within noise"
 ELSEWHERE = ("another GPU", "another CPU")
-OUTCOMES = ("slower", "lost", "faster", "gained", "same", NOISE, "undecided", "unreliable", *ELSEWHERE)
-NAMED = 3  # above this many pairs (A's value, B's value), a setting's values are not listed
+OUTCOMES = ("slower", "lost", "faster", "gained", "same", WITHIN_NOISE, "undecided", "unreliable", *ELSEWHERE)
+MAX_VALUE_PAIRS = 3  # a difference with more pairs (A's value, B's value) is listed without values
 
 
 class NotComparable(RecordError):
@@ -35,12 +35,12 @@ class NotComparable(RecordError):
 class Difference:
     """A recorded property in which the two runs differ, such as a package's version.
 
-    what: the property's name.
+    name: the property's name.
     a, b: its value in A and in B, "" if not recorded. Both are None if there are too many values to list.
     where: the labels of the systems and backends with this difference; empty if all have it.
     """
 
-    what: str
+    name: str
     a: str | None = None
     b: str | None = None
     where: tuple[str, ...] = ()
@@ -49,8 +49,8 @@ class Difference:
     def sentence(self) -> str:
         where = f" ({', '.join(self.where)})" if self.where else ""
         if self.a is None:
-            return f"{self.what}, from case to case{where}"
-        return f"{self.what} {self.a or 'not recorded'} → {self.b or 'not recorded'}{where}"
+            return f"{self.name}, varying by case{where}"
+        return f"{self.name} {self.a or 'not recorded'} → {self.b or 'not recorded'}{where}"
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def compared(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
     In separate runs, a case regresses if its outcome is "slower" and its slowdown exceeds `fail_on`.
     """
     both = [Pair(a.cases[key], b.cases[key]) for key in a.cases if key in a.measured and key in b.measured]
-    interleaved = bool(a.turns) and a.turns == b.turns and min(a.repeats, b.repeats) >= LEAST_ROUNDS
+    interleaved = bool(a.ab_command) and a.ab_command == b.ab_command and min(a.repeats, b.repeats) >= LEAST_ROUNDS
     results = _round_results(both, fail_on) if interleaved else [_result(pair, fail_on) for pair in both]
     rows = [pair.row(result) for pair, result in zip(both, results, strict=True)]
     return Comparison(
@@ -194,14 +194,14 @@ class Pair:
         for name, side in sides.items():
             if side.samples < FEWEST:
                 yield f"{name} has {counted(side.samples, 'sample')}"
-            if side.timed < side.rounds:
-                yield f"{name} has {side.timed} of {side.rounds} rounds"
-        if self.a.others or self.b.others:
-            shares = ", ".join(f"{side.others:.0%} in {name}" for name, side in sides.items() if side.others)
-            yield f"contended (others' CPU use: {shares})"
+            if side.measured_rounds < side.rounds:
+                yield f"{name} has {side.measured_rounds} of {side.rounds} rounds"
+        if self.a.others_share or self.b.others_share:
+            used = ", ".join(f"{side.others_share:.0%} in {name}" for name, side in sides.items() if side.others_share)
+            yield f"contended (CPU use of other programs: {used})"
         if self.a.tokens_words != self.b.tokens_words:
             tokens = ", ".join(f"{side.tokens_words} in {name}" for name, side in sides.items())
-            yield f"sequences at once differ: tokens per sample are {tokens}"
+            yield f"concurrent sequences differ: tokens per sample are {tokens}"
         if self.on_other_hosts:
             yield OTHER_HOST
         if hot := [name for name, side in sides.items() if side.quality.hot]:
@@ -216,8 +216,8 @@ class Pair:
     def elsewhere(self) -> str:
         """Outcome "another GPU" or "another CPU" if the case ran on different devices, else ""."""
         a, b = self.a.device, self.b.device
-        what = next((what for what in (*a, *b) if a.get(what) != b.get(what)), "")
-        return f"another {what.removesuffix(' cores')}" if what else ""
+        name = next((name for name in (*a, *b) if a.get(name) != b.get(name)), "")
+        return f"another {name.removesuffix(' cores')}" if name else ""
 
     @property
     def on_cpu(self) -> bool:
@@ -274,28 +274,28 @@ def _stored_outcome(pair: Pair, middle: float, half: float) -> str:
         return "unreliable"
     if abs(middle) > max(half, math.log1p(STORED_BAR)):
         return "slower" if middle > 0 else "faster"
-    return NOISE if abs(middle) <= pair.noise else "undecided"
+    return WITHIN_NOISE if abs(middle) <= pair.noise else "undecided"
 
 
 def _differences(pairs: Sequence[Pair]) -> Iterator[Difference]:
     found: dict[str, dict[tuple[str, str], list[str]]] = {}
     for pair in pairs:
         a, b = ({**side.device, **side.facts} for side in (pair.a, pair.b))
-        is_recorded = a.get(VARIABLES) == b.get(VARIABLES)
-        for what in dict.fromkeys((*a, *b)):
-            if a.get(what, "") != b.get(what, "") and (is_recorded or not what.startswith("variable ")):
-                where = found.setdefault(what, {}).setdefault((a.get(what, ""), b.get(what, "")), [])
-                where.append(pair.a.name)
+        comparable_variables = a.get(VARIABLES) == b.get(VARIABLES)
+        for name in dict.fromkeys((*a, *b)):
+            if a.get(name, "") != b.get(name, "") and (comparable_variables or not name.startswith("variable ")):
+                labels = found.setdefault(name, {}).setdefault((a.get(name, ""), b.get(name, "")), [])
+                labels.append(pair.a.name)
     everywhere = {pair.a.name for pair in pairs}
-    for what, values in found.items():
-        if len(values) > NAMED:
-            yield Difference(what, where=_where([name for names in values.values() for name in names], everywhere))
+    for name, values in found.items():
+        if len(values) > MAX_VALUE_PAIRS:
+            yield Difference(name, where=_where([each for labels in values.values() for each in labels], everywhere))
         else:
-            yield from (Difference(what, *each, _where(names, everywhere)) for each, names in values.items())
+            yield from (Difference(name, *each, _where(labels, everywhere)) for each, labels in values.items())
 
 
-def _where(names: Sequence[str], everywhere: set[str]) -> tuple[str, ...]:
-    return () if set(names) == everywhere else tuple(dict.fromkeys(names))
+def _where(labels: Sequence[str], everywhere: set[str]) -> tuple[str, ...]:
+    return () if set(labels) == everywhere else tuple(dict.fromkeys(labels))
 
 
 def _missing(a: RunCases, b: RunCases) -> Iterator[Missing]:

@@ -74,10 +74,10 @@ class _Estimates:
         """Estimate means and variances; shrink variances, except high outliers, towards the median."""
         rounds = np.array([len(case) for case in cases], float)
         variance = np.array([np.var(case, ddof=1) for case in cases])
-        shared, typical = min(PRIOR_ROUNDS, len(cases) - 1.0), np.median(variance)
+        weight, typical = min(PRIOR_ROUNDS, len(cases) - 1.0), np.median(variance)
         # A significantly larger variance, such as that of a host-bound case, is not shrunk.
-        apart = variance > typical * stats.f.isf(ALPHA, rounds - 1, max(shared, 1.0))
-        prior = np.where(apart, 0.0, shared)
+        is_outlier = variance > typical * stats.f.isf(ALPHA, rounds - 1, max(weight, 1.0))
+        prior = np.where(is_outlier, 0.0, weight)
         freedom = prior + rounds - 1
         shrunk = (prior * typical + (rounds - 1) * variance) / freedom
         return cls(np.array([np.mean(case) for case in cases]), np.sqrt(shrunk), rounds, freedom)
@@ -91,7 +91,7 @@ class _Estimates:
         return self.mean - half, self.mean + half
 
     def p_values(self, excess: Numbers) -> Numbers:
-        """Return p-values of one-sided t tests for excess > 0. excess: how far means pass a limit."""
+        """Return p-values of one-sided t tests for excess > 0. excess: means minus a limit."""
         error = self.deviation / np.sqrt(self.rounds)
         with np.errstate(divide="ignore", invalid="ignore"):  # rounds that agree exactly have no error
             statistic = np.where(error > 0, excess / error, np.where(excess > 0, np.inf, -np.inf))

@@ -25,7 +25,7 @@ GPU_UNIT = "GPU unit"
 VARIABLES = "environment variables"
 SAMPLING = ("budget_s", "min_samples", "warmup_s")  # settings of older records; now in run.json
 NO_GPU = "none"  # stands for the GPU in a CPU measurement
-FEW_SEQUENCES = 4  # an engine's step with at most this many sequences is host-bound: another host changed it by 5%
+FEW_SEQUENCES = 4  # an engine's step with at most this many sequences is host-bound
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class CaseSide:
     why: the reason why there is no result; "" if there is one.
     tokens: {repeat: number of tokens, over all sequences, that one latency covers; 1 if unknown}.
     below, above: the distances from log(ms per token) to the ends of its 95% interval; infinite if unknown.
-    samples: number of samples. timed: number of processes with samples. rounds: number of planned processes.
+    samples: number of samples. measured_rounds: number of processes with samples. rounds: number planned.
     quality: the case's flags.
-    others: the largest share of CPU time that other programs used while a process was contended; 0 if none was.
+    others_share: the largest share of CPU time that other programs used while a process was contended; 0 if none was.
     throttled: whether the GPU was power-capped or thermally throttled in any sample.
     device: {"GPU": name}, on a CPU {"GPU": "none", "CPU": model, "CPU cores": number}; {} without samples.
     facts: {name: value} of other properties, such as package versions.
@@ -69,9 +69,9 @@ class CaseSide:
     below: float
     above: float
     samples: int
-    timed: int
+    measured_rounds: int
     rounds: int
-    others: float
+    others_share: float
     throttled: bool
     quality: Quality
     device: Mapping[str, str]
@@ -115,13 +115,13 @@ class CaseSide:
 class RunCases:
     """One run with the values that a comparison needs.
 
-    turns: for a run of `ttt-bench ab`, the start time and arguments of the command as JSON; else "".
+    ab_command: for a run of `ttt-bench ab`, the start time and arguments of the command as JSON; else "".
         It is equal in the two runs of one command.
     repeats: number of planned processes per case.
     cases: {case key: case with a record}. unmeasured: the keys of planned cases without a record.
     """
 
-    turns: str
+    ab_command: str
     repeats: int
     side: Side
     cases: Mapping[str, CaseSide]
@@ -130,9 +130,9 @@ class RunCases:
     @classmethod
     def of(cls, run: Run, records: Sequence[Record]) -> "RunCases":
         """Return the run's cases for a comparison. records: all records of the run."""
-        asked = run.file.requests[0] if run.file.requests else None
+        first = run.file.requests[0] if run.file.requests else None
         return cls(
-            json.dumps([asked.at, *asked.arguments]) if asked and asked.arguments[:1] == ("ab",) else "",
+            json.dumps([first.at, *first.arguments]) if first and first.arguments[:1] == ("ab",) else "",
             run.file.repeats,
             run_side(run, records),
             {key: _case_side(own, run.file.repeats, run.catalogue) for key, own in by_case(records).items()},
@@ -152,13 +152,13 @@ def run_side(run: Run, records: Sequence[Record]) -> Side:
     """
     measured = timed(records)
     unfinished = _unfinished(run, records)
-    places = [record.environment for record in measured] or [
-        asked.machine | {"commit": asked.commit, "dirty": asked.dirty} for asked in run.file.requests[-1:]
+    environments = [record.environment for record in measured] or [
+        last.machine | {"commit": last.commit, "dirty": last.dirty} for last in run.file.requests[-1:]
     ]
     return Side(
         name=printable(run.folder.resolve().name),
-        commit=_joined(map(_commit, places)),
-        device=_joined(_said(place.get("device")) for place in places),
+        commit=_joined(map(_commit, environments)),
+        device=_joined(_text(each.get("device")) for each in environments),
         measured=", ".join(filter(None, [days(record.started_at for record in measured), unfinished])),
     )
 
@@ -167,8 +167,8 @@ def _unfinished(run: Run, records: Sequence[Record]) -> str:
     missing = len(run.missing(records))
     if missing:
         return f"unfinished: {counted(missing, 'case')} without a record"
-    short = run.file.repeats * len({record.case.key for record in records}) - len(records)
-    return f"unfinished: {counted(short, 'record')} missing of {run.file.repeats} repeats a case" if short else ""
+    missing = run.file.repeats * len({record.case.key for record in records}) - len(records)
+    return f"unfinished: {counted(missing, 'record')} missing ({run.file.repeats} planned per case)" if missing else ""
 
 
 def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) -> CaseSide:
@@ -187,9 +187,9 @@ def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) ->
         below=below,
         above=above,
         samples=sum(len(record.samples_ms) for record in measured),
-        timed=len(measured),
+        measured_rounds=len(measured),
         rounds=repeats,
-        others=max(
+        others_share=max(
             (each.environment["cpu"]["others_share"] for each in measured if is_loaded(each.environment)), default=0.0
         ),
         throttled=any(any(record.throttled) for record in records),
@@ -218,8 +218,8 @@ def _interval(measured: Sequence[Record], medians: Mapping[int, float]) -> tuple
 def _device(record: Record) -> dict[str, str]:
     gpu, cpu = (record.environment.get(part) or {} for part in ("gpu", "cpu"))
     if record.environment.get("device_kind") == "cpu":
-        return {"GPU": NO_GPU, "CPU": _said(cpu.get("model")), "CPU cores": _said(cpu.get("cores"))}
-    return {"GPU": _said(gpu.get("name"))}
+        return {"GPU": NO_GPU, "CPU": _text(cpu.get("model")), "CPU cores": _text(cpu.get("cores"))}
+    return {"GPU": _text(gpu.get("name"))}
 
 
 def _facts(measured: Iterable[Record]) -> dict[str, str]:
@@ -235,17 +235,17 @@ def _facts_of(record: Record) -> dict[str, str]:
     gpu, cpu, software, variables = (
         record.environment.get(part) or {} for part in ("gpu", "cpu", "software", "variables")
     )
-    facts = {"commit": _commit(record.environment), GPU_UNIT: _said(gpu.get("device_id"))}
-    facts |= {"driver": _said(gpu.get("driver")), "CPU": _said(cpu.get("model")), "CPU cores": _said(cpu.get("cores"))}
-    facts |= {"CPU threads": _said(cpu["threads"])} if "threads" in cpu else {}
-    facts |= {name: _said(version) for name, version in software.items()}
+    facts = {"commit": _commit(record.environment), GPU_UNIT: _text(gpu.get("device_id"))}
+    facts |= {"driver": _text(gpu.get("driver")), "CPU": _text(cpu.get("model")), "CPU cores": _text(cpu.get("cores"))}
+    facts |= {"CPU threads": _text(cpu["threads"])} if "threads" in cpu else {}
+    facts |= {name: _text(version) for name, version in software.items()}
     facts |= {VARIABLES: "recorded"} if "variables" in record.environment else {}
-    facts |= {f"variable {name}": _said(value) for name, value in variables.items() if changes_speed(name)}
+    facts |= {f"variable {name}": _text(value) for name, value in variables.items() if changes_speed(name)}
     settings = {name: value for name, value in record.settings.items() if name not in SAMPLING}
     return facts | {f"setting {name}": value for name, value in settings.items()}
 
 
-def _said(value: Any) -> str:
+def _text(value: Any) -> str:
     return "" if value is None else printable(str(value))
 
 
@@ -258,4 +258,4 @@ def _joined(words: Iterable[str]) -> str:
 
 
 def _why(last: Record) -> str:
-    return f"{last.status}, {last.reason}" if last.status != "ok" else "a median without a ratio"
+    return f"{last.status}, {last.reason}" if last.status != "ok" else "the median latency is 0 or infinite"

@@ -13,19 +13,18 @@ from reports.compare.decision import BAR, SAME
 
 COLUMNS = ("outcome", "B/A", "95% interval", "A µs per token", "B µs per token", "case", "notes")
 STORED_MEANING = (
-    f"Two runs of the same packages agree within {BETWEEN_RUNS['gpu']:.0%} in 95% of the cases on one GPU, within "
-    f"{BETWEEN_RUNS['gpus']:.0%} on two GPUs of one model, unless the power cap holds these at different clocks, and "
-    f"within {BETWEEN_RUNS['cpu']:.0%} on a CPU. "
+    f"Between two runs of the same packages, 95% of the cases agree within {BETWEEN_RUNS['gpu']:.0%} on one GPU, "
+    f"{BETWEEN_RUNS['gpus']:.0%} on two GPUs of one model at equal clocks, and {BETWEEN_RUNS['cpu']:.0%} on a CPU. "
     f"Differences up to {STORED_BAR:.0%} (CPU: {BETWEEN_RUNS['cpu']:.0%}) count as noise. `ttt-bench ab` measures two "
-    f"commits alternately and finds differences from {BAR:.0%} on."
+    f"commits alternately and detects smaller differences, above {BAR:.0%}."
 )
-ELSEWHERE_MEANING = "Cases on two devices have a ratio, but do not count as slower or faster."
+ELSEWHERE_MEANING = "Cases measured on different devices have a ratio, but do not count as slower or faster."
 NUMERIC = (False, True, True, True, True, False, False)
 NEAR = (0.01, 0.02, 0.03)  # `bench.numbers` counts the points within each of these relative differences
-NAMED_CASES = 12  # more cases without a comparison are counted by system
+MAX_LISTED_CASES = 12  # more cases without a comparison are counted by system
 MARKDOWN_ROWS = 100  # GitHub takes comments of up to 65,536 characters
-BEYOND = 0.05  # a run is confirmed if at most this share of reliable points is lost or beyond `Comparison.near`
-NAMED_GROUPS = 3  # the most groups of cases that the answer names
+MAX_DEVIATING = 0.05  # in a confirmed run, at most this share of reliable points is lost or beyond `near`
+MAX_LISTED_GROUPS = 3  # groups of cases that the answer lists
 
 
 def answer(comparison: Comparison) -> str:
@@ -40,11 +39,11 @@ def answer(comparison: Comparison) -> str:
     reliable = [row for row in rows if not row.doubt]
     beyond = [row for row in reliable if row.apart > comparison.near]
     total, off = len(reliable), len(beyond) + comparison.counts.get("lost", 0)
-    word = "Confirmed" if off <= BEYOND * total else "Not confirmed"
+    word = "Confirmed" if off <= MAX_DEVIATING * total else "Not confirmed"
     head = f"{word}: {total - len(beyond)} of {counted(total, 'reliable point')} within {comparison.near:.0%}."
     if 2 * total < len(rows):
         head = f"Undecided: {total} of {counted(len(rows), 'point')} reliable."
-    groups = _groups("Beyond", beyond), _groups("Unreliable", [row for row in rows if row.doubt])
+    groups = _groups(f"Over {comparison.near:.0%}", beyond), _groups("Unreliable", [row for row in rows if row.doubt])
     return " ".join(filter(None, [head, *groups, _counts(comparison, {"slower", "faster", "lost"})]))
 
 
@@ -65,9 +64,9 @@ def _ratios(comparison: Comparison) -> str:
 
 def _groups(heading: str, rows: Sequence[Row]) -> str:
     groups = Counter(f"{row.name} {row.phase}{_cause(row)}" for row in rows).most_common()
-    named = [f"{count} {group}" for group, count in groups[:NAMED_GROUPS]]
-    named += [f"{left} more"] if (left := sum(count for _, count in groups[NAMED_GROUPS:])) else []
-    return f"{heading}: {', '.join(named)}." if rows else ""
+    listed = [f"{count} {group}" for group, count in groups[:MAX_LISTED_GROUPS]]
+    listed += [f"{left} more"] if (left := sum(count for _, count in groups[MAX_LISTED_GROUPS:])) else []
+    return f"{heading}: {', '.join(listed)}." if rows else ""
 
 
 def _cause(row: Row) -> str:
@@ -88,7 +87,7 @@ def markdown(comparison: Comparison) -> str:
     """Return the comparison as a Markdown comment for a pull request, with the table of cases collapsed."""
     rows = [[grid.escaped(cell) for cell in cells(row)] for row in comparison.rows[:MARKDOWN_ROWS]]
     left = len(comparison.rows) - len(rows)
-    title = f"{counted(len(rows), 'case')}, the largest difference first{f'; {left} more differ less' if left else ''}"
+    title = f"{counted(len(rows), 'case')}, the largest difference first{f'; {left} more omitted' if left else ''}"
     table = grid.markdown(COLUMNS, rows, NUMERIC).rstrip("\n") if rows else ""
     a, b, *differing = [f"- {grid.escaped(line)}" for line in (*_opening(comparison), *without(comparison))]
     last = "\n".join(map(grid.escaped, closing(comparison)))
@@ -115,7 +114,7 @@ def without(comparison: Comparison) -> list[str]:
 
 
 def _named(cases: list[Missing]) -> str:
-    if len(cases) <= NAMED_CASES:
+    if len(cases) <= MAX_LISTED_CASES:
         return ", ".join(case.label for case in cases)
     systems = Counter(case.name for case in cases)
     return f"{len(cases)} cases ({', '.join(f'{count} {system}' for system, count in systems.items())})"
@@ -127,8 +126,8 @@ def closing(comparison: Comparison) -> list[str]:
     lines = [counts] if counts not in ("", answer(comparison)) else []
     if comparison.interleaved:
         lines.append(
-            f"A and B were measured alternately, with a fresh process per round and run; B/A is the geometric mean of "
-            f"the rounds. Slower and faster cases differ by more than {BAR:.0%}, same cases by less than {SAME:.0%}."
+            f"A and B were measured alternately, with a fresh process per round and commit. B/A is the geometric mean "
+            f"of the rounds. Slower and faster cases differ by more than {BAR:.0%}, same cases by less than {SAME:.0%}."
         )
     else:
         outcomes = {row.result.outcome for row in comparison.rows}
@@ -138,7 +137,7 @@ def closing(comparison: Comparison) -> list[str]:
         lost = comparison.counts.get("lost", 0)
         lines += [f"{counted(lost, 'case')} lost: a result in A, none in B."] if lost else []
         slower = comparison.regressions - lost
-        beyond = "" if comparison.interleaved else " and by more than two runs of the same packages differ"
+        beyond = "" if comparison.interleaved else " and by more than the run-to-run spread"
         bar = f"{comparison.fail_on * 100:.3g}%{beyond}"
         lines += [f"{counted(slower, 'case')} slower by more than {bar}."] if slower else []
     return lines

@@ -28,8 +28,8 @@ Suite = np.ndarray  # [system, case, round]: log(B's median / A's)
 
 
 @dataclass(frozen=True)
-class Found:
-    """Results of a study. If no case was slowed, found is NaN, and same and undecided are shares of all cases."""
+class Study:
+    """Results of a study. If no case was slowed, `found` is NaN, and same and undecided are shares of all cases."""
 
     false_alarms: float  # share of suites with a "faster" case, or a "slower" one that was not slowed
     found: float  # share of the slowed cases with outcome "slower"
@@ -41,16 +41,16 @@ class Found:
 class Noise:
     """Noise of simulated measurements."""
 
-    times: float = 1.0  # factor on the recorded noise
+    factor: float = 1.0  # on the recorded noise
     disturbed: float = 0.0  # share of processes that other programs slow down by 10%
-    two_times: float = 0.0  # share of cases that take 5% longer with probability 1/2 in each process
+    two_times: float = 0.0  # share of cases that take 5% longer, with probability 1/2 in each process
 
     def differences(self, random: np.random.Generator, rounds: int, systems: int, cases: int) -> Suite:
         shared = random.normal(0, SYSTEM_SD, (2, systems, 1, rounds))
         deviation = CASE_SD * np.exp(random.normal(0, CASE_SPREAD, (systems, cases, 1)))
         own = random.standard_t(TAILS, (2, systems, cases, rounds)) * np.sqrt((TAILS - 2) / TAILS) * deviation
         disturbance = np.log1p(0.1) * (random.random((2, systems, 1, rounds)) < self.disturbed)
-        a, b = self.times * (shared + own) + disturbance
+        a, b = self.factor * (shared + own) + disturbance
         if self.two_times:
             some = np.arange(systems * cases).reshape(systems, cases, 1) < self.two_times * systems * cases
             b = b + some * np.log1p(0.05) * np.subtract(*random.integers(0, 2, (2, systems, cases, rounds)))
@@ -60,11 +60,11 @@ class Noise:
 RECORDED = Noise()
 
 
-def all_of_a_system(suite: Suite) -> np.ndarray:
+def whole_system(suite: Suite) -> np.ndarray:
     return np.arange(suite.shape[0])[:, None] * np.ones(suite.shape[1]) == 0
 
 
-def a_single_case(suite: Suite) -> np.ndarray:
+def single_case(suite: Suite) -> np.ndarray:
     return np.arange(suite.shape[0] * suite.shape[1]).reshape(suite.shape[:2]) == 0
 
 
@@ -73,9 +73,9 @@ def study(
     suites: int,
     rounds: int = ROUNDS,
     slowdown: float = 0.0,
-    slowed: Callable[[Suite], np.ndarray] = all_of_a_system,
+    slowed: Callable[[Suite], np.ndarray] = whole_system,
     noise: Noise = RECORDED,
-) -> Found:
+) -> Study:
     random = np.random.default_rng(seed)
     counts = np.zeros(4)
     for _ in range(suites):
@@ -83,14 +83,14 @@ def study(
         mask = slowed(suite) if slowdown else np.zeros(suite.shape[:2], bool)
         suite[mask] += np.log1p(slowdown)
         outcomes = np.array([each.outcome for each in decide(suite.reshape(-1, rounds).tolist())]).reshape(mask.shape)
-        of = mask if slowdown else ~mask
+        rated = mask if slowdown else ~mask
         counts += (
             np.isin(outcomes[~mask], ["slower", "faster"]).any() or (outcomes[mask] == "faster").any(),
             (outcomes[mask] == "slower").mean() if mask.any() else np.nan,
-            (outcomes[of] == "same").mean(),
-            (outcomes[of] == "undecided").mean(),
+            (outcomes[rated] == "same").mean(),
+            (outcomes[rated] == "undecided").mean(),
         )
-    return Found(*(counts / suites))
+    return Study(*(counts / suites))
 
 
 def two_runs(suites: int) -> Suite:
@@ -109,21 +109,21 @@ def main(suites: int = 2000) -> None:
     for share, recorded in RECORDED_QUANTILES.items():
         print(f"| {share:.0%} of cases at most | {recorded:.2%} | {np.quantile(apart, share):.2%} |")
     print(f"\nTwo stored runs with a case beyond {STORED_BAR:.0%}: {stored_false_alarms(suites):.1%} of suites\n")
-    print("| what is slowed | by | rounds | a suite's false alarms | found | same | undecided |")
+    print("| slowed cases | slowdown | rounds | suites with a false alarm | found | same | undecided |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
-    _print("nothing", study(1, suites))
+    _print_row("none", study(1, suites))
     for slowdown in (0.03, 0.05):
-        _print("a system of four", study(2, suites // 4, slowdown=slowdown), slowdown=slowdown)
-    _print("a case of forty", study(3, suites // 4, 3, 0.05, a_single_case), 3, 0.05)
+        _print_row("one of four systems", study(2, suites // 4, slowdown=slowdown), slowdown=slowdown)
+    _print_row("one of 40 cases", study(3, suites // 4, 3, 0.05, single_case), 3, 0.05)
     noisy = study(7, suites // 4, ROUNDS, 0.05, noise=Noise(2))
-    _print("a system of four, twice the noise", noisy, slowdown=0.05)
+    _print_row("one of four systems, twice the noise", noisy, slowdown=0.05)
     for rounds in (3, ROUNDS):
         alternating = study(8, suites // 4, rounds, noise=Noise(two_times=0.5))
-        _print("nothing; half of the cases alternate between two times, 5% apart", alternating, rounds)
+        _print_row("none; half of the cases alternate between two times, 5% apart", alternating, rounds)
 
 
-def _print(slowed: str, found: Found, rounds: int = ROUNDS, slowdown: float = 0.0) -> None:
-    shares = (found.false_alarms, found.found, found.same, found.undecided)
+def _print_row(slowed: str, result: Study, rounds: int = ROUNDS, slowdown: float = 0.0) -> None:
+    shares = (result.false_alarms, result.found, result.same, result.undecided)
     shown = ["–" if np.isnan(value) else f"{value:.1%}" for value in shares]
     print(f"| {slowed} | {f'{slowdown:.0%}' if slowdown else '–'} | {rounds} | {' | '.join(shown)} |")
 

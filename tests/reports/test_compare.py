@@ -19,7 +19,7 @@ from reports.compare.side import run_side
 AB = ("ab", "HEAD~1", "HEAD")
 HOT = on_gpu(throttled=("sw_thermal_slowdown",))
 LOADED = on_gpu(cpu={"others_share": 0.5, "idle_share": 0.01})
-ANOTHER = on_gpu(unit="another")
+OTHER_GPU = on_gpu(unit="another")
 
 
 def rounds(case, middles):
@@ -54,31 +54,31 @@ def test_two_stored_runs_differ_only_beyond_5_percent(tmp_path, by, outcome):
 @pytest.mark.parametrize(
     ("by", "outcome"), [(1.3, "same within noise"), (0.78, "same within noise"), (0.7, "faster"), (1.4, "slower")]
 )
-def test_two_stored_runs_on_a_cpu_are_further_apart_by_themselves(tmp_path, by, outcome):
+def test_two_stored_runs_on_a_cpu_differ_only_beyond_30_percent(tmp_path, by, outcome):
     found = compare(*two(tmp_path, [timed(a_case(), 10, on_cpu())], [timed(a_case(), 10 * by, on_cpu())]))
     assert found.rows[0].result.outcome == outcome
     assert found.fail_on == 0.05
 
 
-def test_a_stored_regression_is_held_against_a_higher_bar(tmp_path):
+def test_a_stored_regression_must_exceed_fail_on(tmp_path):
     runs = two(tmp_path, [timed(a_case(), 10)], [timed(a_case(), 12)])
     assert compare(*runs, fail_on=0.1).regressions == 1
     assert compare(*runs, fail_on=0.3).regressions == 0
 
 
-def test_of_repeats_the_median_of_the_process_medians_counts(tmp_path):
+def test_repeats_count_with_the_median_of_their_medians(tmp_path):
     runs = two(tmp_path, rounds(a_case(), [10, 10, 19]), rounds(a_case(), [10, 11, 10]), repeats=3)
     row = compare(*runs).rows[0]
     assert (row.a_us, row.b_us, row.result.ratio) == pytest.approx((10_000, 10_000, 1))
     assert row.result.outcome == "unreliable"
-    assert row.result.high > 1.3  # three processes that disagree say little
+    assert row.result.high > 1.3  # the interval of three processes that disagree is wide
 
 
-@pytest.mark.parametrize("sides", [("quiet", "apart"), ("apart", "quiet")])
+@pytest.mark.parametrize("sides", [("equal", "spread"), ("spread", "equal")])
 def test_the_interval_of_stored_repeats_is_students(tmp_path, sides):
-    middles = {"quiet": [10.3] * 3, "apart": [10, 10.3, 10.5]}
+    middles = {"equal": [10.3] * 3, "spread": [10, 10.3, 10.5]}
     result = compare(*two(tmp_path, *(rounds(a_case(), middles[each]) for each in sides), repeats=3)).rows[0].result
-    half = stats.t.isf(0.025, 2) * stdev(map(math.log, middles["apart"])) / math.sqrt(3)
+    half = stats.t.isf(0.025, 2) * stdev(map(math.log, middles["spread"])) / math.sqrt(3)
     expected = math.hypot(half, 0.02)
     assert (math.log(result.low), math.log(result.high)) == pytest.approx((-expected, expected))
 
@@ -90,7 +90,7 @@ def test_the_interval_of_stored_repeats_is_students(tmp_path, sides):
         ([8, 9, 9.5, 9.8, 10, 10, 10, 10.05, 10.1], 10 / 9),
     ],
 )
-def test_the_interval_of_a_stored_process_is_the_longer_half_of_its_own(tmp_path, samples, ratio):
+def test_a_stored_interval_is_symmetric_with_the_longer_half_of_the_process(tmp_path, samples, ratio):
     skewed, even = timed(a_case(), 10), timed(a_case(), 10)
     skewed.samples_ms[:] = samples
     random.Random(1).shuffle(skewed.samples_ms)
@@ -99,20 +99,16 @@ def test_the_interval_of_a_stored_process_is_the_longer_half_of_its_own(tmp_path
     assert math.log(result.high) == pytest.approx(math.hypot(math.log(ratio), 0.02))
 
 
-def test_the_sides_of_ab_are_held_against_a_higher_bar(tmp_path):
+def test_a_regression_of_ab_must_exceed_fail_on(tmp_path):
     of_b = rounds(a_case(), [10.51, 10.5, 10.49])
     runs = two(tmp_path, rounds(a_case(), [10.01, 10, 9.99]), of_b, repeats=3, arguments=AB)
     found = compare(*runs, fail_on=0.1)
-    assert (found.interleaved, found.fail_on, found.rows[0].result.outcome, found.regressions) == (
-        True,
-        0.1,
-        "slower",
-        0,
-    )
+    outcome = found.rows[0].result.outcome
+    assert (found.interleaved, found.fail_on, outcome, found.regressions) == (True, 0.1, "slower", 0)
     assert compare(*runs).regressions == 1
 
 
-def test_the_sides_of_ab_are_decided_by_their_rounds(tmp_path):
+def test_the_outcomes_of_ab_come_from_its_rounds(tmp_path):
     quiet = [a_case(context) for context in (128, 256, 512, 1024)]
     steady = [10, 10.05, 9.95, 10.02, 10]
     of_a = rounds(a_case(), steady) + [record for case in quiet for record in rounds(case, steady)]
@@ -131,19 +127,19 @@ def test_rounds_are_paired_by_their_number(tmp_path):
     assert row.result.ratio == pytest.approx(1)
 
 
-def test_steps_of_unlike_numbers_of_sequences_are_compared_by_the_token(tmp_path):
+def test_steps_with_different_numbers_of_sequences_are_compared_per_token(tmp_path):
     runs = two(tmp_path, [timed(a_case(), 100, tokens=338)], [timed(a_case(), 99.4, tokens=320)])
     row = compare(*runs).rows[0]
     assert (row.a_us, row.b_us) == pytest.approx((100_000 / 338, 99_400 / 320))
     assert row.result.ratio == pytest.approx(row.b_us / row.a_us)
-    assert row.notes == ("sequences at once differ: tokens per sample are 338 in A, 320 in B",)
+    assert row.notes == ("concurrent sequences differ: tokens per sample are 338 in A, 320 in B",)
 
 
 @pytest.mark.parametrize(("arguments", "outcome", "half"), [(("run",), "same within noise", 0.02), (AB, "same", 0.0)])
-def test_rounds_and_repeats_are_compared_by_the_token(tmp_path, arguments, outcome, half):
+def test_rounds_and_repeats_are_compared_per_token(tmp_path, arguments, outcome, half):
     sides = (
-        [timed(a_case(), 10 * each, repeat=at, tokens=each) for at, each in enumerate(held)]
-        for held in ((20, 25, 30), (30, 20, 25))
+        [timed(a_case(), 10 * each, repeat=at, tokens=each) for at, each in enumerate(tokens)]
+        for tokens in ((20, 25, 30), (30, 20, 25))
     )
     [row] = compare(*two(tmp_path, *sides, repeats=3, arguments=arguments)).rows
     assert (row.result.outcome, row.notes) == (outcome, ())
@@ -161,16 +157,16 @@ def test_only_the_sides_of_one_ab_are_interleaved(tmp_path):
     assert not compare(one, a).interleaved
 
 
-def test_a_run_that_ended_within_its_repeats_is_unfinished(tmp_path):
-    whole, begun = rounds(a_case(), [10, 10, 10]), rounds(a_case(), [10])
-    found = compare(*two(tmp_path, whole, begun, repeats=3))
+def test_a_run_without_all_repeats_is_unfinished(tmp_path):
+    whole, partial = rounds(a_case(), [10, 10, 10]), rounds(a_case(), [10])
+    found = compare(*two(tmp_path, whole, partial, repeats=3))
     assert "unfinished" not in found.a.measured
-    assert found.b.measured.endswith("unfinished: 2 records missing of 3 repeats a case")
+    assert found.b.measured.endswith("unfinished: 2 records missing (3 planned per case)")
     assert "B has 1 of 3 rounds" in found.rows[0].notes
 
 
-def test_a_case_of_one_round_is_undecided_and_says_so(tmp_path):
-    lost = [timed(a_case(), 10), Record(a_case(), "killed", "by hand", repeat=1, environment=on_gpu())]
+def test_a_case_with_one_round_is_undecided_and_has_a_note(tmp_path):
+    lost = [timed(a_case(), 10), Record(a_case(), "killed", "SIGKILL", repeat=1, environment=on_gpu())]
     found = compare(*two(tmp_path, rounds(a_case(), [10, 10]), lost, repeats=2, arguments=AB))
     assert found.rows[0].result.outcome == "undecided"
     assert found.rows[0].notes == ("B has 1 of 2 rounds",)
@@ -192,7 +188,7 @@ def test_cases_on_another_device_have_a_ratio_only(tmp_path, a, b, outcome):
     assert (found.rows[0].result.ratio, found.regressions) == (pytest.approx(2), 0)
 
 
-def test_what_differs_is_named_with_the_systems_it_is_true_of(tmp_path):
+def test_differences_list_their_systems_unless_all_have_them(tmp_path):
     cases = [a_case(), a_case(system="transformer")]
     newer = on_gpu(commit="b" * 40, dirty=True, software={"python": "3.12", "torch": "2.12"})
     of_b = [timed(cases[0], 10, on_gpu(commit="b" * 40, dirty=True)), timed(cases[1], 10, newer)]
@@ -205,22 +201,22 @@ def test_what_differs_is_named_with_the_systems_it_is_true_of(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("commit", "said"), [("release-2026-build", "release-2026-build"), ("0123456789ab", "0123456789")]
+    ("commit", "shown"), [("release-2026-build", "release-2026-build"), ("0123456789ab", "0123456789")]
 )
-def test_a_commit_that_is_a_name_is_said_whole(tmp_path, commit, said):
+def test_a_commit_is_shortened_unless_it_is_a_name(tmp_path, commit, shown):
     at = PastRequest("2026-11-21T04:50:00+00:00", ("run",), commit, True, {"device": "H100"})
-    told = []
+    found = []
     for records in ([timed(a_case(), 10, on_gpu(commit=commit, dirty=True))], [without(a_case())]):
-        run = a_run(tmp_path / str(len(told)), *records)
+        run = a_run(tmp_path / str(len(found)), *records)
         side = run_side(Run(run.folder, replace(run.file, requests=(at,))), records)
-        told.append((side.commit, side.device))
-    assert told == [(f"{said} with uncommitted changes", "H100")] * 2
+        found.append((side.commit, side.device))
+    assert found == [(f"{shown} with uncommitted changes", "H100")] * 2
 
 
-def test_what_differs_is_that_of_every_process(tmp_path):
+def test_differences_cover_all_processes_of_a_case(tmp_path):
     there = on_gpu(commit="b" * 40, unit="another")
     del there["software"]
-    of_a, of_b, turned = (
+    of_a, of_b, swapped = (
         [timed(a_case(), 10, each, repeat) for repeat, each in enumerate(environments)]
         for environments in ((on_gpu(), on_gpu()), (on_gpu(), there), (there, on_gpu()))
     )
@@ -231,26 +227,26 @@ def test_what_differs_is_that_of_every_process(tmp_path):
         "python 3.12 → 3.12 and not recorded",
         "torch 2.11 → 2.11 and not recorded",
     ]
-    assert not compare(*two(tmp_path / "turned", of_b, turned, repeats=2)).differences
+    assert not compare(*two(tmp_path / "swapped", of_b, swapped, repeats=2)).differences
 
 
-def test_engines_are_on_other_hosts_where_one_process_is(tmp_path):
+def test_one_process_of_an_engine_on_another_host_makes_the_case_unreliable(tmp_path):
     case = a_case(timing="engine", batch=4)
-    of_b = [timed(case, 11, each, repeat) for repeat, each in enumerate((on_gpu(), ANOTHER))]
+    of_b = [timed(case, 11, each, repeat) for repeat, each in enumerate((on_gpu(), OTHER_GPU))]
     [row] = compare(*two(tmp_path, rounds(case, [10, 10]), of_b, repeats=2)).rows
     assert row.result.outcome == "unreliable"
     assert any("another host" in note for note in row.notes)
 
 
 @pytest.mark.parametrize("kind", ["setting", "variable"])
-def test_what_varies_from_case_to_case_is_named_once(tmp_path, kind):
+def test_a_value_that_varies_by_case_is_one_difference(tmp_path, kind):
     cases = [a_case(context) for context in range(1, 9)]
     of_a, of_b = ([timed(case, 10, on_gpu(variables={})) for case in cases] for _ in "ab")
     for record in of_b:
         facts = record.settings if kind == "setting" else record.environment["variables"]
         facts["TRITON_TILE"] = str(record.case.context)
     found = compare(*two(tmp_path, of_a, of_b))
-    assert [each.sentence for each in found.differences] == [f"{kind} TRITON_TILE, from case to case"]
+    assert [each.sentence for each in found.differences] == [f"{kind} TRITON_TILE, varying by case"]
 
 
 def test_variables_that_one_run_did_not_record_are_one_difference(tmp_path):
@@ -260,13 +256,13 @@ def test_variables_that_one_run_did_not_record_are_one_difference(tmp_path):
     assert [each.sentence for each in found.differences] == ["environment variables not recorded → recorded"]
 
 
-def test_what_an_unfinished_run_was_asked_for_is_lost(tmp_path):
+def test_planned_cases_of_an_unfinished_run_are_lost(tmp_path):
     cases = [a_case(context) for context in (1, 2, 3)]
     measured, failed = [timed(case, 10) for case in cases[:2]], without(cases[2])
-    for name, kept in (("a", 3), ("b", 1)):
+    for name, count in (("a", 3), ("b", 1)):
         run = a_run(tmp_path / name, *measured, failed)
         [path] = (run.folder / "records").iterdir()
-        path.write_text("".join(path.read_text().splitlines(keepends=True)[:kept]))
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:count]))
     whole, broken = (Run.open(tmp_path / name) for name in "ab")
     found = compare(whole, broken, fail_on=0.05)
     reason = "no record in B, which is unfinished"
@@ -279,14 +275,14 @@ def test_what_an_unfinished_run_was_asked_for_is_lost(tmp_path):
     assert [each.outcome for each in compare(broken, whole).missing] == ["gained", ""]
 
 
-def test_few_samples_and_a_loaded_or_hot_machine_are_named_and_unreliable(tmp_path):
+def test_few_samples_and_a_contended_or_throttled_machine_are_unreliable(tmp_path):
     cases = [a_case(context) for context in (1, 2, 3)]
     of_b = [timed(cases[0], 20, samples=5), timed(cases[1], 20, LOADED), timed(cases[2], 20, HOT)]
     found = compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b))
     notes = {row.label.split()[6]: row.notes for row in found.rows}
     assert notes == {
         "T=1": ("B has 5 samples",),
-        "T=2": ("contended (others' CPU use: 50% in B)",),
+        "T=2": ("contended (CPU use of other programs: 50% in B)",),
         "T=3": ("thermally throttled in B",),
     }
     assert {row.result.outcome for row in found.rows} == {"unreliable"}
@@ -308,18 +304,21 @@ def test_an_engine_of_few_sequences_is_unreliable_on_another_host(tmp_path, case
     assert any("another host" in note for note in found.notes) == (outcome == "unreliable")
 
 
-def test_two_gpus_of_a_kind_differ_more_than_one_and_which_run_is_called_a_does_not_matter(tmp_path):
-    here = compare(*two(tmp_path, [timed(a_case(), 10)], [timed(a_case(), 10.306)]))
-    a, b = two(tmp_path / "other", [timed(a_case(), 10)], [timed(a_case(), 10.306, ANOTHER)])
-    onto, back = compare(a, b), compare(b, a)
-    assert here.rows[0].result.low > 1 > onto.rows[0].result.low
-    assert onto.rows[0].apart == pytest.approx(back.rows[0].apart) == pytest.approx(0.0306)
+def test_two_gpus_of_a_model_have_wider_intervals_and_the_order_of_runs_does_not_matter(tmp_path):
+    one_gpu = compare(*two(tmp_path, [timed(a_case(), 10)], [timed(a_case(), 10.306)]))
+    a, b = two(tmp_path / "other", [timed(a_case(), 10)], [timed(a_case(), 10.306, OTHER_GPU)])
+    forward, backward = compare(a, b), compare(b, a)
+    assert one_gpu.rows[0].result.low > 1 > forward.rows[0].result.low
+    assert forward.rows[0].apart == pytest.approx(backward.rows[0].apart) == pytest.approx(0.0306)
 
 
 @pytest.mark.parametrize(
     ("environments", "note"),
     [
-        ((LOADED, on_gpu(cpu={"others_share": 0.2, "idle_share": 0.01})), "contended (others' CPU use: 50% in B)"),
+        (
+            (LOADED, on_gpu(cpu={"others_share": 0.2, "idle_share": 0.01})),
+            "contended (CPU use of other programs: 50% in B)",
+        ),
         ((on_gpu(), HOT), "thermally throttled in B"),
     ],
 )
@@ -330,18 +329,18 @@ def test_the_most_disturbed_process_of_a_case_counts(tmp_path, environments, not
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_throttling_of_one_side_is_named(tmp_path, processes):
-    cool, capped = (rounds(a_case(), [10] * processes) for _ in "ab")
+def test_throttling_of_one_side_has_a_note(tmp_path, processes):
+    free, capped = (rounds(a_case(), [10] * processes) for _ in "ab")
     capped[-1].throttled[3] = True
-    found = compare(*two(tmp_path, capped, cool, repeats=processes))
+    found = compare(*two(tmp_path, capped, free, repeats=processes))
     assert found.rows[0].notes == ("throttled in A only",)
     assert compare(*two(tmp_path / "both", capped, capped, repeats=processes)).rows[0].notes == ()
 
 
-def test_samples_that_changed_in_their_course_are_unreliable(tmp_path):
+def test_samples_that_drift_are_unreliable(tmp_path):
     steady = timed(a_case(), 10, samples=32)
-    moved = replace(steady, samples_ms=[12.0] * 8 + [20.0] * (len(steady.samples_ms) - 8))
-    [row] = compare(*two(tmp_path, [steady], [moved])).rows
+    drifting = replace(steady, samples_ms=[12.0] * 8 + [20.0] * (len(steady.samples_ms) - 8))
+    [row] = compare(*two(tmp_path, [steady], [drifting])).rows
     assert row.result.outcome == "unreliable"
     assert row.notes == ("unsteady in B",)
 

@@ -1,4 +1,4 @@
-"""The views of a comparison (summary, text, Markdown, page) list outcomes and unreliable points, and escape markup."""
+"""The views of a comparison (summary, text, Markdown, page) show outcomes and unreliable points, and escape markup."""
 
 import math
 
@@ -14,42 +14,42 @@ HOT = on_gpu(throttled=("sw_thermal_slowdown",))
 
 
 @pytest.mark.parametrize(
-    ("beyond", "lost", "word"),
+    ("beyond", "lost", "start"),
     [(1, 0, "Confirmed: 19 of 20"), (2, 0, "Not confirmed: 18 of 20"), (1, 1, "Not confirmed: 18 of 19")],
 )
-def test_a_run_is_confirmed_with_19_of_20_points_within_3_percent(tmp_path, beyond, lost, word):
+def test_a_run_is_confirmed_with_19_of_20_points_within_3_percent(tmp_path, beyond, lost, start):
     cases = [a_case(64 + number) for number in range(20)]
     of_b = [timed(case, 10.4 if at < beyond else 10.1) for at, case in enumerate(cases)]
     of_b[len(cases) - lost :] = [without(case) for case in cases[len(cases) - lost :]]
     found = compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b))
-    said = f"{word} reliable points within 3%. Beyond: {beyond} ttt-linear · torch forward."
-    assert views.answer(found) == said + " 1 lost." * lost
+    expected = f"{start} reliable points within 3%. Over 3%: {beyond} ttt-linear · torch forward."
+    assert views.answer(found) == expected + " 1 lost." * lost
     assert views.text(found).startswith(views.answer(found))
 
 
-def test_points_of_equal_noise_are_reliable_however_far_apart(tmp_path):
+def test_reliable_points_with_overlapping_intervals_are_undecided(tmp_path):
     cases, spread = [a_case(64 + number) for number in range(4)], (0, 1, -1, 0, 0, 0, 1, -1, 0)
     sides = [[timed(case, ms) for case in cases] for ms in (10, 10.51)]
     for record in (record for side in sides for record in side):
         record.samples_ms[:] = [sorted(record.samples_ms)[4] * (1 + 0.0335 * each) for each in spread]
     found = compare(*two(tmp_path, *sides))
     assert found.counts == {"undecided": 4}
-    assert views.answer(found).startswith("Not confirmed: 0 of 4 reliable points within 3%. Beyond: 4")
+    assert views.answer(found).startswith("Not confirmed: 0 of 4 reliable points within 3%. Over 3%: 4")
 
 
 @pytest.mark.parametrize(
-    ("counts", "told"),
+    ("counts", "expected"),
     [
         ((5, 1), "Undecided: 0 of 2 points reliable. Unreliable: 2 ttt-linear · torch forward (few samples)."),
         ((9, 1), "Confirmed: 1 of 1 reliable point within 3%. Unreliable: 1 ttt-linear · torch forward (few samples)."),
         ((9, 6), "Confirmed: 2 of 2 reliable points within 3%."),
     ],
 )
-def test_a_point_without_an_interval_confirms_nothing(tmp_path, counts, told):
+def test_a_point_without_an_interval_confirms_nothing(tmp_path, counts, expected):
     cases = [a_case(context) for context in (1, 2)]
     of_b = [timed(case, 10, samples=count) for case, count in zip(cases, counts, strict=True)]
     found = compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b))
-    assert views.answer(found) == told
+    assert views.answer(found) == expected
     assert [row.result.high == math.inf for row in found.rows] == [count < 6 for count in counts]
     assert views.text(found).count("  unknown  ") == sum(count < 6 for count in counts)
 
@@ -66,7 +66,7 @@ def test_cases_have_the_labels_of_the_page(tmp_path):
     assert "1 TTT-Linear · PyTorch forward" in views.answer(found)
 
 
-def test_the_answer_names_why_points_are_unreliable(tmp_path):
+def test_the_answer_gives_reasons_for_unreliable_points(tmp_path):
     cases = [a_case(context) for context in (1, 2, 3)]
     of_b = [timed(cases[0], 20, HOT), timed(cases[1], 20, HOT), timed(cases[2], 20, samples=5)]
     found = compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b))
@@ -76,19 +76,19 @@ def test_the_answer_names_why_points_are_unreliable(tmp_path):
     )
 
 
-def test_points_beyond_with_one_cause_are_one_group_whatever_its_values(tmp_path):
+def test_points_with_one_cause_are_one_group(tmp_path):
     cases = [a_case(context) for context in (1, 2, 3)]
     of_a = [timed(case, 10, tokens=20) for case in cases]
     loaded = (on_gpu(cpu={"others_share": share, "idle_share": 0.01}) for share in (0.5, 0.6))
     of_b = [timed(case, 20, environment, tokens=20) for case, environment in zip(cases, loaded, strict=False)]
     found = compare(*two(tmp_path, of_a, [*of_b, timed(cases[2], 20, tokens=30)]))
     assert views.answer(found).startswith(
-        "Undecided: 1 of 3 points reliable. Beyond: 1 ttt-linear · torch forward (sequences at once "
-        "differ). Unreliable: 2 ttt-linear · torch forward (contended)."
+        "Undecided: 1 of 3 points reliable. Over 3%: 1 ttt-linear · torch forward (concurrent "
+        "sequences differ). Unreliable: 2 ttt-linear · torch forward (contended)."
     )
 
 
-def test_another_gpu_has_ratios_and_loses_nothing(tmp_path):
+def test_cases_on_another_gpu_have_ratios_and_none_is_lost(tmp_path):
     cases = [a_case(context) for context in (1, 2, 3, 4)]
     h200 = on_gpu("H200")
     of_b = [timed(case, ms, h200) for case, ms in zip(cases, (5, 8, 12), strict=False)]
@@ -99,21 +99,21 @@ def test_another_gpu_has_ratios_and_loses_nothing(tmp_path):
     assert (found.counts, found.regressions) == ({"another GPU": 3}, 0)
 
 
-def test_markdown_folds_its_table_and_leaves_out_the_smallest_differences(tmp_path, monkeypatch):
+def test_markdown_collapses_its_table_and_omits_the_smallest_differences(tmp_path, monkeypatch):
     monkeypatch.setattr(views, "MARKDOWN_ROWS", 2)
     cases = [a_case(context) for context in (1, 2, 3)]
     of_b = [timed(case, ms) for case, ms in zip(cases, (10, 12, 9), strict=True)]
     shown = views.markdown(compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b)))
     assert shown.startswith(
-        "**Not confirmed: 1 of 3 reliable points within 3%. Beyond: 2 ttt-linear · torch forward. 1"
+        "**Not confirmed: 1 of 3 reliable points within 3%. Over 3%: 2 ttt-linear · torch forward. 1"
     )
     assert shown.count("<details>") == shown.count("</details>") == 1
     assert shown.index("- B: b, commit") < shown.index("<details>") < shown.index("- differs: nothing")
-    assert "<details><summary>2 cases, the largest difference first; 1 more differ less</summary>\n\n| outcome" in shown
+    assert "<details><summary>2 cases, the largest difference first; 1 more omitted</summary>\n\n| outcome" in shown
     assert [line.split(" | ")[1] for line in shown.splitlines() if "T=" in line] == ["1.200", "0.900"]
 
 
-def test_what_cannot_be_compared_is_named_with_its_reason(tmp_path):
+def test_cases_without_a_comparison_are_listed_by_reason(tmp_path):
     cases = [a_case(context) for context in (1, 2, 3, 4, 5, 6)]
     of_a = [timed(cases[0], 1), timed(cases[1], 1), without(cases[2]), timed(cases[3], 1), without(cases[4])]
     of_b = [timed(cases[0], 1), without(cases[1], "oom", "does not fit"), timed(cases[2], 1), without(cases[4])]
@@ -130,13 +130,13 @@ def test_what_cannot_be_compared_is_named_with_its_reason(tmp_path):
 
 
 @pytest.mark.parametrize("ms", [(0.0, 1.0), (1e-9, 1e12), (1e12, 1e-9)])
-def test_extreme_medians_are_no_traceback(tmp_path, ms):
+def test_extreme_medians_raise_no_error(tmp_path, ms):
     found = compare(*two(tmp_path, [timed(a_case(), ms[0], samples=1)], [timed(a_case(), ms[1], samples=1)]))
     assert all(view(found) for view in (views.text, views.markdown))
     assert bool(found.missing) == (ms[0] == 0)
 
 
-def test_text_has_a_line_a_case_and_its_columns_stand_below_each_other(tmp_path):
+def test_text_has_a_line_per_case_and_aligned_columns(tmp_path):
     cases = [a_case(context) for context in (64, 1024)]
     found = compare(*two(tmp_path, [timed(case, 10) for case in cases], [timed(case, 123.456) for case in cases]))
     lines = views.text(found).splitlines()
@@ -147,14 +147,14 @@ def test_text_has_a_line_a_case_and_its_columns_stand_below_each_other(tmp_path)
     assert "12.346" in rows[0]
 
 
-def test_the_times_of_a_case_have_the_ratio_of_its_row_whatever_the_tokens(tmp_path):
+def test_times_per_token_have_the_ratio_of_the_row(tmp_path):
     found = compare(*two(tmp_path, [timed(a_case(), 35.5, tokens=40)], [timed(a_case(), 26.8, tokens=20)]))
     (line,) = (line for line in views.markdown(found).splitlines() if "B=2 T=64" in line)
     ratio, _, a, b = line.split(" | ")[1:5]
     assert float(b.replace(",", "")) / float(a) == pytest.approx(float(ratio), abs=0.001)
 
 
-def test_no_view_lets_a_strangers_markup_through(tmp_path):
+def test_all_views_escape_markup_of_records(tmp_path):
     evil = "<script>alert(1)</script>|x`"
     case = a_case(options=(("name", evil),))
     environment = on_gpu(commit="<b>", software={"<i>": "1"})
