@@ -15,8 +15,8 @@ from reports.profiles.peaks import with_common_peaks
 from reports.profiles.words import AGREES, bound_of, cause, short
 from reports.resources import environment
 
-_NAMED = 0.1  # share of the sum of all differences from which the sentence names a part
-_MOST = 12  # kernels per table
+_MIN_SHARE = 0.1  # of the differences, for a part or the rest to be in the sentence
+_TABLE_KERNELS = 12  # kernels per table
 
 
 @dataclass(frozen=True)
@@ -56,29 +56,29 @@ class Diff:
         """(heading, rows, sentence on omitted rows) for a table of parts and one of kernels."""
         kernels = _rows(*map(_kernel_ms, (self.a, self.b)))
         labelled = [TimeDiff(LABELS[row.name], row.a_ms, row.b_ms) for row in self.parts]
-        rest = kernels[_MOST:]
-        left_out = f"{len(rest)} more kernels: {_signed(sum(row.ms for row in rest))} together" if rest else ""
-        return [("Part", labelled, ""), ("Kernel", kernels[:_MOST], left_out)]
+        rest = kernels[_TABLE_KERNELS:]
+        omitted = f"{len(rest)} more kernels: {_signed(sum(row.ms for row in rest))} together" if rest else ""
+        return [("Part", labelled, ""), ("Kernel", kernels[:_TABLE_KERNELS], omitted)]
 
     @property
     def sentence(self) -> str:
-        """How much slower or faster `b` is, in total and by part; if clearly slower, the bottleneck."""
+        """How much slower or faster `b` is, in total and by part; if slower by over `AGREES`, the bottleneck."""
         ms = self.b.unit_ms - self.a.unit_ms
         rows = self.parts
         whole = sum(abs(row.ms) for row in rows)
-        named = [row for row in rows if abs(row.ms) >= _NAMED * whole] if whole else []
-        causes = ", ".join(f"{within_sentence(row.name)} {_signed(row.ms)}" for row in named)
+        named = [row for row in rows if abs(row.ms) >= _MIN_SHARE * whole] if whole else []
+        changes = ", ".join(f"{within_sentence(row.name)} {_signed(row.ms)}" for row in named)
         rest = ms - sum(row.ms for row in named)
-        causes += f", others {_signed(rest)}" if causes and abs(rest) >= _NAMED * abs(ms) else ""
-        word = "slower" if ms >= 0 else "faster"
-        head = f"{format_number(abs(ms))} ms ({abs(ms) / self.a.unit_ms:.1%}) {word} than {self.a_title}"
+        changes += f", others {_signed(rest)}" if changes and abs(rest) >= _MIN_SHARE * abs(ms) else ""
+        word = "slower" if ms > 0 else "faster"
+        total = f"{format_number(abs(ms))} ms ({abs(ms) / self.a.unit_ms:.1%}) {word} than" if ms else "As fast as"
         why = self._bottleneck(rows) if ms > AGREES * self.a.unit_ms else ""
-        return f"{head}{f': {causes}' if causes else ''}.{why and f' {why}'}"
+        return f"{total} {self.a_title}{f': {changes}' if changes else ''}.{why and f' {why}'}"
 
     def _bottleneck(self, rows: list[TimeDiff]) -> str:
         longer = max(rows, key=lambda row: row.ms)
         if longer.name == GAPS:
-            return f"Idle time is {cause(self.b)}."
+            return f"Idle time: {cause(self.b)}."
         by_name, before = kernel_parts(self.b), _kernel_ms(self.a)
         grown = {
             kernel.time_us / self.b.units / 1e3 - before.get(short(kernel.name), 0.0): kernel

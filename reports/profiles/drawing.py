@@ -7,7 +7,7 @@ from harness.schema.profile import Kernel, Profile, Region
 from harness.schema.reason import rounded
 from reports.profiles.parts import LABELS, is_fp32, kernel_parts, launch_parts, parts, work_of
 
-NAMED = 100  # kernels per case that have a row in the page's table
+TABLE_ROWS = 100  # most kernels of a case in the page's table
 
 
 def drawing(profile: Profile) -> dict[str, Any]:
@@ -17,7 +17,7 @@ def drawing(profile: Profile) -> dict[str, Any]:
     """
     by_name = kernel_parts(profile)
     return {
-        "kernels": [_place(by_name[kernel.name]) for kernel in profile.kernels[:NAMED]],
+        "kernels": [_label_index(by_name[kernel.name]) for kernel in profile.kernels[:TABLE_ROWS]],
         "roofline": roofline(profile),
         "timeline": timeline(profile) if profile.timeline.kernel else None,
     }
@@ -28,7 +28,7 @@ def roofline(profile: Profile) -> dict[str, Any]:
 
     points: per row of the kernel table (row number, FLOPs per DRAM byte, TFLOP/s, ms per unit of work,
         FLOPs per L2 byte, `is_fp32`). Rows whose FLOPs or DRAM bytes are zero or unknown are left out.
-    parts: per part with a time and adapter counts (index into `LABELS`, FLOPs per byte, TFLOP/s, ms per unit of work).
+    parts: per part with a time and known work (index into `LABELS`, FLOPs per byte, TFLOP/s, ms per unit of work).
     """
     counters = [kernel.counters for kernel in profile.kernels if kernel.counters]
     peaks = {
@@ -38,8 +38,8 @@ def roofline(profile: Profile) -> dict[str, Any]:
         "fp32_tflops": max((each.fp32_peak_tflops for each in counters if each.fp32_peak_tflops), default=None),
     }
     points = [
-        (at, *_rounded(x, y, kernel.time_us / profile.units / 1e3, l2_intensity(kernel)), is_fp32(kernel))
-        for at, kernel, x, y in _placed(profile)
+        (row, *_rounded(x, y, kernel.time_us / profile.units / 1e3, l2_intensity(kernel)), is_fp32(kernel))
+        for row, kernel, x, y in _plotted(profile)
     ]
     return dict(zip(peaks, _rounded(*peaks.values()), strict=True)) | {
         "points": points,
@@ -51,22 +51,22 @@ def timeline(profile: Profile) -> dict[str, Any]:
     """Return a case's kernel launches in order as lists, with one integer per launch.
 
     range: index into "paths", which has the path of each NVTX range; -1 outside all ranges.
-    kernel: row in the kernel table; `NAMED` for a kernel without a row. part: index into `parts.LABELS`.
+    kernel: row in the kernel table; `TABLE_ROWS` for a kernel without a row. part: index into `parts.LABELS`.
     wait: ns since the previous launch's end, negative if they overlap. time: duration in ns.
     """
     found = profile.timeline
     return {
         "paths": [each.path for each in profile.ranges],
         "range": found.range,
-        "kernel": [min(kernel, NAMED) for kernel in found.kernel],
-        "part": [_place(part) for part in launch_parts(profile)],
+        "kernel": [min(kernel, TABLE_ROWS) for kernel in found.kernel],
+        "part": [_label_index(part) for part in launch_parts(profile)],
         "wait": found.wait_ns,
         "time": found.time_ns,
     }
 
 
 def rates(kernel: Kernel) -> tuple[float | None, float | None, float | None]:
-    """Return a kernel's (GB/s, TFLOP/s, FLOPs per byte) from counters; None if not counted."""
+    """Return a kernel's (GB/s, TFLOP/s, FLOPs per byte) from hardware counters; None if unknown."""
     if not kernel.mean_us:
         return None, None, None
     moved, computed = kernel.dram_bytes, kernel.operations
@@ -79,23 +79,23 @@ def rates(kernel: Kernel) -> tuple[float | None, float | None, float | None]:
 
 def l2_intensity(kernel: Kernel) -> float | None:
     """Return a kernel's FLOPs per byte of L2 traffic; None if FLOPs or bytes are zero or not counted."""
-    counted = kernel.counters
-    return counted.operations / counted.l2_bytes if counted and counted.operations and counted.l2_bytes else None
+    found = kernel.counters
+    return found.operations / found.l2_bytes if found and found.operations and found.l2_bytes else None
 
 
-def unplaced(region: Region) -> float:
+def unplotted_share(region: Region) -> float:
     """Return the share of kernel time missing from the roofline; 0 if no kernel has a point."""
     total = sum(kernel.time_us for kernel in region.kernels)
-    placed = sum(kernel.time_us for _, kernel, *_ in _placed(region))
-    return 1 - placed / total if placed else 0.0
+    plotted = sum(kernel.time_us for _, kernel, *_ in _plotted(region))
+    return 1 - plotted / total if plotted else 0.0
 
 
-def _placed(region: Region) -> Iterator[tuple[int, Kernel, float, float]]:
+def _plotted(region: Region) -> Iterator[tuple[int, Kernel, float, float]]:
     """Yield (table row, kernel, FLOPs per byte, TFLOP/s) for each kernel in the roofline."""
-    for place, kernel in enumerate(region.kernels[:NAMED]):
+    for row, kernel in enumerate(region.kernels[:TABLE_ROWS]):
         _, tflops, intensity = rates(kernel)
         if tflops and intensity:
-            yield place, kernel, intensity, tflops
+            yield row, kernel, intensity, tflops
 
 
 def _part_points(profile: Profile) -> Iterator[tuple[float | None, ...]]:
@@ -103,12 +103,12 @@ def _part_points(profile: Profile) -> Iterator[tuple[float | None, ...]]:
     for part, work in work_of(profile, found).items():
         if part in found and part in LABELS and work.flops and work.bytes and found[part]:
             tflops = work.flops / (found[part] * 1e6)
-            yield _place(part), *_rounded(work.flops / work.bytes, tflops, found[part] / 1e3)
+            yield _label_index(part), *_rounded(work.flops / work.bytes, tflops, found[part] / 1e3)
 
 
 def _rounded(*values: float | None) -> list[float | None]:
     return [rounded(value, 4) for value in values]
 
 
-def _place(part: str) -> int:
+def _label_index(part: str) -> int:
     return list(LABELS).index(part)

@@ -63,7 +63,7 @@ class ProfilePart:
 
     time_us: the part's time in the region.
     lower_bound_us: the part's lower bound; None if unknown.
-    of_model: whether the lower bound comes from the adapter's count of the work, not from hardware counters.
+    from_adapter: whether the lower bound comes from the adapter's count of the work, not from hardware counters.
     with_head: whether the part is the GEMMs and includes the LM head's, because the profile does not tell them apart.
     """
 
@@ -71,7 +71,7 @@ class ProfilePart:
     time_us: float
     launches: int
     lower_bound_us: float | None = None
-    of_model: bool = False
+    from_adapter: bool = False
     with_head: bool = False
 
     @property
@@ -116,11 +116,11 @@ def parts(region: Region) -> list[ProfilePart]:
             covered[part] += kernel.time_us * share
     together = sum(times.values())
     scale = region.busy_us / together if together else 1.0
-    least = work_of(region, [part for part, time_us in times.items() if time_us])
+    work = work_of(region, [part for part, time_us in times.items() if time_us])
     found = {GAPS: ProfilePart(GAPS, region.gaps_us, 0, 0.0)}
     for part, time_us in times.items():
         counted = lower_bounds[part] * time_us / covered[part] if covered[part] >= _COVERED * time_us > 0 else None
-        modelled = _model_lower_bound_us(least.get(part), region)
+        modelled = _model_lower_bound_us(work.get(part), region)
         lower_bound = counted if modelled is None else modelled
         shown = None if lower_bound is None else lower_bound * scale  # overlapping parts share the time
         with_head = part == PRODUCTS and HEAD in region.work and HEAD not in times
@@ -175,8 +175,8 @@ def kernel_parts(region: Region) -> dict[str, str]:
 def launch_parts(region: Region) -> list[str]:
     part_finder, by_name = _part_finder(region), kernel_parts(region)
     pairs = zip(region.timeline.kernel, region.timeline.range, strict=True)
-    names = ((region.kernels[kernel].name, place) for kernel, place in pairs)
-    return [part_finder(name, region.ranges[place].path) if place >= 0 else by_name[name] for name, place in names]
+    names = ((region.kernels[kernel].name, at) for kernel, at in pairs)
+    return [part_finder(name, region.ranges[at].path) if at >= 0 else by_name[name] for name, at in names]
 
 
 def _part_finder(region: Region) -> Callable[[str, tuple[str, ...]], str]:
@@ -186,7 +186,7 @@ def _part_finder(region: Region) -> Callable[[str, tuple[str, ...]], str]:
 
 
 def _outside_is_head(paths: Sequence[tuple[str, ...]]) -> bool:
-    """Whether layers have NVTX ranges and all other ranges are around layers."""
+    """Whether layers have NVTX ranges and every other range encloses all layers."""
     layered = [path for path in paths if any(map(is_layer, path))]
     others = [path for path in paths if path and path not in layered]
     return bool(layered) and all(any(each[: len(path)] == path for each in layered) for path in others)
@@ -199,8 +199,8 @@ def _shares(region: Region) -> Iterator[tuple[Kernel, str, float]]:
     for each in region.ranges:
         for inner in each.kernels:
             by_kernel[inner.kernel][part_finder(region.kernels[inner.kernel].name, each.path)] += inner.time_us
-    for place, kernel in enumerate(region.kernels):
-        shares = by_kernel.get(place, {})
+    for index, kernel in enumerate(region.kernels):
+        shares = by_kernel.get(index, {})
         total = sum(shares.values())
         if not total:
             yield kernel, part_finder(kernel.name, ()), 1.0

@@ -3,14 +3,14 @@
 const PARTS = ["products", "ttt", "scan", "edges", "head", "other", "gaps"];
 const KEYS = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
 const ZOOM = [["zoomIn2d", "zoomOut2d", "pan2d", "resetScale2d"]];
-const redraws = []; // one function per drawing of an opened case
+const redraws = []; // a function for each plot of the opened cases
 
 /* A part's label in the page's legend. */
 function partLabel(part) {
   return document.querySelectorAll("#profiles > .parts li")[part].textContent.trim();
 }
 
-/* Draw `build()`, {traces, layout}, and describe the points of its last trace below the plot, under the pointer and by
+/* Draw the {traces, layout} of `build()`. Describe the points of its last trace below the plot, under the pointer and by
    arrow keys. A point's customdata is [words, row of its kernel in the table or null]; `each`: points per item. */
 async function drawProfile(host, build, choose, each = 1) {
   const readout = host.parentNode.querySelector(".readout");
@@ -31,21 +31,21 @@ async function drawProfile(host, build, choose, each = 1) {
   await plotlyIsThere;
   await draw();
   redraws.push(draw);
-  let read = -1;
-  const tell = (item) => {
-    read = item;
+  let current = -1;
+  const describe = (item) => {
+    current = item;
     const [words, kernel] = host.data.at(-1).customdata[item * each];
     readout.textContent = words;
     choose(kernel);
   };
-  host.on("plotly_hover", ({ points: [{ pointNumber }] }) => tell(Math.floor(pointNumber / each)));
+  host.on("plotly_hover", ({ points: [{ pointNumber }] }) => describe(Math.floor(pointNumber / each)));
   host.addEventListener("keydown", (event) => {
     const last = host.data.at(-1).x.length / each - 1;
     if (!KEYS[event.key] || last < 0) return;
     event.preventDefault();
-    const next = Math.max(0, Math.min(last, read + KEYS[event.key]));
+    const next = Math.max(0, Math.min(last, current + KEYS[event.key]));
     Plotly.Fx.hover(host, [{ curveNumber: host.data.length - 1, pointNumber: next * each + Math.floor(each / 2) }]);
-    tell(next);
+    describe(next);
   });
 }
 

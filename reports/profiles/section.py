@@ -13,7 +13,7 @@ from harness.schema.catalogue import Catalogue
 from harness.schema.profile import Kernel, Profile, short_name
 from harness.schema.record import Record
 from reports.profiles.diff import Diff
-from reports.profiles.drawing import NAMED, drawing, rates, unplaced
+from reports.profiles.drawing import TABLE_ROWS, drawing, rates, unplotted_share
 from reports.profiles.parts import LABELS, ProfilePart, kernel_lower_bound_us, kernel_parts, parts
 from reports.profiles.peaks import with_common_peaks
 from reports.profiles.words import STALLS, WORKING, Recorded, agreement, bound_of, recorded, sentences, short
@@ -22,8 +22,8 @@ from reports.resources import environment, source
 PACKAGE = "reports.profiles"
 SCRIPTS = ("roofline.js", "timeline.js", "section.js")
 _NAME_LIMIT = 108  # characters of a kernel's full name in the page
-_BAR = 1000.0  # width of the longest bar, in units of the SVG
-_LEAST_STALL, _MOST_STALLS = 0.01, 3  # least share of a warp's time for a stall to be shown, and most stalls shown
+_BAR_WIDTH = 1000.0  # width of the longest bar, in units of the SVG
+_MIN_STALL, _MAX_STALLS = 0.01, 3  # least share of a warp's time for a stall to be shown, and most stalls shown
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,10 @@ class ShownProfile:
         return ", ".join(f"{piece.part.label} {piece.share:.0%}" for piece in self.pieces)
 
     @property
-    def roofs(self) -> str:
+    def peaks(self) -> str:
         """The measured peaks in words, such as `700 TFLOP/s and 3.90 TB/s`, or "" if unknown."""
-        bandwidth, product = (self.profile.peaks.get(name) for name in ("copy_gbs", "product_tflops"))
-        return f"{product:.0f} TFLOP/s and {bandwidth / 1e3:.2f} TB/s" if bandwidth and product else ""
+        bandwidth, gemms = (self.profile.peaks.get(name) for name in ("copy_gbs", "product_tflops"))
+        return f"{gemms:.0f} TFLOP/s and {bandwidth / 1e3:.2f} TB/s" if bandwidth and gemms else ""
 
     @property
     def lower_bound_ms(self) -> float | None:
@@ -114,7 +114,7 @@ def section(records: Sequence[Record], profiles: Collection[Profile], catalogue:
     html = template.render(
         device_id_of=device_id_of,
         sentences=sentences,
-        unplaced=unplaced,
+        unplotted_share=unplotted_share,
         groups=groups,
         parts=[ProfilePart(name, 0.0, 0) for name in LABELS],
         failed=[
@@ -122,7 +122,7 @@ def section(records: Sequence[Record], profiles: Collection[Profile], catalogue:
             for each in profiles
             if each.status != "skipped" and not (each.status == "ok" and each.region_us)
         ],
-        bar=_BAR,
+        bar_width=_BAR_WIDTH,
         has_peaks=any(value for profile in good for value in profile.peaks.values()),
         is_counted=any(kernel.counters for profile in good for kernel in profile.kernels),
         measured=len(latencies),
@@ -170,8 +170,8 @@ def _groups(profiles: Iterable[Profile], latencies: Mapping[str, Recorded]) -> d
     for profile in profiles:
         case = profile.case
         latency = latencies.get(case.key)
-        held = latency.at_once if latency and latency.at_once else case.batch
-        batch = f"batch {case.batch}" if held == case.batch else f"{held} at once of batch {case.batch}"
+        concurrent = (latency and latency.concurrent) or case.batch
+        batch = f"batch {case.batch}" + (f" ({concurrent} concurrent)" if concurrent != case.batch else "")
         words = [case.phase, case.size, batch, f"{case.context} tokens"]
         groups.setdefault(", ".join(words), []).append(profile)
     return groups
@@ -181,9 +181,9 @@ def _shown(catalogue: Catalogue, profiles: list[Profile], latencies: Mapping[str
     widest = max(profile.unit_ms for profile in profiles)
     cases = [profile.case for profile in profiles]
     titles = [_title(catalogue, case, cases) for case in cases]
-    alone = Counter(case.system for case in cases)
+    counts = Counter(case.system for case in cases)
     names = [
-        catalogue.system_label(case.system) if alone[case.system] == 1 else title
+        catalogue.system_label(case.system) if counts[case.system] == 1 else title
         for case, title in zip(cases, titles, strict=True)
     ]
     found = []
@@ -198,8 +198,8 @@ def _shown(catalogue: Catalogue, profiles: list[Profile], latencies: Mapping[str
 def _title(catalogue: Catalogue, case: Case, group: Sequence[Case]) -> str:
     own = [each for each in group if each.system == case.system]
     compared = {"dtype": group, "state_dtype": own, "timing": own, "l2": group}
-    telling = (name for name, cases in compared.items() if len({getattr(each, name) for each in cases}) > 1)
-    values = ((name, getattr(case, name)) for name in telling)
+    differing = (name for name, cases in compared.items() if len({getattr(each, name) for each in cases}) > 1)
+    values = ((name, getattr(case, name)) for name in differing)
     settings = [catalogue.axis(name).phrase.replace("{}", value) for name, value in values if value]
     options = [f"{name} {value}" for name, value in case.options]
     return ", ".join(
@@ -209,7 +209,7 @@ def _title(catalogue: Catalogue, case: Case, group: Sequence[Case]) -> str:
 
 def _pieces(profile: Profile, widest_ms: float) -> Iterable[BarPiece]:
     x = 0.0
-    scale = _BAR / (widest_ms * profile.units * 1e3)
+    scale = _BAR_WIDTH / (widest_ms * profile.units * 1e3)
     for part in parts(profile):
         width = part.time_us * scale
         lower_bound = None if part.lower_bound_us is None else min(1.0, part.lower_bound_us / part.time_us) * width
@@ -228,14 +228,14 @@ def _rows(profile: Profile) -> list[dict[str, Any]]:
             "bound": bound_of(kernel, profile) if kernel.counters else "",
             "stalls": _stalls(kernel),
         }
-        for kernel in profile.kernels[:NAMED]
+        for kernel in profile.kernels[:TABLE_ROWS]
     ]
 
 
 def _stalls(kernel: Kernel) -> str:
     shares = kernel.counters.stalls if kernel.counters else {}
     stalls = sorted(((share, state) for state, share in shares.items() if state not in WORKING), reverse=True)
-    shown = [(share, state) for share, state in stalls[:_MOST_STALLS] if share >= _LEAST_STALL]
+    shown = [(share, state) for share, state in stalls[:_MAX_STALLS] if share >= _MIN_STALL]
     return ", ".join(f"{STALLS.get(state, state)} {share:.0%}" for share, state in shown)
 
 

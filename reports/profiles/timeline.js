@@ -1,6 +1,6 @@
-/* The timeline of a step: rows of phases, layers, operators, kernels and idle time. */
+/* The timeline of a case: rows of phases, layers, operators, kernels and idle time. */
 
-const LANES = 4; // most lanes for kernels that run at once; further kernels share the last lane
+const LANES = 4; // most lanes for concurrent kernels; further kernels share the last lane
 const ROW_HEIGHT = 28, LETTER = 6.5; // pixels
 const SIDES = { l: 64, r: 14 };
 const S = 1e-9; // the x axis is in seconds, the launches in ns
@@ -12,7 +12,7 @@ function timeWords(ns) {
   return `${Number((ns / unit).toPrecision(4))} ${name}`;
 }
 
-/* The launches with start and end in ns, each on the first free lane, and the path of ranges around each. */
+/* The launches with start and end in ns, each on the first free lane or else the last, and the path of ranges around each. */
 function launchesOf({ kernel, range, part, wait, time, paths }) {
   const free = [];
   let before = 0;
@@ -40,14 +40,14 @@ function spansOf(launches, depth, belongs = (path) => path.length > depth) {
 }
 
 /* The spans of time in which no kernel runs. */
-function gapsOf(launches) {
-  const gaps = [];
+function idleSpans(launches) {
+  const idle = [];
   let end = launches[0].from;
   for (const { from, to } of launches) {
-    if (from > end) gaps.push({ from: end, to: from });
+    if (from > end) idle.push({ from: end, to: from });
     end = Math.max(end, to);
   }
-  return gaps;
+  return idle;
 }
 
 /* Filled boxes of the items in the row with this number from the top. */
@@ -73,15 +73,15 @@ function startTimeline(host, { names, timeline }, choose) {
   const lanes = [...new Set(launches.map(({ lane }) => lane))].sort();
   const rows = [...ranges.map(([name]) => name), ...lanes.map((lane) => (lane ? "" : "Kernels")), "Idle"];
   const end = largest(launches.map(({ to }) => to));
-  const apart = ({ from, to }) => ({ from, to: to - Math.min(0.001 * end, 0.1 * (to - from)) }); // from the next span
-  const nameOf = ({ kernel }) => names[kernel] ?? "a kernel that the table leaves out";
+  const shortened = ({ from, to }) => ({ from, to: to - Math.min(0.001 * end, 0.1 * (to - from)) }); // separates spans
+  const nameOf = ({ kernel }) => names[kernel] ?? "a kernel that is not in the table";
 
   function words(launch) {
     const where = launch.path.join(" / ");
-    return `${nameOf(launch)}: ${timeWords(launch.to - launch.from)}, from ${timeWords(launch.from)} on${where ? `, in ${where}` : ""}; ${partLabel(launch.part)}`;
+    return `${nameOf(launch)}: ${timeWords(launch.to - launch.from)}, starts at ${timeWords(launch.from)}${where ? `, in ${where}` : ""}; ${partLabel(launch.part)}`;
   }
 
-  /* The names of spans between these ends of the axis: "" if too long for the box; a layer may show its number. */
+  /* The names of all spans at these ends of the axis: "" if too long for the box; a layer may show its number. */
   function labels([from, to]) {
     const letters = (span) => (((span.to - span.from) * S) / (to - from)) * ((host.clientWidth - SIDES.l - SIDES.r) / LETTER);
     const fitting = (span) => [span.name, span.name.replace("layer ", "")].find((name) => name.length <= letters(span)) ?? "";
@@ -95,9 +95,9 @@ function startTimeline(host, { names, timeline }, choose) {
     const named = ranges.flatMap(([, spans], row) => spans.map(({ from, to }) => [((from + to) / 2) * S, -row - 0.42]));
     const range = host.layout?.xaxis.range ?? [0, end * S];
     const traces = [
-      ...ranges.map(([, spans], row) => boxes(spans.map(apart), row, "--rule")),
+      ...ranges.map(([, spans], row) => boxes(spans.map(shortened), row, "--rule")),
       ...kernels.filter(({ x }) => x.length),
-      boxes(gapsOf(launches), rows.length - 1, "--part-gaps"),
+      boxes(idleSpans(launches), rows.length - 1, "--part-gaps"),
       { type: "scatter", mode: "text", x: named.map(([x]) => x), y: named.map(([, y]) => y), text: labels(range), textfont: { size: 11, color: themed("--ink") }, hoverinfo: "skip" },
       {
         type: "scatter",

@@ -13,8 +13,8 @@ from reports.profiles.parts import GAPS, is_fp32, kernel_peaks, parts, within_se
 
 HIGH = 0.6  # share of a peak from which the unit with that peak is the bottleneck
 AGREES = 0.03  # share of a record's latency within which a profile agrees with it
-LEAST = 0.005  # a smaller share would be shown as 0%
-_IDLE = 0.1  # share of the time from which idle time is named
+_MIN_SHARE = 0.005  # a smaller share would be shown as 0%
+_MIN_IDLE = 0.1  # share of the time from which the sentence has idle time
 _SHORT = 80  # characters of a short name
 _WRAPPED = re.compile(r"(void )?cutlass::device_kernel<([\w:]+::enable_\w+<)?(?P<kernel>[\w:]+)")
 UNITS = {"sm": "SM pipelines", "l2": "L2", "dram": "DRAM", "tensor": "tensor cores"}
@@ -41,10 +41,10 @@ WORKING = ("selected", "not_selected")  # a warp that issues, or is ready while 
 
 
 class Recorded(NamedTuple):
-    """A case's recorded latency. at_once: number of concurrent sequences; 0: the whole batch."""
+    """A case's recorded latency. concurrent: number of concurrent sequences; 0: the whole batch."""
 
     ms: float
-    at_once: int = 0
+    concurrent: int = 0
 
 
 def sentences(region: Region) -> tuple[str, str]:
@@ -56,15 +56,15 @@ def agreement(region: Region, recorded: Recorded | None) -> str:
     """Return profiled time and recorded latency in words; on a GPU, with a note if they disagree."""
     text = f"{format_number(region.unit_ms, 4)} ms of kernels and idle time"
     if not (recorded and recorded.ms):
-        return f"{text}; the run has no recorded latency of this case"
+        return f"{text}; the run has no recorded latency for this case"
     off = region.unit_ms / recorded.ms - 1
-    agrees = abs(off) <= AGREES or _of_operators(region)  # on a CPU, the profiler slows every operator
+    agrees = abs(off) <= AGREES or _is_on_cpu(region)  # on a CPU, the profiler slows every operator
     beyond = "" if agrees else f": not within {AGREES:.0%}"
     by = "0.0%" if round(off, 3) == 0 else f"{off:+.1%}".replace("-", "−")
     return f"{text}, recorded {format_number(recorded.ms, 4)} ms ({by}{beyond})"
 
 
-def _of_operators(region: Region) -> bool:
+def _is_on_cpu(region: Region) -> bool:
     """Return whether the region ran on a CPU, where a profile has operators, not kernels."""
     return bool(region.kernels) and region.kernels[0].name.startswith("aten::")
 
@@ -72,16 +72,16 @@ def _of_operators(region: Region) -> bool:
 def recorded(records: Iterable[Record]) -> dict[str, Recorded]:
     """Return {case key: recorded latency}; the latency is the median of the processes' medians."""
     return {
-        key: Recorded(median(median(each.samples_ms) for each in found), min(map(_at_once, found)))
+        key: Recorded(median(median(each.samples_ms) for each in found), min(map(_concurrent, found)))
         for key, found in by_case(timed(records)).items()
     }
 
 
-def _at_once(record: Record) -> int:
+def _concurrent(record: Record) -> int:
     case = record.case
-    # In forward, each prompt leaves the engine once it is read.
-    held = record.metrics.get("sequences_at_once") if case.phase != "forward" else None
-    return min(case.batch, int(held or case.batch))
+    # In forward, the limit does not apply: the KV cache of a prompt is freed after its pass.
+    limit = record.metrics.get("sequences_at_once") if case.phase != "forward" else None
+    return min(case.batch, int(limit or case.batch))
 
 
 def _where(region: Region) -> str:
@@ -90,22 +90,22 @@ def _where(region: Region) -> str:
         return "Nothing ran."
     shares = sorted(((part.time_us / total, part.name) for part in parts(region)), reverse=True)
     busy = [(share, name) for share, name in shares if name != GAPS]
-    words = [f"{within_sentence(name)} {share:.0%}" for share, name in busy[:2] if share >= LEAST]
+    words = [f"{within_sentence(name)} {share:.0%}" for share, name in busy[:2] if share >= _MIN_SHARE]
     idle = region.gaps_us / total
     clauses = [f"{' and '.join(words)} of the time"] if words else []
-    clauses += [f"idle {idle:.0%}: {_idle(region)}"] if idle >= _IDLE else []
-    together = "; ".join(clauses)
-    return f"{together[0].upper()}{together[1:]}." if clauses else "No part takes a measurable share of the time."
+    clauses += [f"idle {idle:.0%}, {_idle(region)}"] if idle >= _MIN_IDLE else []
+    joined = "; ".join(clauses)
+    return f"{joined[0].upper()}{joined[1:]}." if clauses else "No part takes a measurable share of the time."
 
 
 def _why(region: Region) -> str:
     idle = region.gaps_us / region.region_us if region.region_us else 0.0
     kernel = max(region.kernels, key=lambda each: each.time_us, default=None)
     if idle > 0.5:
-        return f"Mostly idle: bound by {cause(region)}."
+        return f"Mostly idle: {cause(region)}."
     if kernel is None or not kernel.time_us:
         return "No kernel took time."
-    if _of_operators(region):  # no counter counts operators
+    if _is_on_cpu(region):  # no counter counts operators
         return f"{short(kernel.name)} takes {_share_of_kernels(kernel, region):.0%} of the operators' time."
     return f"{short(kernel.name)} ({_share_of_time(kernel, region):.0%} of the time): {bound_of(kernel, region)}."
 
@@ -126,10 +126,10 @@ def _share_of_kernels(kernel: Kernel, region: Region) -> float:
 
 def _idle(region: Region) -> str:
     if region.longest_gap_us > region.gaps_us / 2:
-        return f"most of it one wait of {format_number(region.longest_gap_us / 1e3, 2)} ms"
+        return f"most of it in one wait of {format_number(region.longest_gap_us / 1e3, 2)} ms"
     launches = max(1, sum(kernel.launches for kernel in region.kernels))
     each, count = ("step", region.units) if _between_steps(region) else ("launch", launches)
-    return f"{format_number(region.gaps_us / count, 2)} µs per {each} for {cause(region)}"
+    return f"{format_number(region.gaps_us / count, 2)} µs per {each}: {cause(region)}"
 
 
 def cause(region: Region) -> str:
@@ -138,8 +138,8 @@ def cause(region: Region) -> str:
         return "one long wait for the host"
     if _between_steps(region):
         return "the engine's CPU work between steps"
-    if _of_operators(region):
-        return "Python"
+    if _is_on_cpu(region):
+        return "Python overhead"
     is_graph = isinstance(region, Profile) and region.case.timing == "graph"
     return "launch latency within the CUDA graph" if is_graph else "CPU launch overhead"
 
@@ -153,10 +153,10 @@ def _between_steps(region: Region) -> TypeGuard[Profile]:
 def bound_of(kernel: Kernel, region: Region) -> str:
     counters = kernel.counters
     if counters is None:
-        return "bottleneck not counted"
+        return "bottleneck unknown without hardware counters"
     peaks = kernel_peaks(kernel, region)
-    moved = _share(kernel.dram_bytes, kernel.mean_us * 1e3, peaks.get("copy_gbs"))
-    computed = _share(kernel.operations, kernel.mean_us * 1e6, peaks.get("product_tflops"))
+    moved = _share_of_peak(kernel.dram_bytes, kernel.mean_us * 1e3, peaks.get("copy_gbs"))
+    computed = _share_of_peak(kernel.operations, kernel.mean_us * 1e6, peaks.get("product_tflops"))
     if moved is not None and moved >= HIGH and moved >= (computed or 0):
         return f"{moved:.0%} of peak bandwidth{_counted_times(kernel)}: memory-bound"
     if computed is not None and computed >= HIGH and is_fp32(kernel):
@@ -167,7 +167,7 @@ def bound_of(kernel: Kernel, region: Region) -> str:
         return f"{computed:.0%} of the peak GEMM rate{_counted_times(kernel)}: compute-bound{tensor}"
     use = {unit: percent / 100 for unit, percent in counters.use.items() if unit in UNITS}
     if not use:
-        return "utilization not counted"
+        return "utilization not measured"
     unit = max(use, key=lambda each: use[each])
     if use[unit] >= HIGH:
         return f"bound by {UNITS[unit]} at {use[unit]:.0%} of peak"
@@ -175,7 +175,7 @@ def bound_of(kernel: Kernel, region: Region) -> str:
         return f"{UNITS[unit]} at {use[unit]:.0%} of peak, {' and '.join(uncounted)} not counted: bottleneck unknown"
     stalls = [(share, STALLS.get(each, each)) for each, share in counters.stalls.items() if each not in WORKING]
     share, reason = max(stalls, default=(0.0, ""))
-    stalled = f"; warps stall {reason} {share:.0%} of the time" if share >= LEAST else ""
+    stalled = f"; warps stall {reason} {share:.0%} of the time" if share >= _MIN_SHARE else ""
     return f"no unit above {HIGH:.0%} ({UNITS[unit]} {use[unit]:.0%}): latency-bound{stalled}"
 
 
@@ -206,5 +206,5 @@ def short(name: str) -> str:
     return plain if len(plain) <= _SHORT else f"{plain[: _SHORT - 1]}…"
 
 
-def _share(done: float | None, per_rate: float, peak: float | None) -> float | None:
-    return done / per_rate / peak if done is not None and per_rate and peak else None
+def _share_of_peak(amount: float | None, time: float, peak: float | None) -> float | None:
+    return amount / time / peak if amount is not None and time and peak else None

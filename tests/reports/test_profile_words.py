@@ -22,7 +22,7 @@ from reports.profiles.parts import (
     part_of,
     parts,
 )
-from reports.profiles.peaks import common_peaks, reached, with_common_peaks
+from reports.profiles.peaks import common_peaks, raised_peaks, with_common_peaks
 from reports.profiles.words import Recorded, agreement, bound_of, recorded, sentences, short
 from reports.stats import frame
 
@@ -34,9 +34,9 @@ def counted(**changes: object) -> Counters:
     return Counters(**(values | {"stalls": {"selected": 0.5, "barrier": 0.34, "wait": 0.1}} | changes))
 
 
-def region(*kernels: Kernel, gaps: float = 0.0, ranges: tuple[Range, ...] = ()) -> Region:
+def region(*kernels: Kernel, idle: float = 0.0, ranges: tuple[Range, ...] = ()) -> Region:
     busy = sum(kernel.time_us for kernel in kernels)
-    return Region(1, busy + gaps, busy, gaps, kernels, ranges, PEAKS)
+    return Region(1, busy + idle, busy, idle, kernels, ranges, PEAKS)
 
 
 def profiled(of: Region, **changes: Any) -> Profile:
@@ -51,7 +51,7 @@ def one(**changes: object) -> Region:
     ("changes", "words"),
     [
         ({"dram_bytes": 2.73e8}, "91% of peak bandwidth: memory-bound"),
-        # Counted where it did more: a launch of 400 us moved four times the mean one's bytes.
+        # The counted launch took 400 us and moved four times the bytes of a mean launch.
         (
             {"dram_bytes": 10.92e8, "time_us": 400.0},
             "91% of peak bandwidth in the counted launches (400 µs; mean 100 µs): memory-bound",
@@ -73,8 +73,8 @@ def one(**changes: object) -> Region:
         ({"use": {"sm": 20.0, "l2": 78.0}}, "bound by L2 at 78% of peak"),
         ({}, "no unit above 60% (L2 41%): latency-bound; warps stall on barriers 34% of the time"),
         ({"stalls": {}}, "no unit above 60% (L2 41%): latency-bound"),
-        ({"use": {}}, "utilization not counted"),
-        # Each word made false: a unit that is high, or not known, or a wait that is none.
+        ({"use": {}}, "utilization not measured"),
+        # Cases close to those above: unknown units, no stalls, just below or above 60%.
         (
             {"use": {"sm": 30.0, "l2": 41.0}},
             "L2 at 41% of peak, DRAM and tensor cores not counted: bottleneck unknown",
@@ -87,25 +87,25 @@ def one(**changes: object) -> Region:
         ),
     ],
 )
-def test_what_bounds_a_kernel(changes: dict, words: str) -> None:
+def test_the_bottleneck_of_a_kernel(changes: dict, words: str) -> None:
     found = one(**changes)
     assert bound_of(found.kernels[0], found) == words
 
 
-def test_without_counters_nothing_is_claimed() -> None:
-    found = replace(region(Kernel("small", 1, 0.1), Kernel("gemm", 9, 79.9), gaps=20.0), longest_gap_us=3.0)
+def test_without_counters_the_bottleneck_is_unknown() -> None:
+    found = replace(region(Kernel("small", 1, 0.1), Kernel("gemm", 9, 79.9), idle=20.0), longest_gap_us=3.0)
     assert sentences(found) == (
-        "GEMMs 80% of the time; idle 20%: 2.0 µs per launch for CPU launch overhead.",
-        "gemm (80% of the time): bottleneck not counted.",
+        "GEMMs 80% of the time; idle 20%, 2.0 µs per launch: CPU launch overhead.",
+        "gemm (80% of the time): bottleneck unknown without hardware counters.",
     )
 
 
-def test_without_peaks_neither_memory_nor_products_are_named() -> None:
+def test_without_peaks_no_kernel_is_memory_or_compute_bound() -> None:
     found = replace(one(dram_bytes=2.73e8, operations=5.1e10), peaks={})
     assert bound_of(found.kernels[0], found).startswith("no unit above 60%")
 
 
-def test_the_lower_bound_of_a_norm_is_by_the_fp32_peak() -> None:
+def test_the_lower_bound_of_a_norm_uses_the_fp32_peak() -> None:
     """Two launches of 6 GFLOPs each take 200 µs at the FP32 peak (60 TFLOP/s), 20 µs at the GEMM peak (600 TFLOP/s)."""
     norm = one(operations=6e9, dram_bytes=1.0, fp32_peak_tflops=60.0).kernels[0]
     gemm = one(operations=6e9, dram_bytes=1.0).kernels[0]
@@ -127,73 +127,73 @@ def test_a_kernel_above_a_peak_raises_it_unless_it_is_short_or_miscounted(
 ) -> None:
     work = {"dram_bytes": rates[0] * 1e3 * counted_us, "operations": rates[1] * 1e6 * counted_us}
     fast = Kernel("fast", 1, time_us, counters=counted(time_us=counted_us, **work))
-    found = reached(region(fast, Kernel("rest", 1, 100.0 - min(time_us, 99.0))))
+    found = raised_peaks(region(fast, Kernel("rest", 1, 100.0 - min(time_us, 99.0))))
     assert (found["copy_gbs"], found["product_tflops"]) == pytest.approx(peaks)
-    assert reached(replace(region(fast), peaks={})) == {}
+    assert raised_peaks(replace(region(fast), peaks={})) == {}
 
 
 @pytest.mark.parametrize(
     ("name", "longest", "words"),
     [
-        ("gemm", 8.0, "Mostly idle: bound by CPU launch overhead."),
-        ("aten::mm", 8.0, "Mostly idle: bound by Python."),
-        ("gemm", 41.0, "Mostly idle: bound by one long wait for the host."),
+        ("gemm", 8.0, "Mostly idle: CPU launch overhead."),
+        ("aten::mm", 8.0, "Mostly idle: Python overhead."),
+        ("gemm", 41.0, "Mostly idle: one long wait for the host."),
     ],
 )
-def test_mostly_gaps_is_not_bound_by_a_kernel(name: str, longest: float, words: str) -> None:
+def test_a_mostly_idle_region_has_no_kernel_as_bottleneck(name: str, longest: float, words: str) -> None:
     kernel = Kernel(name, 40, 20.0, counters=counted(dram_bytes=2.73e8))
-    found = replace(region(kernel, gaps=80.0), longest_gap_us=longest)
+    found = replace(region(kernel, idle=80.0), longest_gap_us=longest)
     assert sentences(found)[1] == words
     assert ("one wait of 0.041 ms" in sentences(found)[0]) is (longest > 40)
 
 
-def test_of_a_graph_the_host_is_not_blamed() -> None:
+def test_the_cause_of_idle_time_by_timing() -> None:
     case = Case("ttt-mlp", "thunderkittens", "1.3b", "generate", 1, 2048, timing="graph")
-    found = profiled(region(Kernel("gemm", 40, 20.0), gaps=80.0), longest_gap_us=2.0, case=case)
-    assert sentences(found)[1] == "Mostly idle: bound by launch latency within the CUDA graph."
+    found = profiled(region(Kernel("gemm", 40, 20.0), idle=80.0), longest_gap_us=2.0, case=case)
+    assert sentences(found)[1] == "Mostly idle: launch latency within the CUDA graph."
     engine = replace(found, case=replace(case, timing="engine"), units=16)  # 30 us between two steps
-    assert sentences(engine)[1] == "Mostly idle: bound by CPU launch overhead."
+    assert sentences(engine)[1] == "Mostly idle: CPU launch overhead."
     engine = replace(engine, longest_gap_us=4.0)
-    assert sentences(engine)[1] == "Mostly idle: bound by the engine's CPU work between steps."
-    assert "idle 80%: 5.0 µs per step for the engine's CPU work between steps" in sentences(engine)[0]
+    assert sentences(engine)[1] == "Mostly idle: the engine's CPU work between steps."
+    assert "idle 80%, 5.0 µs per step: the engine's CPU work between steps" in sentences(engine)[0]
     eager = replace(found, case=replace(case, timing="eager"))
-    assert sentences(eager)[1] == "Mostly idle: bound by CPU launch overhead."
+    assert sentences(eager)[1] == "Mostly idle: CPU launch overhead."
 
 
-def test_what_took_no_time_has_its_words() -> None:
+def test_sentences_without_kernel_time() -> None:
     assert sentences(region(Kernel("gemm", 1, 0.0))) == ("Nothing ran.", "No kernel took time.")
-    assert sentences(region(Kernel("gemm", 1, 0.01), gaps=99.0))[0] == ("Idle 100%: most of it one wait of 0.099 ms.")
+    assert sentences(region(Kernel("gemm", 1, 0.01), idle=99.0))[0] == "Idle 100%, most of it in one wait of 0.099 ms."
 
 
-def test_kernels_and_gaps_are_held_against_the_record() -> None:
-    found = region(Kernel("gemm", 1, 9000.0), gaps=1000.0)
+def test_profiled_time_is_compared_with_the_record() -> None:
+    found = region(Kernel("gemm", 1, 9000.0), idle=1000.0)
     assert agreement(found, Recorded(9.8)) == "10.00 ms of kernels and idle time, recorded 9.800 ms (+2.0%)"
     assert "(+4.2%: not within 3%" in agreement(found, Recorded(9.6))
     assert "(−4.8%: not within 3%" in agreement(found, Recorded(10.5))
     assert "(+3.0%: not within 3%)" in agreement(found, Recorded(9.708))
     assert agreement(found, Recorded(10.001)).endswith("(0.0%)")
     assert agreement(region(Kernel("aten::mm", 1, 9000.0)), Recorded(6.0)).endswith("(+50.0%)")
-    assert agreement(found, None).endswith("no recorded latency of this case")
+    assert agreement(found, None).endswith("no recorded latency for this case")
 
 
-def test_a_record_says_the_median_of_its_processes() -> None:
+def test_the_recorded_latency_is_the_median_of_the_processes() -> None:
     case = Case("a", "b", "c", "forward", 1, 8)
     records = [Record(case, "ok", samples_ms=[each] * 3, throttled=[False] * 3) for each in (1.0, 2.0, 9.0)]
     lost = Record(replace(case, batch=2), "failed", "it broke")
-    assert recorded([*records, lost]) == {case.key: Recorded(2.0, at_once=1)}
+    assert recorded([*records, lost]) == {case.key: Recorded(2.0, concurrent=1)}
 
 
 @pytest.mark.parametrize(
-    ("phase", "held", "at_once"),
+    ("phase", "limits", "concurrent"),
     [("generate", (21, 20, 600), 20), ("generate", (600,), 512), ("forward", (21, 20, 600), 512)],
 )
-def test_a_record_says_how_many_sequences_ran_at_once(phase: str, held: tuple[int, ...], at_once: int) -> None:
+def test_concurrent_sequences_of_a_record(phase: str, limits: tuple[int, ...], concurrent: int) -> None:
     case = Case("a", "b", "c", phase, 512, 8)
     records = [
         Record(case, "ok", samples_ms=[1.0], throttled=[False], metrics={"sequences_at_once": float(each)}, repeat=n)
-        for n, each in enumerate(held)
+        for n, each in enumerate(limits)
     ]
-    assert recorded(records)[case.key].at_once == at_once
+    assert recorded(records)[case.key].concurrent == concurrent
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_parts_by_name(name: str, part: str) -> None:
     assert part_of(name, ("forward", "layer 3"), True) == part_of(name, ("forward",)) == part
 
 
-def test_products_of_steps_without_layers_are_not_the_heads() -> None:
+def test_gemms_of_steps_without_layers_are_not_the_heads() -> None:
     ranges = (
         Range(("request", "forward", "layer 0"), (RangeKernel(0, 3, 30.0),)),
         Range(("request", "forward"), (RangeKernel(0, 1, 10.0),)),
@@ -240,13 +240,14 @@ def test_products_of_steps_without_layers_are_not_the_heads() -> None:
     assert {part.name: part.time_us for part in parts(alone)} == {PRODUCTS: 30.0, HEAD: 10.0}
 
 
-def test_profiles_of_one_kind_of_gpu_share_their_highest_peaks() -> None:
-    def made(device: str, product: float, **changes: object) -> Profile:
-        case, peaks = Case("a", "b", "c", "forward", 1, 8), {"product_tflops": product}
+def test_profiles_on_one_gpu_model_share_the_highest_peaks() -> None:
+    def on(device: str, tflops: float, **changes: object) -> Profile:
+        case, peaks = Case("a", "b", "c", "forward", 1, 8), {"product_tflops": tflops}
         return profiled(one(**changes), peaks=peaks, case=case, environment={"device": device})
 
-    made_of = [made("H100", 600.0), made("H100", 700.0), made("H200", 500.0, operations=5.5e10), made("H100", 650.0)]
-    found = with_common_peaks(made_of)
+    found = with_common_peaks(
+        [on("H100", 600.0), on("H100", 700.0), on("H200", 500.0, operations=5.5e10), on("H100", 650.0)]
+    )
     assert [each.peaks["product_tflops"] for each in found] == [700.0, 700.0, pytest.approx(550.0), 700.0]
 
 
@@ -263,13 +264,13 @@ def test_records_and_profiles_of_a_run_have_the_same_peaks() -> None:
         assert list(table["lower_bound_ms"]) == [pytest.approx(lower_bound_ms)]
 
 
-def test_a_part_counted_almost_whole_has_the_lower_bound_of_all_of_it() -> None:
+def test_the_lower_bound_of_an_almost_covered_part_is_scaled_to_the_whole_part() -> None:
     gemm = Kernel("gemm", 1, 190.0, counters=counted(time_us=190.0, dram_bytes=2.85e8))  # 95 us at a copy's rate
-    [products] = parts(region(gemm, Kernel("other_gemm", 1, 10.0)))
-    assert products.lower_bound_us == pytest.approx(95.0 * 200 / 190)
+    [gemms] = parts(region(gemm, Kernel("other_gemm", 1, 10.0)))
+    assert gemms.lower_bound_us == pytest.approx(95.0 * 200 / 190)
 
 
-def test_the_lower_bound_of_a_kernel_of_two_parts_is_shared_as_its_time_is() -> None:
+def test_the_lower_bound_of_a_kernel_in_two_parts_is_split_like_its_time() -> None:
     ranges = (
         Range(("forward", "layer 0"), (RangeKernel(0, 3, 30.0),)),
         Range(("forward",), (RangeKernel(0, 1, 10.0),)),
@@ -277,15 +278,15 @@ def test_the_lower_bound_of_a_kernel_of_two_parts_is_shared_as_its_time_is() -> 
     gemm = Kernel("gemm", 4, 80.0, counters=counted(time_us=20.0, dram_bytes=3e7))  # 10 us of 20 us
     found = {part.name: part.lower_bound_us for part in parts(region(gemm, ranges=ranges))}
     assert found == {PRODUCTS: pytest.approx(30.0), HEAD: pytest.approx(10.0)}
-    # A quarter of a kernel that was counted is not all of a part.
-    beside = region(
+    # A counted kernel that is only a quarter of a part does not bound the part.
+    partly = region(
         gemm, Kernel("another_gemm", 1, 40.0), ranges=(*ranges, Range(("forward",), (RangeKernel(1, 1, 4.0),)))
     )
-    assert {part.name: part.lower_bound_us for part in parts(beside)} == {PRODUCTS: pytest.approx(30.0), HEAD: None}
+    assert {part.name: part.lower_bound_us for part in parts(partly)} == {PRODUCTS: pytest.approx(30.0), HEAD: None}
 
 
 @pytest.mark.parametrize(("inside", "part"), [(30.0, PRODUCTS), (3.0, HEAD)])
-def test_a_kernel_of_two_parts_is_listed_with_the_one_in_which_it_takes_longest(inside: float, part: str) -> None:
+def test_a_kernel_in_two_parts_is_listed_in_the_longer_one(inside: float, part: str) -> None:
     ranges = (
         Range(("forward", "layer 0"), (RangeKernel(0, 3, inside),)),
         Range(("forward",), (RangeKernel(0, 1, 10.0),)),
@@ -296,13 +297,13 @@ def test_a_kernel_of_two_parts_is_listed_with_the_one_in_which_it_takes_longest(
     assert launch_parts(replace(found, timeline=timeline)) == [PRODUCTS, HEAD, part, OTHER]
 
 
-def test_a_kernel_of_two_ranges_is_shared_between_their_parts() -> None:
+def test_a_kernel_in_two_ranges_is_split_between_their_parts() -> None:
     ranges = (
         Range(("forward", "layer 0"), (RangeKernel(0, 3, 30.0),)),
         Range(("forward", "layer 0", "operator"), (RangeKernel(1, 1, 5.0),)),
         Range(("forward",), (RangeKernel(0, 1, 10.0),)),
     )
-    found = region(Kernel("gemm", 8, 80.0), Kernel("odd", 2, 12.0), gaps=8.0, ranges=ranges)
+    found = region(Kernel("gemm", 8, 80.0), Kernel("odd", 2, 12.0), idle=8.0, ranges=ranges)
     assert {part.name: (part.time_us, part.launches) for part in parts(found)} == {
         PRODUCTS: (60.0, 6),
         TTT: (12.0, 2),
@@ -311,23 +312,23 @@ def test_a_kernel_of_two_ranges_is_shared_between_their_parts() -> None:
     }
 
 
-def test_kernels_that_overlap_add_up_to_the_region() -> None:
+def test_overlapping_kernels_add_up_to_the_busy_time() -> None:
     found = replace(region(Kernel("gemm", 1, 80.0), Kernel("_dual", 1, 40.0)), busy_us=90.0, region_us=100.0)
     assert [(part.name, part.time_us) for part in parts(found)] == [(PRODUCTS, 60.0), (TTT, 30.0), (GAPS, 10.0)]
 
 
-def test_lower_bounds_of_parts_that_overlap_are_shared_as_their_times_are() -> None:
+def test_lower_bounds_of_overlapping_parts_are_scaled_like_their_times() -> None:
     work = {PRODUCTS: Work(4.2e10, 0), TTT: Work(0, 9e7)}  # 70 us at 600 TFLOP/s, 50 at 1.8 TB/s
     both = region(Kernel("gemm", 1, 80.0), Kernel("_dual", 1, 80.0))
     found = replace(both, busy_us=80.0, region_us=80.0, work=work)
-    apart = {part.name: part.lower_bound_us for part in parts(replace(found, busy_us=160.0, region_us=160.0))}
+    serial = {part.name: part.lower_bound_us for part in parts(replace(found, busy_us=160.0, region_us=160.0))}
     assert {part.name: part.lower_bound_us for part in parts(found)} == {
-        name: bound / 2 for name, bound in apart.items()
+        name: bound / 2 for name, bound in serial.items()
     }
     assert all(part.lower_bound_us < part.time_us for part in parts(found))
 
 
-def test_a_lower_bound_is_the_longer_of_moving_and_computing() -> None:
+def test_a_lower_bound_is_the_longer_of_memory_and_compute_time() -> None:
     found = one(dram_bytes=9e7, operations=3e10)
     assert kernel_lower_bound_us(found.kernels[0], found) == pytest.approx(2 * 50.0)
     assert kernel_lower_bound_us(found.kernels[0], replace(found, peaks={})) is None
@@ -336,18 +337,18 @@ def test_a_lower_bound_is_the_longer_of_moving_and_computing() -> None:
     assert parts(half)[0].lower_bound_us is None  # half of the part was not counted
 
 
-def test_an_adapters_count_is_the_lower_bound_with_and_without_a_profiler_that_counts() -> None:
+def test_the_adapters_count_takes_precedence_over_counters() -> None:
     work = {PRODUCTS: Work(3e10, 9e7), HEAD: Work(3e9, 6e6), SCAN: Work(1e9, 1e6)}
-    counted_too = replace(one(dram_bytes=9e7), work=work, units=2)
-    for found in (counted_too, replace(counted_too, kernels=(replace(counted_too.kernels[0], counters=None),))):
-        [products] = parts(found)
-        assert products.of_model
-        assert products.lower_bound_us == pytest.approx(2 * 55.0)  # with the head's, whose kernels no range tells apart
-    assert not parts(one(dram_bytes=9e7))[0].of_model
-    assert parts(replace(counted_too, peaks={}))[0].lower_bound_us is None
+    with_counters = replace(one(dram_bytes=9e7), work=work, units=2)
+    for found in (with_counters, replace(with_counters, kernels=(replace(with_counters.kernels[0], counters=None),))):
+        [gemms] = parts(found)
+        assert gemms.from_adapter
+        assert gemms.lower_bound_us == pytest.approx(2 * 55.0)  # with the head's GEMMs, which no range separates
+    assert not parts(one(dram_bytes=9e7))[0].from_adapter
+    assert parts(replace(with_counters, peaks={}))[0].lower_bound_us is None
 
 
-def test_of_work_that_is_one_part_all_kernels_are() -> None:
+def test_work_of_one_part_puts_all_kernels_in_this_part() -> None:
     found = replace(region(Kernel("aten::mm", 1, 5.0), Kernel("odd", 1, 1.0)), work={TTT: Work(1, 1)})
     assert [part.name for part in parts(found)] == [TTT]
     assert [part.name for part in parts(replace(found, work={"strange": Work(1, 1)}))] == [PRODUCTS, OTHER]
@@ -369,5 +370,5 @@ def test_names_are_shown_without_templates_and_arguments() -> None:
         ("cutlass::gemm::kernel::GemmUniversal<cute::tuple<int, int>>", "kernel::GemmUniversal"),
     ],
 )
-def test_an_entry_of_cutlass_is_named_by_what_it_runs(wrapped: str, shown: str) -> None:
+def test_a_cutlass_entry_point_is_named_after_its_kernel(wrapped: str, shown: str) -> None:
     assert short(f"void cutlass::device_kernel<{wrapped}>({wrapped}::Params)") == shown

@@ -19,13 +19,13 @@ def made(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def shared(browser, made):
-    with browsing.opened(browser, made[0], viewport={"width": 1280, "height": 900}) as (page, wrongs):
-        yield page, wrongs
+    with browsing.opened(browser, made[0], viewport={"width": 1280, "height": 900}) as (page, errors):
+        yield page, errors
 
 
 @pytest.fixture
 def page(page):
-    page.mouse.move(0, 0)  # off the plots, which scroll below it
+    page.mouse.move(0, 0)  # away from the plots
     page.evaluate("history.replaceState(null, '', location.pathname)")
     page.evaluate("for (const each of document.querySelectorAll('.profile details')) each.open = false")
     return page
@@ -40,43 +40,43 @@ def profile(page):
     return found
 
 
-def readout(profile, of):
-    return profile.locator(f".{of} .readout").inner_text()
+def readout(profile, plot):
+    return profile.locator(f".{plot} .readout").inner_text()
 
 
-def is_opened(page, anchor):
+def wait_until_opened(page, anchor):
     page.wait_for_function("a => document.activeElement.id === a", arg=anchor)
     page.locator(f"#{anchor} details[data-profile][open]").wait_for()
     page.wait_for_function("a => Math.abs(document.getElementById(a).getBoundingClientRect().top) < 200", arg=anchor)
 
 
-def test_a_point_that_was_profiled_says_so_and_a_click_opens_its_profile(page, made):
+def test_a_profiled_point_has_a_link_and_a_click_opens_its_profile(page, made):
     point = page.locator("#figure-0 .xy .points path").first
     page.locator("#figure-0").scroll_into_view_if_needed()
     point.hover(force=True)
     page.locator("#figure-0 .readout").get_by_text("Profile of this point").wait_for()
     box = point.bounding_box()
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    is_opened(page, f"profile-{made[1][0]}")
+    wait_until_opened(page, f"profile-{made[1][0]}")
 
 
 def walk_to(page, name, x):
     page.locator("#figure-0 .plot").focus()
     for key in ["ArrowLeft"] * 9 + ["ArrowRight"] * 9:
         page.keyboard.press(key)
-        said = page.locator("#figure-0 .readout").inner_text()
-        if name in said and f": {x} " in said:
-            return said
-    raise AssertionError(f"no point of {name} at {x}: {said}")
+        shown = page.locator("#figure-0 .readout").inner_text()
+        if name in shown and f": {x} " in shown:
+            return shown
+    raise AssertionError(f"no point of {name} at {x}: {shown}")
 
 
 def test_the_keyboard_goes_from_each_point_to_its_own_profile(page, made):
     assert "Profile of this point" in walk_to(page, "Mamba", "2k")
     page.keyboard.press("Enter")
-    is_opened(page, f"profile-{made[1][3]}")
+    wait_until_opened(page, f"profile-{made[1][3]}")
 
 
-def test_a_point_without_a_profile_leads_nowhere(page):
+def test_a_point_without_a_profile_has_no_link(page):
     assert "Profile of this point" not in walk_to(page, "Mamba", "4k")
     enter = """plot => {
       plot.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter" }));
@@ -86,21 +86,21 @@ def test_a_point_without_a_profile_leads_nowhere(page):
     assert "profile" not in page.evaluate("location.hash")
 
 
-def test_a_tap_tells_the_point_below_the_plot_and_offers_the_profile(browser, made):
+def test_a_tap_describes_the_point_below_the_plot_and_links_its_profile(browser, made):
     with browsing.opened(browser, made[0], viewport=PHONE, has_touch=True, is_mobile=True) as (page, _):
         page.locator("#figure-0 .plot").scroll_into_view_if_needed()
         box = page.locator("#figure-0 .xy .points path").first.bounding_box()
         page.touchscreen.tap(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
         page.locator("#figure-0 .readout", has_text="30 samples").wait_for()
-        assert not page.locator("#figure-0 .hoverlayer").is_visible()  # the readout says the same
+        assert not page.locator("#figure-0 .hoverlayer").is_visible()  # the readout has the same text
         page.get_by_role("link", name="Profile of this point").tap()
-        is_opened(page, f"profile-{made[1][0]}")
+        wait_until_opened(page, f"profile-{made[1][0]}")
 
 
 def test_a_link_to_a_profile_opens_it(browser, made):
     path, keys = made
     with browsing.opened(browser, path, f"#profile-{keys[2]}") as (page, _):
-        is_opened(page, f"profile-{keys[2]}")
+        wait_until_opened(page, f"profile-{keys[2]}")
         assert page.locator(".profile details[open]").count() == 1
 
 
@@ -123,7 +123,7 @@ def test_a_roofline_is_read_point_by_point(profile, page):
     assert profile.locator("tr.chosen th").inner_text() in seen[-1]
 
 
-def test_names_of_layers_that_fit_stand_in_their_boxes(profile, page):
+def test_layer_names_are_in_boxes_that_they_fit(profile, page):
     labels, host = profile.locator(".timeline .textpoint"), profile.locator(".timeline .plot-host")
     show = "(host, range) => Plotly.relayout(host, { 'xaxis.range': range }).then(() => null)"
     whole = host.evaluate("host => host.layout.xaxis.range")
@@ -140,14 +140,14 @@ def test_a_timeline_is_read_launch_by_launch(profile, page):
     for _ in range(6):
         page.keyboard.press("ArrowDown")
         seen.append(readout(profile, "timeline"))
-    assert seen[0].startswith("native::indexSelectLargeIndex: 308.7 µs, from 0 on, in forward; Other")
+    assert seen[0].startswith("native::indexSelectLargeIndex: 308.7 µs, starts at 0, in forward; Other")
     assert "in forward / layer 0 / operator; TTT kernel" in seen[5]
     assert profile.locator("tr.chosen th").inner_text() == "linear_forward"
     page.keyboard.press("ArrowUp")
     assert readout(profile, "timeline") == seen[4]
 
 
-def test_a_pointer_reads_and_the_wheel_scrolls_the_page(profile, page):
+def test_a_pointer_shows_a_launch_and_the_wheel_scrolls_the_page(profile, page):
     host = profile.locator(".timeline .plot-host")
     host.scroll_into_view_if_needed()
     box = host.bounding_box()
@@ -158,7 +158,7 @@ def test_a_pointer_reads_and_the_wheel_scrolls_the_page(profile, page):
     page.wait_for_function("before => scrollY < before", arg=scrolled)
 
 
-def test_on_a_phone_nothing_reaches_beyond_the_screen(browser, made):
+def test_on_a_phone_nothing_is_wider_than_the_screen(browser, made):
     path, keys = made
     with browsing.opened(browser, path, viewport=PHONE, has_touch=True) as (page, _):
         page.evaluate("a => { location.hash = a; }", f"profile-{keys[0]}")

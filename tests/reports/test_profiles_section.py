@@ -25,7 +25,7 @@ from harness.schema.run import Run
 from harness.schema.run_file import Planned, RunFile, jobs_of
 from harness.schema.work import Work
 from reports.page.html import render
-from reports.profiles.drawing import NAMED, roofline, timeline, unplaced
+from reports.profiles.drawing import TABLE_ROWS, roofline, timeline, unplotted_share
 from reports.profiles.section import script, section
 from reports.publish import write_report
 from reports.resources import source
@@ -36,7 +36,7 @@ def test_a_run_without_profiles_has_no_section(tmp_path: Path) -> None:
     assert section_of(run_with(tmp_path)) is None
 
 
-def test_the_section_compares_systems_of_one_work(tmp_path: Path) -> None:
+def test_the_section_groups_systems_by_work(tmp_path: Path) -> None:
     found = section_of(run_with(tmp_path, profile(case()), profile(case("mamba")), profile(case(batch=16))))
     assert found.html.count("<h3>") == 2
     assert found.html.count('class="profile-bar"') == 3
@@ -44,43 +44,43 @@ def test_the_section_compares_systems_of_one_work(tmp_path: Path) -> None:
     for anchor in found.anchors.values():
         assert f'id="{anchor}"' in found.html
     assert "0.05000 ms of kernels and idle time, recorded 0.05000 ms (0.0%)" in found.html
-    assert "the run has no recorded latency of this case" in found.html
+    assert "the run has no recorded latency for this case" in found.html
     assert "GEMMs 60%" in found.html
     assert "168" in found.html
 
 
-@pytest.mark.parametrize(("peaks", "told"), [({"copy_gbs": 3e3}, True), ({"copy_gbs": None}, False), ({}, False)])
+@pytest.mark.parametrize(("peaks", "explained"), [({"copy_gbs": 3e3}, True), ({"copy_gbs": None}, False), ({}, False)])
 def test_lower_bounds_are_explained_where_there_are_peaks(
-    tmp_path: Path, peaks: dict[str, float | None], told: bool
+    tmp_path: Path, peaks: dict[str, float | None], explained: bool
 ) -> None:
     found = section_of(run_with(tmp_path, profile(case(), peaks=peaks)))
     assert "Cases of the same work share a scale." in found.html
-    assert ("on a GPU of this model" in found.html) is told
+    assert ("on a GPU of this model" in found.html) is explained
 
 
-def test_a_step_of_fewer_sequences_is_not_compared_with_those_of_all(tmp_path: Path) -> None:
-    held = replace(case(batch=16), phase="generate")
-    generated = [replace(profile(each), case=each) for each in (held, replace(held, system="mamba"))]
-    record = Record(held, "ok", samples_ms=[0.05], throttled=[False], metrics={"sequences_at_once": 5.0})
+def test_a_step_with_fewer_concurrent_sequences_has_its_own_group(tmp_path: Path) -> None:
+    step = replace(case(batch=16), phase="generate")
+    generated = [replace(profile(each), case=each) for each in (step, replace(step, system="mamba"))]
+    record = Record(step, "ok", samples_ms=[0.05], throttled=[False], metrics={"sequences_at_once": 5.0})
     html = section([record], generated, CATALOGUE).html
     assert re.findall("<h3>(.*?)</h3>", html) == [
-        "generate, 1.3b, 5 at once of batch 16, 2048 tokens",
+        "generate, 1.3b, batch 16 (5 concurrent), 2048 tokens",
         "generate, 1.3b, batch 16, 2048 tokens",
     ]
 
 
-def test_the_section_says_which_share_of_the_cases_was_profiled(tmp_path: Path) -> None:
+def test_the_section_gives_the_number_of_profiled_cases(tmp_path: Path) -> None:
     html = section_of(run_with(tmp_path, profile(case(batch=16)), profile(case("mamba")))).html
     assert "<p>Profiled: 0 of 1 measured cases.</p>" in html
 
 
-def test_groups_after_the_first_are_folded_and_say_what_is_in_them(tmp_path: Path) -> None:
+def test_groups_after_the_first_are_collapsed_and_list_their_cases(tmp_path: Path) -> None:
     html = section_of(run_with(tmp_path, profile(case()), profile(case(batch=16)))).html
     assert (html.count('<details class="work">'), html.count('<details class="work" open>')) == (1, 1)
     assert html.count("<small>TTT &lt;b&gt; on the fast one 0.05 ms</small></summary>") == 2
 
 
-def test_a_title_says_what_sets_a_case_apart_in_its_group(tmp_path: Path) -> None:
+def test_a_title_has_the_settings_that_differ_in_the_group(tmp_path: Path) -> None:
     def titles(*cases: Case) -> list[str]:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
@@ -121,7 +121,7 @@ def test_bars_of_a_group_have_one_scale(tmp_path: Path) -> None:
     assert ends == [pytest.approx(1000, abs=0.1), pytest.approx(500, abs=0.1)]
 
 
-def test_a_row_is_of_one_unit_of_work(tmp_path: Path) -> None:
+def test_rows_are_per_unit_of_work(tmp_path: Path) -> None:
     html = section_of(run_with(tmp_path, profile(case()))).html
     table = html[html.index('<table class="kernels">') :]
     headings, *rows = (re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>.*?</tr>", table))
@@ -144,27 +144,27 @@ def test_a_row_is_of_one_unit_of_work(tmp_path: Path) -> None:
     assert [second[name] for name in columns] == ["0.0150", "", "", ""]
 
 
-def widths_of(html: str, drawn: str) -> list[float]:
+def widths_of(html: str, name: str) -> list[float]:
     bar = html[html.index('<svg class="profile-bar"') :].partition("</svg>")[0]
-    return [float(width) for width in re.findall(rf'{drawn}[)"][^>]*width="([\d.]+)"', bar)]
+    return [float(width) for width in re.findall(rf'{name}[)"][^>]*width="([\d.]+)"', bar)]
 
 
-def test_the_lower_bound_of_a_case_is_of_one_unit_and_none_where_a_part_has_none(tmp_path: Path) -> None:
+def test_the_lower_bound_of_a_case_is_per_unit_and_needs_all_parts(tmp_path: Path) -> None:
     def shown(name: str, **work: Work) -> str:
         return section_of(run_with(tmp_path / name, profile(case(), work=work))).html
 
     # Two units took 60 us and 30 us; the lower bounds of one are 10 us and 5 us.
     both = shown("both", products=Work(6e9, 3e6), ttt=Work(3e9, 0))
-    assert "; 0.015 ms if every part took its lower bound" in both
+    assert "; 0.015 ms if every part ran at its lower bound" in both
     assert widths_of(both, "lower-bound") == pytest.approx([200, 100])
     partly = shown("partly", products=Work(6e9, 3e6), edges=Work(0, 0))
-    assert "if every part took its lower bound" not in partly
-    # A part may be faster than its lower bound, which then ends with the part.
+    assert "if every part ran at its lower bound" not in partly
+    # A part may be faster than its lower bound; the strip then is as wide as the part.
     fast = shown("fast", products=Work(60e9, 0), ttt=Work(3e9, 0))
     assert widths_of(fast, "lower-bound")[0] == widths_of(fast, "part-products")[0]
 
 
-def test_failures_say_why_and_skipped_cases_are_silent(tmp_path: Path) -> None:
+def test_failed_cases_have_their_reason_and_skipped_cases_are_omitted(tmp_path: Path) -> None:
     failed = Profile(case=case(batch=16), status="oom", reason="it did not fit")
     skipped = Profile(case=case("mamba"), status="skipped", reason="not here")
     html = section_of(run_with(tmp_path, profile(case()), failed, skipped)).html
@@ -172,7 +172,7 @@ def test_failures_say_why_and_skipped_cases_are_silent(tmp_path: Path) -> None:
     assert "not here" not in html
 
 
-def test_a_case_of_names_without_end_adds_at_most_150_kb(tmp_path: Path) -> None:
+def test_a_case_with_1000_long_names_has_at_most_150_kb(tmp_path: Path) -> None:
     kernels = [Kernel(f"{n:04}" + "x" * (NAME_LIMIT - 4), 3, 1.0, 255, 99999, COUNTERS) for n in range(1000)]
     launches = range(TIMELINE_LIMIT)
     longest = Timeline(
@@ -183,11 +183,11 @@ def test_a_case_of_names_without_end_adds_at_most_150_kb(tmp_path: Path) -> None
     )
     html = section_of(run_with(tmp_path, profile(case(), *kernels, timeline=longest))).html
     assert len(html.encode()) + len(script()) + len(source("reports.profiles", "section.css")) < 150_000
-    assert html.count('<th scope="row" title=') == NAMED
+    assert html.count('<th scope="row" title=') == TABLE_ROWS
     assert "900 more kernels are in the profile's file." in html
 
 
-def test_points_lie_where_counters_and_times_put_them() -> None:
+def test_roofline_points_come_from_counters_and_times() -> None:
     counted, idle = COUNTERS, replace(COUNTERS, operations=0.0)
     found = profile(
         case(), Kernel("gemm", 4, 60.0, counters=counted), Kernel("idle", 1, 5.0, counters=idle), Kernel("odd", 1, 35.0)
@@ -197,11 +197,11 @@ def test_points_lie_where_counters_and_times_put_them() -> None:
     assert drawn["points"] == [(0, 100.0, 66.67, 0.03, None, False)]
     assert (drawn["l2_gbs"], drawn["fp32_tflops"]) == (None, None)
     assert (drawn["copy_gbs"], drawn["product_tflops"]) == (3000.0, 600.0)
-    assert unplaced(found) == pytest.approx(0.4)
-    assert unplaced(profile(case(), Kernel("gemm", 4, 60.0, counters=counted))) == 0.0
+    assert unplotted_share(found) == pytest.approx(0.4)
+    assert unplotted_share(profile(case(), Kernel("gemm", 4, 60.0, counters=counted))) == 0.0
 
 
-def test_a_norm_has_the_roofs_of_the_l2_and_of_fp32() -> None:
+def test_the_roofline_of_a_norm_has_l2_and_fp32_peaks() -> None:
     norm = replace(COUNTERS, l2_bytes=4e7, use={"tensor": 0.0}, l2_peak_gbs=13_088.4, fp32_peak_tflops=67.68)
     slower = replace(COUNTERS, l2_peak_gbs=12_000.0, fp32_peak_tflops=60.0)
     drawn = roofline(profile(case(), Kernel("norm", 4, 60.0, counters=norm), Kernel("gemm", 1, 30.0, counters=slower)))
@@ -217,14 +217,14 @@ def test_without_counters_whole_parts_have_points(tmp_path: Path) -> None:
     # of two units in 60 us
     assert roofline(both)["parts"] == [(0, 200.0, 200.0, 0.03)]
     html = section_of(run_with(tmp_path, both)).html
-    assert "Roofline: one point per part, with the work that the adapter counts" in html
+    assert "Roofline: one point per part, from the least FLOPs and bytes of the model" in html
     assert "has no point" not in html
     assert "GB/s" not in html
     assert "the same numbers are in the table" not in html
     assert "or of a faster kernel" not in html
-    assert "<td>the model&#39;s work</td>" in html
+    assert "<td>the model&#39;s FLOPs and bytes</td>" in html
     bare = section_of(run_with(tmp_path / "bare", replace(found, work={}, peaks={}))).html
-    assert "This process measured no peaks, so there is no roofline." in bare
+    assert "No process on this device measured peaks, so there is no roofline." in bare
 
 
 def test_a_timeline_has_the_paths_and_parts_of_its_launches(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_timeline_has_the_paths_and_parts_of_its_launches(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("written", [write_report, lambda folder, _: files_of(Run.open(folder), "id")])
-def test_a_page_is_of_one_reading_of_its_run(
+def test_a_page_reads_its_run_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: Callable[..., object]
 ) -> None:
     run = run_with(tmp_path, profile(case()))
@@ -257,7 +257,7 @@ def test_a_page_is_of_one_reading_of_its_run(
     assert sorted(read) == ["profiles", "records"]
 
 
-def test_the_row_of_a_case_knows_its_profile(tmp_path: Path) -> None:
+def test_the_page_links_rows_to_profiles(tmp_path: Path) -> None:
     run = run_with(tmp_path, profile(case()), profile(case("mamba")))
     [measured] = run.records()
     other = replace(measured, case=case("ttt", 16))
