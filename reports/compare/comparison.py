@@ -286,16 +286,16 @@ def _differences(pairs: Sequence[Pair]) -> Iterator[Difference]:
             if a.get(name, "") != b.get(name, "") and (comparable_variables or not name.startswith("variable ")):
                 labels = found.setdefault(name, {}).setdefault((a.get(name, ""), b.get(name, "")), [])
                 labels.append(pair.a.name)
-    everywhere = {pair.a.name for pair in pairs}
+    all_labels = {pair.a.name for pair in pairs}
     for name, values in found.items():
         if len(values) > MAX_VALUE_PAIRS:
-            yield Difference(name, where=_where([each for labels in values.values() for each in labels], everywhere))
+            yield Difference(name, where=_where([each for labels in values.values() for each in labels], all_labels))
         else:
-            yield from (Difference(name, *each, _where(labels, everywhere)) for each, labels in values.items())
+            yield from (Difference(name, *each, _where(labels, all_labels)) for each, labels in values.items())
 
 
-def _where(labels: Sequence[str], everywhere: set[str]) -> tuple[str, ...]:
-    return () if set(labels) == everywhere else tuple(dict.fromkeys(labels))
+def _where(labels: Sequence[str], all_labels: set[str]) -> tuple[str, ...]:
+    return () if set(labels) == all_labels else tuple(dict.fromkeys(labels))
 
 
 def _missing(a: RunCases, b: RunCases) -> Iterator[Missing]:

@@ -38,8 +38,8 @@ def answer(comparison: Comparison) -> str:
         return _counts(comparison)
     reliable = [row for row in rows if not row.doubt]
     beyond = [row for row in reliable if row.apart > comparison.near]
-    total, off = len(reliable), len(beyond) + comparison.counts.get("lost", 0)
-    word = "Confirmed" if off <= MAX_DEVIATING * total else "Not confirmed"
+    total, deviating = len(reliable), len(beyond) + comparison.counts.get("lost", 0)
+    word = "Confirmed" if deviating <= MAX_DEVIATING * total else "Not confirmed"
     head = f"{word}: {total - len(beyond)} of {counted(total, 'reliable point')} within {comparison.near:.0%}."
     if 2 * total < len(rows):
         head = f"Undecided: {total} of {counted(len(rows), 'point')} reliable."
@@ -78,7 +78,7 @@ def text(comparison: Comparison) -> str:
     """Return the comparison as text for a terminal, one line per case."""
     rows = [cells(row) for row in comparison.rows]
     table = grid.text(COLUMNS, rows, NUMERIC).rstrip("\n") if rows else ""
-    parts = [[answer(comparison)], _opening(comparison), [table], without(comparison), closing(comparison)]
+    parts = [[answer(comparison)], _header(comparison), [table], without(comparison), closing(comparison)]
     paragraphs = ["\n".join(part if part == [table] else map(printable, part)) for part in parts]
     return "\n\n".join(filter(None, paragraphs)) + "\n"
 
@@ -89,14 +89,14 @@ def markdown(comparison: Comparison) -> str:
     left = len(comparison.rows) - len(rows)
     title = f"{counted(len(rows), 'case')}, the largest difference first{f'; {left} more omitted' if left else ''}"
     table = grid.markdown(COLUMNS, rows, NUMERIC).rstrip("\n") if rows else ""
-    a, b, *differing = [f"- {grid.escaped(line)}" for line in (*_opening(comparison), *without(comparison))]
+    a, b, *differing = [f"- {grid.escaped(line)}" for line in (*_header(comparison), *without(comparison))]
     last = "\n".join(map(grid.escaped, closing(comparison)))
     folded = (f"<details><summary>{title}</summary>", table, "\n".join(differing), "</details>")
     parts = [f"**{grid.escaped(answer(comparison))}**", f"{a}\n{b}", last, *folded]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _opening(comparison: Comparison) -> list[str]:
+def _header(comparison: Comparison) -> list[str]:
     sides = [
         f"{letter}: {side.name}, commit {side.commit}, on {side.device}{f', {side.measured}' if side.measured else ''}"
         for letter, side in (("A", comparison.a), ("B", comparison.b))
@@ -110,10 +110,10 @@ def without(comparison: Comparison) -> list[str]:
     reasons: dict[str, list[Missing]] = {}
     for each in comparison.missing:
         reasons.setdefault(each.reason, []).append(each)
-    return [f"{reason}: {_named(cases)}" for reason, cases in reasons.items()]
+    return [f"{reason}: {_listed(cases)}" for reason, cases in reasons.items()]
 
 
-def _named(cases: list[Missing]) -> str:
+def _listed(cases: list[Missing]) -> str:
     if len(cases) <= MAX_LISTED_CASES:
         return ", ".join(case.label for case in cases)
     systems = Counter(case.name for case in cases)

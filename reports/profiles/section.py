@@ -104,12 +104,12 @@ def section(records: Sequence[Record], profiles: Collection[Profile], catalogue:
 
     records: the run's records, for latencies and peaks.
     """
-    with_work = [profile for profile in profiles if profile.status == "ok" and profile.region_us]
-    good = with_common_peaks(with_work, records)
-    if not good:
+    timed = [profile for profile in profiles if profile.status == "ok" and profile.region_us]
+    usable = with_common_peaks(timed, records)
+    if not usable:
         return None
     latencies = recorded(records)
-    groups = [(title, _shown(catalogue, group, latencies)) for title, group in _groups(good, latencies).items()]
+    groups = [(title, _shown(catalogue, group, latencies)) for title, group in _groups(usable, latencies).items()]
     template = environment(PACKAGE).get_template("section.html.j2")
     html = template.render(
         device_id_of=device_id_of,
@@ -123,10 +123,10 @@ def section(records: Sequence[Record], profiles: Collection[Profile], catalogue:
             if each.status != "skipped" and not (each.status == "ok" and each.region_us)
         ],
         bar_width=_BAR_WIDTH,
-        has_peaks=any(value for profile in good for value in profile.peaks.values()),
-        is_counted=any(kernel.counters for profile in good for kernel in profile.kernels),
+        has_peaks=any(value for profile in usable for value in profile.peaks.values()),
+        is_counted=any(kernel.counters for profile in usable for kernel in profile.kernels),
         measured=len(latencies),
-        profiled=sum(profile.case.key in latencies for profile in good),
+        profiled=sum(profile.case.key in latencies for profile in usable),
     )
     return Section(Markup(html), {each.profile.case.key: each.anchor for _, group in groups for each in group})
 

@@ -37,7 +37,7 @@ STALLS = {
     "tex_throttle": "on the texture queue",
     "wait": "on the fixed latency of instructions",
 }
-WORKING = ("selected", "not_selected")  # a warp that issues, or is ready while another one issues
+WORKING = ("selected", "not_selected")  # not stalls: a warp issues, or is ready while another one issues
 
 
 class Recorded(NamedTuple):
@@ -49,7 +49,7 @@ class Recorded(NamedTuple):
 
 def sentences(region: Region) -> tuple[str, str]:
     """Return two sentences: which parts take longest, and the bottleneck."""
-    return _where(region), _why(region)
+    return _parts_sentence(region), _bottleneck_sentence(region)
 
 
 def agreement(region: Region, recorded: Recorded | None) -> str:
@@ -84,7 +84,7 @@ def _concurrent(record: Record) -> int:
     return min(case.batch, int(limit or case.batch))
 
 
-def _where(region: Region) -> str:
+def _parts_sentence(region: Region) -> str:
     total = region.region_us
     if not total:
         return "Nothing ran."
@@ -98,7 +98,7 @@ def _where(region: Region) -> str:
     return f"{joined[0].upper()}{joined[1:]}." if clauses else "No part takes a measurable share of the time."
 
 
-def _why(region: Region) -> str:
+def _bottleneck_sentence(region: Region) -> str:
     idle = region.gaps_us / region.region_us if region.region_us else 0.0
     kernel = max(region.kernels, key=lambda each: each.time_us, default=None)
     if idle > 0.5:
@@ -155,16 +155,16 @@ def bound_of(kernel: Kernel, region: Region) -> str:
     if counters is None:
         return "bottleneck unknown without hardware counters"
     peaks = kernel_peaks(kernel, region)
-    moved = _share_of_peak(kernel.dram_bytes, kernel.mean_us * 1e3, peaks.get("copy_gbs"))
-    computed = _share_of_peak(kernel.operations, kernel.mean_us * 1e6, peaks.get("product_tflops"))
-    if moved is not None and moved >= HIGH and moved >= (computed or 0):
-        return f"{moved:.0%} of peak bandwidth{_counted_times(kernel)}: memory-bound"
-    if computed is not None and computed >= HIGH and is_fp32(kernel):
-        return f"{computed:.0%} of the FP32 peak{_counted_times(kernel)}: compute-bound"
-    if computed is not None and computed >= HIGH:
+    memory = _share_of_peak(kernel.dram_bytes, kernel.mean_us * 1e3, peaks.get("copy_gbs"))
+    compute = _share_of_peak(kernel.operations, kernel.mean_us * 1e6, peaks.get("product_tflops"))
+    if memory is not None and memory >= HIGH and memory >= (compute or 0):
+        return f"{memory:.0%} of peak bandwidth{_counted_times(kernel)}: memory-bound"
+    if compute is not None and compute >= HIGH and is_fp32(kernel):
+        return f"{compute:.0%} of the FP32 peak{_counted_times(kernel)}: compute-bound"
+    if compute is not None and compute >= HIGH:
         busy = counters.use.get("tensor", 0.0) / 100
         tensor = f", tensor cores busy {busy:.0%} of the time" if busy >= HIGH else ""
-        return f"{computed:.0%} of the peak GEMM rate{_counted_times(kernel)}: compute-bound{tensor}"
+        return f"{compute:.0%} of the peak GEMM rate{_counted_times(kernel)}: compute-bound{tensor}"
     use = {unit: percent / 100 for unit, percent in counters.use.items() if unit in UNITS}
     if not use:
         return "utilization not measured"

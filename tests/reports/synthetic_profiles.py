@@ -14,18 +14,18 @@ from harness.schema.profile import Counters, Profile, write_profile
 from harness.schema.run import Run
 from harness.schema.work import Work
 
-LAYERS, PER_LAYER = 24, 4  # PER_LAYER: launches of each of BLOCK
-RUNS, GAP_US = 5, 1.4
+LAYERS, PER_LAYER = 24, 4  # PER_LAYER: repetitions of BLOCK in a layer
+RUNS, IDLE_US = 5, 1.4
 PEAKS = {"copy_gbs": 2960.0, "product_tflops": 702.0}
 GEMM = "nvjet_tst_256x128_64x4_1x2_h_bz_coopA_TNT"
 HEAD = "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_16x16_64x2_tn_align8>(Params)"
-TTT = {
+MIXERS = {
     "ttt-linear": "void linear_forward<layout<16> >(globals)",
     "ttt-mlp": "void mlp_forward<layout<16, 64> >(globals)",
     "mamba": "void selective_scan_fwd_kernel<Selective_Scan_fwd_kernel_traits<128, 16, 1, true> >(SSMParamsBase)",
     "transformer": "void flash::FlashAttnFwdSm90<cutlass::bfloat16_t, 64>(Params)",
 }
-# (kernel, range inside of the layer, share of a layer's time, GB and TFLOP of a launch for one ms)
+# (kernel or "" for the mixer's, range inside the layer, share of the layer's time, GB and TFLOP per ms)
 BLOCK = (
     ("_norm", "", 0.012, 2.5, 0.004),
     (GEMM, "", 0.30, 0.9, 0.66),
@@ -64,10 +64,10 @@ def work_of(case: Case) -> dict[str, Work]:
 
 def _run(case: Case, latency_ms: float) -> Iterator[Launched]:
     count = LAYERS * PER_LAYER * len(BLOCK) + 3
-    now, layers_us = 0.0, (latency_ms * 1e3 - count * GAP_US) * 0.994
+    now, layers_us = 0.0, (latency_ms * 1e3 - count * IDLE_US) * 0.994
     for name, path, time_us in _launches(case, layers_us, latency_ms):
         yield Launched(name, now, now + time_us, time_us, path, 168, 98_304)
-        now += time_us + GAP_US
+        now += time_us + IDLE_US
 
 
 def _launches(case: Case, layers_us: float, latency_ms: float) -> Iterator[tuple[str, tuple[str, ...], float]]:
@@ -76,7 +76,7 @@ def _launches(case: Case, layers_us: float, latency_ms: float) -> Iterator[tuple
         for name, inside, share, *_ in BLOCK * PER_LAYER:
             operator = [inside] if inside and case.system.startswith("ttt") else []
             path = (case.phase, f"layer {layer}", *operator)
-            yield name or TTT[case.system], path, layers_us * share / LAYERS / PER_LAYER
+            yield name or MIXERS[case.system], path, layers_us * share / LAYERS / PER_LAYER
     yield "Memset (Device)", (case.phase,), latency_ms / 10
     yield HEAD, (case.phase,), latency_ms * 3
 

@@ -39,11 +39,11 @@ def region(*kernels: Kernel, idle: float = 0.0, ranges: tuple[Range, ...] = ()) 
     return Region(1, busy + idle, busy, idle, kernels, ranges, PEAKS)
 
 
-def profiled(of: Region, **changes: Any) -> Profile:
+def profile_of(of: Region, **changes: Any) -> Profile:
     return Profile(**({field.name: getattr(of, field.name) for field in fields(Region)} | changes))
 
 
-def one(**changes: object) -> Region:
+def gemm_region(**changes: object) -> Region:
     return region(Kernel("void at::gemm<4>(int)", 2, 200.0, counters=counted(**changes)))
 
 
@@ -88,7 +88,7 @@ def one(**changes: object) -> Region:
     ],
 )
 def test_the_bottleneck_of_a_kernel(changes: dict, words: str) -> None:
-    found = one(**changes)
+    found = gemm_region(**changes)
     assert bound_of(found.kernels[0], found) == words
 
 
@@ -101,14 +101,14 @@ def test_without_counters_the_bottleneck_is_unknown() -> None:
 
 
 def test_without_peaks_no_kernel_is_memory_or_compute_bound() -> None:
-    found = replace(one(dram_bytes=2.73e8, operations=5.1e10), peaks={})
+    found = replace(gemm_region(dram_bytes=2.73e8, operations=5.1e10), peaks={})
     assert bound_of(found.kernels[0], found).startswith("no unit above 60%")
 
 
 def test_the_lower_bound_of_a_norm_uses_the_fp32_peak() -> None:
     """Two launches of 6 GFLOPs each take 200 µs at the FP32 peak (60 TFLOP/s), 20 µs at the GEMM peak (600 TFLOP/s)."""
-    norm = one(operations=6e9, dram_bytes=1.0, fp32_peak_tflops=60.0).kernels[0]
-    gemm = one(operations=6e9, dram_bytes=1.0).kernels[0]
+    norm = gemm_region(operations=6e9, dram_bytes=1.0, fp32_peak_tflops=60.0).kernels[0]
+    gemm = gemm_region(operations=6e9, dram_bytes=1.0).kernels[0]
     assert [kernel_lower_bound_us(each, region(each)) for each in (norm, gemm)] == pytest.approx([200.0, 20.0])
 
 
@@ -149,7 +149,7 @@ def test_a_mostly_idle_region_has_no_kernel_as_bottleneck(name: str, longest: fl
 
 def test_the_cause_of_idle_time_by_timing() -> None:
     case = Case("ttt-mlp", "thunderkittens", "1.3b", "generate", 1, 2048, timing="graph")
-    found = profiled(region(Kernel("gemm", 40, 20.0), idle=80.0), longest_gap_us=2.0, case=case)
+    found = profile_of(region(Kernel("gemm", 40, 20.0), idle=80.0), longest_gap_us=2.0, case=case)
     assert sentences(found)[1] == "Mostly idle: launch latency within the CUDA graph."
     engine = replace(found, case=replace(case, timing="engine"), units=16)  # 30 us between two steps
     assert sentences(engine)[1] == "Mostly idle: CPU launch overhead."
@@ -243,7 +243,7 @@ def test_gemms_of_steps_without_layers_are_not_the_heads() -> None:
 def test_profiles_on_one_gpu_model_share_the_highest_peaks() -> None:
     def on(device: str, tflops: float, **changes: object) -> Profile:
         case, peaks = Case("a", "b", "c", "forward", 1, 8), {"product_tflops": tflops}
-        return profiled(one(**changes), peaks=peaks, case=case, environment={"device": device})
+        return profile_of(gemm_region(**changes), peaks=peaks, case=case, environment={"device": device})
 
     found = with_common_peaks(
         [on("H100", 600.0), on("H100", 700.0), on("H200", 500.0, operations=5.5e10), on("H100", 650.0)]
@@ -254,7 +254,7 @@ def test_profiles_on_one_gpu_model_share_the_highest_peaks() -> None:
 def test_records_and_profiles_of_a_run_have_the_same_peaks() -> None:
     case, environment = Case("a", "b", "c", "forward", 1, 8), {"device": "H100"}
     peaks = {"product_tflops": 600.0, "copy_gbs": 2000.0}
-    profile = profiled(one(operations=6.5e10), peaks=peaks, case=case, environment=environment)
+    profile = profile_of(gemm_region(operations=6.5e10), peaks=peaks, case=case, environment=environment)
     measured = {"product_tflops": 500.0, "copy_gbs": 3000.0, "flops": 6.5e10, "bytes": 1.0}
     record = Record(case, "ok", samples_ms=[1.0], throttled=[False], metrics=measured, environment=environment)
     [found] = with_common_peaks([profile], [record])
@@ -329,7 +329,7 @@ def test_lower_bounds_of_overlapping_parts_are_scaled_like_their_times() -> None
 
 
 def test_a_lower_bound_is_the_longer_of_memory_and_compute_time() -> None:
-    found = one(dram_bytes=9e7, operations=3e10)
+    found = gemm_region(dram_bytes=9e7, operations=3e10)
     assert kernel_lower_bound_us(found.kernels[0], found) == pytest.approx(2 * 50.0)
     assert kernel_lower_bound_us(found.kernels[0], replace(found, peaks={})) is None
     assert parts(found)[0].lower_bound_us == pytest.approx(100.0)
@@ -339,12 +339,12 @@ def test_a_lower_bound_is_the_longer_of_memory_and_compute_time() -> None:
 
 def test_the_adapters_count_takes_precedence_over_counters() -> None:
     work = {PRODUCTS: Work(3e10, 9e7), HEAD: Work(3e9, 6e6), SCAN: Work(1e9, 1e6)}
-    with_counters = replace(one(dram_bytes=9e7), work=work, units=2)
+    with_counters = replace(gemm_region(dram_bytes=9e7), work=work, units=2)
     for found in (with_counters, replace(with_counters, kernels=(replace(with_counters.kernels[0], counters=None),))):
         [gemms] = parts(found)
         assert gemms.from_adapter
         assert gemms.lower_bound_us == pytest.approx(2 * 55.0)  # with the head's GEMMs, which no range separates
-    assert not parts(one(dram_bytes=9e7))[0].from_adapter
+    assert not parts(gemm_region(dram_bytes=9e7))[0].from_adapter
     assert parts(replace(with_counters, peaks={}))[0].lower_bound_us is None
 
 

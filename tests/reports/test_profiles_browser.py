@@ -10,7 +10,7 @@ PHONE = {"width": 390, "height": 844}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def report(tmp_path_factory):
     folder = tmp_path_factory.mktemp("profiles")
     run = synthetic_profiles.write_run(folder / "run")
     write_report(run.folder, folder / "page.html")
@@ -18,8 +18,8 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def shared(browser, made):
-    with browsing.opened(browser, made[0], viewport={"width": 1280, "height": 900}) as (page, errors):
+def shared(browser, report):
+    with browsing.opened(browser, report[0], viewport={"width": 1280, "height": 900}) as (page, errors):
         yield page, errors
 
 
@@ -50,14 +50,14 @@ def wait_until_opened(page, anchor):
     page.wait_for_function("a => Math.abs(document.getElementById(a).getBoundingClientRect().top) < 200", arg=anchor)
 
 
-def test_a_profiled_point_has_a_link_and_a_click_opens_its_profile(page, made):
+def test_a_profiled_point_has_a_link_and_a_click_opens_its_profile(page, report):
     point = page.locator("#figure-0 .xy .points path").first
     page.locator("#figure-0").scroll_into_view_if_needed()
     point.hover(force=True)
     page.locator("#figure-0 .readout").get_by_text("Profile of this point").wait_for()
     box = point.bounding_box()
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    wait_until_opened(page, f"profile-{made[1][0]}")
+    wait_until_opened(page, f"profile-{report[1][0]}")
 
 
 def walk_to(page, name, x):
@@ -70,10 +70,10 @@ def walk_to(page, name, x):
     raise AssertionError(f"no point of {name} at {x}: {shown}")
 
 
-def test_the_keyboard_goes_from_each_point_to_its_own_profile(page, made):
+def test_the_keyboard_goes_from_each_point_to_its_own_profile(page, report):
     assert "Profile of this point" in walk_to(page, "Mamba", "2k")
     page.keyboard.press("Enter")
-    wait_until_opened(page, f"profile-{made[1][3]}")
+    wait_until_opened(page, f"profile-{report[1][3]}")
 
 
 def test_a_point_without_a_profile_has_no_link(page):
@@ -86,19 +86,19 @@ def test_a_point_without_a_profile_has_no_link(page):
     assert "profile" not in page.evaluate("location.hash")
 
 
-def test_a_tap_describes_the_point_below_the_plot_and_links_its_profile(browser, made):
-    with browsing.opened(browser, made[0], viewport=PHONE, has_touch=True, is_mobile=True) as (page, _):
+def test_a_tap_describes_the_point_below_the_plot_and_links_its_profile(browser, report):
+    with browsing.opened(browser, report[0], viewport=PHONE, has_touch=True, is_mobile=True) as (page, _):
         page.locator("#figure-0 .plot").scroll_into_view_if_needed()
         box = page.locator("#figure-0 .xy .points path").first.bounding_box()
         page.touchscreen.tap(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
         page.locator("#figure-0 .readout", has_text="30 samples").wait_for()
         assert not page.locator("#figure-0 .hoverlayer").is_visible()  # the readout has the same text
         page.get_by_role("link", name="Profile of this point").tap()
-        wait_until_opened(page, f"profile-{made[1][0]}")
+        wait_until_opened(page, f"profile-{report[1][0]}")
 
 
-def test_a_link_to_a_profile_opens_it(browser, made):
-    path, keys = made
+def test_a_link_to_a_profile_opens_it(browser, report):
+    path, keys = report
     with browsing.opened(browser, path, f"#profile-{keys[2]}") as (page, _):
         wait_until_opened(page, f"profile-{keys[2]}")
         assert page.locator(".profile details[open]").count() == 1
@@ -158,8 +158,8 @@ def test_a_pointer_shows_a_launch_and_the_wheel_scrolls_the_page(profile, page):
     page.wait_for_function("before => scrollY < before", arg=scrolled)
 
 
-def test_on_a_phone_nothing_is_wider_than_the_screen(browser, made):
-    path, keys = made
+def test_on_a_phone_nothing_is_wider_than_the_screen(browser, report):
+    path, keys = report
     with browsing.opened(browser, path, viewport=PHONE, has_touch=True) as (page, _):
         page.evaluate("a => { location.hash = a; }", f"profile-{keys[0]}")
         page.locator(f"#profile-{keys[0]} .timeline .xtick text").first.wait_for()

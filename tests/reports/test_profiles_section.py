@@ -240,20 +240,20 @@ def test_a_timeline_has_the_paths_and_parts_of_its_launches(tmp_path: Path) -> N
     assert "This profile has no launch times, so there is no timeline." in without
 
 
-@pytest.mark.parametrize("written", [write_report, lambda folder, _: files_of(Run.open(folder), "id")])
+@pytest.mark.parametrize("write", [write_report, lambda folder, _: files_of(Run.open(folder), "id")])
 def test_a_page_reads_its_run_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: Callable[..., object]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[..., object]
 ) -> None:
     run = run_with(tmp_path, profile(case()))
     read: list[str] = []
 
     def counting(name: str) -> Callable[[Run], object]:
-        own = getattr(Run, name)
-        return lambda self: read.append(name) or own(self)
+        original = getattr(Run, name)
+        return lambda self: read.append(name) or original(self)
 
     for name in ("records", "profiles"):
         monkeypatch.setattr(Run, name, counting(name))
-    written(run.folder, tmp_path / "page.html")
+    write(run.folder, tmp_path / "page.html")
     assert sorted(read) == ["profiles", "records"]
 
 
