@@ -1,4 +1,4 @@
-"""If a worker, a process that supervises it (warden.py) or the parent dies, the worker and its descendants end."""
+"""If a worker, its supervisor or the parent dies, the worker and its descendants end."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from harness_helpers import HERE, QUICK, ROOT, alive, case, launch, measured, st
 
 from harness.workers.process import Launch, WorkerProcess
 from harness.workers.protocol import WorkerLost
-from harness.workers.warden import descendants
+from harness.workers.supervisor import descendants
 
 CASE = {"do": "case", "case": case().to_dict(), "policy": asdict(QUICK), "mode": "measure"}
 
@@ -79,7 +79,7 @@ def test_the_death_of_the_worker_ends_all_descendants(note: Path, number: int) -
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_the_death_of_a_warden_ends_all_descendants(note: Path, which: int) -> None:
+def test_the_death_of_a_supervisor_ends_all_descendants(note: Path, which: int) -> None:
     worker = started(note)
     outer = worker._process.pid
     [inner] = [pid for pid in descendants(outer) if family(note)["worker"] in descendants(pid)]

@@ -174,9 +174,9 @@ def test_a_signal_in_mid_case_kills_the_worker_and_loses_nothing(folder: Path, n
             break
     assert alive(pid)
     parent.send_signal(number)
-    said, complaint = parent.communicate()
-    assert ("KeyboardInterrupt" in said) is (number != signal.SIGKILL)
-    assert complaint == ""
+    output, errors = parent.communicate()
+    assert ("KeyboardInterrupt" in output) is (number != signal.SIGKILL)
+    assert errors == ""
     assert wait_for(lambda: not alive(pid))
     assert [r.case.batch for r in file_of(folder).read()] == [1, 2]
     if number == signal.SIGKILL:
