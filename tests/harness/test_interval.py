@@ -56,17 +56,17 @@ def test_intervals_of_correlated_samples_contain_the_median(count: int, correlat
 
 def test_independent_samples_have_their_own_ranks_nearly_always() -> None:
     rng = random.Random(3)
-    worth = [independent_samples(autoregressive(200, 0.0, rng)) for _ in range(200)]
-    assert sum(each == 200 for each in worth) >= 130
-    assert sum(each >= 150 for each in worth) >= 180
+    effective = [independent_samples(autoregressive(200, 0.0, rng)) for _ in range(200)]
+    assert sum(each == 200 for each in effective) >= 130
+    assert sum(each >= 150 for each in effective) >= 180
 
 
 @pytest.mark.parametrize(
-    ("count", "correlation", "held"),
+    ("count", "correlation", "least"),
     [(13, 0.5, 0.92), (13, 0.8, 0.8), (20, 0.8, 0.88), (40, 0.5, 0.95), (40, 0.8, 0.93)],
 )
-def test_intervals_of_few_correlated_samples_contain_the_median(count: int, correlation: float, held: float) -> None:
-    assert coverage(count, correlation, 600) >= held
+def test_intervals_of_few_correlated_samples_contain_the_median(count: int, correlation: float, least: float) -> None:
+    assert coverage(count, correlation, 600) >= least
 
 
 def test_a_drift_is_worth_hardly_a_sample() -> None:
@@ -84,7 +84,7 @@ def test_a_drift_ignores_an_outlier() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prime", "square", "linear", "worth"),
+    ("prime", "square", "linear", "effective"),
     [
         (43, 1, 0, 20),  # signs 1.26 below their limit of 1.3: 20 by ranks, where signs would say 6
         (41, 10, 1, 6),  # signs at 1.301: 6 by signs, 31 by ranks
@@ -92,8 +92,8 @@ def test_a_drift_ignores_an_outlier() -> None:
         (61, 4, 2, 39),  # ranks at 0.504
     ],
 )
-def test_limits_of_chance_correlation(prime: int, square: int, linear: int, worth: int) -> None:
-    assert independent_samples([(square * i * i + linear * i) % prime for i in range(48)]) == worth
+def test_limits_of_chance_correlation(prime: int, square: int, linear: int, effective: int) -> None:
+    assert independent_samples([(square * i * i + linear * i) % prime for i in range(48)]) == effective
 
 
 def test_the_ends_of_fewer_samples_lie_at_their_quantile_among_all() -> None:

@@ -4,7 +4,7 @@ from statistics import median
 
 import pytest
 from fake_clock import FakeClock
-from simulate_coverage import held
+from simulate_coverage import coverage
 
 from harness.measure.interval import median_interval
 from harness.measure.timer import (
@@ -79,8 +79,8 @@ def test_few_samples_that_agree_are_not_enough() -> None:
 
 
 def test_the_stopping_criterion_keeps_the_confidence() -> None:
-    assert held(20, 0, series=100) >= 0.93
-    assert held(150, 0.5, series=100) >= 0.85
+    assert coverage(20, 0, series=100) >= 0.93
+    assert coverage(150, 0.5, series=100) >= 0.85
 
 
 def test_the_precision_of_the_policy_counts() -> None:
@@ -159,8 +159,8 @@ def test_throttling_is_queried_after_each_sample() -> None:
 
 
 def test_a_throttled_engine_batch_is_flagged_throughout() -> None:
-    marks = iter([True, False])
-    timing = take_engine_samples([[1.0, 2.0, 3.0], [4.0, 5.0]], Policy(), lambda: next(marks))
+    flags = iter([True, False])
+    timing = take_engine_samples([[1.0, 2.0, 3.0], [4.0, 5.0]], Policy(), lambda: next(flags))
     assert timing.throttled == [True, True, True, False, False]
     assert (timing.samples_ms, timing.stop) == ([1.0, 2.0, 3.0, 4.0, 5.0], "count")
     with pytest.raises(ValueError, match="no samples"):
@@ -233,10 +233,10 @@ def test_an_engines_batch_counts_if_its_prompts_warmed_up(
 
 
 def test_inspection_comes_before_each_sample_and_not_into_it() -> None:
-    clock, looked_at = FakeClock(itertools.repeat(1.0)), []
+    clock, times = FakeClock(itertools.repeat(1.0)), []
     policy = Policy(min_samples=3, budget_s=0.0)
-    take_samples(clock, policy, before_sample=lambda: looked_at.append(clock.now()))
-    assert looked_at == pytest.approx([0.0, 0.001, 0.002])
+    take_samples(clock, policy, before_sample=lambda: times.append(clock.now()))
+    assert times == pytest.approx([0.0, 0.001, 0.002])
 
 
 def test_the_knobs_of_an_earlier_version_are_ignored() -> None:
