@@ -2,7 +2,7 @@
 
 FAKE_WORKER=oom: run out of memory under Nsight. FAKE_WORKER=killed: die under Nsight.
 FAKE_UNHEALTHY: report an unhealthy process under Nsight. FAKE_LOG: file for a line per request.
-FAKE_GONE: the GPU on which the worker dies.
+FAKE_GONE: the GPU on which the worker dies. FAKE_DEVICE_ID: recorded GPU. FAKE_RUN_INFO: JSON fields of `Runs`.
 """
 
 import json

@@ -21,7 +21,7 @@ SAMPLES_MS = (1, 20, 150, 1300)
 BETWEEN_MS = 5  # from the end of a sample to the next one
 SPREAD = 0.01
 NOISE, LEVELS = (0.01, 0.05), (0.0, 0.03, 0.06)  # relative noise; relative distance between two levels
-POLICY = Policy(min_samples=6, budget_s=1.0)  # of the published runs
+POLICY = Policy(min_samples=6, budget_s=1.0)  # as in the published runs
 
 
 def drawn(random: np.random.Generator, ms: float, correlation: float, spread: float, apart: float) -> list[float]:

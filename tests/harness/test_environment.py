@@ -118,7 +118,7 @@ def test_a_cpu_system_on_a_gpu_machine_reports_the_cpu(install: Any) -> None:
 
 
 @pytest.mark.parametrize("module", [None, FakeNvml(fail=("nvmlInit",)), FakeNvml(fail=("nvmlDeviceGetHandleByIndex",))])
-def test_no_gpu_is_an_absence(install: Any, module: Any) -> None:
+def test_a_snapshot_without_a_gpu_describes_the_cpu(install: Any, module: Any) -> None:
     install(module)  # None makes the import fail
     shot = snapshot()
     assert shot["gpu"] is None
@@ -138,7 +138,7 @@ def test_unsupported_readings_are_none(install: Any) -> None:
     ("bits", "throttled"),
     [(0, False), (0x103, False), (0x04, True), (0x08, True), (0x20, True), (0x41, True), (0x80, True)],
 )
-def test_rest_and_settings_are_not_throttling(install: Any, bits: int, throttled: bool) -> None:
+def test_idle_and_clock_settings_are_not_throttling(install: Any, bits: int, throttled: bool) -> None:
     install(FakeNvml(reasons=bits))
     gpu = nvml.open_gpu()
     assert gpu.throttled() is throttled

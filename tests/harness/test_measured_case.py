@@ -58,7 +58,7 @@ def test_a_failed_first_check_has_no_timing(do: str) -> None:
     assert "run" not in system.events
 
 
-def test_verify_without_a_reference_claims_nothing() -> None:
+def test_verify_without_a_reference_is_skipped() -> None:
     record = CaseRun(case("unchecked"), QUICK, "verify").record(Fake())
     assert record.status == "skipped"
     assert "no reference" in record.reason
@@ -177,7 +177,7 @@ def test_both_checks_of_a_case_are_recorded_together() -> None:
     assert missed.reason == "timed_error is 2, limit 1"
 
 
-def test_the_time_of_the_first_check_counts_beside_that_of_the_second() -> None:
+def test_the_check_stage_includes_the_first_check() -> None:
     record = CaseRun(case(), QUICK).record(Counting(check=lambda: (time.sleep(0.1), Checks([]))[1]))
     assert record.stages_s["check"] >= 0.1
 

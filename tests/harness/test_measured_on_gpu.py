@@ -64,7 +64,7 @@ class FakeDevice:
 
 
 @pytest.mark.parametrize(("timing", "l2"), [("eager", "cold"), ("graph", "warm"), ("graph", "cold")])
-def test_the_clock_of_a_gpu_times_as_the_case_asks(monkeypatch: pytest.MonkeyPatch, timing: str, l2: str) -> None:
+def test_the_clock_has_the_timing_and_l2_of_the_case(monkeypatch: pytest.MonkeyPatch, timing: str, l2: str) -> None:
     device = FakeDevice()
     on_fake_device(monkeypatch, device, case(timing=timing, l2=l2))
     assert device.requested == (timing, l2)
@@ -150,7 +150,7 @@ def test_a_sample_on_a_gpu_spans_its_launches_and_units(monkeypatch: pytest.Monk
     assert record.calls == 4 * 8
     assert calls_seen == [5 * 4]  # calls of `run`, not samples
     assert record.metrics["steps"] == 2.0
-    assert record.peak_memory_bytes == 5000 - 1000  # without the clock's own
+    assert record.peak_memory_bytes == 5000 - 1000  # without `own_bytes` of the clock
 
 
 @pytest.mark.parametrize(("l2", "samples", "steady"), [("warm", 3, 26), ("cold", 2, 20)])

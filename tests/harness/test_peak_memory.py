@@ -21,7 +21,7 @@ def test_a_past_peak_counts() -> None:
     assert peak_bytes("cpu") - before > 48 << 20
 
 
-def test_start_forgets_an_earlier_peak() -> None:
+def test_reset_peak_ignores_an_earlier_peak() -> None:
     try:
         (process_state._PROCESS / "clear_refs").write_text("5")
     except OSError:
@@ -33,7 +33,7 @@ def test_start_forgets_an_earlier_peak() -> None:
     assert high - peak_bytes("cpu") > 48 << 20
 
 
-def test_without_a_mark_the_peak_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_high_water_mark_the_peak_is_ru_maxrss(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "status").write_text("VmRSS: 1 kB\n")
     monkeypatch.setattr(process_state, "_PROCESS", tmp_path)
     reset_peak("cpu")

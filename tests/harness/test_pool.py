@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from harness_helpers import HERE, ROOT, SOON, alive, case, lines_of, new_run, statuses, wait_for
+from harness_helpers import HERE, ROOT, SHORT_LIMITS, alive, case, lines_of, new_run, statuses, wait_for
 from pool_helpers import GPUS, SYSTEMS, cases_of, pooled, slot, start_parent, worker_launches
 
 from harness.measure import nvml
@@ -95,7 +95,7 @@ def test_shares_are_adjacent_cores(
 def test_a_lost_worker_does_not_affect_other_gpus(tmp_path: Path, do: str, status: str) -> None:
     bad = case(do, system="b", batch=9)
     run = new_run(tmp_path / "out", [*cases_of(SYSTEMS[:4], count=2), bad])
-    records = pooled(run, worker_launches(*SYSTEMS[:4]), **SOON)
+    records = pooled(run, worker_launches(*SYSTEMS[:4]), **SHORT_LIMITS)
     assert Counter(statuses(records)) == {"ok": 8, status: 1}
     assert [record.case for record in records if record.status == status] == [bad]
 

@@ -200,7 +200,7 @@ def test_pauses_between_runs_are_removed() -> None:
     launched = [Launched("kernel", float(start), start + 10.0, 10.0) for start in starts]
     found = profile_fields(launched, launched[:1], Runs(4, units=3, calls=2))
     assert (found["units"], found["region_us"], found["busy_us"], found["longest_gap_us"]) == (12, 45.0, 40.0, 3.0)
-    assert (found["notes"], found["timeline"].wait_ns) == ([], (0,))  # a call's
+    assert (found["notes"], found["timeline"].wait_ns) == ([], (0,))  # of one call
     three = profile_fields(launched[:6], launched[:1], Runs(3, calls=2))
     assert (three["units"], three["region_us"], three["longest_gap_us"]) == (2, 22.0, 2.0)
 
@@ -208,7 +208,7 @@ def test_pauses_between_runs_are_removed() -> None:
 @pytest.mark.parametrize("times", [[10.0] * 5, [10.0, 10.0, 10.0, 10.0, 10.0, 10.0]])
 def test_runs_with_different_kernels_all_count(times: list[float]) -> None:
     launched = kernels(*times)
-    if len(times) == 6:  # which two runs could have halved, had the last been like the others
+    if len(times) == 6:  # with equal kernels, two runs of three could be separated
         launched[-1] = Launched("another", 500.0, 510.0, 10.0)
     for wall_us, region_us, pauses in (
         ((), 100.0 * len(times) - 90.0, "pauses between them count"),
@@ -242,7 +242,7 @@ def test_an_engines_own_time_counts() -> None:
     [
         (0.0, 120.0, ""),
         (50.0, 120.0, ""),
-        (39.0, 120.0, ""),  # as far as clocks differ anyway
+        (39.0, 120.0, ""),  # within the variation of clocks
         (19.5, 60.0, "a run took 105% longer under the profiler: the added idle time"),
         (30.0, 90.0, "a run took 33% longer under the profiler: the added idle time"),
         (15.0, 60.0, "a run took 167% longer under the profiler: its kernels were slower"),
@@ -283,8 +283,8 @@ def test_only_the_last_runs_count() -> None:
     ]
     last, runs = last_runs(launched, runs=1, recorded=3)
     assert ([each.start_us for each in last], runs) == ([40.0, 50.0], 1)
-    assert last_runs(launched, runs=1, recorded=4) == (launched, 4)  # they launched unlike numbers
-    assert last_runs(launched, runs=1, recorded=6) == (launched, 6)  # or other kernels
+    assert last_runs(launched, runs=1, recorded=4) == (launched, 4)  # six launches are not divisible by four
+    assert last_runs(launched, runs=1, recorded=6) == (launched, 6)  # the runs launch different kernels
 
 
 def test_an_engine_without_a_batch_for_a_profiler_is_refused() -> None:
@@ -364,7 +364,7 @@ def test_kineto_times_an_engine_without_its_ranges(
     engine.device = "cuda"
     found = in_worker.profile(case(phase=phase, timing="engine"), engine)
     assert recordings == [True, False]
-    runs = 4 if phase == "forward" else 1  # of six the middle ones
+    runs = 4 if phase == "forward" else 1  # the middle four of six
     assert (found["units"], found["region_us"]) == (runs * 7, pytest.approx(runs * 10.0))
     assert (found["busy_us"], found["kernels"][0].launches) == (3.0 * runs, runs)
 

@@ -20,7 +20,7 @@ from harness.schema.run_file import Job, PastRequest, Planned, RunError
 from harness.workers.scheduler import run_jobs
 from tests.counting import calls_of
 
-limited = partial(Planned, skip_after_oom=True)
+skippable = partial(Planned, skip_after_oom=True)
 REQUEST = PastRequest("2025-01-01T00:00:00+00:00", ("run", "quick"), "abc", False, {"cpu": {"model": "x"}})
 
 
@@ -29,7 +29,7 @@ def everything_under(folder: Path) -> dict[Path, bytes]:
 
 
 def test_round_trip(folder: Path) -> None:
-    cases = [limited(case(batch=1), 6), Planned(case(timing="graph", l2="cold")), case(system="other")]
+    cases = [skippable(case(batch=1), 6), Planned(case(timing="graph", l2="cold")), case(system="other")]
     made = new_run(folder, cases, repeats=3, requests=(REQUEST,))
     assert Run.open(folder).file == made.file
     assert json.loads((folder / "run.json").read_text())["tool"] == "ttt-bench"
@@ -52,11 +52,11 @@ def test_cases_that_are_added_later_go_to_the_end_of_their_job(folder: Path) -> 
 
 
 def test_requests_for_one_case_merge(folder: Path) -> None:
-    run = new_run(folder, [limited(case(batch=1), 1), limited(case(batch=2), 6)])
-    again = [limited(case(batch=1), 6), Planned(case(batch=2), 1)]
+    run = new_run(folder, [skippable(case(batch=1), 1), skippable(case(batch=2), 6)])
+    again = [skippable(case(batch=1), 6), Planned(case(batch=2), 1)]
     run.extend(planned_jobs(again), catalogue(again), REQUEST)
     (job,) = Run.open(folder).jobs
-    assert job.cases == (limited(case(batch=1), 6), Planned(case(batch=2), 6))
+    assert job.cases == (skippable(case(batch=1), 6), Planned(case(batch=2), 6))
 
 
 def change(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
@@ -201,7 +201,7 @@ def test_a_record_that_belongs_to_no_job_is_refused(folder: Path, record: Record
     assert path.read_bytes() == before
 
 
-def test_a_starting_process_does_not_hold_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copied_descriptor_does_not_keep_the_lock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, forked = new_run(folder, [case()]), []
     real = fcntl.flock
     monkeypatch.setattr(fcntl, "flock", lambda fd, kind: (real(fd, kind), forked.append(os.dup(fd))))

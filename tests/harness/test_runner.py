@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness_helpers import SOON, case, file_of, launch, measured, new_repository, statuses, systems
+from harness_helpers import SHORT_LIMITS, case, file_of, launch, measured, new_repository, statuses, systems
 
 from harness.schema.policy import Policy
 from harness.schema.run_file import Planned
@@ -69,7 +69,7 @@ def test_a_reason_quotes_no_output_of_earlier_cases(folder: Path) -> None:
 def test_a_case_that_needs_a_fresh_process_gets_one(folder: Path) -> None:
     kinds = ["a", "a", "b", "none", "b"]
     cases = [case(batch=i + 1, options={"kind": kind}) for i, kind in enumerate(kinds)]
-    records = measured(folder, cases, launches=systems("fake_systems:OneKind"))
+    records = measured(folder, cases, launches=systems("fake_systems:OneKindPerProcess"))
     assert statuses(records) == ["ok", "ok", "ok", "failed", "ok"]
     assert records[3].reason == "the case needs a fresh process, but a fresh worker refused it, too"
     first, second, third, last = (record.settings["pid"] for record in records if record.status == "ok")
@@ -78,7 +78,7 @@ def test_a_case_that_needs_a_fresh_process_gets_one(folder: Path) -> None:
 
 
 def test_after_a_timeout_the_run_goes_on(folder: Path) -> None:
-    hung, well = measured(folder, [case("hang"), case("work")], **SOON)
+    hung, well = measured(folder, [case("hang"), case("work")], **SHORT_LIMITS)
     assert (hung.status, well.status) == ("timeout", "ok")
     assert hung.reason.startswith("no answer within 0.5 s")
     assert hung.wall_s >= 0.5

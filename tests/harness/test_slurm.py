@@ -189,11 +189,11 @@ def submitted(folder: Path) -> tuple[Run, str]:
 
 
 def workers(folder: Path) -> list[int]:
-    mark = f"slurm_task.py\0{folder}\0".encode()
+    arguments = f"slurm_task.py\0{folder}\0".encode()
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if mark in (entry / "cmdline").read_bytes():
+            if arguments in (entry / "cmdline").read_bytes():
                 found.append(int(entry.name))
     return found
 

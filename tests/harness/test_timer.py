@@ -34,9 +34,9 @@ def noisy(spread: float) -> Iterator[float]:
             500,
         ),  # 20 samples of 1 ms lie in one swing of clocks
         (itertools.repeat(1.0), Policy(budget_s=0.2), "interval", 200),
-        (noisy(0.05), Policy(budget_s=100.0), "count", 1000),  # the median is not known
+        (noisy(0.05), Policy(budget_s=100.0), "count", 1000),  # the median is not precise
         (noisy(0.05), Policy(budget_s=0.2), "budget", 100),  # a lasting disturbance: five budgets
-        (itertools.repeat(1e6), Policy(min_samples=6, budget_s=1), "budget", 6),  # the least number stands
+        (itertools.repeat(1e6), Policy(min_samples=6, budget_s=1), "budget", 6),  # `min_samples`
     ],
 )
 def test_each_criterion_ends_sampling(samples: Iterator[float], policy: Policy, stop: str, count: int) -> None:
@@ -228,18 +228,18 @@ def test_an_engines_batch_counts_if_its_prompts_warmed_up(
     monkeypatch.setattr("harness.measure.timer.time.monotonic", lambda: next(moment))
     clock = FakeClock(itertools.repeat(1.0))
     clock.wakes_s = 2.0
-    steps = [steps_ms / 16] * 4  # of samples of four steps
+    steps = [steps_ms / 16] * 4  # ms per step; a sample has four steps
     assert warm_up_engine(itertools.repeat(steps), Policy(), clock, units=4) == [steps] * kept
 
 
-def test_inspection_comes_before_each_sample_and_not_into_it() -> None:
+def test_before_sample_runs_outside_of_the_samples() -> None:
     clock, times = FakeClock(itertools.repeat(1.0)), []
     policy = Policy(min_samples=3, budget_s=0.0)
     take_samples(clock, policy, before_sample=lambda: times.append(clock.now()))
     assert times == pytest.approx([0.0, 0.001, 0.002])
 
 
-def test_the_knobs_of_an_earlier_version_are_ignored() -> None:
+def test_policy_fields_of_an_earlier_version_are_ignored() -> None:
     earlier = {"min_samples": 6, "interval_samples": 20, "max_samples": 1000, "budget_s": 1, "patience": 5.0}
     assert Policy(**earlier) == Policy(min_samples=6, budget_s=1.0)
 
