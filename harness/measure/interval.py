@@ -26,7 +26,7 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
     Each block has at least five samples.
     """
     ordered = sorted(samples)
-    count, effective = len(samples), independent_samples(samples)
+    count, effective = len(samples), effective_sample_size(samples)
     if effective < FEWEST and count >= FEWEST * BLOCK:
         blocks = count // BLOCK
         drift = [median(samples[at * count // blocks : (at + 1) * count // blocks]) for at in range(blocks)]
@@ -38,7 +38,7 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
     return median(ordered), ordered[rank - 1], ordered[-rank]
 
 
-def independent_samples(samples: Sequence[float]) -> int:
+def effective_sample_size(samples: Sequence[float]) -> int:
     """Return the effective sample size: how many independent samples are as informative."""
     # Signs show slow or irregular drift; ranks also show correlation in a few dozen samples.
     return min(_effective_size_by_signs(samples), _effective_size_by_ranks(samples))

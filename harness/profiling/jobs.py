@@ -122,11 +122,11 @@ class JobProfiler:
             profile = Profile(case=planned.case, status="skipped", reason=reason, started_at=started_at)
         else:
             try:
-                found, answered = self._times(planned)
-                notes = [load_note(answered.environment)] if is_loaded(answered.environment) else []
+                found, worker_record = self._times(planned)
+                notes = [load_note(worker_record.environment)] if is_loaded(worker_record.environment) else []
                 notes += found["notes"]
-                values = found | {"environment": answered.environment, "started_at": started_at, "notes": notes}
-                profile, record = Profile.from_values({"case": planned.case.to_dict(), **values}), answered
+                values = found | {"environment": worker_record.environment, "started_at": started_at, "notes": notes}
+                profile, record = Profile.from_values({"case": planned.case.to_dict(), **values}), worker_record
             except ProfileError as error:
                 self._raise_if_stopped_or_gpu_lost()
                 status, why = getattr(error, "status", "failed"), sentence(str(error))
@@ -136,8 +136,8 @@ class JobProfiler:
         write_profile(run.folder, profile)
         if run.file.mode == "profile":  # a run that measures has records already
             launch = self.profiler.launches[self.job.pair]
-            lost = unmeasured(planned.case, profile.status, profile.reason, launch, self.slot)
-            run.record_file(self.job).append(record or replace(lost, started_at=started_at))
+            unprofiled = unmeasured(planned.case, profile.status, profile.reason, launch, self.slot)
+            run.record_file(self.job).append(record or replace(unprofiled, started_at=started_at))
         if profile.status == "ok" and self.tools.ratios:
             self.profiler.on_times(profile)
         else:

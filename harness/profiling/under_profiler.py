@@ -94,12 +94,12 @@ class UnderProfiler:
                 found, record = self._run_case(worker, case, last=True, tool=tool)
                 status = worker.stop(STOP_S)
             except ToolLost as lost:
-                raise _why(tool, _text(log), str(lost), lost.status) from None
+                raise _tool_error(tool, _read_log(log), str(lost), lost.status) from None
         if status is None:
             raise ToolLost(f"{tool} did not end within {STOP_S:g} s and was killed; try a smaller case", True)
-        text = _text(log)
+        text = _read_log(log)
         if ncu.NO_PERMISSION in text or status or not report.exists():
-            raise _why(tool, text, _ending(status, worker.error_line), "failed")
+            raise _tool_error(tool, text, _ending(status, worker.error_line), "failed")
         return found, record
 
     def _run_case(
@@ -118,7 +118,7 @@ class UnderProfiler:
         return (self.run.folder / "profiles" / f"{case.key}{suffix}").resolve()
 
 
-def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
+def _tool_error(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
     if ncu.NO_PERMISSION in log:
         return ToolLost(
             "ncu lacks permission to read the GPU's counters: load the driver with "
@@ -148,5 +148,5 @@ def _read_by(command: Sequence[str]) -> str:
     return output
 
 
-def _text(path: Path) -> str:
+def _read_log(path: Path) -> str:
     return path.read_text(errors="replace") if path.exists() else ""

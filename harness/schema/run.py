@@ -50,8 +50,8 @@ class Run:
     def refuse_held(folder: Path) -> None:
         """Raise RunError if `folder` is a file, or already has a run or other files."""
         with refusing(folder, "read", RunError):
-            held, others = os.path.lexists(folder / FILE), listed(folder)
-        if held:
+            has_run, others = os.path.lexists(folder / FILE), listed(folder)
+        if has_run:
             raise RunError(f"{folder}: holds a run already; resume it (--resume) or name another folder")
         if folder.exists() and not folder.is_dir():
             raise RunError(f"{folder}: is not a folder; name another for the run")

@@ -5,7 +5,7 @@
 The command runs in its own session. PR_SET_CHILD_SUBREAPER makes orphaned descendants children of the supervisor.
 The exit status is the command's, or 128 plus the number of its signal.
 If one of two nested supervisors is killed, the other kills the descendants.
-This file imports only the standard library, to start within ten milliseconds.
+This file imports only the standard library, to start fast.
 """
 
 import ctypes
