@@ -11,8 +11,8 @@ from harness.measure.nvml import is_hot
 from harness.schema.record import Record
 from harness.workers.machine_load import is_loaded
 
-STEADY = 0.1  # limits, relative to the median, of half the interval and of quartiles' and processes' distances
-DRIFT = 0.05  # limit of the relative difference between the first and the last quarter's medians
+STEADY = 0.1  # limits, as shares of the median: half the interval, the quartiles' and the processes' differences
+DRIFT = 0.05  # limit on the relative difference between the medians of the first and the last quarter
 Processes = Sequence[Sequence[float]]  # a case's samples by process, in ms per unit of work or token
 TIMES_OF_A_REQUEST = ("time_to_first_token_ms", "inter_token_latency_ms")  # metrics with an interval
 
@@ -38,14 +38,14 @@ def quality_of(group: Sequence[Record]) -> Quality:
     measured = timed(record for record in group if record.status == "ok")
     if not measured:
         return Quality()
-    known = median(len(record.samples_ms) for record in measured) >= FEWEST  # fewer have no interval
+    enough = median(len(record.samples_ms) for record in measured) >= FEWEST  # fewer have no 95% interval
     per_token = [[ms / (record.tokens or 1) for ms in record.samples_ms] for record in measured]
     return Quality(
         contended=any(is_loaded(record.environment) for record in measured),
         hot=any(is_hot(record.environment) for record in measured),
-        few_samples=not known,
-        unsteady=known and is_unsteady(per_token),
-        unsteady_times=tuple(_unsteady_times(merged_metrics(measured))) if known else (),
+        few_samples=not enough,
+        unsteady=enough and is_unsteady(per_token),
+        unsteady_times=tuple(_unsteady_times(merged_metrics(measured))) if enough else (),
     )
 
 
@@ -138,16 +138,16 @@ def ends_apart(samples: Sequence[float]) -> float:
     """Return |first / last - 1| for the medians of the samples' first and last quarters.
 
     With fewer than 24 samples, the first six and the last six are used instead; with fewer than twelve, return 0.
-    Also return 0 if the two interquartile ranges (for quarters of fewer than ten samples, full ranges) overlap.
+    Also return 0 if last is 0, or if the interquartile ranges (for fewer than ten samples, full ranges) overlap.
     """
     if len(samples) < 2 * FEWEST:
         return 0.0
     count = max(FEWEST, len(samples) // 4)
-    (low, first, high), (floor, last, top) = map(_middle, (samples[:count], samples[-count:]))
-    return abs(first / last - 1) if last and (low > top or high < floor) else 0.0
+    (low, first, high), (last_low, last, last_high) = map(_quartiles, (samples[:count], samples[-count:]))
+    return abs(first / last - 1) if last and (low > last_high or high < last_low) else 0.0
 
 
-def _middle(samples: Sequence[float]) -> tuple[float, float, float]:
+def _quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
     if len(samples) < 10:
         return min(samples), median(samples), max(samples)
     low, middle, high = quantiles(samples, method="inclusive")

@@ -17,7 +17,7 @@ from harness.profiling.in_worker import profile
 from harness.schema.case import Case
 from harness.schema.policy import Policy
 from harness.schema.reason import sentence
-from harness.workers.protocol import line_of
+from harness.workers.protocol import encode
 
 
 def load(entry: str) -> Any:
@@ -56,7 +56,7 @@ def answer(system: SystemAdapter | None, request: dict[str, Any]) -> dict[str, A
 
 
 def main(arguments: list[str]) -> None:
-    """Answer requests from stdin until it ends.
+    """Answer requests from stdin until EOF.
 
     arguments: [entry of the adapter, in the form that `load` takes], or [] if each request names its adapter.
     """
@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> None:
     requests, answers = _claim_pipes()
     system = load(arguments[0]) if arguments else None  # without one, requests name it
     for line in requests:
-        data = line_of(answer(system, json.loads(line)))
+        data = encode(answer(system, json.loads(line)))
         if os.getpid() != this_process:
             os._exit(1)  # a child that the case forked; its parent answers
         answers.write(data)

@@ -9,7 +9,7 @@ from typing import Any
 from harness.measure.timer import Clock
 from harness.schema.reason import of_exception
 
-SPAN_MS = 1.0  # length of a sample: events and the first launch after idle take microseconds, below 1% of it
+SPAN_MS = 1.0  # target length of a sample: events and the first launch after idle take microseconds
 MAX_LAUNCHES = 256
 _WARM_RUNS = 3
 _ESTIMATES = 3
@@ -67,7 +67,7 @@ class CudaEventClock(Clock):
         self.launch = run
         if took_s is None or self.replays:
             took_s = _first_runs(run)
-        if self.replays:  # to estimate a replay, which may take a tenth of an eager call
+        if self.replays:  # to estimate a replay, which can be much shorter than an eager call
             self.launch = _captured([run])
         is_long = took_s >= _LONG_S
         self.loaded_s = took_s if is_long else 0.0
@@ -78,7 +78,7 @@ class CudaEventClock(Clock):
         self._events = _new_events(self.launches if self._cold else 1)
         batch = [run] * (1 if self._cold else self.launches)
         if not self.replays:
-            self.launch = lambda: _each(batch)
+            self.launch = lambda: _run_all(batch)
         elif len(batch) > 1:
             self.launch = lambda: None  # frees the first graph's memory for the second
             self.launch = _captured(batch)
@@ -110,7 +110,7 @@ def _new_events(pairs: int) -> list[tuple[Any, Any]]:
     return [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(pairs)]
 
 
-def _each(batch: Sequence[Call]) -> None:
+def _run_all(batch: Sequence[Call]) -> None:
     for run in batch:
         run()  # its outputs are freed before the next call
 
@@ -119,7 +119,7 @@ def _each(batch: Sequence[Call]) -> None:
 def side_stream() -> Any:
     import torch
 
-    return torch.cuda.Stream()  # for runs before a capture; only one, as cuBLAS keeps 32 MB per stream
+    return torch.cuda.Stream()  # for runs before a capture; only one, as cuBLAS allocates a workspace per stream
 
 
 def repeatable(run: Call) -> Call:
@@ -157,7 +157,7 @@ def _captured(batch: Sequence[Call]) -> Call:
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
-            _each(batch)
+            _run_all(batch)
     except Exception as error:  # the end of the capture raises another error on top
         why = of_exception(error.__context__ if isinstance(error.__context__, Exception) else error)
         raise RuntimeError(f"the work cannot be captured in a CUDA graph: {why}") from error

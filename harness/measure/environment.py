@@ -48,14 +48,14 @@ def child_environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
 
     Inherited variables that redirect git or Slurm are removed. CUDA_DEVICE_ORDER is set to number GPUs as NVML does.
     """
-    kept = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
-    return {**kept, **DEVICE_ORDER, **(added or {})}
+    inherited = {name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}
+    return {**inherited, **DEVICE_ORDER, **(added or {})}
 
 
 def recorded_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return variables chosen by `changes_speed`; paths become "...", long ones are truncated."""
-    kept = {name: value for name, value in sorted(environment.items()) if changes_speed(name)}
-    return {name: "..." if re.search(r"[/\\]", value) else clipped(value, _LONGEST) for name, value in kept.items()}
+    chosen = {name: value for name, value in sorted(environment.items()) if changes_speed(name)}
+    return {name: "..." if re.search(r"[/\\]", value) else clipped(value, _LONGEST) for name, value in chosen.items()}
 
 
 def changes_speed(name: str) -> bool:
@@ -181,8 +181,8 @@ def refusal_of_git() -> str:
 def uncommitted(root: Path) -> list[str] | None:
     """List changed files and untracked source files outside reports/results; None if git fails."""
     status = ("status", "--porcelain", "--untracked-files=all", "--", ".", _WITHOUT_RESULTS)
-    changes, refusal = ask_git(root, *status)
-    if refusal:
+    changes, error = ask_git(root, *status)
+    if error:
         return None
     lines = changes.splitlines()
     return [line[3:] for line in lines if not line.startswith("??") or line.rstrip('"').endswith(SOURCES)]
@@ -198,7 +198,7 @@ def ask_git(root: Path, *arguments: str, timeout_s: float | None = 20) -> tuple[
 def output_of(command: Sequence[str], timeout_s: float | None = 60, **env: str) -> tuple[str, str]:
     """Run a program without input; return (stdout, ""), or ("", reason) if it fails.
 
-    reason: the output of the failed program; a sentence if it printed nothing, did not start or did not end in time.
+    reason: the output of the failed program; a sentence if it printed nothing, did not start or did not exit in time.
     env: environment variables to add.
     """
     options: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "stdin": subprocess.DEVNULL}
@@ -207,9 +207,9 @@ def output_of(command: Sequence[str], timeout_s: float | None = 60, **env: str) 
     except FileNotFoundError:
         return "", f"{command[0]} is not installed on this machine"
     except subprocess.TimeoutExpired:
-        return "", f"{command[0]} gave no answer within {timeout_s:g} s"
+        return "", f"{command[0]} did not exit within {timeout_s:g} s"
     except OSError as error:
         return "", f"{command[0]} could not be started: {error.strerror}"
     if done.returncode:
-        return "", (done.stderr + done.stdout).strip() or f"{command[0]} ended with status {done.returncode}"
+        return "", (done.stderr + done.stdout).strip() or f"{command[0]} exited with status {done.returncode}"
     return done.stdout, ""

@@ -28,14 +28,14 @@ from harness.schema.work import lower_bound_ms
 
 T = TypeVar("T")
 
-RENEW_EVERY_S = 0.25  # least seconds between refills, which would otherwise change the device's load and heat
+RENEW_EVERY_S = 0.25  # minimum seconds between refills, as more refills would change the device's load and heat
 RENEW_SHARE = 0.02  # largest share of the time for refills
-SAME_INPUTS = "no inputs were refilled, so remembered outputs would pass"
+SAME_INPUTS = "no inputs were refilled, so cached outputs would pass"
 NO_ROOM = "the reference does not fit next to the model, so the timed outputs were not compared"
-_LOOKED_AT = 1 << 20  # elements of a tensor that are compared between samples
-_RECENT = 64  # last tokens that a refill of early tokens keeps: a model must not depend on these alone
+_COMPARED_ELEMENTS = 1 << 20  # approximate number of elements compared per tensor between samples
+_RECENT = 64  # last tokens that a refill of early tokens leaves unchanged: outputs must not depend on these alone
 _LATE_S = 5e-3  # seconds of device work allowed after the end of the timed call
-_BELOW_BOUND = 0.5  # shortest allowed share of the roofline bound, as measured peaks have errors
+_BELOW_BOUND = 0.5  # minimum duration as a share of the roofline bound, as measured peaks have errors
 
 
 class CallChecker:
@@ -43,17 +43,17 @@ class CallChecker:
 
     def __init__(self, case: Case, workload: Workload) -> None:
         self._case, self._workload = case, workload
-        self._chance = Random(secrets.randbits(128))
+        self._rng = Random(secrets.randbits(128))
         self._outputs: Any = None
-        self._seen: list[Any] = []  # `_rows` of the previous outputs
-        self._seen_inputs: dict[str, Any] = {}
+        self._output_rows: list[Any] = []  # `_rows` of the previous outputs
+        self._earlier_input_rows: dict[str, Any] = {}
         self._next_at = 0.0
-        self._ran = False
-        self.missed: list[Check] = []
-        self._given = self._rows_of_inputs()
+        self._refilled = False
+        self.failed_checks: list[Check] = []
+        self._input_rows = self._rows_of_inputs()
 
     def run(self) -> object:
-        """Call `Workload.run`; keep its outputs for the checks, and return them."""
+        """Call `Workload.run`; store its outputs for the checks, and return them."""
         self._outputs = None  # freed first: the timed call must not hold its outputs twice
         self._outputs = self._workload.run()
         return self._outputs
@@ -62,11 +62,11 @@ class CallChecker:
         """Check the last outputs and refill the inputs every 0.25 s, or less often if refills are slow."""
         now = time.monotonic()
         if self._workload.inputs and now >= self._next_at:
-            if self._ran:
+            if self._refilled:
                 self._check_outputs()
             self._renew()
             wait_for(self._workload.device)
-            self._ran = True
+            self._refilled = True
             self._next_at = time.monotonic() + max(RENEW_EVERY_S, (time.monotonic() - now) / RENEW_SHARE)
 
     def checked_call(self, clock: Clock) -> Checks:
@@ -76,7 +76,7 @@ class CallChecker:
         If an input has a token axis, or if `Workload.renews_past`, a second call with other early tokens follows. Each
         sequence whose early tokens changed must then get other outputs.
         """
-        if self._ran:
+        if self._refilled:
             self._check_outputs()
         self._renew()
         checked = self._compared_call(clock, "outputs_unchanged_by_new_inputs")
@@ -85,7 +85,7 @@ class CallChecker:
             self._renew(early_only=True)
             checked = _worst_by_name(checked + self._compared_call(clock, "outputs_unchanged_by_early_tokens"))
         renewed = "" if self._workload.inputs else SAME_INPUTS
-        return Checks([*self.missed, *checked.checks], "; ".join(filter(None, (checked.unchecked, renewed))))
+        return Checks([*self.failed_checks, *checked.checks], "; ".join(filter(None, (checked.unchecked, renewed))))
 
     def _compared_call(self, clock: Clock, unchanged: str) -> Checks:
         compare, checked = self._start_check()
@@ -93,9 +93,9 @@ class CallChecker:
             _poison(each)
         if not clock.replays:
             self._outputs = None  # freed, so that the call may get the poisoned memory
-        self._given = self._rows_of_inputs()  # the check may have changed them
+        self._input_rows = self._rows_of_inputs()  # the check may have changed them
         clock.sample()
-        self._follow_inputs(unchanged, self._workload.renews_past and compare is not None)
+        self._check_changed(unchanged, self._workload.renews_past and compare is not None)
         finite = Checks([*self._late(), *_finite(self._outputs)])
         if compare:
             checked = unless_out_of_memory(lambda: compare(self._outputs, clock.launches))
@@ -105,27 +105,27 @@ class CallChecker:
         start = self._workload.timed_check
         if start is None:
             return None, Checks([], "the outputs of the timed calls were not compared with a reference")
-        compare = unless_out_of_memory(lambda: start(self._chance))
+        compare = unless_out_of_memory(lambda: start(self._rng))
         return (None, compare) if isinstance(compare, Checks) else (compare, Checks([]))
 
     def _renew(self, early_only: bool = False) -> None:
         for each in self._workload.inputs.values():
-            fill(each, self._chance.getrandbits(63), early_only)
-        self._given = self._rows_of_inputs()
+            fill(each, self._rng.getrandbits(63), early_only)
+        self._input_rows = self._rows_of_inputs()
 
     def _rows_of_inputs(self) -> dict[str, Any]:
         return {name: _rows(each.tensor, each.batch_axis) for name, each in self._workload.inputs.items()}
 
     def _check_outputs(self) -> None:
-        self.missed += self._late()
-        self._follow_inputs()
+        self.failed_checks += self._late()
+        self._check_changed()
         # With NaN or infinity, a GPU needs less power and time.
-        if not all(bool(each.isfinite().all()) for each in self._seen):
-            self._miss("outputs_not_finite_while_timed")
-        if not all(rows.equal(self._given[name]) for name, rows in self._rows_of_inputs().items()):
-            self._miss("inputs_changed_by_the_work")
+        if not all(bool(each.isfinite().all()) for each in self._output_rows):
+            self._fail("outputs_not_finite_while_timed")
+        if not all(rows.equal(self._input_rows[name]) for name, rows in self._rows_of_inputs().items()):
+            self._fail("inputs_changed_by_the_work")
 
-    def _follow_inputs(self, name: str = "outputs_unchanged_by_new_inputs", past_renewed: bool = False) -> None:
+    def _check_changed(self, name: str = "outputs_unchanged_by_new_inputs", past_renewed: bool = False) -> None:
         """Fail the check `name` if a sequence has new inputs, but the same outputs as before.
 
         past_renewed: whether `timed_check` drew new early tokens; then all sequences' inputs count as new.
@@ -133,16 +133,16 @@ class CallChecker:
         outputs, batch = list(tensors_of(self._outputs)), self._case.batch
         floating = [each for each in outputs if each.is_floating_point()]  # integers can be the inputs themselves
         now = [_rows(x, x.shape.index(batch) if batch in x.shape else None) for x in floating or outputs]
-        before, before_inputs = self._seen, self._seen_inputs
-        self._seen, self._seen_inputs = now, self._given
+        before, before_inputs = self._output_rows, self._earlier_input_rows
+        self._output_rows, self._earlier_input_rows = now, self._input_rows
         if before and before_inputs and [x.shape for x in now] == [x.shape for x in before]:
-            renewed = _any(self._given[name] != old for name, old in before_inputs.items()) | past_renewed
+            renewed = _any(self._input_rows[name] != old for name, old in before_inputs.items()) | past_renewed
             if bool((renewed & ~_any(x != old for x, old in zip(now, before, strict=True))).any()):
-                self._miss(name)
+                self._fail(name)
 
-    def _miss(self, name: str) -> None:
-        if not any(check.name == name for check in self.missed):
-            self.missed.append(Check.at_most(name, 1.0, 0.0))
+    def _fail(self, name: str) -> None:
+        if not any(check.name == name for check in self.failed_checks):
+            self.failed_checks.append(Check.at_most(name, 1.0, 0.0))
 
     def _late(self) -> list[Check]:
         if self._workload.device != "cuda":
@@ -183,13 +183,13 @@ def tensors_of(outputs: Any) -> Iterator[Any]:
 
 def claim_checks(case: Case, workload: Workload) -> Iterator[Check]:
     """Yield failed checks for `workload.tokens` and `workload.units` if they do not fit the case."""
-    whole = case.context + case.new_tokens  # of a request
-    claimed = case.batch * {"forward": case.context, "generate": 1, "request": whole}[case.phase]
+    whole = case.context + case.new_tokens  # tokens of a request
+    expected = case.batch * {"forward": case.context, "generate": 1, "request": whole}[case.phase]
     at_once = workload.metrics.get("sequences_at_once")
     if case.phase == "generate" and workload.engine_samples is not None and at_once:
-        claimed = min(int(at_once), case.batch)  # an engine can run fewer sequences than the batch
-    if workload.tokens != claimed:
-        yield Check.at_most("tokens_off_the_case", abs(workload.tokens - claimed), 0)
+        expected = min(int(at_once), case.batch)  # an engine can run fewer sequences than the batch
+    if workload.tokens != expected:
+        yield Check.at_most("tokens_off_the_case", abs(workload.tokens - expected), 0)
     if case.phase != "generate" and workload.units != 1:
         yield Check.at_most("units_off_the_case", workload.units, 1)
 
@@ -219,11 +219,11 @@ def shape_checks(case: Case, workload: Workload, outputs: Any) -> Iterator[Check
 
 def lower_bound_check(workload: Workload, samples_ms: list[float]) -> list[Check]:
     """Return [failed check] if a sample is shorter than half the roofline bound, otherwise []."""
-    least_ms = lower_bound_ms(workload.metrics.get("flops"), workload.metrics.get("bytes"), workload.metrics)
+    bound_ms = lower_bound_ms(workload.metrics.get("flops"), workload.metrics.get("bytes"), workload.metrics)
     shortest = min(samples_ms)
-    if not least_ms or shortest >= _BELOW_BOUND * least_ms:
+    if not bound_ms or shortest >= _BELOW_BOUND * bound_ms:
         return []
-    return [Check.at_most("lower_bound_over_shortest_sample", least_ms / max(shortest, 1e-9), 1 / _BELOW_BOUND)]
+    return [Check.at_most("lower_bound_over_shortest_sample", bound_ms / max(shortest, 1e-9), 1 / _BELOW_BOUND)]
 
 
 def fill(given: Input, seed: int, early_only: bool = False) -> None:
@@ -270,7 +270,7 @@ def _rows(tensor: Any, axis: int | None) -> Any:
     found = tensor.detach()
     axis = None if axis is None else axis % found.dim()
     for other in sorted(set(range(found.dim())) - {axis}, key=lambda each: -found.shape[each]):
-        step = max(1, -(-found.numel() // _LOOKED_AT))
+        step = max(1, -(-found.numel() // _COMPARED_ELEMENTS))
         found = found[(slice(None),) * other + (slice(None, None, step),)]
     return (found[None] if axis is None else found.movedim(axis, 0))[..., None].flatten(1).clone()
 

@@ -8,8 +8,8 @@ from itertools import pairwise
 from statistics import median
 
 CONFIDENCE = 0.95
-FEWEST = 6  # samples whose range contains the median with 95%
-TOGETHER = 5  # samples of a block; its median follows a drift and ignores an outlier
+FEWEST = 6  # minimum number of samples whose range is a 95% interval of the median
+BLOCK = 5  # minimum samples of a block; its median follows a drift and ignores an outlier
 # Lag-1 autocorrelations up to this many standard errors are insignificant: of signs about the median, of ranks.
 _CORRELATED, _RANKS_CORRELATED = 1.3, 0.5
 
@@ -26,19 +26,19 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
     Each block has at least five samples.
     """
     ordered = sorted(samples)
-    count, worth = len(samples), independent_samples(samples)
-    if worth < FEWEST and count >= FEWEST * TOGETHER:
-        blocks = count // TOGETHER
+    count, effective = len(samples), effective_sample_size(samples)
+    if effective < FEWEST and count >= FEWEST * BLOCK:
+        blocks = count // BLOCK
         drift = [median(samples[at * count // blocks : (at + 1) * count // blocks]) for at in range(blocks)]
         return median(ordered), min(drift), max(drift)
-    rank = _lower_rank(worth)
-    if worth < count:
-        # The r-th of `worth` samples lies on average at the quantile r / (worth + 1).
-        rank = 1 if worth < FEWEST else max(1, rank * (count + 1) // (worth + 1))
+    rank = _lower_rank(effective)
+    if effective < count:
+        # The r-th of `effective` samples lies on average at the quantile r / (effective + 1).
+        rank = 1 if effective < FEWEST else max(1, rank * (count + 1) // (effective + 1))
     return median(ordered), ordered[rank - 1], ordered[-rank]
 
 
-def independent_samples(samples: Sequence[float]) -> int:
+def effective_sample_size(samples: Sequence[float]) -> int:
     """Return the effective sample size: how many independent samples are as informative."""
     # Signs show slow or irregular drift; ranks also show correlation in a few dozen samples.
     return min(_effective_size_by_signs(samples), _effective_size_by_ranks(samples))

@@ -14,8 +14,8 @@ from harness.measure.correctness import Checks
 from harness.measure.cuda_clock import CudaEventClock
 from harness.measure.environment import around, snapshot, versions_of
 from harness.measure.inspection import CallChecker, claim_checks, lower_bound_check, unless_out_of_memory
-from harness.measure.nvml import LASTS_S, EnergyMeter, Gpu, open_gpu
-from harness.measure.process_state import forget_peak, is_out_of_memory, peak_bytes, process_settings
+from harness.measure.nvml import MIN_BLOCK_S, EnergyMeter, Gpu, open_gpu
+from harness.measure.process_state import is_out_of_memory, peak_bytes, process_settings, reset_peak
 from harness.measure.ranges import nvtx_range
 from harness.measure.system import NeedsFreshProcess, Skip, SystemAdapter, Workload
 from harness.measure.timer import (
@@ -33,7 +33,7 @@ from harness.schema.policy import Policy
 from harness.schema.reason import of_exception, raised_at, sentence
 from harness.schema.record import Record, utc_now
 
-NO_REFERENCE = "the system has no reference to be verified against"
+NO_REFERENCE = "the system has no reference to verify against"
 
 # (case, workload, whether the GPU is throttled) -> fields of the case's profile
 CaseProfiler = Callable[[Case, Workload, Callable[[], bool]], dict[str, Any]]
@@ -58,9 +58,9 @@ class CaseRun:
 
     def __post_init__(self) -> None:
         # Fields of the record; after a failure, only earlier stages have set theirs.
-        self._known: dict[str, Any] = {"status": "ok", "metrics": {}, "stages_s": {}}
+        self._fields: dict[str, Any] = {"status": "ok", "metrics": {}, "stages_s": {}}
         self._checks: Checks | None = None
-        self._claimed: dict[str, float | None] = {}  # the adapter's metrics before anything ran
+        self._build_metrics: dict[str, float | None] = {}  # the workload's metrics before the first check
         self._after: dict[str, Any] | None = None  # snapshot right after the last sample
         self._owns_process = False  # whether an engine may change global settings
 
@@ -75,7 +75,7 @@ class CaseRun:
         environment = around(before, self._after or snapshot())
         return Record(
             self.case,
-            **self._known,
+            **self._fields,
             check=self._checks.to_dict() if self._checks else None,
             environment=environment | {"software": environment["software"] | versions_of(system.packages)},
             started_at=started_at,
@@ -84,7 +84,7 @@ class CaseRun:
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
-        start, stages_s = time.monotonic(), self._known["stages_s"]
+        start, stages_s = time.monotonic(), self._fields["stages_s"]
         try:
             yield
         finally:
@@ -107,8 +107,8 @@ class CaseRun:
             self._end("oom" if is_oom else "failed", of_exception(error) + ("" if is_oom else raised_at(error)))
 
     def _run(self, workload: Workload) -> None:
-        self._claimed = dict(workload.metrics)
-        self._known |= {"metrics": dict(self._claimed), "settings": workload.settings, "tokens": workload.tokens}
+        self._build_metrics = dict(workload.metrics)
+        self._fields |= {"metrics": dict(self._build_metrics), "settings": workload.settings, "tokens": workload.tokens}
         if self._passes_first_check(workload):
             self._work(workload)
         self._after = self._after or snapshot(workload.device)
@@ -118,7 +118,7 @@ class CaseRun:
             return True
         with self._stage("check"):
             checked = workload.check()
-        self._known["metrics"] |= workload.metrics  # the check may add some
+        self._fields["metrics"] |= workload.metrics  # the check may add some
         return self._accepts(checked)
 
     def _accepts(self, checked: Checks) -> bool:
@@ -127,11 +127,11 @@ class CaseRun:
             self._checks = whole
         if whole.checks and not whole.passed:
             self._end("incorrect", sentence(whole.reason))
-        return bool(self._known["status"] == "ok")
+        return bool(self._fields["status"] == "ok")
 
     def _work(self, workload: Workload) -> None:
         gpu = open_gpu() if workload.device == "cuda" else None
-        forget_peak(workload.device)
+        reset_peak(workload.device)
         with self._stage("warm_up"):
             workload.capture()
         if self.mode == "verify":
@@ -146,7 +146,7 @@ class CaseRun:
         timing, l2 = self.case.timing, self.case.l2
         if workload.device == "cuda" or workload.engine_samples or (timing, l2) == ("eager", "warm"):
             return True
-        self._end("skipped", f"timing {timing!r} with l2 {l2!r} needs a CUDA device; this system ran on the CPU")
+        self._end("skipped", f"timing {timing!r} with l2 {l2!r} needs a CUDA device; this system runs on the CPU")
         return False
 
     def _verify(self, workload: Workload) -> None:
@@ -170,12 +170,12 @@ class CaseRun:
         timing, energy = self._timed(workload, gpu, clock, checker)
         self._after = _machine_after(workload, gpu)  # before the GPU is idle or checks the outputs
         calls = clock.launches * workload.units
-        self._known |= vars(timing) | {"calls": calls, "settings": workload.settings}
-        self._known["peak_memory_bytes"] = peak_bytes(workload.device) - clock.own_bytes
+        self._fields |= vars(timing) | {"calls": calls, "settings": workload.settings}
+        self._fields["peak_memory_bytes"] = peak_bytes(workload.device) - clock.own_bytes
         if workload.measured is not None:
-            self._known["metrics"] |= workload.measured(len(timing.samples_ms) * clock.launches)
+            self._fields["metrics"] |= workload.measured(len(timing.samples_ms) * clock.launches)
         sampled_s = sum(timing.samples_ms) * calls / 1e3
-        self._known["metrics"] |= energy.per_token(len(timing.samples_ms) * calls * workload.tokens, sampled_s)
+        self._fields["metrics"] |= energy.per_token(len(timing.samples_ms) * calls * workload.tokens, sampled_s)
         with self._stage("check"):
             self._accepts(self._checked(workload, clock, checker, timing))
 
@@ -186,26 +186,26 @@ class CaseRun:
         metered = gpu if self.case.l2 == "warm" else None  # flushing the cache draws energy of its own
         policy = self.policy
         batches: Iterator[Sequence[float]] | None = None
-        kept: list[Sequence[float]] = []
+        reused: list[Sequence[float]] = []  # a warm-up batch whose samples count
         if workload.engine_samples is not None:
             batches = iter(workload.engine_samples())
-        elif metered:  # the energy counter needs that long
-            policy = replace(policy, budget_s=max(policy.budget_s, LASTS_S))
+        elif metered:  # for the energy counter
+            policy = replace(policy, budget_s=max(policy.budget_s, MIN_BLOCK_S))
         with nvtx_range(self.case.phase):
             with self._stage("warm_up"):
                 if batches:
-                    kept = warm_up_engine(batches, policy, clock, throttled, workload.units)
+                    reused = warm_up_engine(batches, policy, clock, throttled, workload.units)
                 else:
                     clock.prepare(checker.run)
-                    checker.before_sample()  # the first time takes tens of milliseconds, in which a GPU rests
+                    checker.before_sample()  # before the warm-up: the GPU is idle during the first, slow refill
                     warm_up(clock, policy, throttled)
             if gpu:
-                gpu.forget()  # a record's throttle reasons are those of its samples
-            # The meter would miss the energy of kept samples, and count that of later prompts.
-            with self._stage("sample"), EnergyMeter(None if kept else metered) as energy:
+                gpu.reset()  # a record's throttle reasons are those of its samples
+            # The meter would miss the energy of reused samples, and count that of later prompts.
+            with self._stage("sample"), EnergyMeter(None if reused else metered) as energy:
                 if batches:
-                    return take_engine_samples(chain(kept, batches), policy, throttled, workload.units), energy
-                least_s = LASTS_S if metered else LEAST_S
+                    return take_engine_samples(chain(reused, batches), policy, throttled, workload.units), energy
+                least_s = MIN_BLOCK_S if metered else LEAST_S
                 timing = take_samples(clock, policy, throttled, checker.before_sample, least_s)
         timing.samples_ms = [sample / workload.units for sample in timing.samples_ms]
         return timing, energy
@@ -217,20 +217,20 @@ class CaseRun:
         elif workload.timed_check:
             checked = unless_out_of_memory(lambda: _check_engine(workload))
         else:
-            checked = Checks([], "the engine's answers were not compared with a reference")
+            checked = Checks([], "the engine's outputs were not compared with a reference")
         return checked + Checks([*claim_checks(self.case, workload), *bound])
 
     def _end(self, status: str, reason: str) -> None:
-        # Only "ok" keeps samples and metrics that follow from them.
-        self._known |= {"status": status, "reason": reason, "metrics": self._claimed} | vars(Timing([], [], ""))
+        # Only "ok" records have samples and metrics computed from them.
+        self._fields |= {"status": status, "reason": reason, "metrics": self._build_metrics} | vars(Timing([], [], ""))
 
 
 def _machine_after(workload: Workload, gpu: Gpu | None) -> dict[str, Any]:
     # `gpu` stores the throttle reasons of all samples and, if one is thermal, the peak temperature.
     after = snapshot(workload.device)
     if gpu and after["gpu"]:
-        after["gpu"]["temperature_c"] = gpu.hottest_c or after["gpu"]["temperature_c"]
-        after["gpu"]["throttle_reasons"] = sorted(gpu.slowed_by.union(after["gpu"]["throttle_reasons"]))
+        after["gpu"]["temperature_c"] = gpu.peak_celsius or after["gpu"]["temperature_c"]
+        after["gpu"]["throttle_reasons"] = sorted(gpu.seen_reasons.union(after["gpu"]["throttle_reasons"]))
     return after
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 _UUID = ("GPU-", "MIG-")
-ASKED_EVERY_S = 0.02  # seconds between queries: one per sample let a power-capped GPU rest and run 4% faster
+QUERY_EVERY_S = 0.02  # seconds between queries: a query per sample would leave the GPU idle and let its clocks rise
 
 # Reasons for clocks below their settings. Idle, application and display clocks are not throttling.
 _THROTTLE = {
@@ -32,22 +32,22 @@ class Gpu:
     def __init__(self, pynvml: Any, handle: Any) -> None:
         self._nvml = pynvml
         self._handle = handle
-        self._throttled, self._ask_at = False, -math.inf
-        self.slowed_by: set[str] = set()  # reasons seen by `throttled`
-        self.hottest_c: float | None = None  # during a thermal slowdown
+        self._throttled, self._query_at = False, -math.inf
+        self.seen_reasons: set[str] = set()  # reasons seen by `throttled`
+        self.peak_celsius: float | None = None  # during a thermal slowdown
 
     def constants(self) -> dict[str, Any]:
         """Return constant properties by name, such as driver, memory_bytes and power_limit_w."""
-        capability = self._ask("nvmlDeviceGetCudaComputeCapability")
-        ecc = self._ask("nvmlDeviceGetEccMode")
-        uuid = self._ask("nvmlDeviceGetUUID") or ""
+        capability = self._query("nvmlDeviceGetCudaComputeCapability")
+        ecc = self._query("nvmlDeviceGetEccMode")
+        uuid = self._query("nvmlDeviceGetUUID") or ""
         return {
-            "name": self._ask("nvmlDeviceGetName") or "",
+            "name": self._query("nvmlDeviceGetName") or "",
             "driver": _quietly(self._nvml.nvmlSystemGetDriverVersion) or "",
-            "memory_bytes": getattr(self._ask("nvmlDeviceGetMemoryInfo"), "total", None),
+            "memory_bytes": getattr(self._query("nvmlDeviceGetMemoryInfo"), "total", None),
             "device_id": hashlib.sha256(uuid.encode()).hexdigest()[:8] if uuid else "",  # does not reveal the UUID
             "power_limit_w": self._thousandth("nvmlDeviceGetEnforcedPowerLimit"),
-            "max_sm_clock_mhz": self._ask("nvmlDeviceGetMaxClockInfo", self._nvml.NVML_CLOCK_SM),
+            "max_sm_clock_mhz": self._query("nvmlDeviceGetMaxClockInfo", self._nvml.NVML_CLOCK_SM),
             "ecc": None if ecc is None else bool(ecc[0]),  # ecc[1] takes effect at the next boot
             "compute_capability": capability and ".".join(map(str, capability)),
         }
@@ -55,50 +55,50 @@ class Gpu:
     def readings(self) -> dict[str, Any]:
         """Return clocks in MHz, temperature in °C, power in W and throttle reasons, by name."""
         return {
-            "sm_clock_mhz": self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
-            "memory_clock_mhz": self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM),
+            "sm_clock_mhz": self._query("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
+            "memory_clock_mhz": self._query("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM),
             "temperature_c": self._celsius(),
             "power_w": self._thousandth("nvmlDeviceGetPowerUsage"),
             "throttle_reasons": self.throttle_reasons(),
         }
 
     def throttle_reasons(self) -> list[str]:
-        bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons") or 0
+        bits = self._query("nvmlDeviceGetCurrentClocksEventReasons") or 0
         return [name for bit, name in _THROTTLE.items() if bits & bit]
 
     def throttled(self) -> bool:
         """Whether the GPU is throttled or power-capped, by a query that is at most 20 ms old.
 
-        Adds the reasons to `slowed_by`. `hottest_c` becomes the highest temperature seen during thermal throttling.
+        Adds the reasons to `seen_reasons`. Updates `peak_celsius`, the peak temperature during thermal throttling.
         """
         now = time.monotonic()
-        if now >= self._ask_at:
+        if now >= self._query_at:
             reasons = self.throttle_reasons()
-            self.slowed_by.update(reasons)
+            self.seen_reasons.update(reasons)
             if THERMAL.intersection(reasons):
-                self.hottest_c = max(filter(None, (self.hottest_c, self._celsius())), default=None)
-            self._throttled, self._ask_at = bool(reasons), now + ASKED_EVERY_S
+                self.peak_celsius = max(filter(None, (self.peak_celsius, self._celsius())), default=None)
+            self._throttled, self._query_at = bool(reasons), now + QUERY_EVERY_S
         return self._throttled
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Clear the throttle reasons and the peak temperature that `throttled` stored."""
-        self.slowed_by.clear()
-        self.hottest_c = None
-        self._ask_at = -math.inf
+        self.seen_reasons.clear()
+        self.peak_celsius = None
+        self._query_at = -math.inf
 
     def energy_j(self) -> float | None:
         """Return the joules that the GPU has used since its driver was loaded; None if unknown."""
         return self._thousandth("nvmlDeviceGetTotalEnergyConsumption")
 
     def _celsius(self) -> int | None:
-        found: int | None = self._ask("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU)
+        found: int | None = self._query("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU)
         return found
 
     def _thousandth(self, name: str) -> float | None:
-        value = self._ask(name)
+        value = self._query(name)
         return None if value is None else value / 1e3
 
-    def _ask(self, name: str, *arguments: Any) -> Any:
+    def _query(self, name: str, *arguments: Any) -> Any:
         return _quietly(lambda: getattr(self._nvml, name)(self._handle, *arguments))
 
 
@@ -163,9 +163,9 @@ def _uuid_in_use() -> str:
     return str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", ""))
 
 
-def _quietly(ask: Callable[[], Any]) -> Any:
+def _quietly(query: Callable[[], Any]) -> Any:
     try:
-        return ask()
+        return query()
     except Exception:  # NVML raises one class per error code, such as "not supported"
         return None
 
@@ -185,11 +185,11 @@ def _after(environment: Mapping[str, Any]) -> Mapping[str, Any]:
     return (environment.get("gpu") or {}).get("after") or {}
 
 
-LOOK_EVERY_S = 0.02  # seconds between reads of the energy counter
-LATE_S = 0.05  # longest time between two reads that still tells when the counter was refreshed
-NEEDS_S = 0.7  # least seconds between first and last refresh: the error is at most 7%, mostly 3%
-LASTS_S = 1.0  # a block of so many seconds has refreshes at least `NEEDS_S` apart
-FILLS = 0.9  # share of the block that samples must fill
+READ_EVERY_S = 0.02  # seconds between reads of the energy counter
+MAX_READ_GAP_S = 0.05  # maximum seconds between two reads that bracket a refresh, whose time is unknown otherwise
+MIN_REFRESHES_S = 0.7  # minimum seconds between first and last refresh, to limit the error
+MIN_BLOCK_S = 1.0  # seconds of a block that are enough for refreshes `MIN_REFRESHES_S` apart
+MIN_FILLED = 0.9  # minimum share of the block that samples fill
 
 
 class EnergyMeter:
@@ -224,20 +224,20 @@ class EnergyMeter:
         refreshes = [
             read
             for (before_s, before_j), read in pairwise(self._reads)
-            if read[1] != before_j and read[0] - before_s <= LATE_S
+            if read[1] != before_j and read[0] - before_s <= MAX_READ_GAP_S
         ]
         if len(refreshes) < 2 or not tokens:
             return {}
         (first_s, first_j), (last_s, last_j) = refreshes[0], refreshes[-1]
-        if seconds < FILLS * (self._reads[-1][0] - self._reads[0][0]) or last_s - first_s < NEEDS_S:
+        if seconds < MIN_FILLED * (self._reads[-1][0] - self._reads[0][0]) or last_s - first_s < MIN_REFRESHES_S:
             return {}
         return {"energy_j_per_token": (last_j - first_j) / (last_s - first_s) * seconds / tokens}
 
-    def look(self, now: float, joules: float | None) -> None:
+    def add(self, now: float, joules: float | None) -> None:
         if joules is not None:
             self._reads.append((now, joules))
 
     def _watch(self, gpu: Gpu) -> None:
-        while not self._over.wait(LOOK_EVERY_S):
+        while not self._over.wait(READ_EVERY_S):
             joules = gpu.energy_j()
-            self.look(time.monotonic(), joules)
+            self.add(time.monotonic(), joules)

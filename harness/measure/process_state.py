@@ -17,7 +17,7 @@ _OUT_OF_MEMORY = (
 )
 
 
-def forget_peak(device: str) -> None:
+def reset_peak(device: str) -> None:
     """Restart the peak of `peak_bytes` from the memory in use now. device: "cuda" or "cpu"."""
     if device == "cuda":
         import gc
@@ -28,12 +28,12 @@ def forget_peak(device: str) -> None:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         return
-    with suppress(OSError):  # forbidden on some systems, where a larger earlier case hides the peak
+    with suppress(OSError):  # forbidden on some systems, where the peak includes earlier cases
         (_PROCESS / "clear_refs").write_text("5")
 
 
 def peak_bytes(device: str) -> int:
-    """Return the peak memory in bytes since the last `forget_peak`.
+    """Return the peak memory in bytes since the last `reset_peak`.
 
     device "cuda": peak of torch's allocator, including weights.
     device "cpu": peak resident memory of this process, including the interpreter and libraries.
@@ -43,8 +43,8 @@ def peak_bytes(device: str) -> int:
 
         return torch.cuda.max_memory_allocated()
     lines = (_PROCESS / "status").read_text().splitlines()
-    marks = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]  # some sandboxes lack it
-    return 1024 * (marks or [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss])[0]
+    peaks = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]  # some sandboxes lack it
+    return 1024 * (peaks or [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss])[0]
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

@@ -9,10 +9,10 @@ from statistics import median
 from harness.measure.interval import median_interval
 from harness.schema.policy import Policy
 
-LEAST_SAMPLES = 20  # before the interval may end sampling: six may agree by chance
+LEAST_SAMPLES = 20  # before the interval may end sampling: fewer may agree by chance
 LEAST_S = 0.5  # before the interval may end sampling: clocks swing, and twenty short samples lie in one swing
-MAX_SAMPLES = 1000  # more narrow the interval by less than the difference between runs
-DOUBTFUL = 2.0  # intervals wider than so many times the precision extend the budget: a disturbance may pass
+MAX_SAMPLES = 1000  # further samples narrow the interval by less than runs differ
+DOUBTFUL = 2.0  # the budget is extended while the interval exceeds this multiple of the policy's precision
 PATIENCE = 5.0  # budgets that a case with a wide interval may take in all
 LONGEST_WAIT_S = 60.0  # beyond the budget, at most: a case has a time limit
 WARMUP_S = 0.2  # least warm-up
@@ -22,7 +22,7 @@ STEADY = 0.02  # largest relative difference of two successive windows that agre
 _WINDOW = 5  # samples of a window
 _WINDOW_S = 0.5  # seconds of a window of fewer samples, if calls are long
 BATCHES = 2  # batches of an engine before its interval may end sampling
-READS = 10  # budgets that an engine may take in all, prompts included
+ENGINE_PATIENCE = 10  # budgets of wall time that an engine may take, with its prompts
 
 
 @dataclass
@@ -181,7 +181,7 @@ def take_engine_samples(
     for number, batch in enumerate(batches_ms, start=1):
         timing.samples_ms += map(float, batch)
         timing.throttled += [throttled()] * len(batch)
-        spent_s = max(units * sum(timing.samples_ms) / 1e3, (time.monotonic() - start) / READS)
+        spent_s = max(units * sum(timing.samples_ms) / 1e3, (time.monotonic() - start) / ENGINE_PATIENCE)
         timing.stop = stop_reason(timing.samples_ms, spent_s, policy, due=number >= BATCHES)
         if timing.stop:
             break
@@ -210,7 +210,7 @@ def stop_reason(
     if due is None:
         due = not len(samples) % max(1, len(samples) // 10)
     enough = len(samples) >= LEAST_SAMPLES and elapsed_s >= min(least_s, policy.budget_s)
-    if due and enough and _is_known(samples, policy.precision):
+    if due and enough and _is_precise(samples, policy.precision):
         return "interval"
     if len(samples) >= MAX_SAMPLES:
         return "count"
@@ -219,10 +219,10 @@ def stop_reason(
     last_s = min(PATIENCE * policy.budget_s, policy.budget_s + LONGEST_WAIT_S)
     if last_s and len(samples) < policy.min_samples * 3 // 2:
         last_s = policy.budget_s + LONGEST_WAIT_S
-    known = due and _is_known(samples, DOUBTFUL * policy.precision)
+    known = due and _is_precise(samples, DOUBTFUL * policy.precision)
     return "budget" if known or elapsed_s >= last_s else ""
 
 
-def _is_known(samples: list[float], within: float) -> bool:
+def _is_precise(samples: list[float], within: float) -> bool:
     middle, low, high = median_interval(samples)
     return max(high - middle, middle - low) <= within * middle

@@ -1,4 +1,4 @@
-"""Run a case under a profiler in the worker: a call with NVTX ranges, then timed runs."""
+"""Run a case under a profiler in the worker."""
 
 import math
 import sys
@@ -15,19 +15,19 @@ from harness.measure.ranges import COUNTED_LAYER, LEAD, TIMED, nvtx_range, on_ra
 from harness.measure.system import Workload
 from harness.measure.timer import Clock, never_throttled, take_engine_samples, take_samples, warm_up, warm_up_engine
 from harness.profiling.tools import kineto
-from harness.profiling.tools.trace import Runs, found_in, found_of, last_runs
+from harness.profiling.tools.trace import Runs, found_in, last_runs, profile_fields
 from harness.schema.case import Case
 from harness.schema.policy import Policy
 from harness.schema.profile import ProfileError
 from harness.schema.work import PEAKS
 
 WARM_RUNS = 3
-RUNS = 5  # fewest profiled runs: one that the profiler delays must not count
-RUNS_S = 0.25  # fewest seconds of profiled runs
+RUNS = 5  # minimum profiled runs, so that `trace` can drop the shortest and the longest
+RUNS_S = 0.25  # minimum seconds of profiled runs
 CAPPED_S = 1.0  # the same on a power-capped GPU, whose clocks vary
-LONGEST_S = 6.0  # most seconds for RUNS runs: if runs are longer, fewer are profiled
+LONGEST_S = 6.0  # maximum seconds for RUNS runs: if they take longer, fewer are profiled
 ALONE = Policy(budget_s=1.0)  # to time runs without a profiler
-LAUNCHES = 20_000  # most kernels that Kineto records: larger traces take long to read
+MAX_KERNELS = 20_000  # maximum kernels in Kineto's trace: larger traces take long to read
 COUNTED_STEPS = 2  # last generate steps that Nsight Compute counts: the last of a mini-batch does additional work
 _LONG_S = 1.0  # seconds; after a longer run, no further warm-up is needed
 
@@ -71,20 +71,20 @@ class _Work:
         self.is_engine = workload.engine_samples is not None
         if self.is_engine and workload.engine_batch is None:
             raise ProfileError("the system times itself; a profiler then needs Workload.engine_batch")
-        # An engine generates after it read the batch's prompts; one region has all of these steps.
-        self.is_part = self.is_engine and case.phase == "generate"
+        # An engine's generate follows its forward; one region contains all generate steps of the batch.
+        self.is_engine_generate = self.is_engine and case.phase == "generate"
         self.units = workload.units
         self.passes = 0  # passes of a call through the counted layer
         self.call_s = 0.0  # seconds of a call under its ranges
         self.calls = 1  # calls of a run
         self.lead = 0  # unprofiled runs before the profiled ones
         self.runs = RUNS
-        self.host_us: list[float] = []  # an engine's time of each run
+        self.wall_us: list[float] = []  # wall time of each run of an engine
         self.clock: CudaEventClock | None = None  # except for engines and CPUs
         self.alone_us = 0.0  # time of a run without a profiler
 
     def warm(self) -> None:
-        """Run the work until it is compiled; except for an engine, set `passes` and `call_s`."""
+        """Run up to `WARM_RUNS` calls (engine: one batch); except for an engine, set `passes` and `call_s`."""
         if self.is_engine:
             self._once(nullcontext())
             return
@@ -115,7 +115,7 @@ class _Work:
 
     def timed(self) -> Callable[[], object]:
         if self.is_engine:
-            return lambda: self._once(self._on_the_hosts_clock())
+            return lambda: self._once(self._wall_timed())
         return self.clock.launch if self.clock else self.workload.run
 
     def load(self, run: Callable[[], object]) -> None:
@@ -126,7 +126,7 @@ class _Work:
             runs, took_s = runs + 1, time.monotonic() - start
         if runs:
             each_s = took_s / runs
-            # Lead-in runs settle the rates again: the GPU is idle while the profiler is turned on.
+            # Lead-in runs settle the clocks again: the GPU is idle while the profiler is turned on.
             self.lead = math.ceil((SETTLES_S if capped else WAKES_S) / each_s)
             least = math.ceil((CAPPED_S if capped else RUNS_S) / each_s)
             self.runs = max(least, min(RUNS, int(LONGEST_S / each_s)))
@@ -144,8 +144,8 @@ class _Work:
             throttled = self.throttled() or throttled
         return throttled
 
-    def seen(self, runs: int) -> Runs:
-        return Runs(runs, self.units, self.calls, self.host_us[-runs:], self.alone_us, self.case.timing == "graph")
+    def run_info(self, runs: int) -> Runs:
+        return Runs(runs, self.units, self.calls, self.wall_us[-runs:], self.alone_us, self.case.timing == "graph")
 
     def ranged(self, region: AbstractContextManager[Found]) -> Found:
         """Run once in `region` and the phase's NVTX range; return the value that `region` yields."""
@@ -155,7 +155,7 @@ class _Work:
         def inside() -> Iterator[None]:
             with region as found, nvtx_range(self.case.phase):
                 entered.append(found)
-                with self._on_the_hosts_clock():
+                with self._wall_timed():
                     yield
 
         self._once(inside())
@@ -169,11 +169,11 @@ class _Work:
             self.units = self.workload.engine_batch(around)
 
     @contextmanager
-    def _on_the_hosts_clock(self) -> Iterator[None]:
+    def _wall_timed(self) -> Iterator[None]:
         start = time.monotonic()
         yield
         if self.is_engine:
-            self.host_us.append((time.monotonic() - start) * 1e6)
+            self.wall_us.append((time.monotonic() - start) * 1e6)
 
 
 def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
@@ -181,17 +181,17 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
     ranged = work.ranged(kineto.recording(work.device, with_ranges=True, keep=keep if on_cpu else None))
     if on_cpu:
         return found_in(ranged, ranged) | {"units": work.units}
-    if work.is_part:
-        # Recording ranges may take half of the time of an engine that waits for its CPU: a second batch gives times.
+    if work.is_engine_generate:
+        # Recording ranges slows a CPU-bound engine, so times come from a second batch without ranges.
         found = work.ranged(kineto.recording(work.device, with_ranges=False, keep=keep))
-        return found_of(found, ranged, work.seen(1))
+        return profile_fields(found, ranged, work.run_info(1))
     run = work.timed()
-    most = max(1, LAUNCHES // max(1, len(ranged) * work.calls))
+    most = max(1, MAX_KERNELS // max(1, len(ranged) * work.calls))
     with kineto.recording(work.device, with_ranges=False, keep=keep, before=lambda: work.load(run)) as found:
         lead, runs = work.window(most)
         work.repeat(run, lead + runs)
     launched, runs = last_runs(found, runs, lead + runs)
-    return found_of(launched, ranged, work.seen(runs))
+    return profile_fields(launched, ranged, work.run_info(runs))
 
 
 def _counted(work: _Work) -> dict[str, Any]:
@@ -218,12 +218,12 @@ def _counted(work: _Work) -> dict[str, Any]:
 def _captured(work: _Work) -> dict[str, Any]:
     """Run one call with NVTX ranges and then the timed runs, while Nsight Systems captures.
 
-    Return {"seen": the fields of `Runs` for the timed runs, "apart": whether these are separate from the call}.
+    Return {"run_info": the fields of `Runs` for the timed runs, "apart": whether these are separate from the call}.
     In an engine's generate phase, one batch is both the call and the only timed run, and "apart" is False.
     """
-    if work.is_part:
+    if work.is_engine_generate:
         work.ranged(profiler_range(work.device))
-        return {"seen": asdict(work.seen(1)), "apart": False}
+        return {"run_info": asdict(work.run_info(1)), "apart": False}
     run = work.timed()
     work.load(run)
     with profiler_range(work.device):
@@ -234,4 +234,4 @@ def _captured(work: _Work) -> dict[str, Any]:
             work.repeat(run, lead)
         with nvtx_range(TIMED):
             work.repeat(run, runs)
-    return {"seen": asdict(work.seen(runs)), "apart": True}
+    return {"run_info": asdict(work.run_info(runs)), "apart": True}

@@ -24,7 +24,7 @@ from harness.workers.scheduler import signals_raise, unmeasured
 
 TIMES, RATIOS = "times", "ratios"  # stages of a profile
 NOT_COUNTED = "not counted: "  # start of a note with the reason
-GIVEN_UP = f"{NOT_COUNTED}Nsight Compute was given up after an earlier case"
+FAILED_EARLIER = f"{NOT_COUNTED}Nsight Compute failed in an earlier case"
 
 
 @dataclass
@@ -71,9 +71,9 @@ class Profiler:
         def is_done(found: Profile | None) -> bool:
             return bool(found and (not self.tools.ratios or any(kernel.counters for kernel in found.kernels)))
 
-        return tuple(planned for planned in job.cases if not is_done(self.kept(planned)))
+        return tuple(planned for planned in job.cases if not is_done(self.timed_profile(planned)))
 
-    def kept(self, planned: Planned) -> Profile | None:
+    def timed_profile(self, planned: Planned) -> Profile | None:
         """With `resume`, return the case's stored profile if it has times; otherwise None."""
         with suppress(ProfileError):
             if self.resume and (found := self.stored(planned)).status == "ok":
@@ -98,7 +98,7 @@ class JobProfiler:
     def times(self) -> None:
         """Time the job's cases; with `Profiler.resume`, skip cases whose stored profile has times."""
         for planned in self.job.cases:
-            if not self.profiler.kept(planned):
+            if not self.profiler.timed_profile(planned):
                 self._with_times(planned)
 
     def ratios(self) -> None:
@@ -111,7 +111,7 @@ class JobProfiler:
                 start = time.monotonic()
                 found = _with_duration(self._with_ratios(profile), RATIOS, start)
             else:
-                found = replace(profile, notes=(*profile.notes, GIVEN_UP))
+                found = replace(profile, notes=(*profile.notes, FAILED_EARLIER))
             write_profile(self.profiler.run.folder, found)
             self.profiler.on_profile(found)
 
@@ -122,11 +122,11 @@ class JobProfiler:
             profile = Profile(case=planned.case, status="skipped", reason=reason, started_at=started_at)
         else:
             try:
-                found, answered = self._times(planned)
-                notes = [load_note(answered.environment)] if is_loaded(answered.environment) else []
+                found, worker_record = self._times(planned)
+                notes = [load_note(worker_record.environment)] if is_loaded(worker_record.environment) else []
                 notes += found["notes"]
-                values = found | {"environment": answered.environment, "started_at": started_at, "notes": notes}
-                profile, record = Profile.from_values({"case": planned.case.to_dict(), **values}), answered
+                values = found | {"environment": worker_record.environment, "started_at": started_at, "notes": notes}
+                profile, record = Profile.from_values({"case": planned.case.to_dict(), **values}), worker_record
             except ProfileError as error:
                 self._raise_if_stopped_or_gpu_lost()
                 status, why = getattr(error, "status", "failed"), sentence(str(error))
@@ -134,10 +134,10 @@ class JobProfiler:
         profile = _with_duration(profile, TIMES, start)
         run = self.profiler.run
         write_profile(run.folder, profile)
-        if run.file.mode == "profile":  # a run that measures keeps its own records
+        if run.file.mode == "profile":  # a run that measures has records already
             launch = self.profiler.launches[self.job.pair]
-            lost = unmeasured(planned.case, profile.status, profile.reason, launch, self.slot)
-            run.record_file(self.job).append(record or replace(lost, started_at=started_at))
+            unprofiled = unmeasured(planned.case, profile.status, profile.reason, launch, self.slot)
+            run.record_file(self.job).append(record or replace(unprofiled, started_at=started_at))
         if profile.status == "ok" and self.tools.ratios:
             self.profiler.on_times(profile)
         else:
@@ -164,7 +164,7 @@ class JobProfiler:
             why = f"{NOT_COUNTED}{self._give_up('ratios', error)}"
             return replace(profile, notes=(*profile.notes, why))
         if stand_in != profile.case:
-            counted = f"Nsight Compute counted {stand_in.label}, the same kernels in a model of fewer layers"
+            counted = f"Nsight Compute counted {stand_in.label}, a model of fewer layers with the same kernels"
             profile = replace(profile, notes=(*profile.notes, counted))
         tools = {**profile.tools, "ncu": self.tools.versions.get("ncu", "")}
         return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command))
@@ -176,7 +176,7 @@ class JobProfiler:
 
     def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> str:
         """Report and return why a profiler failed; drop it from `tools` if the error is lasting."""
-        advice = "" if isinstance(error, ToolLost) else "; try again (--resume), or say --with torch"
+        advice = "" if isinstance(error, ToolLost) else "; try again (--resume), or use --with torch"
         why = sentence(f"{error}{advice}")
         self.profiler.say(why)
         if isinstance(error, ToolLost) and error.lasting:

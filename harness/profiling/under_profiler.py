@@ -10,7 +10,7 @@ from typing import Any
 from harness.measure.environment import output_of
 from harness.measure.ranges import range_names
 from harness.profiling.tools import ncu, nsys
-from harness.profiling.tools.trace import Runs, found_of
+from harness.profiling.tools.trace import Runs, profile_fields
 from harness.schema.case import Case
 from harness.schema.profile import Counters, ProfileError
 from harness.schema.record import Record
@@ -19,8 +19,8 @@ from harness.workers.process import GpuSlot, Launch, Limits, WorkerProcess, sign
 from harness.workers.protocol import WorkerLost
 
 STOP_S = 180.0  # for a profiler to write its report
-_WITHOUT = "--with torch does without it"
-_MORE_TIME = f"give it more --time-limit, or {_WITHOUT}"
+_WITHOUT = "use --with torch instead"
+_MORE_TIME = f"raise --time-limit, or {_WITHOUT}"
 _READ_S = 300.0  # to read a report
 _FOLDERS = re.compile(r"(?:/[^/\s:=,]+)+/")
 
@@ -59,14 +59,14 @@ class UnderProfiler:
     def by_nsys(self, case: Case) -> tuple[dict[str, Any], Record]:
         """Profile a case in a worker under Nsight Systems; return (fields of its `Profile`, record)."""
         report, database = self._raw(case, ".nsys-rep"), self._raw(case, ".sqlite")
-        wrapped, command = self._under(*nsys.wrapping(report))
+        wrapped, command = self._under(*nsys.command_prefix(report))
         values, record = self._captured(wrapped, case, report)
-        _read_by(nsys.exporting(report, database))
+        _read_by(nsys.export_command(report, database))
         timed, ranged = nsys.read(database)
-        seen, apart = Runs(**values.pop("seen")), values.pop("apart")
+        run_info, apart = Runs(**values.pop("run_info")), values.pop("apart")
         if apart and not timed:
             raise ProfileError("the report of Nsight Systems has no kernel in the range of the timed runs")
-        found = values | found_of(timed if apart else ranged, ranged, seen)
+        found = values | profile_fields(timed if apart else ranged, ranged, run_info)
         found["notes"] = [*values["notes"], *found["notes"]]
         return found | {"commands": [command]}, record
 
@@ -76,9 +76,9 @@ class UnderProfiler:
         stand_in: `case`, or a smaller case with the same kernels. The report is named after `case`.
         """
         report = self._raw(case, ".ncu-rep")
-        wrapped, command = self._under(*ncu.wrapping(report, range_names(case.phase)))
+        wrapped, command = self._under(*ncu.command_prefix(report, range_names(case.phase)))
         self._captured(wrapped, stand_in, report)
-        return ncu.read(_read_by(ncu.importing(report))), command
+        return ncu.read(_read_by(ncu.import_command(report))), command
 
     def _under(self, *profiler: str) -> tuple[Launch, str]:
         launch = replace(self.launch, command=[*profiler, *self.launch.command])
@@ -94,12 +94,12 @@ class UnderProfiler:
                 found, record = self._run_case(worker, case, last=True, tool=tool)
                 status = worker.stop(STOP_S)
             except ToolLost as lost:
-                raise _why(tool, _text(log), str(lost), lost.status) from None
+                raise _tool_error(tool, _read_log(log), str(lost), lost.status) from None
         if status is None:
             raise ToolLost(f"{tool} did not end within {STOP_S:g} s and was killed; try a smaller case", True)
-        text = _text(log)
-        if ncu.FORBIDDEN in text or status or not report.exists():
-            raise _why(tool, text, _ending(status, worker.error_line), "failed")
+        text = _read_log(log)
+        if ncu.NO_PERMISSION in text or status or not report.exists():
+            raise _tool_error(tool, text, _ending(status, worker.error_line), "failed")
         return found, record
 
     def _run_case(
@@ -107,7 +107,7 @@ class UnderProfiler:
     ) -> tuple[dict[str, Any], Record]:
         policy, limit_s = self.run.file.policy, self.limits.case_s
         try:
-            record, found = worker.ask(case, policy, "profile", limit_s, profiler=arguments, last=last)
+            record, found = worker.run_case(case, policy, "profile", limit_s, profiler=arguments, last=last)
         except WorkerLost as lost:
             raise ToolLost(str(lost), status=lost.status) from None
         if record.status != "ok":
@@ -118,35 +118,35 @@ class UnderProfiler:
         return (self.run.folder / "profiles" / f"{case.key}{suffix}").resolve()
 
 
-def _why(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
-    if ncu.FORBIDDEN in log:
+def _tool_error(tool: str, log: str, otherwise: str, status: str) -> ToolLost:
+    if ncu.NO_PERMISSION in log:
         return ToolLost(
-            "ncu may not read the GPU's counters: load the driver with NVreg_RestrictProfilingToAdminUsers=0, "
-            "or run as root or in a container with CAP_SYS_ADMIN",
+            "ncu lacks permission to read the GPU's counters: load the driver with "
+            "NVreg_RestrictProfilingToAdminUsers=0, or run as root or in a container with CAP_SYS_ADMIN",
             lasting=True,
             everywhere=True,
         )
-    if ncu.NOTHING in log:
-        return ToolLost(f"ncu profiled no kernel: it saw no range of the case; {_WITHOUT}", lasting=True)
-    complaint = ncu.complaint(log)
+    if ncu.NO_KERNELS in log:
+        return ToolLost(f"ncu profiled no kernel: it found no range of the case; {_WITHOUT}", lasting=True)
+    error_message = ncu.error_message(log)
     advice = {"timeout": _MORE_TIME, "unstarted": _MORE_TIME, "oom": "try a smaller batch"}.get(status, _WITHOUT)
-    reason = f"{tool} failed: {complaint or otherwise}; {_WITHOUT if complaint else advice}"
+    reason = f"{tool} failed: {error_message or otherwise}; {_WITHOUT if error_message else advice}"
     return ToolLost(reason, lasting=status in ("timeout", "unstarted"), status=status)
 
 
 def _ending(status: int, error_line: str) -> str:
     name = signal_of(status)
-    how = f"it was killed by {name}" if name else f"it ended with status {status}" if status else "it left no report"
+    how = f"it was killed by {name}" if name else f"it exited with status {status}" if status else "it wrote no report"
     return f"{how}: {error_line}" if error_line else how
 
 
 def _read_by(command: Sequence[str]) -> str:
     output, failure = output_of(command, _READ_S, LC_ALL="C")  # a comma separates thousands only
     if failure:
-        words = ncu.complaint(failure) or failure.rpartition("\n")[2]
+        words = ncu.error_message(failure) or failure.rpartition("\n")[2]
         raise ProfileError(f"{command[0]} could not read its report: {words}")
     return output
 
 
-def _text(path: Path) -> str:
+def _read_log(path: Path) -> str:
     return path.read_text(errors="replace") if path.exists() else ""

@@ -16,10 +16,10 @@ from harness.schema.record import STATUSES, RecordError, parsed
 from harness.schema.work import Work
 
 NAME_LIMIT = 400  # characters of a kernel's name: C++ templates have no limit of their own
-TIMELINE_LIMIT = 2400  # launches of a timeline: 150 kB of a page per case
-# Nsight Compute counts some launches of a kernel. They did other work than the mean launch if the times differ by more
-# than the share UNLIKE and by more than UNLIKE_US microseconds: clocks, or counting a short kernel, explain less.
-UNLIKE, UNLIKE_US = 0.4, 2.5
+TIMELINE_LIMIT = 2400  # launches of a timeline, to limit the size of pages
+# Nsight Compute profiles only some launches of a kernel. If their mean time differs from that of all launches by more
+# than both limits, a share and microseconds, they did other work: clocks and the profiler's overhead explain less.
+MAX_UNLIKE, MAX_UNLIKE_US = 0.4, 2.5
 
 Amount = Annotated[float, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -87,7 +87,7 @@ class Kernel(Stored):
     def is_counted_unlike(self) -> bool:
         """Whether Nsight Compute's mean time per launch differs from `mean_us` by over 40% and by over 2.5 µs."""
         counted_us = self.counters.time_us if self.counters else 0.0
-        return bool(counted_us) and abs(counted_us - self.mean_us) > max(UNLIKE * self.mean_us, UNLIKE_US)
+        return bool(counted_us) and abs(counted_us - self.mean_us) > max(MAX_UNLIKE * self.mean_us, MAX_UNLIKE_US)
 
     def _of_mean_launch(self, counted: float | None) -> float | None:
         if counted is None or self.counters is None:
@@ -134,7 +134,7 @@ class Region(Stored):
 
     units: units of work (such as generate steps) in all runs together.
     region_us: total duration of the runs, each from its first kernel's start to its last kernel's end. For an engine,
-        the host's clock is used if it gives a longer time. `trace.found_of` removes idle time that the profiler added.
+        wall time is used if it is longer. `trace.profile_fields` removes idle time that the profiler added.
     busy_us: time with at least one running kernel. longest_gap_us: longest idle time.
     ranges: NVTX ranges with their kernels, from one eager call.
     peaks: rates measured by the worker, `copy_gbs` (10^9 bytes/s) and `product_tflops` (GEMM, 10^12 FLOPs/s).
@@ -148,7 +148,7 @@ class Region(Stored):
     longest_gap_us: Amount = 0.0
     kernels: tuple[Kernel, ...] = ()
     ranges: tuple[Range, ...] = ()
-    peaks: Annotated[dict[str, float | None], Field(alias="ceilings")] = field(default_factory=dict)  # older name
+    peaks: Annotated[dict[str, float | None], Field(alias="ceilings")] = field(default_factory=dict)  # stored name
     work: dict[str, Work] = field(default_factory=dict)
     timeline: Timeline = field(default_factory=Timeline)
 
@@ -236,7 +236,7 @@ def read_profile(path: Path) -> Profile:
         advice = "" if UPDATE in str(error) else "; delete it, profile again"
         raise ProfileError(f"{path}: {error}{advice}") from None
     if path.stem != profile.case.key:
-        raise ProfileError(f"{path}: is of another case: {profile.case.label}")
+        raise ProfileError(f"{path}: belongs to another case: {profile.case.label}")
     return profile
 
 

@@ -104,6 +104,6 @@ def _frame(frames: Iterable[tuple[str, int | str | None]]) -> str:
 def error_line(stderr: str) -> str:
     """Return the last error in `stderr`, with an exception's file and line; else the last line."""
     lines = [line for line in stderr.splitlines() if not _NOISE.match(line)]
-    telling = [line for line in lines if _ERROR.search(line)]
-    last = (telling or lines or [""])[-1]
+    errors = [line for line in lines if _ERROR.search(line)]
+    last = (errors or lines or [""])[-1]
     return sentence(last) + (_frame(_FRAME.findall(stderr)) if _EXCEPTION.match(last) else "")

@@ -1,4 +1,4 @@
-"""A record: one case's result as a line of JSON; and the file of a job's records."""
+"""A record of one case's result, and the JSON Lines file of a job's records."""
 
 import json
 import math
@@ -19,7 +19,7 @@ from harness.schema.reason import clipped, invalid, printable
 SCHEMA_VERSION = 4  # of records
 _OLDEST = 2  # oldest version that can be read
 _OLDER_SETTINGS = {"gated": "checked", "gate_limits": "check_limits"}  # name in schemas 2 and 3: name today
-NO_JSON = "is not JSON, so it is damaged or another file"
+NOT_JSON = "is not JSON"
 MESSAGE_LIMIT = 5000  # characters; paths alone may have 4096
 
 STATUSES = ("ok", "incorrect", "failed", "killed", "unstarted", "timeout", "oom", "skipped")
@@ -45,7 +45,7 @@ def parsed(adapter: TypeAdapter[T], text: bytes | str, refusal: type[RecordError
         return adapter.validate_json(text)
     except ValidationError as error:
         broken = error.errors()[0]["type"] == "json_invalid"
-        raise refusal(NO_JSON if broken else invalid(error)) from None
+        raise refusal(NOT_JSON if broken else invalid(error)) from None
 
 
 def json_values(value: Any) -> Any:
@@ -142,7 +142,7 @@ _ADAPTER: TypeAdapter[Record] = TypeAdapter(Record)
 
 @dataclass(frozen=True)
 class RecordFile:
-    """A file of records, a line of JSON each; only one process at a time appends.
+    """A JSON Lines file of records; only one process at a time may append.
 
     An incomplete last line, left by a killed writer, is ignored by `read` and removed by `append`.
     """
@@ -176,7 +176,7 @@ class RecordFile:
             try:
                 records.append(Record.from_json(line))
             except RecordError as error:
-                again = "; delete that line, then continue with --resume" if NO_JSON in str(error) else ""
+                again = "; delete that line, then continue with --resume" if NOT_JSON in str(error) else ""
                 raise RecordError(f"{self.path}, line {number}: {error}{again}") from None
         return records
 

@@ -50,8 +50,8 @@ class Run:
     def refuse_held(folder: Path) -> None:
         """Raise RunError if `folder` is a file, or already has a run or other files."""
         with refusing(folder, "read", RunError):
-            held, others = os.path.lexists(folder / FILE), listed(folder)
-        if held:
+            has_run, others = os.path.lexists(folder / FILE), listed(folder)
+        if has_run:
             raise RunError(f"{folder}: holds a run already; resume it (--resume) or name another folder")
         if folder.exists() and not folder.is_dir():
             raise RunError(f"{folder}: is not a folder; name another for the run")
@@ -120,7 +120,7 @@ class Run:
         for number, record in enumerate(records, start=1):
             if record.case.key not in planned or record.repeat >= self.file.repeats:
                 what = f"repeat {record.repeat} of {record.case.label}"
-                raise RunError(f"{file.path}, line {number}: {what} is not one of the job {job.name}")
+                raise RunError(f"{file.path}, line {number}: {what} does not belong to the job {job.name}")
         return records
 
     def records(self) -> list[Record]:
@@ -186,7 +186,7 @@ class Run:
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise RunError(
-                        f"{self.folder}: another run is writing to it; wait for it or name another folder"
+                        f"{self.folder}: another process is using it; wait for its end or name another folder"
                     ) from None
             except OSError:  # a file system without locks: better an unguarded run than none
                 return

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from harness.workers.warden import descendants
+from harness.workers.supervisor import descendants
 
 _STAT = "/proc/stat"
 BUSY_SHARE, IDLE_SHARE = 0.1, 0.1

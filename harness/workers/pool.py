@@ -64,9 +64,9 @@ def on_free_slots(
         results.put(error)
 
     # A thread lives as long as its workers: the kernel kills a worker with the thread that started it.
-    places = zip(slots, shares(len(slots)), strict=True)
+    arguments = zip(slots, shares(len(slots)), strict=True)
     # A daemon: after a second Ctrl-C, the program ends without a thread that does not stop.
-    threads = [threading.Thread(target=serve, args=place, daemon=True) for place in places]
+    threads = [threading.Thread(target=serve, args=each, daemon=True) for each in arguments]
     try:
         for thread in threads:
             thread.start()

@@ -21,15 +21,15 @@ from harness.schema.policy import Policy
 from harness.schema.reason import error_line, of_exception, sentence
 from harness.schema.record import Record
 from harness.schema.run_file import RunError
-from harness.workers import warden
+from harness.workers import supervisor
 from harness.workers.machine_load import cpu_seconds, load_between
-from harness.workers.protocol import Probe, WorkerLost, answer_in, line_of
+from harness.workers.protocol import Probe, WorkerLost, encode, pop_answer
 
-_STOP_S = 10.0  # until a stopping worker is killed; engines shut down slowly
+_STOP_S = 10.0  # seconds until a stopping worker is killed; engines shut down slowly
 _KILL_S = 25.0
 _POLL_S = 0.1
 _PIPE_BYTES = 1 << 20  # a pipe holds no more: 64 kB, or 1 MB on systems with large pages
-_TAIL_BYTES = 1 << 16  # of stderr that are kept
+_TAIL_BYTES = 1 << 16  # last bytes of stderr that are stored
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class GpuSlot:
     name: shown to users, such as "GPU 0"; "" for the default device.
     env: environment variables that select the GPU for workers.
     device_id: hash of the GPU's UUID; "" if unknown.
-    is_there: returns whether the GPU still answers.
+    is_there: returns whether the GPU still responds.
     """
 
     name: str = ""
@@ -74,10 +74,10 @@ class GpuSlot:
     is_there: Callable[[], bool] = lambda: True
 
     def refuse_lost_gpu(self) -> None:
-        """Raise RunError if the slot's GPU does not answer any more."""
+        """Raise RunError if the slot's GPU does not respond any more."""
         if not self.is_there():
             name = self.name or "the GPU"
-            raise RunError(f"{name} does not answer any more; finished cases are stored; continue with --resume")
+            raise RunError(f"{name} does not respond any more; finished cases are stored; continue with --resume")
 
 
 DEFAULT_SLOT = GpuSlot()
@@ -87,10 +87,10 @@ class WorkerProcess:
     """A system's worker process, started by the first request and ended with the `with` block.
 
     If a worker gives no usable answer to a case or reports itself unhealthy, the next case starts a new worker.
-    If the system cannot run here or its worker does not start, `ask` raises WorkerLost for each case.
-    When a worker ends, two nested wardens (`harness.workers.warden`) kill its descendants.
+    If the system cannot run here or its worker does not start, `run_case` raises WorkerLost for each case.
+    When a worker ends, two nested supervisors (`harness.workers.supervisor`) kill its descendants.
     slot: the device of the worker. start_s: limit of its start in seconds. stopped: returns whether the run should end.
-    found: the last `Probe` by `ready` or `ask`, on whether the system can run here; None before.
+    last_probe: the last `Probe` by `ready` or `run_case`; None before.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class WorkerProcess:
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self.launch, self._slot = replace(launch, env={**launch.env, **slot.env}), slot
-        self.found: Probe | None = None
+        self.last_probe: Probe | None = None
         self._start_s, self._stopped = start_s, stopped
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -115,10 +115,10 @@ class WorkerProcess:
         """Start and probe a worker if none runs and no probe has failed; return the last probe."""
         if self._process is not None and self._process.poll() is not None:
             self.kill()  # it died after its last case
-        if self._process is None and (self.found is None or self.found.available):
-            self.found = self.probe()
-        assert self.found is not None
-        return self.found
+        if self._process is None and (self.last_probe is None or self.last_probe.available):
+            self.last_probe = self.probe()
+        assert self.last_probe is not None
+        return self.last_probe
 
     def probe(self, entry: str = "") -> Probe:
         """Ask the worker whether the system can run; start the worker if none runs.
@@ -133,7 +133,7 @@ class WorkerProcess:
         except WorkerLost as lost:
             return Probe(f"the system could not be started: {lost}", status="unstarted")
 
-    def ask(
+    def run_case(
         self,
         case: Case,
         policy: Policy,
@@ -166,7 +166,7 @@ class WorkerProcess:
                     break
                 self.stop()
             else:
-                raise WorkerLost("failed", "the case needs a fresh process, and a fresh worker refused it too")
+                raise WorkerLost("failed", "the case needs a fresh process, but a fresh worker refused it, too")
             took_s, load = time.monotonic() - start, load_between(cpu_start, cpu_seconds(pid))
             record = Record.from_json(json.dumps(answer["record"]))
             wanted, found_id = self._slot.device_id, device_id_of(record.environment)
@@ -198,8 +198,8 @@ class WorkerProcess:
         commit = json.dumps(commit_and_dirty(launch.root))
         # PYTHONSAFEPATH: modules in the current folder must not replace installed packages.
         env = child_environment({COMMIT_VARIABLE: commit, "PYTHONSAFEPATH": "1", **launch.env})
-        # Two wardens: each kills the descendants if the other is killed.
-        guard = [sys.executable, "-I", "-S", warden.__file__] * 2
+        # Two supervisors: each kills the descendants if the other is killed.
+        guard = [sys.executable, "-I", "-S", supervisor.__file__] * 2
         try:
             process = subprocess.Popen(
                 [*guard, *command],
@@ -219,7 +219,7 @@ class WorkerProcess:
         process = self._process = self._process or self._start()
         deadline = time.monotonic() + limit_s
         self._send(process, request)
-        while (answer := answer_in(self._buffer)) is None:
+        while (answer := pop_answer(self._buffer)) is None:
             if self._stopped():
                 raise KeyboardInterrupt
             if time.monotonic() >= deadline:
@@ -248,7 +248,7 @@ class WorkerProcess:
         """Kill the worker and its descendants, and wait until their memory is free."""
         if (process := self._process) is None:
             return
-        process.terminate()  # the warden kills the descendants
+        process.terminate()  # the supervisor kills the descendants
         with suppress(subprocess.TimeoutExpired):
             process.wait(_KILL_S)
         process.kill()
@@ -261,7 +261,7 @@ class WorkerProcess:
     def _send(self, process: subprocess.Popen[bytes], request: Mapping[str, Any]) -> None:
         assert process.stdin is not None
         try:
-            os.write(process.stdin.fileno(), line_of(request))  # a few kB, which fit in the pipe of a hanging worker
+            os.write(process.stdin.fileno(), encode(request))  # a few kB, which fit in the pipe of a hanging worker
         except OSError:
             raise self._death(process) from None
 
@@ -292,8 +292,8 @@ class WorkerProcess:
         return process.returncode
 
     def _death(self, process: subprocess.Popen[bytes]) -> WorkerLost:
-        code = self._status(process, _STOP_S) or 0  # its wardens closed its output, so it has ended
-        if code == warden.NOT_STARTED:
+        code = self._status(process, _STOP_S) or 0  # its supervisors closed its output, so it has ended
+        if code == supervisor.NOT_STARTED:
             return WorkerLost("failed", self.error_line or "the worker could not be started")
         if name := signal_of(code):
             hint = " (by a user, or by the system for lack of memory)" if name == "SIGKILL" else ""
@@ -339,7 +339,7 @@ def probe(launches: Sequence[Launch], limit_s: float = Limits.start_s) -> list[P
 
 def signal_of(status: int) -> str:
     """Return the name of the signal that ended a process with this exit status; "" if none did."""
-    # The warden, shells and container clients report a signal as 128 + its number.
+    # The supervisor, shells and container clients report a signal as 128 + its number.
     number = -status if status < 0 else status - 128
     return signal.Signals(number).name if number in {each.value for each in signal.Signals} else ""
 

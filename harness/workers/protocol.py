@@ -8,7 +8,7 @@
     the same with "mode": "profile" and "profiler": {"tool": ...}
                       -> "profile" has fields of a `Profile`
 
-A worker ends at the end of its input. A request can name another adapter as "entry". "healthy" is false if the process
+A worker exits at EOF on stdin. A request can name another adapter as "entry". "healthy" is false if the process
 must not run another case. "fresh" is true if the case needs a new process, and has not run.
 """
 
@@ -47,12 +47,12 @@ class Probe:
         return not self.reason
 
 
-def line_of(message: Mapping[str, Any]) -> bytes:
+def encode(message: Mapping[str, Any]) -> bytes:
     """Return a JSON line of a message (dataclasses allowed); ValueError for NaN or infinity."""
     return json.dumps(message, allow_nan=False, default=asdict).encode() + b"\n"
 
 
-def answer_in(buffer: bytearray) -> dict[str, Any] | None:
+def pop_answer(buffer: bytearray) -> dict[str, Any] | None:
     """Remove the first complete answer from `buffer` and return it; None if there is no answer.
 
     Skip other lines, such as messages of a container client or an interpreter.

@@ -70,7 +70,7 @@ def run_jobs(
 ) -> list[Record]:
     """Run unfinished cases and append records; return the last record per case and repeat.
 
-    A crash, a signal, a timeout, exhausted memory and a failed check also give a record.
+    A worker's crash, kill or timeout, exhausted memory and a failed check also give a record.
     A case with a record runs again if it was skipped, killed or not started, or if `options.retry` returns True.
     launches: how to start the worker of each (system, backend). slots: the devices that run jobs in parallel.
     shared: True for a Slurm task, which shares the run with other tasks. Otherwise, this process locks the run.
@@ -116,14 +116,14 @@ class _JobRun:
 
     def cases(self, pending: list[Planned]) -> None:
         run, name = self.run, self.slot.name
-        whole = next(each for each in run.jobs if each.pair == self.job.pair)  # with the cases of other calls
+        whole = next(each for each in run.jobs if each.pair == self.job.pair)  # self.job may be a part of it
         records = [each for each in latest(whole, run.job_records(whole)) if each.repeat == self.options.repeat]
         before = {record.case.key: record for record in records}
         with WorkerProcess(self.launch, self.slot, self.options.limits.start_s, self.stopped) as worker:
             for planned in pending:
                 self.emit("start", planned=planned, slot=name)
                 if reason := self.options.skip(planned, records):
-                    record = unmeasured(planned.case, "skipped", reason, self.launch, self.slot, worker.found)
+                    record = unmeasured(planned.case, "skipped", reason, self.launch, self.slot, worker.last_probe)
                 else:
                     record = self._record(worker, planned)
                 record = replace(record, repeat=self.options.repeat)
@@ -145,23 +145,23 @@ class _JobRun:
         policy = self.run.file.policy
         least = max(policy.min_samples, ceil(planned.min_samples / self.run.file.repeats))
         policy = replace(policy, min_samples=least)
-        asked = self.run.file.requests[-1].machine if self.run.file.requests else {}
-        of_gpu = bool(self.slot.device_id) or asked.get("device_kind") == "cuda"
+        requested = self.run.file.requests[-1].machine if self.run.file.requests else {}
+        needs_gpu = bool(self.slot.device_id) or requested.get("device_kind") == "cuda"
         try:
-            record, _ = worker.ask(planned.case, policy, self.run.file.mode, self.options.limits.case_s)
-            if record.status == "ok" and of_gpu and record.environment.get("device_kind") != "cuda":
+            record, _ = worker.run_case(planned.case, policy, self.run.file.mode, self.options.limits.case_s)
+            if record.status == "ok" and needs_gpu and record.environment.get("device_kind") != "cuda":
                 why = "it was measured on the CPU: the worker's packages see no GPU, but this run is for a GPU"
                 raise WorkerLost("failed", why)
             return record
         except WorkerLost as lost:
-            record = unmeasured(planned.case, lost.status, str(lost), self.launch, self.slot, worker.found)
+            record = unmeasured(planned.case, lost.status, str(lost), self.launch, self.slot, worker.last_probe)
         return replace(record, started_at=started_at, wall_s=time.monotonic() - start)
 
 
 def unmeasured(
     case: Case, status: str, reason: str, launch: Launch, slot: GpuSlot, found: Probe | None = None
 ) -> Record:
-    """Return a record without samples; its environment is the worker's or else this process's."""
+    """Return a record without samples, with the worker's environment or, if unknown, this process's."""
     environment = found.environment if found else {}
     if not environment:  # the worker never answered, so versions of packages are unknown
         commit, dirty = commit_and_dirty(launch.root)

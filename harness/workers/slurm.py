@@ -17,13 +17,13 @@ from harness.workers.scheduler import Options, run_jobs
 
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
 # The script sets these itself.
-_OURS = (
+_SET_BY_SCRIPT = (
     "array", "requeue", "no-requeue", "output", "error", "open-mode", "chdir", "wrap", "parsable", "gpus-per-node",
     "gpus-per-task",
 )  # fmt: skip
 
 JOB = "slurm.job"  # file of a run with the id of the Slurm job whose tasks share it
-REQUEUES = 3  # times that the script requeues a killed task; Slurm itself requeues tasks of a lost node
+REQUEUES = 3  # maximum requeues of a killed task by the script; Slurm itself requeues tasks of a lost node
 
 
 class SlurmError(RecordError):
@@ -54,7 +54,7 @@ def parsed(text: str) -> SlurmRequest:
         name, _, value = part.partition("=")
         if not _OPTION.fullmatch(name) or not value.isprintable():
             raise SlurmError(f"--slurm {part}: must be an option of sbatch as NAME=VALUE")
-        if name in _OURS:
+        if name in _SET_BY_SCRIPT:
             raise SlurmError(f"--slurm {part}: is set by the run itself")
         options[name] = value
     counts = [name for name in ("gpus", "tasks") if name in options]
@@ -82,7 +82,7 @@ def script(request: SlurmRequest, tasks: int, command: Sequence[str], folder: st
 # For example: module load cuda; source venv/bin/activate
 {shlex.join(command)}
 status=$?
-# A task that was killed (by the system when memory ended, say) continues with its jobs, a few times.
+# A killed task (for lack of memory, for example) is requeued a few times and continues with its jobs.
 if [ "$status" -gt 128 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {REQUEUES} ]; then
   scontrol requeue "$SLURM_JOB_ID"
 fi
@@ -92,17 +92,17 @@ exit "$status"
 
 def submit(script_path: str) -> str:
     """Submit a batch script and return its Slurm job id, or raise SlurmError."""
-    output = _ask(["sbatch", "--parsable", script_path])
+    output = _run(["sbatch", "--parsable", script_path])
     ids = [line.strip().split(";")[0] for line in output.splitlines()]  # a site's sbatch may print other lines too
     if not (jobs := [job for job in ids if job.isdecimal()]):
-        raise SlurmError(f"sbatch answered {output.strip()[:60]!r}, which is no job id")
+        raise SlurmError(f"sbatch answered {output.strip()[:60]!r}, which is not a job id")
     return jobs[-1]
 
 
 def task_states(job: str) -> dict[str, str]:
     """Return {task index: state} of a Slurm job's unfinished tasks, such as {"0": "RUNNING"}."""
     try:
-        output = _ask(["squeue", "--noheader", "--array", "--job", job, "--format", "%K %T"])
+        output = _run(["squeue", "--noheader", "--array", "--job", job, "--format", "%K %T"])
     except SlurmError as error:
         if "Invalid job id" in str(error):  # Slurm forgets finished jobs
             return {}
@@ -169,7 +169,7 @@ def refuse_submitted(folder: Path) -> None:
         )
 
 
-def _ask(command: Sequence[str]) -> str:
+def _run(command: Sequence[str]) -> str:
     output, failure = output_of(command)
     if failure:
         lines = [line.strip() for line in failure.splitlines() if line.strip()]

@@ -11,13 +11,13 @@ from harness.measure import measured_case
 from harness.measure.system import Workload
 from harness.schema.case import Case
 
-WANTED = os.environ.get("FAKE_DEVICE_ID")
-if WANTED:
+DEVICE_ID = os.environ.get("FAKE_DEVICE_ID")
+if DEVICE_ID:
     # The fake "driver" gives the process another GPU than requested.
     real = measured_case.snapshot
 
     def snapshot(*arguments: str) -> dict:
-        return {**real(*arguments), "gpu": {"device_id": WANTED}}
+        return {**real(*arguments), "gpu": {"device_id": DEVICE_ID}}
 
     measured_case.snapshot = worker.snapshot = snapshot
 

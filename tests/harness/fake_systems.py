@@ -94,7 +94,7 @@ class Fake:
         return workload
 
 
-class OneKind(Fake):
+class OneKindPerProcess(Fake):
     served: str = ""
 
     def build(self, case: Case) -> Workload:
@@ -123,35 +123,35 @@ def _note() -> int:
         return file.tell() - 1  # earlier calls, in all processes
 
 
-def _die_while_it_is_time() -> None:
+def _die_at_first() -> None:
     if _note() < int(os.environ["FAKE_DEATHS"]):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 class DiesAtStart(Fake):
     def __init__(self) -> None:
-        _die_while_it_is_time()
+        _die_at_first()
 
 
 class DiesInRun(Fake):
     def build(self, case: Case) -> Workload:
         workload = super().build(case)
-        workload.run = lambda: (_die_while_it_is_time(), spin())
+        workload.run = lambda: (_die_at_first(), spin())
         return workload
 
 
-class LoudAtItsEnd(Fake):
+class FloodsStderrAtExit(Fake):
     def __init__(self) -> None:
         atexit.register(lambda: print("x\n" * (1 << 20) + "EngineError: the last line", file=sys.stderr))
 
 
-class NotesItsProcess(Fake):
+class LogsItsPid(Fake):
     def __init__(self) -> None:
         with open(os.environ["FAKE_NOTE"], "a") as file:
             file.write(f"{os.getpid()}\n")
 
 
-class WithFamily(Fake):
+class WithDescendants(Fake):
     """Starts a child, a child in its own process group, a child in its own session, and an orphan; then hangs.
 
     FAKE_CHILD: file for their process ids. FAKE_THEN=return: do not hang.
@@ -181,7 +181,7 @@ class WithFamily(Fake):
         return workload
 
 
-class Wanders(Fake):
+class ChangesSettings(Fake):
     def build(self, case: Case) -> Workload:
         found = f"{os.getcwd()} {sorted(os.sched_getaffinity(0))}"
         os.chdir("/")

@@ -24,7 +24,7 @@ ROOT = HERE.parent.parent
 QUICK = Policy(min_samples=3, budget_s=0.0)
 
 
-class Patience(threading.local):
+class CaseLimits(threading.local):
     """Time limits that change when a case starts: 0.5 s for a case with do="hang", the default for others."""
 
     start_s, case_s = Limits.start_s, Limits.case_s
@@ -34,7 +34,7 @@ class Patience(threading.local):
             self.case_s = 0.5 if event.planned.case.option("do") == "hang" else Limits.case_s
 
 
-SOON: dict[str, Any] = dict.fromkeys(("limits", "on_event"), Patience())
+SHORT_LIMITS: dict[str, Any] = dict.fromkeys(("limits", "on_event"), CaseLimits())
 
 
 def case(do: str = "work", **changes: Any) -> Case:

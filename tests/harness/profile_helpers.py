@@ -75,14 +75,14 @@ def ncu_table(*names: str, launches: int = 2, **changes: str) -> str:
         ncu._STALL.format("selected"): ("inst", "1.00"),
         "lts__t_bytes.sum": ("byte", "n/a"),
     } | {name: ("", value) for name, value in changes.items()}
-    said = ["==PROF== Connected to process 7"]
+    header = ["==PROF== Connected to process 7"]
     head = ["ID", "Process ID", "Host Name", "Kernel Name", *values]
     units = ["", "", "", "", *(unit for unit, _ in values.values())]
     rows = [
         [str(place), "7", "host", name, *(value for _, value in values.values())]
         for place, name in enumerate(name for name in names for _ in range(launches))
     ]
-    return "\n".join([*said, *(",".join(f'"{field}"' for field in row) for row in (head, units, *rows))]) + "\n"
+    return "\n".join([*header, *(",".join(f'"{field}"' for field in row) for row in (head, units, *rows))]) + "\n"
 
 
 # Tables of an export from an H100, and a table that this export lacks.
@@ -140,8 +140,8 @@ DUAL = {"demangledName": 2, "registersPerThread": 64}
 
 def nsys_row(database: sqlite3.Connection, table: str, **values: Any) -> None:
     row = {name: 0 for _, name, _, required, *_ in database.execute(f"PRAGMA table_info({table})") if required} | values
-    marks = ", ".join("?" * len(row))
-    database.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", tuple(row.values()))
+    placeholders = ", ".join("?" * len(row))
+    database.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({placeholders})", tuple(row.values()))
 
 
 _PROFILER = f"""#!{sys.executable}

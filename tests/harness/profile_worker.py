@@ -2,7 +2,7 @@
 
 FAKE_WORKER=oom: run out of memory under Nsight. FAKE_WORKER=killed: die under Nsight.
 FAKE_UNHEALTHY: report an unhealthy process under Nsight. FAKE_LOG: file for a line per request.
-FAKE_GONE: the GPU on which the worker dies.
+FAKE_GONE: the GPU on which the worker dies. FAKE_DEVICE_ID: recorded GPU. FAKE_RUN_INFO: JSON fields of `Runs`.
 """
 
 import json
@@ -14,7 +14,7 @@ from harness.schema.case import Case
 from harness.schema.record import Record
 
 KERNELS = [{"name": name, "launches": 4, "time_us": 10.0} for name in ("aten::mm", "aten::add")]
-SEEN = {"runs": 1, "units": 5, "calls": 1, "host_us": [], "alone_us": 0.0}
+RUN_INFO = {"runs": 1, "units": 5, "calls": 1, "wall_us": [], "alone_us": 0.0}
 FOUND = {"units": 5, "region_us": 25.0, "busy_us": 20.0, "longest_gap_us": 5.0, "kernels": KERNELS, "ranges": []}
 
 
@@ -40,8 +40,8 @@ def main() -> None:
             record = Record(case, "ok", environment=environment)
             if does == "oom":
                 record = Record(case, "oom", "MemoryError: 80 GiB")
-            seen = json.loads(os.environ.get("FAKE_SEEN", "{}"))
-            under_nsight = {"seen": SEEN | seen, "apart": "FAKE_SEEN" not in os.environ}
+            run_info = json.loads(os.environ.get("FAKE_RUN_INFO", "{}"))
+            under_nsight = {"run_info": RUN_INFO | run_info, "apart": "FAKE_RUN_INFO" not in os.environ}
             profile = (FOUND if by_kineto else under_nsight) | {"notes": [], "ceilings": {}}
             healthy = by_kineto or "FAKE_UNHEALTHY" not in os.environ
             answer = {"record": json.loads(record.to_json()), "healthy": healthy, "profile": profile}

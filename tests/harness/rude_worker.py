@@ -1,4 +1,4 @@
-"""A worker that answers wrongly in the way that the case's option `do` names, or correctly if `do` is "well"."""
+"""A worker whose answer has the fault that the case option `do` names; with "well", it is correct."""
 
 import json
 import sys

@@ -21,7 +21,7 @@ SAMPLES_MS = (1, 20, 150, 1300)
 BETWEEN_MS = 5  # from the end of a sample to the next one
 SPREAD = 0.01
 NOISE, LEVELS = (0.01, 0.05), (0.0, 0.03, 0.06)  # relative noise; relative distance between two levels
-POLICY = Policy(min_samples=6, budget_s=1.0)  # of the published runs
+POLICY = Policy(min_samples=6, budget_s=1.0)  # as in the published runs
 
 
 def drawn(random: np.random.Generator, ms: float, correlation: float, spread: float, apart: float) -> list[float]:
@@ -33,7 +33,7 @@ def drawn(random: np.random.Generator, ms: float, correlation: float, spread: fl
     return (ms * (1 + level + spread * noise)).tolist()
 
 
-def held(
+def coverage(
     ms: float, correlation: float, series: int, spread: float = SPREAD, apart: float = 0.0, seed: int = 1
 ) -> float:
     random = np.random.default_rng(seed)
@@ -46,14 +46,14 @@ def main(series: int = 500) -> None:
     print("| a sample takes | " + " | ".join(f"correlation {each}" for each in CORRELATIONS) + " |")
     print("| --- " * (1 + len(CORRELATIONS)) + "|")
     for ms in SAMPLES_MS:
-        shares = (f"{held(ms, each, series):.0%}" for each in CORRELATIONS)
+        shares = (f"{coverage(ms, each, series):.0%}" for each in CORRELATIONS)
         print(f"| {ms} ms | {' | '.join(shares)} |", flush=True)
     print(
         "\n| noise | " + " | ".join(f"two levels {each:.0%} apart" if each else "one level" for each in LEVELS) + " |"
     )
     print("| --- " * (1 + len(LEVELS)) + "|")
     for spread in NOISE:
-        shares = (f"{held(20, 0.0, series, spread, apart):.0%}" for apart in LEVELS)
+        shares = (f"{coverage(20, 0.0, series, spread, apart):.0%}" for apart in LEVELS)
         print(f"| {spread:.0%} | {' | '.join(shares)} |", flush=True)
 
 

@@ -79,7 +79,7 @@ class Cluster:
         self._daemon("slurmctld", "-c", "-f", f"{at}/slurm.conf")
         for node in NODES:
             self._daemon("slurmd", "-c", "-N", node, "-f", f"{at}/slurm.conf")
-        assert wait_for(lambda: self.ask("sinfo", "-h", "-o", "%T").split() == ["idle"]), self.logs()
+        assert wait_for(lambda: self.output("sinfo", "-h", "-o", "%T").split() == ["idle"]), self.logs()
 
     def stop(self) -> None:
         for name in ("munge.pid", "slurmctld.pid", *(f"{node}.pid" for node in NODES)):
@@ -90,23 +90,23 @@ class Cluster:
             _kill(pid)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def ask(self, *command: str) -> str:
+    def output(self, *command: str) -> str:
         done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60)
         return done.stdout
 
-    def hurry(self) -> None:
+    def start_pending(self) -> None:
         """Start jobs that have been pending for two seconds; Slurm would delay a requeued job by two minutes."""
         pending = {
-            line.split()[0] for line in self.ask("squeue", "-h", "-r", "-t", "PENDING", "-o", "%i %T").splitlines()
+            line.split()[0] for line in self.output("squeue", "-h", "-r", "-t", "PENDING", "-o", "%i %T").splitlines()
         }
         self._pending = {job: self._pending.get(job, time.monotonic()) for job in pending}
         for job, since in self._pending.items():
             if time.monotonic() > since + 2:
-                self.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
+                self.output("scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def finish(self, job: str) -> None:
         def is_over() -> bool:
-            self.hurry()
+            self.start_pending()
             time.sleep(0.2)
             done = subprocess.run(
                 ["squeue", "-h", "-r", "-j", job, "-t", "all", "-o", "%T"], env=self.env, capture_output=True, text=True
@@ -114,7 +114,7 @@ class Cluster:
             states = set(done.stdout.split())
             return not done.returncode and bool(states) and states <= {"COMPLETED", "FAILED", "CANCELLED"}
 
-        assert wait_for(is_over, 60), self.ask("squeue") + self.logs()
+        assert wait_for(is_over, 60), self.output("squeue") + self.logs()
 
     def logs(self) -> str:
         return "\n".join(path.read_text(errors="replace")[-2000:] for path in self.folder.glob("*.log"))
@@ -124,9 +124,9 @@ class Cluster:
         assert done.returncode == 0, done.stderr
 
     def _of_this_cluster(self) -> list[int]:
-        mark = f"SLURM_CONF={self.folder}/slurm.conf"
+        variable = f"SLURM_CONF={self.folder}/slurm.conf"
         pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-        return [pid for pid in pids if mark in _environ(pid) and pid != os.getpid()]
+        return [pid for pid in pids if variable in _environ(pid) and pid != os.getpid()]
 
 
 def missing() -> str:

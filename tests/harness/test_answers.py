@@ -1,4 +1,4 @@
-"""A worker's wrong answer to one case loses that case only."""
+"""After a worker's wrong answer, only that case has no result."""
 
 import sys
 from dataclasses import replace

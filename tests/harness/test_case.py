@@ -63,9 +63,9 @@ def test_a_new_field_at_its_default_changes_no_key() -> None:
 
 
 def test_neither_a_default_nor_a_suite_is_in_the_key() -> None:
-    said = {"dtype": "bfloat16", "state_dtype": "", "timing": "eager", "l2": "warm", "options": ()}
-    assert Case(**BASE, **said).to_dict() == BASE
-    assert Case(**BASE, **said).key == Case(**BASE).key
+    defaults = {"dtype": "bfloat16", "state_dtype": "", "timing": "eager", "l2": "warm", "options": ()}
+    assert Case(**BASE, **defaults).to_dict() == BASE
+    assert Case(**BASE, **defaults).key == Case(**BASE).key
     with pytest.raises(ValidationError, match="suite"):
         Case(**(BASE | {"suite": "fig15"}))
 

@@ -182,7 +182,7 @@ def test_short_launches_share_events_and_a_flush_is_outside_of_them(
     assert clock.own_bytes == (100 if l2 == "cold" else 0)  # twice the cache
 
 
-def test_a_graph_has_launches_for_its_own_time_not_for_that_of_the_host(gpu: FakeGpu) -> None:
+def test_launches_follow_the_time_of_a_replay_not_of_an_eager_call(gpu: FakeGpu) -> None:
     clock = CudaEventClock("graph")
     clock.prepare(lambda: gpu.kernel("a", 2.0 if gpu.recording is None else 0.125)())
     gpu.log.clear()

@@ -13,9 +13,9 @@ def metered(begin: float, seconds: float) -> EnergyMeter:
     """Return a meter that was read every 10 ms for `seconds`, from time `begin`. Its counter adds 50 J every 100 ms."""
     meter = EnergyMeter(None)
     with meter:
-        for look in range(round(100 * seconds)):
-            now = begin + look / 100
-            meter.look(now, 500 * (int(10 * now + 1e-9) / 10))
+        for step in range(round(100 * seconds)):
+            now = begin + step / 100
+            meter.add(now, 500 * (int(10 * now + 1e-9) / 10))
     return meter
 
 
@@ -39,10 +39,10 @@ def test_samples_must_fill_the_block() -> None:
 
 def test_a_refresh_after_a_late_read_has_no_time() -> None:
     late = metered(3.0, 1.2)
-    late.look(4.5, 500 * 4.3)
+    late.add(4.5, 500 * 4.3)
     assert late.per_token(100, 1.4)["energy_j_per_token"] == pytest.approx(7, rel=0.02)
-    for look in range(451, 520):
-        late.look(look / 100, 500 * (int(look / 10 + 1e-9) / 10))
+    for step in range(451, 520):
+        late.add(step / 100, 500 * (int(step / 10 + 1e-9) / 10))
     assert late.per_token(100, 2.0)["energy_j_per_token"] == pytest.approx(10, rel=0.02)
 
 
@@ -54,17 +54,17 @@ def test_without_a_counter_there_is_no_energy(gpu: Any) -> None:
 
 
 def test_a_thread_reads_during_the_block() -> None:
-    said = [100.0, 100.0, 130.0]
-    all_said, looks = Event(), list[tuple[float, float]]()
+    reads = [100.0, 100.0, 130.0]
+    all_read, found = Event(), list[tuple[float, float]]()
 
     def energy_j() -> float:
-        (all_said.set() if len(said) == 1 else None)
-        return said.pop(0) if len(said) > 1 else said[0]
+        (all_read.set() if len(reads) == 1 else None)
+        return reads.pop(0) if len(reads) > 1 else reads[0]
 
     meter = EnergyMeter(SimpleNamespace(energy_j=energy_j))  # type: ignore[arg-type]
-    meter.look = lambda now, joules: looks.append((now, joules))  # type: ignore[method-assign]
+    meter.add = lambda now, joules: found.append((now, joules))  # type: ignore[method-assign]
     with meter:
-        assert all_said.wait(60)
-    assert [joules for _, joules in looks[:3]] == [100.0, 100.0, 130.0]
-    assert looks == sorted(looks)
+        assert all_read.wait(60)
+    assert [joules for _, joules in found[:3]] == [100.0, 100.0, 130.0]
+    assert found == sorted(found)
     assert not meter._thread.is_alive()

@@ -90,10 +90,10 @@ def test_throttling_is_queried_at_intervals(install: Any, monkeypatch: pytest.Mo
     now = 100.0
     monkeypatch.setattr(nvml.time, "monotonic", lambda: now)
     found = []
-    for now in (100.0, 100.01, 100.0 + nvml.ASKED_EVERY_S):  # noqa: B007
+    for now in (100.0, 100.01, 100.0 + nvml.QUERY_EVERY_S):  # noqa: B007
         found.append(gpu.throttled())
     assert found == [True, True, False]
-    assert gpu.slowed_by == {"sw_power_cap"}
+    assert gpu.seen_reasons == {"sw_power_cap"}
 
 
 def test_the_highest_throttled_temperature_is_kept_until_forget(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,9 +104,9 @@ def test_the_highest_throttled_temperature_is_kept_until_forget(install: Any, mo
         monkeypatch.setattr(nvml.time, "monotonic", lambda now=now: now)
         fake.nvmlDeviceGetTemperature = lambda h, kind, celsius=celsius: celsius
         assert gpu.throttled()
-    assert gpu.hottest_c == 79
-    gpu.forget()
-    assert gpu.hottest_c is None
+    assert gpu.peak_celsius == 79
+    gpu.reset()
+    assert gpu.peak_celsius is None
 
 
 def test_a_cpu_system_on_a_gpu_machine_reports_the_cpu(install: Any) -> None:
@@ -118,7 +118,7 @@ def test_a_cpu_system_on_a_gpu_machine_reports_the_cpu(install: Any) -> None:
 
 
 @pytest.mark.parametrize("module", [None, FakeNvml(fail=("nvmlInit",)), FakeNvml(fail=("nvmlDeviceGetHandleByIndex",))])
-def test_no_gpu_is_an_absence(install: Any, module: Any) -> None:
+def test_a_snapshot_without_a_gpu_describes_the_cpu(install: Any, module: Any) -> None:
     install(module)  # None makes the import fail
     shot = snapshot()
     assert shot["gpu"] is None
@@ -127,8 +127,8 @@ def test_no_gpu_is_an_absence(install: Any, module: Any) -> None:
 
 
 def test_unsupported_readings_are_none(install: Any) -> None:
-    asked = ("PowerUsage", "CurrentClocksEventReasons", "MemoryInfo")
-    install(FakeNvml(fail=tuple(f"nvmlDeviceGet{name}" for name in asked)))
+    names = ("PowerUsage", "CurrentClocksEventReasons", "MemoryInfo")
+    install(FakeNvml(fail=tuple(f"nvmlDeviceGet{name}" for name in names)))
     gpu = snapshot()["gpu"]
     assert (gpu["power_w"], gpu["memory_bytes"], gpu["throttle_reasons"]) == (None, None, [])
     assert gpu["sm_clock_mhz"] == 1980
@@ -138,7 +138,7 @@ def test_unsupported_readings_are_none(install: Any) -> None:
     ("bits", "throttled"),
     [(0, False), (0x103, False), (0x04, True), (0x08, True), (0x20, True), (0x41, True), (0x80, True)],
 )
-def test_rest_and_settings_are_not_throttling(install: Any, bits: int, throttled: bool) -> None:
+def test_idle_and_clock_settings_are_not_throttling(install: Any, bits: int, throttled: bool) -> None:
     install(FakeNvml(reasons=bits))
     gpu = nvml.open_gpu()
     assert gpu.throttled() is throttled
@@ -163,11 +163,11 @@ def test_the_visible_gpu_is_opened(
     [
         ("echo out; echo err >&2", ("out\n", "")),
         ("echo out; echo err >&2; exit 3", ("", "err\nout")),
-        ("exit 3", ("", "sh ended with status 3")),
-        ("sleep 60", ("", "sh gave no answer within 0.5 s")),
+        ("exit 3", ("", "sh exited with status 3")),
+        ("sleep 60", ("", "sh did not exit within 0.5 s")),
     ],
 )
-def test_a_program_answers_or_says_why_not(script: str, answer: tuple[str, str]) -> None:
+def test_a_program_gives_its_output_or_a_reason(script: str, answer: tuple[str, str]) -> None:
     assert environment.output_of(["sh", "-c", script], 0.5 if "sleep" in script else 60) == answer
     assert environment.output_of(["no-such-program"]) == ("", "no-such-program is not installed on this machine")
 

@@ -37,7 +37,7 @@ def test_unknown_flops_leave_the_bound_of_bytes(flops: float | None) -> None:
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_compared_elements_spread_over_every_sequence(monkeypatch: pytest.MonkeyPatch, axis: int) -> None:
-    monkeypatch.setattr(inspection, "_LOOKED_AT", 100)
+    monkeypatch.setattr(inspection, "_COMPARED_ELEMENTS", 100)
     x = torch.zeros(8, 3, 1000).movedim(0, axis)
     for part in (slice(100), slice(400, 600), slice(-100, None)):
         y = x.clone()
@@ -57,7 +57,7 @@ def test_early_tokens_exclude_the_last_64_or_half(tokens: int, kept: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("phase", "units", "shapes", "missed"),
+    ("phase", "units", "shapes", "failed"),
     [
         ("forward", 1, [(2, 5)], []),
         ("forward", 16, [(16, 2)], ["units_off_the_case"]),
@@ -72,15 +72,15 @@ def test_early_tokens_exclude_the_last_64_or_half(tokens: int, kept: int) -> Non
     ],
 )
 def test_units_match_the_phase_and_the_outputs(
-    phase: str, units: int, shapes: list[tuple[int, ...]], missed: list[str]
+    phase: str, units: int, shapes: list[tuple[int, ...]], failed: list[str]
 ) -> None:
     of = case(phase=phase, batch=2, context=1)
     workload = Workload(run=print, units=units, tokens=2 * (1 + of.new_tokens) if phase == "request" else 2)
     outputs = tuple(torch.zeros(shape) for shape in shapes)
-    assert [each.name for each in (*claim_checks(of, workload), *shape_checks(of, workload, outputs))] == missed
+    assert [each.name for each in (*claim_checks(of, workload), *shape_checks(of, workload, outputs))] == failed
 
 
-def test_work_after_the_call_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_after_the_call_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspection, "wait_for", lambda device: time.sleep(0.01))
     [late] = CallChecker(case(), Workload(run=print, device="cuda"))._late()
     assert (late.name, late.passed) == ("seconds_of_work_after_the_call", False)

@@ -5,14 +5,14 @@ from statistics import median
 import pytest
 from scipy.stats import binom
 
-from harness.measure.interval import independent_samples, median_interval
+from harness.measure.interval import effective_sample_size, median_interval
 
 
 def shuffled(count: int) -> list[int]:
     numbers = list(range(count))
     for seed in range(100):
         random.Random(seed).shuffle(numbers)
-        if independent_samples(numbers) == count:
+        if effective_sample_size(numbers) == count:
             return numbers
     raise AssertionError("no order of these is without a trend")
 
@@ -56,22 +56,22 @@ def test_intervals_of_correlated_samples_contain_the_median(count: int, correlat
 
 def test_independent_samples_have_their_own_ranks_nearly_always() -> None:
     rng = random.Random(3)
-    worth = [independent_samples(autoregressive(200, 0.0, rng)) for _ in range(200)]
-    assert sum(each == 200 for each in worth) >= 130
-    assert sum(each >= 150 for each in worth) >= 180
+    effective = [effective_sample_size(autoregressive(200, 0.0, rng)) for _ in range(200)]
+    assert sum(each == 200 for each in effective) >= 130
+    assert sum(each >= 150 for each in effective) >= 180
 
 
 @pytest.mark.parametrize(
-    ("count", "correlation", "held"),
+    ("count", "correlation", "least"),
     [(13, 0.5, 0.92), (13, 0.8, 0.8), (20, 0.8, 0.88), (40, 0.5, 0.95), (40, 0.8, 0.93)],
 )
-def test_intervals_of_few_correlated_samples_contain_the_median(count: int, correlation: float, held: float) -> None:
-    assert coverage(count, correlation, 600) >= held
+def test_intervals_of_few_correlated_samples_contain_the_median(count: int, correlation: float, least: float) -> None:
+    assert coverage(count, correlation, 600) >= least
 
 
 def test_a_drift_is_worth_hardly_a_sample() -> None:
     drift = [float(i) for i in range(100)]
-    assert independent_samples(drift) < 6
+    assert effective_sample_size(drift) < 6
     assert median_interval(drift) == (49.5, 2.0, 97.0)  # medians of the first and of the last five
     assert median_interval(drift[:29]) == (14.0, 0.0, 28.0)
 
@@ -84,7 +84,7 @@ def test_a_drift_ignores_an_outlier() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prime", "square", "linear", "worth"),
+    ("prime", "square", "linear", "effective"),
     [
         (43, 1, 0, 20),  # signs 1.26 below their limit of 1.3: 20 by ranks, where signs would say 6
         (41, 10, 1, 6),  # signs at 1.301: 6 by signs, 31 by ranks
@@ -92,8 +92,8 @@ def test_a_drift_ignores_an_outlier() -> None:
         (61, 4, 2, 39),  # ranks at 0.504
     ],
 )
-def test_limits_of_chance_correlation(prime: int, square: int, linear: int, worth: int) -> None:
-    assert independent_samples([(square * i * i + linear * i) % prime for i in range(48)]) == worth
+def test_limits_of_chance_correlation(prime: int, square: int, linear: int, effective: int) -> None:
+    assert effective_sample_size([(square * i * i + linear * i) % prime for i in range(48)]) == effective
 
 
 def test_the_ends_of_fewer_samples_lie_at_their_quantile_among_all() -> None:
@@ -102,21 +102,21 @@ def test_the_ends_of_fewer_samples_lie_at_their_quantile_among_all() -> None:
 
 
 def test_fewer_than_six_samples_have_no_correlation() -> None:
-    assert independent_samples([float(i) for i in range(5)]) == 5
-    assert independent_samples([float(i) for i in range(6)]) < 6
+    assert effective_sample_size([float(i) for i in range(5)]) == 5
+    assert effective_sample_size([float(i) for i in range(6)]) < 6
 
 
 def test_the_fewer_of_both_estimates_count() -> None:
     rng = random.Random(1)
     drift = [math.sin(i / 40) + rng.gauss(0, 1) for i in range(300)]
-    assert independent_samples(drift) < 60  # 28 by signs, 171 by ranks
+    assert effective_sample_size(drift) < 60  # 28 by signs, 171 by ranks
     mild = autoregressive(24, 0.5, random.Random(1))
-    assert independent_samples(mild) < 6  # 7 by signs, 3 by ranks
+    assert effective_sample_size(mild) < 6  # 7 by signs, 3 by ranks
 
 
 @pytest.mark.parametrize("samples", [[1.0] * 50, [1.0, 2.0] * 25, [1.0] * 49 + [9.0]])
 def test_samples_without_drift_all_count(samples: list[float]) -> None:
-    assert independent_samples(samples) == len(samples)
+    assert effective_sample_size(samples) == len(samples)
 
 
 def test_wrong_arguments_are_refused() -> None:
@@ -125,5 +125,5 @@ def test_wrong_arguments_are_refused() -> None:
 
 
 def test_both_estimates_are_corrected_for_their_own_mean() -> None:
-    assert independent_samples([1.0, 2.0, 3.0, 4.0, 8.0, 7.0, 6.0, 5.0] * 3) == 4  # 7 without
-    assert independent_samples([float(i % 10 < 5) * 10 + i * 7 % 5 for i in range(100)]) == 35  # 37 without
+    assert effective_sample_size([1.0, 2.0, 3.0, 4.0, 8.0, 7.0, 6.0, 5.0] * 3) == 4  # 7 without
+    assert effective_sample_size([float(i % 10 < 5) * 10 + i * 7 % 5 for i in range(100)]) == 35  # 37 without

@@ -58,7 +58,7 @@ def test_a_failed_first_check_has_no_timing(do: str) -> None:
     assert "run" not in system.events
 
 
-def test_verify_without_a_reference_claims_nothing() -> None:
+def test_verify_without_a_reference_is_skipped() -> None:
     record = CaseRun(case("unchecked"), QUICK, "verify").record(Fake())
     assert record.status == "skipped"
     assert "no reference" in record.reason
@@ -157,9 +157,9 @@ def test_the_first_check_may_add_metrics() -> None:
 )
 def test_tokens_of_a_request_are_prompt_and_new_tokens(tokens: int, status: str) -> None:
     system = Counting(check=None, run=lambda: None, tokens=tokens)
-    asked = replace(case(), phase="request", batch=2, context=8)
-    assert CaseRun(asked, QUICK).record(system).status == status
-    few = replace(asked, options=(("steps", 4),))
+    requested = replace(case(), phase="request", batch=2, context=8)
+    assert CaseRun(requested, QUICK).record(system).status == status
+    few = replace(requested, options=(("steps", 4),))
     assert (CaseRun(few, QUICK).record(system).status == "ok") is (tokens == 2 * (8 + 4))
 
 
@@ -177,7 +177,7 @@ def test_both_checks_of_a_case_are_recorded_together() -> None:
     assert missed.reason == "timed_error is 2, limit 1"
 
 
-def test_the_time_of_the_first_check_counts_beside_that_of_the_second() -> None:
+def test_the_check_stage_includes_the_first_check() -> None:
     record = CaseRun(case(), QUICK).record(Counting(check=lambda: (time.sleep(0.1), Checks([]))[1]))
     assert record.stages_s["check"] >= 0.1
 
@@ -192,7 +192,7 @@ def test_outputs_need_not_change_for_equal_inputs(tokens: int, status: str) -> N
 
 def test_an_engine_without_a_check_is_noted() -> None:
     record = CaseRun(case("engine"), QUICK).record(Fake())
-    assert record.check["unchecked"] == "the engine's answers were not compared with a reference"
+    assert record.check["unchecked"] == "the engine's outputs were not compared with a reference"
 
 
 def test_notes_of_a_check_are_recorded() -> None:

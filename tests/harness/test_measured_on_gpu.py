@@ -29,15 +29,15 @@ class FakeDevice:
 
     def __init__(self, hot: bool = False) -> None:
         self.sampled, self.hot, self.peak_started = 0, hot, False
-        self.slowed_by: set[str] = set()
-        self.hottest_c: float | None = None
+        self.seen_reasons: set[str] = set()
+        self.peak_celsius: float | None = None
 
-    def clock(self, *asked: str) -> "FakeDevice":
-        self.asked = asked
+    def clock(self, *requested: str) -> "FakeDevice":
+        self.requested = requested
         return self
 
-    def forget(self) -> None:
-        self.slowed_by.clear()
+    def reset(self) -> None:
+        self.seen_reasons.clear()
 
     def prepare(self, run: Callable[[], object]) -> None:
         self.sampled, self.run = self.sampled + 3, run  # a first run compiles
@@ -64,10 +64,10 @@ class FakeDevice:
 
 
 @pytest.mark.parametrize(("timing", "l2"), [("eager", "cold"), ("graph", "warm"), ("graph", "cold")])
-def test_the_clock_of_a_gpu_times_as_the_case_asks(monkeypatch: pytest.MonkeyPatch, timing: str, l2: str) -> None:
+def test_the_clock_has_the_timing_and_l2_of_the_case(monkeypatch: pytest.MonkeyPatch, timing: str, l2: str) -> None:
     device = FakeDevice()
     on_fake_device(monkeypatch, device, case(timing=timing, l2=l2))
-    assert device.asked == (timing, l2)
+    assert device.requested == (timing, l2)
 
 
 @pytest.mark.parametrize("mode", ["measure", "verify", "profile"])
@@ -126,7 +126,7 @@ def on_fake_device(monkeypatch: pytest.MonkeyPatch, device: FakeDevice, of: Any,
     fakes: dict[str, Any] = {
         "open_gpu": lambda: device,
         "CudaEventClock": device.clock,
-        "forget_peak": lambda kind: device.start(),
+        "reset_peak": lambda kind: device.start(),
         "peak_bytes": lambda kind: device.peak_bytes(),
         "EnergyMeter": FakeMeter,
         "snapshot": lambda *kind: {"gpu": device.facts and {**device.facts}, "cpu": None, "software": {}},
@@ -139,18 +139,18 @@ def on_fake_device(monkeypatch: pytest.MonkeyPatch, device: FakeDevice, of: Any,
 
 
 def test_a_sample_on_a_gpu_spans_its_launches_and_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[int] = []
+    calls_seen: list[int] = []
 
     def found(calls: int) -> dict[str, float]:
-        told.append(calls)
+        calls_seen.append(calls)
         return {"steps": 2.0}
 
     record = on_fake_device(monkeypatch, FakeDevice(), case(), measured=found)
     assert (record.status, record.samples_ms) == ("ok", [100 / 8] * 5)
     assert record.calls == 4 * 8
-    assert told == [5 * 4]  # calls of `run`, not samples
+    assert calls_seen == [5 * 4]  # calls of `run`, not samples
     assert record.metrics["steps"] == 2.0
-    assert record.peak_memory_bytes == 5000 - 1000  # without the clock's own
+    assert record.peak_memory_bytes == 5000 - 1000  # without `own_bytes` of the clock
 
 
 @pytest.mark.parametrize(("l2", "samples", "steady"), [("warm", 3, 26), ("cold", 2, 20)])
@@ -186,12 +186,12 @@ def test_samples_of_an_engines_warm_up_give_no_energy(monkeypatch: pytest.Monkey
 def test_throttle_reasons_of_any_sample_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     device = FakeDevice()
     device.facts = {"throttle_reasons": ["sw_power_cap"], "temperature_c": 70}
-    device.slowed_by.add("hw_power_brake_slowdown")  # of the warm-up
-    asked = iter(range(100))
+    device.seen_reasons.add("hw_power_brake_slowdown")  # of the warm-up
+    queries = iter(range(100))
 
     def throttled() -> bool:
-        if next(asked) > 4:
-            device.slowed_by.add("sw_thermal_slowdown")
+        if next(queries) > 4:
+            device.seen_reasons.add("sw_thermal_slowdown")
         return True
 
     monkeypatch.setattr(device, "throttled", throttled)
@@ -205,7 +205,7 @@ def test_a_profile_has_throttle_reasons(monkeypatch: pytest.MonkeyPatch) -> None
 
     def profiler(case: Case, workload: Workload, throttled: Callable[[], bool]) -> dict[str, Any]:
         assert throttled() is False
-        device.slowed_by.add("sw_thermal_slowdown")
+        device.seen_reasons.add("sw_thermal_slowdown")
         return {}
 
     record = on_fake_device(monkeypatch, device, case(), mode="profile", profiler=profiler)
@@ -240,26 +240,26 @@ def test_throttling_is_queried_in_warm_up_and_samples(monkeypatch: pytest.Monkey
 def test_throttling_of_an_engines_warm_up_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     device = FakeDevice()
     device.facts = {"throttle_reasons": [], "temperature_c": 70}
-    device.slowed_by.add("sw_thermal_slowdown")
+    device.seen_reasons.add("sw_thermal_slowdown")
     environment = on_fake_device(monkeypatch, device, case(timing="engine"), **ENGINE).environment
     assert environment["gpu"]["after"]["throttle_reasons"] == []
 
 
 def test_a_record_has_the_throttled_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
     device = FakeDevice()
-    device.facts, device.hottest_c = {"throttle_reasons": [], "temperature_c": 70}, 88
+    device.facts, device.peak_celsius = {"throttle_reasons": [], "temperature_c": 70}, 88
     environment = on_fake_device(monkeypatch, device, case()).environment
     assert environment["gpu"]["after"]["temperature_c"] == 88
 
 
 def test_a_throttled_engine_settles(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
+    seen: list[bool] = []
 
     def warm(batches: Any, policy: Any, clock: Any, throttled: Callable[[], bool], units: int) -> list[Any]:
-        asked.append(throttled())
+        seen.append(throttled())
         return []
 
     monkeypatch.setattr(measured_case, "warm_up_engine", warm)
     engine = {"engine_samples": lambda: [[1.0] * 5]}
     assert on_fake_device(monkeypatch, FakeDevice(hot=True), case(timing="engine"), **engine).status == "ok"
-    assert asked == [True]
+    assert seen == [True]

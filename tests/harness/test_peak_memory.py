@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from harness.measure import process_state
-from harness.measure.process_state import forget_peak, peak_bytes
+from harness.measure.process_state import peak_bytes, reset_peak
 
 
 def resident() -> mmap.mmap:
@@ -15,13 +15,13 @@ def resident() -> mmap.mmap:
 
 
 def test_a_past_peak_counts() -> None:
-    forget_peak("cpu")
+    reset_peak("cpu")
     before = peak_bytes("cpu")
     resident().close()
     assert peak_bytes("cpu") - before > 48 << 20
 
 
-def test_start_forgets_an_earlier_peak() -> None:
+def test_reset_peak_ignores_an_earlier_peak() -> None:
     try:
         (process_state._PROCESS / "clear_refs").write_text("5")
     except OSError:
@@ -29,12 +29,12 @@ def test_start_forgets_an_earlier_peak() -> None:
     block = resident()
     high = peak_bytes("cpu")
     block.close()
-    forget_peak("cpu")
+    reset_peak("cpu")
     assert high - peak_bytes("cpu") > 48 << 20
 
 
-def test_without_a_mark_the_peak_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_high_water_mark_the_peak_is_ru_maxrss(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "status").write_text("VmRSS: 1 kB\n")
     monkeypatch.setattr(process_state, "_PROCESS", tmp_path)
-    forget_peak("cpu")
+    reset_peak("cpu")
     assert peak_bytes("cpu") > 1 << 20

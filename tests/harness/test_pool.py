@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from harness_helpers import HERE, ROOT, SOON, alive, case, lines_of, new_run, statuses, wait_for
+from harness_helpers import HERE, ROOT, SHORT_LIMITS, alive, case, lines_of, new_run, statuses, wait_for
 from pool_helpers import GPUS, SYSTEMS, cases_of, pooled, slot, start_parent, worker_launches
 
 from harness.measure import nvml
@@ -95,7 +95,7 @@ def test_shares_are_adjacent_cores(
 def test_a_lost_worker_does_not_affect_other_gpus(tmp_path: Path, do: str, status: str) -> None:
     bad = case(do, system="b", batch=9)
     run = new_run(tmp_path / "out", [*cases_of(SYSTEMS[:4], count=2), bad])
-    records = pooled(run, worker_launches(*SYSTEMS[:4]), **SOON)
+    records = pooled(run, worker_launches(*SYSTEMS[:4]), **SHORT_LIMITS)
     assert Counter(statuses(records)) == {"ok": 8, status: 1}
     assert [record.case for record in records if record.status == status] == [bad]
 
@@ -104,7 +104,7 @@ def test_a_lost_gpu_ends_the_run_which_resumes(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     run = new_run(tmp_path / "out", cases_of(SYSTEMS[:3]))
     slots = [slot("0"), slot("1", is_there=lambda: not gone.exists())]
-    with pytest.raises(RunError, match="GPU 1 does not answer any more"):
+    with pytest.raises(RunError, match="GPU 1 does not respond any more"):
         pooled(run, worker_launches(*SYSTEMS[:3], FAKE_GONE=f"1:{gone}"), slots)
     assert set(statuses(run.records())) == {"ok"}
     assert statuses(pooled(run, worker_launches(*SYSTEMS[:3]))) == ["ok"] * 9
@@ -176,7 +176,7 @@ def test_a_run_of_one_gpu_ends_when_it_does_not_answer(two_gpus: TwoGpus, tmp_pa
     assert (slot.name, slot.env, slot.device_id, slot.is_there()) == ("", {}, "", True)
     two_gpus.there.clear()
     run = new_run(tmp_path / "out", cases_of(("a",), count=2))
-    with pytest.raises(RunError, match="the GPU does not answer any more"):
+    with pytest.raises(RunError, match="the GPU does not respond any more"):
         run_jobs(run, {("a", "cpu"): Launch(["/no/such/python"])}, slots=[slot])
     assert run.records() == []
     assert slots_of([], "cuda") == slots_of([], "cpu") == [process.DEFAULT_SLOT]

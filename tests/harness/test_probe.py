@@ -10,7 +10,7 @@ from harness.workers.process import Launch, probe
 
 
 def test_probe() -> None:
-    entries = ["Fake", "Unavailable", "Nothing", "OneKind"]
+    entries = ["Fake", "Unavailable", "Nothing", "OneKindPerProcess"]
     found = probe([launch(f"fake_systems:{entry}") for entry in entries])
     assert [each.available for each in found] == [True, False, False, True]
     assert [each.status for each in found[1:3]] == ["skipped", "unstarted"]
@@ -22,7 +22,7 @@ def test_probe() -> None:
 
 def test_systems_of_one_interpreter_share_a_process(tmp_path: Path) -> None:
     note = str(tmp_path / "starts")
-    found = probe([launch("fake_systems:NotesItsProcess", FAKE_NOTE=note) for _ in range(3)])
+    found = probe([launch("fake_systems:LogsItsPid", FAKE_NOTE=note) for _ in range(3)])
     assert [each.available for each in found] == [True] * 3
     assert len(set(Path(note).read_text().split())) == 1
 

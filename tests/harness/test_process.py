@@ -1,4 +1,4 @@
-"""If a worker, a process that supervises it (warden.py) or the parent dies, the worker and its descendants end."""
+"""If a worker, its supervisor or the parent dies, the worker and its descendants end."""
 
 import json
 import os
@@ -14,54 +14,54 @@ from harness_helpers import HERE, QUICK, ROOT, alive, case, launch, measured, st
 
 from harness.workers.process import Launch, WorkerProcess
 from harness.workers.protocol import WorkerLost
-from harness.workers.warden import descendants
+from harness.workers.supervisor import descendants
 
 CASE = {"do": "case", "case": case().to_dict(), "policy": asdict(QUICK), "mode": "measure"}
 
 
 @pytest.fixture
 def note(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "family"
+    path = tmp_path / "pids"
     path.touch()
     yield path
-    for pid in family(path).values():
+    for pid in pids_of(path).values():
         if alive(pid):
             os.kill(pid, signal.SIGKILL)
 
 
-def family(note: Path) -> dict[str, int]:
+def pids_of(note: Path) -> dict[str, int]:
     return {name: int(pid) for name, pid in (line.split() for line in note.read_text().splitlines())}
 
 
 def started(note: Path, **env: str) -> WorkerProcess:
-    worker = WorkerProcess(launch("fake_systems:WithFamily", FAKE_CHILD=str(note), **env))
+    worker = WorkerProcess(launch("fake_systems:WithDescendants", FAKE_CHILD=str(note), **env))
     assert worker.ready().available
     worker._send(worker._process, CASE)
-    assert wait_for(lambda: len(family(note)) == 5)
-    assert all(alive(pid) for pid in family(note).values())
+    assert wait_for(lambda: len(pids_of(note)) == 5)
+    assert all(alive(pid) for pid in pids_of(note).values())
     return worker
 
 
 def all_dead(note: Path) -> bool:
-    return wait_for(lambda: not [name for name, pid in family(note).items() if alive(pid)])
+    return wait_for(lambda: not [name for name, pid in pids_of(note).items() if alive(pid)])
 
 
 def test_kill_ends_all_descendants(note: Path) -> None:
     started(note).kill()
-    assert not [name for name, pid in family(note).items() if alive(pid)]  # at once: `kill` waits for it
+    assert not [name for name, pid in pids_of(note).items() if alive(pid)]  # at once: `kill` waits for it
 
 
 def test_stop_ends_all_descendants(note: Path) -> None:
     worker = started(note, FAKE_THEN="return")
     answer = json.loads(worker._process.stdout.readline())  # type: ignore[union-attr]
     assert answer["healthy"]
-    assert alive(family(note)["session"])  # a worker's children are its own affair as long as it lives
+    assert alive(pids_of(note)["session"])  # children may run while the worker lives
     worker.stop()
-    assert not [name for name, pid in family(note).items() if alive(pid)]
+    assert not [name for name, pid in pids_of(note).items() if alive(pid)]
 
 
 def test_a_worker_may_write_more_to_stderr_than_is_kept() -> None:
-    worker = WorkerProcess(launch("fake_systems:LoudAtItsEnd"))
+    worker = WorkerProcess(launch("fake_systems:FloodsStderrAtExit"))
     assert worker.ready().available
     assert worker.stop(60) == 0
     assert (worker.error_line, len(worker._errors)) == ("EngineError: the last line", 1 << 16)
@@ -70,7 +70,7 @@ def test_a_worker_may_write_more_to_stderr_than_is_kept() -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_death_of_the_worker_ends_all_descendants(note: Path, number: int) -> None:
     worker = started(note)
-    os.kill(family(note)["worker"], number)
+    os.kill(pids_of(note)["worker"], number)
     assert all_dead(note)
     with pytest.raises(WorkerLost, match=signal.Signals(number).name) as lost:
         worker._answer({"do": "probe"}, 60)
@@ -79,10 +79,10 @@ def test_the_death_of_the_worker_ends_all_descendants(note: Path, number: int) -
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_the_death_of_a_warden_ends_all_descendants(note: Path, which: int) -> None:
+def test_the_death_of_a_supervisor_ends_all_descendants(note: Path, which: int) -> None:
     worker = started(note)
     outer = worker._process.pid
-    [inner] = [pid for pid in descendants(outer) if family(note)["worker"] in descendants(pid)]
+    [inner] = [pid for pid in descendants(outer) if pids_of(note)["worker"] in descendants(pid)]
     os.kill((outer, inner)[which], signal.SIGKILL)
     worker.kill()
     assert all_dead(note)
@@ -93,7 +93,7 @@ import sys
 sys.path.insert(0, {here!r})
 from harness_helpers import case, measured, systems
 from pathlib import Path
-measured(Path({folder!r}), [case()], systems("fake_systems:WithFamily", FAKE_CHILD={note!r}))
+measured(Path({folder!r}), [case()], systems("fake_systems:WithDescendants", FAKE_CHILD={note!r}))
 """
 
 
@@ -101,7 +101,7 @@ measured(Path({folder!r}), [case()], systems("fake_systems:WithFamily", FAKE_CHI
 def test_the_death_of_the_parent_ends_all_descendants(tmp_path: Path, note: Path, number: int) -> None:
     code = PARENT.format(here=str(HERE), folder=str(tmp_path / "out"), note=str(note))
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.DEVNULL)
-    assert wait_for(lambda: len(family(note)) == 5)
+    assert wait_for(lambda: len(pids_of(note)) == 5)
     parent.send_signal(number)
     parent.wait()
     assert all_dead(note)

@@ -74,7 +74,7 @@ def test_a_removed_working_directory_is_no_failure(tmp_path: Path, monkeypatch: 
 
 
 def test_the_next_case_of_a_worker_finds_the_same_settings(tmp_path: Path) -> None:
-    records = measured(tmp_path / "out", [case(batch=1), case(batch=2)], systems("fake_systems:Wanders"))
+    records = measured(tmp_path / "out", [case(batch=1), case(batch=2)], systems("fake_systems:ChangesSettings"))
     assert statuses(records) == ["ok", "ok"]
     assert records[0].settings["found"] == records[1].settings["found"]
     assert records[0].settings["process"] != records[1].settings["process"]

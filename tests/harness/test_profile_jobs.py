@@ -28,10 +28,10 @@ WITH_NCU = Tools("kineto", "ncu", {"ncu": "2025.3.0"})
 
 
 def profile_all(run: Run, tools: Tools, fake: bool = True, **changes: Any) -> tuple[list[Profile], list[str]]:
-    said: list[str] = []
-    found = Profiler(run, worker_launches(fake), tools, Limits(60, 60), say=said.append, **changes).jobs(run.jobs)
+    messages: list[str] = []
+    found = Profiler(run, worker_launches(fake), tools, Limits(60, 60), say=messages.append, **changes).jobs(run.jobs)
     assert list(run.profiles().values()) == found
-    return found, said
+    return found, messages
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_kineto_profiles_cases_and_notes_failures(tmp_path: Path) -> None:
     cases = [case(), case(batch=7), case("oom"), case("idle")]
     run = run_of(tmp_path, *cases)
-    (good, again, oom, idle), said = profile_all(run, KINETO, False)
+    (good, again, oom, idle), messages = profile_all(run, KINETO, False)
     assert [each.status for each in (good, again, oom, idle)] == ["ok", "ok", "oom", "failed"]
     assert "MemoryError" in oom.reason
     assert "no operator of PyTorch" in idle.reason
@@ -70,7 +70,7 @@ def test_kineto_profiles_cases_and_notes_failures(tmp_path: Path) -> None:
     assert 0 < good.busy_us <= good.region_us
     assert [record.status for record in run.records()] == ["ok", "ok", "oom", "failed"]
     assert str(tmp_path) not in good.to_json()
-    assert said == []
+    assert messages == []
 
 
 @pytest.mark.parametrize(("idle", "notes"), [(0.02, ("contended: other programs used 60% of the CPU",)), (0.4, ())])
@@ -115,9 +115,7 @@ def test_a_resumption_keeps_times_and_adds_counters(tmp_path: Path, fake: Any) -
     assert Profiler(run, worker_launches(), WITH_NCU, resume=True).pending(job) == ()
 
 
-def test_the_next_job_tries_a_given_up_profiler_again(
-    tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_job_tries_a_failed_profiler_again(tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next job's environment may differ, so a failed profiler is tried again; a missing permission is final."""
     for does, counted in (("no range", True), ("forbidden", False)):
         (folder := tmp_path / does.replace(" ", "-")).mkdir()
@@ -139,18 +137,18 @@ def many(tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     def profile() -> tuple[list[Profile], list[list[str]], list[str]]:
         jobs = tuple(Job(system, "cpu", (Planned(case(system=system)),)) for system in "abc")
         run = Run.create(tmp_path / "run", RunFile("measure", "cpu", jobs, Catalogue(), Policy()))
-        said: list[str] = []
+        messages: list[str] = []
         of = {job.pair: worker_launches()[PAIR] for job in jobs}
         slots = [GpuSlot(f"GPU {gpu}", {"CUDA_VISIBLE_DEVICES": gpu}) for gpu in "01"]
-        found = Profiler(run, of, WITH_NCU, Limits(60, 60), say=said.append).jobs(jobs, slots)
-        return found, [line.split() for line in log.read_text().splitlines()], said
+        found = Profiler(run, of, WITH_NCU, Limits(60, 60), say=messages.append).jobs(jobs, slots)
+        return found, [line.split() for line in log.read_text().splitlines()], messages
 
     return profile
 
 
 def test_times_on_all_gpus_precede_counters_on_the_first(many: Any) -> None:
-    found, log, said = many()
-    assert ([each.case.system for each in found], said) == (["a", "b", "c"], [])
+    found, log, messages = many()
+    assert ([each.case.system for each in found], messages) == (["a", "b", "c"], [])
     assert all(each.kernels[0].counters is not None for each in found)
     assert [tool for _, tool, *_ in log] == ["kineto"] * 3 + ["ncu"] * 3
     assert ({gpu for *_, gpu in log[:3]}, {gpu for *_, gpu in log[3:]}) == ({"0", "1"}, {"0"})
@@ -170,7 +168,7 @@ def test_a_profile_of_another_gpu_is_refused(tmp_path: Path, monkeypatch: pytest
 def test_ncu_adds_counters_to_the_times_of_kineto(tmp_path: Path, fake: Any) -> None:
     fake()
     timed: list[Profile] = []
-    (found,), said = profile_all(run_of(tmp_path), WITH_NCU, on_times=timed.append)
+    (found,), messages = profile_all(run_of(tmp_path), WITH_NCU, on_times=timed.append)
     assert [list(each.stages_s) for each in timed] == [["times"]]
     counters = {kernel.name: kernel.counters for kernel in found.kernels}
     assert counters["aten::mm"].launches == 2
@@ -178,29 +176,29 @@ def test_ncu_adds_counters_to_the_times_of_kineto(tmp_path: Path, fake: Any) -> 
     assert [command.split()[0] for command in found.commands][1:] == ["ncu"]
     assert list(found.stages_s) == ["times", "ratios"]
     assert str(tmp_path) not in " ".join(found.commands)
-    assert said == []
+    assert messages == []
 
 
 def test_ncu_counts_a_smaller_stand_in(tmp_path: Path, fake: Any) -> None:
     fake()
     run = run_of(tmp_path, mode="measure")
-    (found,), said = profile_all(run, WITH_NCU, stand_in=lambda each: case(size="small"))
+    (found,), messages = profile_all(run, WITH_NCU, stand_in=lambda each: case(size="small"))
     assert found.case == case()
     assert all(kernel.counters for kernel in found.kernels)
     assert profile_path(run.folder, case().key).with_suffix(".ncu-rep").exists()
     assert [" small " in note for note in found.notes] == [True]
     assert run.records() == []  # a run that measures keeps its own
-    assert said == []
+    assert messages == []
 
 
 @pytest.mark.parametrize(
     ("does", "why", "lasting"),
     [
-        ("die", "ncu failed: Failed to find metric regex:xyz; --with torch does without it", True),
+        ("die", "ncu failed: Failed to find metric regex:xyz; use --with torch instead", True),
         ("kill late", "ncu failed: it was killed by SIGKILL", False),
         ("forbidden", "NVreg_RestrictProfilingToAdminUsers=0", True),
-        ("no range", "it saw no range of the case; --with torch does without it", True),
-        ("unreadable", "ncu could not read its report.*; try again .--resume., or say --with torch", False),
+        ("no range", "it found no range of the case; use --with torch instead", True),
+        ("unreadable", "ncu could not read its report.*; try again .--resume., or use --with torch", False),
         ("hang", "did not end within 1 s and was killed", True),
     ],
 )
@@ -212,12 +210,12 @@ def test_a_failure_of_ncu_keeps_the_times_and_adds_a_note(
         monkeypatch.setattr(under_profiler, "STOP_S", 1.0)
     cases = [case(), case(batch=3)]
     run = run_of(tmp_path, *cases)
-    found, said = profile_all(run, WITH_NCU)
+    found, messages = profile_all(run, WITH_NCU)
     assert [each.status for each in found] == ["ok", "ok"]
     assert re.search(why, found[0].notes[-1])
     assert found[0].kernels[0].counters is None
-    assert len(said) == (1 if lasting else 2)
-    assert ("given up" in found[1].notes[-1]) is lasting
+    assert len(messages) == (1 if lasting else 2)
+    assert ("failed in an earlier case" in found[1].notes[-1]) is lasting
     if does not in ("die", "unreadable"):
         return
     monkeypatch.setenv("FAKE_PROFILER", "")
@@ -259,7 +257,7 @@ def test_a_lost_gpu_ends_profiling_and_fails_no_case(tmp_path: Path, monkeypatch
     before, _ = profile_all(run, KINETO)
     monkeypatch.setenv("FAKE_GONE", "0")
     slot = GpuSlot(env={"CUDA_VISIBLE_DEVICES": "0"}, is_there=lambda: False)
-    with pytest.raises(RunError, match="the GPU does not answer any more"):
+    with pytest.raises(RunError, match="the GPU does not respond any more"):
         Profiler(run, worker_launches(), KINETO).jobs(run.jobs, [slot])
     assert list(run.profiles().values()) == before
 
@@ -269,17 +267,17 @@ def test_an_unhealthy_worker_still_leaves_its_report(
 ) -> None:
     fake()
     monkeypatch.setenv("FAKE_UNHEALTHY", "1")
-    (found,), said = profile_all(run_of(tmp_path), WITH_NCU)
-    assert (found.kernels[0].counters is not None, said) == (True, [])
+    (found,), messages = profile_all(run_of(tmp_path), WITH_NCU)
+    assert (found.kernels[0].counters is not None, messages) == (True, [])
 
 
 def test_nsys_uses_the_time_of_an_engine(tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fake()
-    monkeypatch.setenv("FAKE_SEEN", '{"host_us": [40.0], "alone_us": 30.0}')
+    monkeypatch.setenv("FAKE_RUN_INFO", '{"wall_us": [40.0], "alone_us": 30.0}')
     (found,), _ = profile_all(run_of(tmp_path), Tools("nsys", versions={"nsys": "2025.1"}))
     assert (found.region_us, found.units, [kernel.launches for kernel in found.kernels]) == (30.0, 5, [1, 1])
     assert found.tools == {"nsys": "2025.1"}
-    assert "under the profiler a run took 33% longer" in found.notes[0]
+    assert "a run took 33% longer under the profiler" in found.notes[0]
 
 
 def test_timed_runs_without_kernels_fail(tmp_path: Path, fake: Any) -> None:
@@ -296,8 +294,8 @@ def test_timed_runs_without_kernels_fail(tmp_path: Path, fake: Any) -> None:
 @pytest.mark.parametrize(
     ("does", "why"),
     [
-        ("kill late", "nsys failed: it was killed by SIGKILL; --with torch does without it"),
-        ("no importer", "nsys failed: it left no report: Importer error status: Importation failed.; --with torch"),
+        ("kill late", "nsys failed: it was killed by SIGKILL; use --with torch instead"),
+        ("no importer", "nsys failed: it wrote no report: Importer error status: Importation failed.; use --with"),
         ("unreadable", "nsys could not read its report: the report cannot be opened; try again (--resume"),
         ("hang", "nsys did not end within 1 s and was killed; try a smaller case"),
     ],
@@ -309,24 +307,24 @@ def test_kineto_replaces_a_failing_nsys(
     if does == "hang":
         monkeypatch.setattr(under_profiler, "STOP_S", 1.0)
     cases = [case(), case(batch=3)]
-    found, said = profile_all(run_of(tmp_path, *cases), Tools("nsys"))
+    found, messages = profile_all(run_of(tmp_path, *cases), Tools("nsys"))
     assert [(each.status, list(each.tools)) for each in found] == [("ok", ["torch.profiler"])] * 2
     assert why in found[0].notes[0]
-    assert said[0] == found[0].notes[0]
+    assert messages[0] == found[0].notes[0]
 
 
-def test_a_profiler_that_never_starts_is_given_up(tmp_path: Path, fake: Any) -> None:
+def test_a_profiler_that_never_starts_is_tried_once(tmp_path: Path, fake: Any) -> None:
     fake("never start")
-    run, said, limits = run_of(tmp_path, case(), case(batch=3)), list[str](), SimpleNamespace(start_s=60, case_s=60)
-    profiler = Profiler(run, worker_launches(), WITH_NCU, limits, say=said.append)  # type: ignore[arg-type]
+    run, messages, limits = run_of(tmp_path, case(), case(batch=3)), list[str](), SimpleNamespace(start_s=60, case_s=60)
+    profiler = Profiler(run, worker_launches(), WITH_NCU, limits, say=messages.append)  # type: ignore[arg-type]
     limits_s = iter((60, 0.5))  # set after the times of each case: 0.5 s for workers under ncu
     profiler.on_times = lambda profile: setattr(limits, "start_s", next(limits_s))
     found = profiler.jobs(run.jobs)
     assert [each.status for each in found] == ["ok", "ok"]
     assert "ncu failed: the system could not be started: no answer within 0.5 s" in found[0].notes[0]
-    assert "give it more --time-limit" in found[0].notes[0]
-    assert "given up" in found[1].notes[0]
-    assert len(said) == 1
+    assert "raise --time-limit" in found[0].notes[0]
+    assert "failed in an earlier case" in found[1].notes[0]
+    assert len(messages) == 1
 
 
 @pytest.mark.parametrize(
@@ -350,7 +348,7 @@ def test_auto_chooses_the_best_installed_profilers(fake: Any) -> None:
     fake()
     both = choose("auto", "cuda")
     assert (both.times, both.ratios) == ("nsys", "ncu")
-    assert "Nsight Systems 2025.3.0.0 gives times and Nsight Compute 2025.3.0.0 gives counters" in both.summary
+    assert "times from Nsight Systems 2025.3.0.0, counters from Nsight Compute 2025.3.0.0" in both.summary
     assert choose("torch", "cuda").ratios == ""
     assert (choose("ncu", "cuda").times, choose("ncu", "cuda").ratios) == ("kineto", "ncu")
     assert choose("auto", "cpu").times == "kineto"

@@ -16,9 +16,9 @@ from harness.profiling.tools.trace import (
     Span,
     busy,
     found_in,
-    found_of,
     kernels_of,
     paths_at,
+    profile_fields,
     ranges_of,
     timeline_of,
 )
@@ -372,14 +372,14 @@ def test_ncu_values_without_a_number_are_not_counted(none: str) -> None:
 def test_the_longest_idle_time_of_an_engine_is_bounded() -> None:
     """Two runs took 201 µs, of which kernels ran 161 µs: at most 40 µs were idle. The pause between runs is ignored."""
     runs = [Launched("a", 0, 80, 80), Launched("a", 5100, 5180, 80), Launched("b", 5180, 5181, 1)]
-    found = found_of(runs, [], Runs(2, host_us=[100, 101]))
+    found = profile_fields(runs, [], Runs(2, wall_us=[100, 101]))
     assert (found["region_us"], found["busy_us"], found["longest_gap_us"]) == (201, 161, 40)
 
 
 def test_the_ncu_command_has_every_metric_and_one_layer() -> None:
-    words = ncu.wrapping(Path("/a/b.ncu-rep"), range_names("forward"))
+    words = ncu.command_prefix(Path("/a/b.ncu-rep"), range_names("forward"))
     assert words[0] == "ncu"
-    request = ncu.wrapping(Path("/a/b.ncu-rep"), range_names("request"))
+    request = ncu.command_prefix(Path("/a/b.ncu-rep"), range_names("request"))
     assert [word for word in request if word not in words] == [
         "--nvtx-include=request]",
         "--nvtx-include=generate]",

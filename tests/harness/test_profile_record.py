@@ -81,7 +81,7 @@ def test_a_contradictory_profile_is_refused(changes: dict[str, Any], why: str) -
         (lambda text: text.replace('"schema":1', '"schema":0'), "schema: Input should be 1.*profile again"),
         (lambda text: text.replace("ttt-bench profile", "x"), "tool: Input should be 'ttt-bench profile'"),
         (lambda text: text.replace('"units"', '"surprise":1,"units"'), "surprise"),
-        (lambda text: text.replace('"batch":2', '"batch":3'), "is of another case"),
+        (lambda text: text.replace('"batch":2', '"batch":3'), "belongs to another case"),
     ],
 )
 def test_a_broken_profile_is_refused(tmp_path: Path, change: Any, why: str) -> None:

@@ -14,7 +14,7 @@ from harness.measure.system import Workload
 from harness.profiling import in_worker
 from harness.profiling.in_worker import RUNS, WARM_RUNS
 from harness.profiling.tools import kineto
-from harness.profiling.tools.trace import Launched, Runs, found_of, last_runs
+from harness.profiling.tools.trace import Launched, Runs, last_runs, profile_fields
 from harness.schema.policy import Policy
 from harness.schema.profile import ProfileError
 from harness.schema.work import Work
@@ -39,8 +39,8 @@ def test_nsight_captures_a_call_under_ranges_and_then_the_timed_runs(events: lis
     workload = Workload(run=lambda: events.append("run"), units=16)
     call = ["forward", "run", "end"]
     found = in_worker.profile(case(), workload, tool="nsys")
-    seen = {"runs": RUNS, "units": 16, "calls": 1, "host_us": [], "alone_us": 0.0, "replayed": False}
-    assert found == {"seen": seen, "apart": True, "notes": [], "work": {}, "ceilings": {}}
+    seen = {"runs": RUNS, "units": 16, "calls": 1, "wall_us": [], "alone_us": 0.0, "replayed": False}
+    assert found == {"run_info": seen, "apart": True, "notes": [], "work": {}, "ceilings": {}}
     assert events == [*call * WARM_RUNS, "cpu", *call, "lead", "end", "timed", *["run"] * RUNS, "end", "end"]
     events.clear()
     assert in_worker.profile(case(), workload, tool="ncu") == {"notes": [], "work": {}, "ceilings": {}}
@@ -107,7 +107,7 @@ def test_kineto_profiles_the_last_runs_without_pauses(monkeypatch: pytest.Monkey
     TwoCalls.alone_ms = 0.0105
     again = in_worker.profile(case(timing="graph"), workload)
     assert (again["region_us"], again["busy_us"], again["longest_gap_us"]) == (84.0, 80.0, 1.0)
-    assert again["notes"][0].startswith("under the profiler a run took 5% longer than without it")
+    assert again["notes"][0].startswith("a run took 5% longer under the profiler")
 
 
 @pytest.mark.parametrize(("steps", "counted"), [(1, [0]), (2, [0, 1]), (16, [14, 15])])
@@ -198,43 +198,43 @@ def kernels(*times: float, apart: float = 100.0) -> list[Launched]:
 def test_pauses_between_runs_are_removed() -> None:
     starts = [0, 11, 100, 112, 300, 315, 400, 413]  # kernels of 10 us; two calls of one kernel make a run
     launched = [Launched("kernel", float(start), start + 10.0, 10.0) for start in starts]
-    found = found_of(launched, launched[:1], Runs(4, units=3, calls=2))
+    found = profile_fields(launched, launched[:1], Runs(4, units=3, calls=2))
     assert (found["units"], found["region_us"], found["busy_us"], found["longest_gap_us"]) == (12, 45.0, 40.0, 3.0)
-    assert (found["notes"], found["timeline"].wait_ns) == ([], (0,))  # a call's
-    three = found_of(launched[:6], launched[:1], Runs(3, calls=2))
+    assert (found["notes"], found["timeline"].wait_ns) == ([], (0,))  # of one call
+    three = profile_fields(launched[:6], launched[:1], Runs(3, calls=2))
     assert (three["units"], three["region_us"], three["longest_gap_us"]) == (2, 22.0, 2.0)
 
 
 @pytest.mark.parametrize("times", [[10.0] * 5, [10.0, 10.0, 10.0, 10.0, 10.0, 10.0]])
 def test_runs_with_different_kernels_all_count(times: list[float]) -> None:
     launched = kernels(*times)
-    if len(times) == 6:  # which two runs could have halved, had the last been like the others
+    if len(times) == 6:  # with equal kernels, two runs of three could be separated
         launched[-1] = Launched("another", 500.0, 510.0, 10.0)
-    for host_us, region_us, said in (
+    for wall_us, region_us, pauses in (
         ((), 100.0 * len(times) - 90.0, "pauses between them count"),
         ([40.0, 50.0], 90.0, ""),
     ):
-        found = found_of(launched, launched[:1], Runs(2, host_us=host_us))
+        found = profile_fields(launched, launched[:1], Runs(2, wall_us=wall_us))
         assert (found["units"], found["region_us"], found["busy_us"]) == (2, region_us, 10.0 * len(times))
-        assert "its runs launch different kernels" in found["notes"][0]
-        assert ("pauses" in found["notes"][0]) is bool(said)
-    assert found_of(launched, [], Runs(2, host_us=[1.0, 2.0]))["region_us"] == 10.0 * len(times)
+        assert "runs launch different kernels" in found["notes"][0]
+        assert ("pauses" in found["notes"][0]) is bool(pauses)
+    assert profile_fields(launched, [], Runs(2, wall_us=[1.0, 2.0]))["region_us"] == 10.0 * len(times)
 
 
 def test_delayed_runs_do_not_count() -> None:
     launched = kernels(10.0, 30.0, 11.0, 12.0, 10.5, 9.0, 10.6, 11.5)
-    found = found_of(launched, [], Runs(8))
+    found = profile_fields(launched, [], Runs(8))
     assert (found["units"], found["region_us"]) == (4, pytest.approx(43.6))  # 11, 10.5, 10.6, 11.5
     assert [kernel.launches for kernel in found["kernels"]] == [4]
-    assert found_of(launched[:3], [], Runs(3))["region_us"] == 11.0
-    assert found_of(launched[:2], [], Runs(2))["region_us"] == 40.0
+    assert profile_fields(launched[:3], [], Runs(3))["region_us"] == 11.0
+    assert profile_fields(launched[:2], [], Runs(2))["region_us"] == 40.0
 
 
 def test_an_engines_own_time_counts() -> None:
-    found = found_of(kernels(*[20.0] * 5), [], Runs(5, host_us=[40.0, 90.0, 41.0, 15.0, 42.0]))
+    found = profile_fields(kernels(*[20.0] * 5), [], Runs(5, wall_us=[40.0, 90.0, 41.0, 15.0, 42.0]))
     assert (found["units"], found["region_us"], found["busy_us"]) == (3, 123.0, 60.0)
-    assert found_of(kernels(20.0), [], Runs(1, host_us=[35.0]))["region_us"] == 35.0
-    assert found_of(kernels(20.0), [], Runs(1, host_us=[15.0]))["region_us"] == 20.0  # no shorter than its kernels
+    assert profile_fields(kernels(20.0), [], Runs(1, wall_us=[35.0]))["region_us"] == 35.0
+    assert profile_fields(kernels(20.0), [], Runs(1, wall_us=[15.0]))["region_us"] == 20.0  # at least its kernels
 
 
 @pytest.mark.parametrize(
@@ -242,14 +242,14 @@ def test_an_engines_own_time_counts() -> None:
     [
         (0.0, 120.0, ""),
         (50.0, 120.0, ""),
-        (39.0, 120.0, ""),  # as far as clocks differ anyway
-        (19.5, 60.0, "under the profiler a run took 105% longer than without it: its idle time"),
-        (30.0, 90.0, "under the profiler a run took 33% longer than without it: its idle time"),
-        (15.0, 60.0, "under the profiler a run took 167% longer than without it: its kernels did"),
+        (39.0, 120.0, ""),  # within the variation of clocks
+        (19.5, 60.0, "a run took 105% longer under the profiler: the added idle time"),
+        (30.0, 90.0, "a run took 33% longer under the profiler: the added idle time"),
+        (15.0, 60.0, "a run took 167% longer under the profiler: its kernels were slower"),
     ],
 )
 def test_delays_by_the_profiler_are_not_idle_time(alone_us: float, region_us: float, note: str) -> None:
-    found = found_of(kernels(*[20.0] * 5), [], Runs(5, 7, host_us=[40.0] * 5, alone_us=alone_us))
+    found = profile_fields(kernels(*[20.0] * 5), [], Runs(5, 7, wall_us=[40.0] * 5, alone_us=alone_us))
     assert (found["units"], found["region_us"], found["busy_us"]) == (21, region_us, 60.0)
     assert [each.startswith(note) for each in found["notes"]] == ([True] if note else [])
 
@@ -257,14 +257,14 @@ def test_delays_by_the_profiler_are_not_idle_time(alone_us: float, region_us: fl
 def test_idle_time_of_a_graph_is_bounded_by_its_own_time() -> None:
     launched = kernels(*[20.0] * 3, apart=40.0)
     for replayed, region_us in ((False, 100.0), (True, 98.0)):
-        found = found_of(launched, [], Runs(1, alone_us=98.0, replayed=replayed))
+        found = profile_fields(launched, [], Runs(1, alone_us=98.0, replayed=replayed))
         assert (found["region_us"], found["busy_us"], found["notes"]) == (region_us, 60.0, [])
 
 
 def test_the_longest_idle_time_shrinks_with_the_rest() -> None:
     launched = kernels(20.0, 20.0, 20.0, apart=60.0)  # 40 us apart
     for alone_us, longest in ((0.0, 40.0), (100.0, 20.0)):
-        found = found_of(launched, [], Runs(1, host_us=[140.0], alone_us=alone_us))
+        found = profile_fields(launched, [], Runs(1, wall_us=[140.0], alone_us=alone_us))
         assert found["longest_gap_us"] == pytest.approx(longest)
 
 
@@ -273,7 +273,7 @@ def test_a_run_ends_with_the_last_kernel_of_any_stream() -> None:
         *(Launched(name, start, end, end - start) for name, start, end in (("a", 0.0, 30.0), ("b", 5.0, 10.0))),
         *(Launched(name, start, end, end - start) for name, start, end in (("a", 100.0, 110.0), ("b", 102.0, 125.0))),
     ]
-    found = found_of(launched, [], Runs(2))
+    found = profile_fields(launched, [], Runs(2))
     assert (found["region_us"], found["busy_us"], found["longest_gap_us"]) == (55.0, 55.0, 0.0)
 
 
@@ -283,8 +283,8 @@ def test_only_the_last_runs_count() -> None:
     ]
     last, runs = last_runs(launched, runs=1, recorded=3)
     assert ([each.start_us for each in last], runs) == ([40.0, 50.0], 1)
-    assert last_runs(launched, runs=1, recorded=4) == (launched, 4)  # they launched unlike numbers
-    assert last_runs(launched, runs=1, recorded=6) == (launched, 6)  # or other kernels
+    assert last_runs(launched, runs=1, recorded=4) == (launched, 4)  # six launches are not divisible by four
+    assert last_runs(launched, runs=1, recorded=6) == (launched, 6)  # the runs launch different kernels
 
 
 def test_an_engine_without_a_batch_for_a_profiler_is_refused() -> None:
@@ -320,10 +320,10 @@ def test_only_an_engines_steady_steps_are_profiled(
     assert events == ["prompts", "steps", *alone, "prompts", "cpu", "generate", "steps", "end", "end"]
     assert found["notes"] == []
     if tool == "nsys":
-        (host_us,) = found["seen"].pop("host_us")
-        assert host_us > 0
+        (wall_us,) = found["run_info"].pop("wall_us")
+        assert wall_us > 0
         seen = {"runs": 1, "units": 7, "calls": 1, "alone_us": pytest.approx(7 * 2e3), "replayed": False}
-        assert found["seen"] == seen
+        assert found["run_info"] == seen
         assert found["apart"] is False
 
 
@@ -339,8 +339,8 @@ def test_prompts_of_an_engine_have_a_lead_in(
         *(*batch, "sampled", "sampled", "cpu", "prompts", "forward", "steps", "end"),
         *("lead", *batch * 4, "end", "timed", *batch * 6, "end", "end"),
     ]
-    seen = {"runs": 6, "units": 7, "calls": 1, "host_us": [2e6] * 6, "alone_us": 7 * 2e3, "replayed": False}
-    assert found["seen"] == seen
+    seen = {"runs": 6, "units": 7, "calls": 1, "wall_us": [2e6] * 6, "alone_us": 7 * 2e3, "replayed": False}
+    assert found["run_info"] == seen
 
 
 @pytest.mark.parametrize("phase", ["forward", "generate"])
@@ -364,7 +364,7 @@ def test_kineto_times_an_engine_without_its_ranges(
     engine.device = "cuda"
     found = in_worker.profile(case(phase=phase, timing="engine"), engine)
     assert recordings == [True, False]
-    runs = 4 if phase == "forward" else 1  # of six the middle ones
+    runs = 4 if phase == "forward" else 1  # the middle four of six
     assert (found["units"], found["region_us"]) == (runs * 7, pytest.approx(runs * 10.0))
     assert (found["busy_us"], found["kernels"][0].launches) == (3.0 * runs, runs)
 

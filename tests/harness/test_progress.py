@@ -49,7 +49,7 @@ def test_a_terminal_gets_a_bar_and_the_same_outcomes() -> None:
     assert "CUDA out of [memory]" in text
 
 
-def test_outcome_marks_a_loaded_machine() -> None:
+def test_outcome_notes_a_contended_machine() -> None:
     loaded = ok_record(environment={"cpu": {"others_share": 0.5, "idle_share": 0.02}})
     assert outcome(loaded).endswith(", contended: other programs used 50% of the CPU")
     quiet = ok_record(environment={"cpu": {"others_share": 0.5, "idle_share": 0.4}})

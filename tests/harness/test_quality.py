@@ -16,13 +16,13 @@ from harness.schema.record import Record
         ([1.0] * 6 + [1.1] * 6, 1 - 1 / 1.1),
         ([1.1] * 6 + [1.0] * 6, 0.1),
         ([1.0] * 5 + [1.1] * 6, 0.0),  # eleven are too few
-        ([1.0] * 5 + [1.2] * 2 + [1.1] * 5, 0.0),  # the sixth of the first is beyond the last
-        ([2.07] * 10 + [1.86] * 44, 2.07 / 1.86 - 1),  # of the first 13 the middle half is
+        ([1.0] * 5 + [1.2] * 2 + [1.1] * 5, 0.0),  # the ranges of the first and the last six overlap
+        ([2.07] * 10 + [1.86] * 44, 2.07 / 1.86 - 1),  # the middle half of the first 13 is higher
         ([1.0] * 100, 0.0),
         ([0.0] * 100, 0.0),
     ],
 )
-def test_the_first_samples_are_held_against_the_last(samples, apart):
+def test_first_and_last_samples_are_compared(samples, apart):
     assert ends_apart(samples) == pytest.approx(apart)
 
 

@@ -25,11 +25,11 @@ def test_the_callback_gets_each_range_as_it_begins(monkeypatch: pytest.MonkeyPat
     names: list[str] = []
     with on_range(names.append), nvtx_range("forward"), nvtx_range("layer 0"):
         names.append("work")
-    with nvtx_range("nobody asks"):
+    with nvtx_range("after the block"):
         assert names == ["forward", "layer 0", "work"]
 
 
-def test_before_cuda_is_in_use_a_range_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_before_cuda_is_in_use_a_range_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     nvtx = FakeNvtx(monkeypatch, in_use=False)
     with nvtx_range("forward"):
         ran = True

@@ -80,14 +80,14 @@ def test_error_line(stderr: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "said"),
+    ("number", "expected"),
     [
         (0, "0.00"), (0.0999, "0.0999"), (0.09996, "0.100"), (4.0, "4.00"), (99.96, "100"), (1146, "1,150"),
         (1.6e12, "1,600,000,000,000"), (-0.0123, "-0.0123"), (math.nan, "nan"),
     ],
 )  # fmt: skip
-def test_a_number_has_three_digits_and_no_exponent(number: float, said: str) -> None:
-    assert format_number(number) == said
+def test_a_number_has_three_digits_and_no_exponent(number: float, expected: str) -> None:
+    assert format_number(number) == expected
 
 
 def test_numbers_of_json_are_rounded() -> None:

@@ -43,7 +43,7 @@ def test_round_trip(file: RecordFile) -> None:
 
 
 def test_every_truncation_loses_only_the_last_record(file: RecordFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.fsync", lambda fd: None)  # hundreds of waits for the disk show nothing
+    monkeypatch.setattr("os.fsync", lambda fd: None)  # hundreds of calls would take long
     for each in cases(2):
         file.append(ok_record(each))
     whole = file.path.read_bytes()

@@ -14,7 +14,7 @@ import pytest
 from harness_helpers import (
     HERE,
     ROOT,
-    SOON,
+    SHORT_LIMITS,
     alive,
     case,
     file_of,
@@ -56,7 +56,7 @@ def test_resume_keeps_every_finished_case_whatever_its_status(folder: Path) -> N
 def test_a_resumption_retries_skipped_cases(folder: Path) -> None:
     cases = [case(do, batch=batch) for batch, do in enumerate(["work", "hang", "skip"], start=1)]
     assert statuses(measured(folder, cases, launches=systems("fake_systems:Unavailable"))) == ["skipped"] * 3
-    records = measured(folder, **SOON)
+    records = measured(folder, **SHORT_LIMITS)
     assert statuses(records) == ["ok", "timeout", "skipped"]
     assert records[2].reason == "context 8 is beyond what this system holds"
     assert len(file_of(folder).read()) == 6
@@ -113,7 +113,7 @@ class Stopped(BaseException):
 
 def test_stopped_after_any_event_and_resumed_each_case_is_there_once(tmp_path: Path) -> None:
     cases = [case(batch=i + 1) for i in range(4)]
-    skip = lambda planned, earlier: "no worker is needed to ask this"  # noqa: E731
+    skip = lambda planned, earlier: "no worker needed"  # noqa: E731
     for moment in range(2 * len(cases) + 1):
         folder = tmp_path / f"{moment}"
         left = moment
@@ -174,13 +174,13 @@ def test_a_signal_in_mid_case_kills_the_worker_and_loses_nothing(folder: Path, n
             break
     assert alive(pid)
     parent.send_signal(number)
-    said, complaint = parent.communicate()
-    assert ("KeyboardInterrupt" in said) is (number != signal.SIGKILL)
-    assert complaint == ""
+    output, errors = parent.communicate()
+    assert ("KeyboardInterrupt" in output) is (number != signal.SIGKILL)
+    assert errors == ""
     assert wait_for(lambda: not alive(pid))
     assert [r.case.batch for r in file_of(folder).read()] == [1, 2]
     if number == signal.SIGKILL:
-        assert statuses(measured(folder, **SOON)) == ["ok", "ok", "timeout", "ok"]
+        assert statuses(measured(folder, **SHORT_LIMITS)) == ["ok", "ok", "timeout", "ok"]
         assert len(file_of(folder).read()) == 4
 
 

@@ -1,4 +1,4 @@
-"""Run folders keep what is written to them; for an unusable folder, the error is one sentence and no file changes."""
+"""Create, extend and read run folders; an error is one sentence and changes no file."""
 
 import fcntl
 import json
@@ -20,7 +20,7 @@ from harness.schema.run_file import Job, PastRequest, Planned, RunError
 from harness.workers.scheduler import run_jobs
 from tests.counting import calls_of
 
-limited = partial(Planned, skip_after_oom=True)
+skippable = partial(Planned, skip_after_oom=True)
 REQUEST = PastRequest("2025-01-01T00:00:00+00:00", ("run", "quick"), "abc", False, {"cpu": {"model": "x"}})
 
 
@@ -29,7 +29,7 @@ def everything_under(folder: Path) -> dict[Path, bytes]:
 
 
 def test_round_trip(folder: Path) -> None:
-    cases = [limited(case(batch=1), 6), Planned(case(timing="graph", l2="cold")), case(system="other")]
+    cases = [skippable(case(batch=1), 6), Planned(case(timing="graph", l2="cold")), case(system="other")]
     made = new_run(folder, cases, repeats=3, requests=(REQUEST,))
     assert Run.open(folder).file == made.file
     assert json.loads((folder / "run.json").read_text())["tool"] == "ttt-bench"
@@ -52,17 +52,17 @@ def test_cases_that_are_added_later_go_to_the_end_of_their_job(folder: Path) -> 
 
 
 def test_requests_for_one_case_merge(folder: Path) -> None:
-    run = new_run(folder, [limited(case(batch=1), 1), limited(case(batch=2), 6)])
-    again = [limited(case(batch=1), 6), Planned(case(batch=2), 1)]
+    run = new_run(folder, [skippable(case(batch=1), 1), skippable(case(batch=2), 6)])
+    again = [skippable(case(batch=1), 6), Planned(case(batch=2), 1)]
     run.extend(planned_jobs(again), catalogue(again), REQUEST)
     (job,) = Run.open(folder).jobs
-    assert job.cases == (limited(case(batch=1), 6), Planned(case(batch=2), 6))
+    assert job.cases == (skippable(case(batch=1), 6), Planned(case(batch=2), 6))
 
 
-def change(folder: Path, meddle: Callable[[dict[str, Any]], object]) -> None:
+def change(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     path = folder / "run.json"
     values = json.loads(path.read_text())
-    replaced = meddle(values)
+    replaced = edit(values)
     path.write_text(json.dumps(replaced if isinstance(replaced, list | str) else values))
 
 
@@ -107,18 +107,18 @@ def test_older_names_in_a_catalogue_are_read_as_todays_or_ignored(folder: Path) 
     assert (read.suites[0].figures[0].y, read.suites[0].figures[0].lower_bound) == ("lower_bound_share", True)
 
 
-@pytest.mark.parametrize(("meddle", "said"), WRONG, ids=[said[:40] or "surrogate" for _, said in WRONG])
+@pytest.mark.parametrize(("edit", "message"), WRONG, ids=[message[:40] or "surrogate" for _, message in WRONG])
 def test_a_wrong_run_file_is_one_sentence(
-    folder: Path, meddle: Callable[[dict[str, Any]], object], said: str, tmp_path: Path
+    folder: Path, edit: Callable[[dict[str, Any]], object], message: str, tmp_path: Path
 ) -> None:
     new_run(folder, [case(batch=1), case(batch=2)])
-    change(folder, meddle)
+    change(folder, edit)
     before = everything_under(tmp_path)
     with pytest.raises(RunError) as error:
         Run.open(folder)
     text = str(error.value)
     assert text.startswith(f"{folder / 'run.json'}: ")
-    assert said.removesuffix("…") in text
+    assert message.removesuffix("…") in text
     assert text.isprintable()
     assert len(text) < 800
     assert everything_under(tmp_path) == before
@@ -135,15 +135,15 @@ def test_a_wrong_run_file_is_one_sentence(
 def test_broken_json_is_refused(folder: Path, text: str) -> None:
     folder.mkdir()
     (folder / "run.json").write_text(text)
-    with pytest.raises(RunError, match=r"run\.json: is not JSON, so it is damaged or another file"):
+    with pytest.raises(RunError, match=r"run\.json: is not JSON"):
         Run.open(folder)
 
 
 def test_folders_without_a_run_are_refused(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("")
     (tmp_path / "empty").mkdir()
-    for name, said in [("none", "no such folder"), ("plain", "is not a folder"), ("empty", r"it has no run\.json")]:
-        with pytest.raises(RunError, match=said) as error:
+    for name, message in [("none", "no such folder"), ("plain", "is not a folder"), ("empty", r"it has no run\.json")]:
+        with pytest.raises(RunError, match=message) as error:
             Run.open(tmp_path / name)
         assert str(tmp_path / name) in str(error.value)
 
@@ -182,14 +182,14 @@ def test_a_record_file_of_no_job_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "said"),
+    ("record", "message"),
     [
         (ok_record(case(batch=77)), "line 2: repeat 0 of fake/cpu tiny forward B=77"),
         (ok_record(case(system="other")), "line 2: repeat 0 of other/cpu"),
         (ok_record(repeat=1), "line 2: repeat 1 of fake/cpu"),
     ],
 )
-def test_a_record_that_belongs_to_no_job_is_refused(folder: Path, record: Record, said: str) -> None:
+def test_a_record_that_belongs_to_no_job_is_refused(folder: Path, record: Record, message: str) -> None:
     run = new_run(folder, [case()])
     path = folder / "records" / "fake-cpu.jsonl"
     path.write_text(ok_record().to_json() + "\n" + record.to_json() + "\n")
@@ -197,11 +197,11 @@ def test_a_record_that_belongs_to_no_job_is_refused(folder: Path, record: Record
     for use in (run.records, lambda: measured(folder)):
         with pytest.raises(RunError) as error:
             use()
-        assert str(error.value).startswith(f"{path}, {said}")
+        assert str(error.value).startswith(f"{path}, {message}")
     assert path.read_bytes() == before
 
 
-def test_a_starting_process_does_not_hold_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copied_descriptor_does_not_keep_the_lock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, forked = new_run(folder, [case()]), []
     real = fcntl.flock
     monkeypatch.setattr(fcntl, "flock", lambda fd, kind: (real(fd, kind), forked.append(os.dup(fd))))

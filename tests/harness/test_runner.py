@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness_helpers import SOON, case, file_of, launch, measured, new_repository, statuses, systems
+from harness_helpers import SHORT_LIMITS, case, file_of, launch, measured, new_repository, statuses, systems
 
 from harness.schema.policy import Policy
 from harness.schema.run_file import Planned
@@ -21,7 +21,7 @@ def test_measures_with_one_worker_while_it_is_healthy(folder: Path) -> None:
     assert len({r.settings["pid"] for r in records if r.status == "ok"}) == 1
     first = records[0]
     assert 3 <= len(first.samples_ms) == len(first.throttled) <= 4
-    assert min(first.samples_ms) > 1.9  # a call sleeps for 2 ms
+    assert min(first.samples_ms) > 1.9  # a call runs for 2 ms
     assert first.tokens == 8
     assert first.peak_memory_bytes is not None
     assert first.metrics == {"parameters": 7, "unknown": None}
@@ -69,16 +69,16 @@ def test_a_reason_quotes_no_output_of_earlier_cases(folder: Path) -> None:
 def test_a_case_that_needs_a_fresh_process_gets_one(folder: Path) -> None:
     kinds = ["a", "a", "b", "none", "b"]
     cases = [case(batch=i + 1, options={"kind": kind}) for i, kind in enumerate(kinds)]
-    records = measured(folder, cases, launches=systems("fake_systems:OneKind"))
+    records = measured(folder, cases, launches=systems("fake_systems:OneKindPerProcess"))
     assert statuses(records) == ["ok", "ok", "ok", "failed", "ok"]
-    assert records[3].reason == "the case needs a fresh process, and a fresh worker refused it too"
+    assert records[3].reason == "the case needs a fresh process, but a fresh worker refused it, too"
     first, second, third, last = (record.settings["pid"] for record in records if record.status == "ok")
     assert first == second
     assert len({first, third, last}) == 3
 
 
 def test_after_a_timeout_the_run_goes_on(folder: Path) -> None:
-    hung, well = measured(folder, [case("hang"), case("work")], **SOON)
+    hung, well = measured(folder, [case("hang"), case("work")], **SHORT_LIMITS)
     assert (hung.status, well.status) == ("timeout", "ok")
     assert hung.reason.startswith("no answer within 0.5 s")
     assert hung.wall_s >= 0.5
@@ -145,21 +145,21 @@ def test_a_shell_reports_a_signal_by_its_status(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("locked", "said"),
+    ("locked", "expected"),
     [
         ({"pytest": pytest.__version__, "vllm": "0.33.0"}, "as locked"),
         ({"pytest": "1.0"}, f"pytest {pytest.__version__} (lock: 1.0)"),
         ({"vllm": "0.33.0"}, None),
     ],
 )
-def test_a_record_compares_versions_with_the_lock(folder: Path, locked: dict[str, str], said: str | None) -> None:
+def test_a_record_compares_versions_with_the_lock(folder: Path, locked: dict[str, str], expected: str | None) -> None:
     launches = {("fake", "cpu"): replace(launch(), locked=locked)}
-    assert measured(folder, [case()], launches=launches)[0].environment["software"].get("versions") == said
+    assert measured(folder, [case()], launches=launches)[0].environment["software"].get("versions") == expected
 
 
 def test_verify_only(folder: Path) -> None:
     records = measured(folder, [case("work"), case("miss"), case("kill")], mode="verify")
-    assert statuses(records) == ["ok", "incorrect", "ok"]  # what kills only when it runs is not run
+    assert statuses(records) == ["ok", "incorrect", "ok"]  # verify does not call `run` again
     assert all(not record.samples_ms for record in records)
 
 

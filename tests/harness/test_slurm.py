@@ -63,7 +63,7 @@ def test_tasks_and_a_single_run_exclude_each_other(folder: Path) -> None:
     for shared in (True, False):
         with run.held(shared):
             assert run.is_held
-            with pytest.raises(RunError, match="another run is writing to it"), run.held():
+            with pytest.raises(RunError, match="another process is using it"), run.held():
                 pass
     with run.held(shared=True), run.held(shared=True):
         pass
@@ -147,7 +147,7 @@ def test_a_refusal_of_sbatch_is_reported(squeue: Path) -> None:
     with pytest.raises(slurm.SlurmError, match="sbatch failed: sbatch: error: invalid partition specified: gpuu"):
         slurm.submit("x")
     fake_command(squeue, "sbatch", "echo welcome")
-    with pytest.raises(slurm.SlurmError, match="sbatch answered 'welcome', which is no job id"):
+    with pytest.raises(slurm.SlurmError, match="sbatch answered 'welcome', which is not a job id"):
         slurm.submit("x")
     fake_command(squeue, "sbatch", 'echo Welcome; echo "123;cluster"')
     assert slurm.submit("x") == "123"
@@ -189,11 +189,11 @@ def submitted(folder: Path) -> tuple[Run, str]:
 
 
 def workers(folder: Path) -> list[int]:
-    mark = f"slurm_task.py\0{folder}\0".encode()
+    arguments = f"slurm_task.py\0{folder}\0".encode()
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if mark in (entry / "cmdline").read_bytes():
+            if arguments in (entry / "cmdline").read_bytes():
                 found.append(int(entry.name))
     return found
 

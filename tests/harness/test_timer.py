@@ -4,7 +4,7 @@ from statistics import median
 
 import pytest
 from fake_clock import FakeClock
-from simulate_coverage import held
+from simulate_coverage import coverage
 
 from harness.measure.interval import median_interval
 from harness.measure.timer import (
@@ -34,9 +34,9 @@ def noisy(spread: float) -> Iterator[float]:
             500,
         ),  # 20 samples of 1 ms lie in one swing of clocks
         (itertools.repeat(1.0), Policy(budget_s=0.2), "interval", 200),
-        (noisy(0.05), Policy(budget_s=100.0), "count", 1000),  # the median is not known
+        (noisy(0.05), Policy(budget_s=100.0), "count", 1000),  # the median is not precise
         (noisy(0.05), Policy(budget_s=0.2), "budget", 100),  # a lasting disturbance: five budgets
-        (itertools.repeat(1e6), Policy(min_samples=6, budget_s=1), "budget", 6),  # the least number stands
+        (itertools.repeat(1e6), Policy(min_samples=6, budget_s=1), "budget", 6),  # `min_samples`
     ],
 )
 def test_each_criterion_ends_sampling(samples: Iterator[float], policy: Policy, stop: str, count: int) -> None:
@@ -79,8 +79,8 @@ def test_few_samples_that_agree_are_not_enough() -> None:
 
 
 def test_the_stopping_criterion_keeps_the_confidence() -> None:
-    assert held(20, 0, series=100) >= 0.93
-    assert held(150, 0.5, series=100) >= 0.85
+    assert coverage(20, 0, series=100) >= 0.93
+    assert coverage(150, 0.5, series=100) >= 0.85
 
 
 def test_the_precision_of_the_policy_counts() -> None:
@@ -159,8 +159,8 @@ def test_throttling_is_queried_after_each_sample() -> None:
 
 
 def test_a_throttled_engine_batch_is_flagged_throughout() -> None:
-    marks = iter([True, False])
-    timing = take_engine_samples([[1.0, 2.0, 3.0], [4.0, 5.0]], Policy(), lambda: next(marks))
+    flags = iter([True, False])
+    timing = take_engine_samples([[1.0, 2.0, 3.0], [4.0, 5.0]], Policy(), lambda: next(flags))
     assert timing.throttled == [True, True, True, False, False]
     assert (timing.samples_ms, timing.stop) == ([1.0, 2.0, 3.0, 4.0, 5.0], "count")
     with pytest.raises(ValueError, match="no samples"):
@@ -228,18 +228,18 @@ def test_an_engines_batch_counts_if_its_prompts_warmed_up(
     monkeypatch.setattr("harness.measure.timer.time.monotonic", lambda: next(moment))
     clock = FakeClock(itertools.repeat(1.0))
     clock.wakes_s = 2.0
-    steps = [steps_ms / 16] * 4  # of samples of four steps
+    steps = [steps_ms / 16] * 4  # ms per step; a sample has four steps
     assert warm_up_engine(itertools.repeat(steps), Policy(), clock, units=4) == [steps] * kept
 
 
-def test_inspection_comes_before_each_sample_and_not_into_it() -> None:
-    clock, looked_at = FakeClock(itertools.repeat(1.0)), []
+def test_before_sample_runs_outside_of_the_samples() -> None:
+    clock, times = FakeClock(itertools.repeat(1.0)), []
     policy = Policy(min_samples=3, budget_s=0.0)
-    take_samples(clock, policy, before_sample=lambda: looked_at.append(clock.now()))
-    assert looked_at == pytest.approx([0.0, 0.001, 0.002])
+    take_samples(clock, policy, before_sample=lambda: times.append(clock.now()))
+    assert times == pytest.approx([0.0, 0.001, 0.002])
 
 
-def test_the_knobs_of_an_earlier_version_are_ignored() -> None:
+def test_policy_fields_of_an_earlier_version_are_ignored() -> None:
     earlier = {"min_samples": 6, "interval_samples": 20, "max_samples": 1000, "budget_s": 1, "patience": 5.0}
     assert Policy(**earlier) == Policy(min_samples=6, budget_s=1.0)
 

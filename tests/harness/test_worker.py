@@ -19,13 +19,13 @@ def talk(text: str, entry: str = "fake_systems:Fake") -> subprocess.CompletedPro
     return subprocess.run(command, input=text, capture_output=True, text=True, env=env)
 
 
-def asked(*requests: dict[str, Any]) -> str:
+def lines(*requests: dict[str, Any]) -> str:
     return "".join(json.dumps(request) + "\n" for request in requests)
 
 
 def test_the_protocol_on_its_own() -> None:
     request = {"do": "case", "case": case("print").to_dict(), "policy": asdict(QUICK), "mode": "measure"}
-    done = talk(asked({"do": "probe"}, request))
+    done = talk(lines({"do": "probe"}, request))
     probe, measured = (json.loads(line) for line in done.stdout.splitlines())
     assert (probe["reason"], probe["versions"]) == ("", {"pytest": pytest.__version__})
     assert Record.from_json(json.dumps(measured["record"])).status == "ok"
@@ -37,7 +37,7 @@ def test_the_protocol_on_its_own() -> None:
 
 def test_a_worker_without_a_system_probes_others() -> None:
     named = {"do": "probe", "entry": "fake_systems:Unavailable"}
-    done = talk(asked(named, {"do": "probe"}), entry="")
+    done = talk(lines(named, {"do": "probe"}), entry="")
     (found,) = (json.loads(line) for line in done.stdout.splitlines())
     assert found["reason"] == "needs a GPU of the next century"
     assert "no system was named" in done.stderr

@@ -45,16 +45,16 @@ def choose(way: str, device: str) -> Tools:
         return Tools("kineto", summary="torch.profiler measures operators on the CPU")
     versions = {program: version_of(program) for program in _NAMES}
     if versions.get(way) == "":
-        raise ProfileError(f"--with {way}: {way} not found; install {_NAMES[way]}, or say --with torch")
+        raise ProfileError(f"--with {way}: {way} not found; install {_NAMES[way]}, or use --with torch")
     by_nsys, by_ncu = (versions[program] and way in ("auto", program) for program in _NAMES)
     times = f"Nsight Systems {versions['nsys']}" if by_nsys else "torch.profiler"
-    ratios = f"Nsight Compute {versions['ncu']} gives counters" if by_ncu else "nothing gives counters"
+    ratios = f"counters from Nsight Compute {versions['ncu']}" if by_ncu else "no counters"
     absent = ", ".join(program for program, version in versions.items() if way == "auto" and not version)
     return Tools(
         "nsys" if by_nsys else "kineto",
         "ncu" if by_ncu else "",
         versions,
-        f"{times} gives times and {ratios}" + (f" ({absent} not found)" if absent else ""),
+        f"times from {times}, {ratios}" + (f" ({absent} not found)" if absent else ""),
     )
 
 

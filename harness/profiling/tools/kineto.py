@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.measure.cuda_clock import wait_for
 from harness.measure.ranges import recorded
-from harness.profiling.tools.trace import Launched, Span, after_the_one_before, paths_at
+from harness.profiling.tools.trace import Launched, Span, paths_at, serialized
 
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCH = ("cuda_runtime", "cuda_driver")
@@ -71,7 +71,7 @@ def launched(events: Iterable[Mapping[str, Any]]) -> list[Launched]:
     # A kernel without a recorded launch has no thread, and so no ranges.
     hosts = [launches.get(event["args"].get("correlation")) for event in kernels]
     moments = [(host["tid"], host["ts"]) if host else (None, 0.0) for host in hosts]
-    return after_the_one_before(
+    return serialized(
         Launched(
             event["name"],
             event["ts"],

@@ -14,8 +14,8 @@ from harness.schema.reason import clipped
 
 PROGRAM = "ncu"
 LAUNCHES = 48  # launches counted per case; each is replayed for every group of metrics
-FORBIDDEN = "ERR_NVGPUCTRPERM"
-NOTHING = "No kernels were profiled"
+NO_PERMISSION = "ERR_NVGPUCTRPERM"
+NO_KERNELS = "No kernels were profiled"
 
 _TIME, _DRAM, _L2 = "gpu__time_duration.sum", "dram__bytes.sum", "lts__t_bytes.sum"
 _HIT, _OCCUPANCY = "lts__t_sector_hit_rate.pct", "sm__warps_active.avg.pct_of_peak_sustained_active"
@@ -56,7 +56,7 @@ _UNITS = {_TIME: ("ns", "nsecond"), _DRAM: ("byte",), _L2: ("byte",)}  # base un
 _ERROR = re.compile(r"^==ERROR==\s*(.+)$", re.MULTILINE)
 
 
-def wrapping(report: Path, phase_ranges: Sequence[str]) -> list[str]:
+def command_prefix(report: Path, phase_ranges: Sequence[str]) -> list[str]:
     """Return the start of a command that runs a worker under Nsight Compute.
 
     Inside `profiler_range`, ncu profiles the first 48 kernel launches that run in one layer or outside of all layers.
@@ -83,21 +83,21 @@ def wrapping(report: Path, phase_ranges: Sequence[str]) -> list[str]:
     ]
 
 
-def importing(report: Path) -> list[str]:
+def import_command(report: Path) -> list[str]:
     """Return the command that prints a report as the table which `read` needs."""
     # Instead of NVIDIA's Python package, which is proprietary and does not reject truncated reports.
     flags = ("--csv", "--page=raw", "--print-units=base", "--print-kernel-base=mangled", "--print-fp")
     return [PROGRAM, f"--import={report}", *flags]
 
 
-def complaint(log: str) -> str:
+def error_message(log: str) -> str:
     """Return the first error message in a log of Nsight Compute; "" without an error."""
     found = _ERROR.search(log)
     return found.group(1).strip() if found else ""
 
 
 def read(table: str) -> dict[str, Counters]:
-    """Return {kernel name: counters} from the table that the command of `importing` prints.
+    """Return {kernel name: counters} from the table that the command of `import_command` prints.
 
     Kernel names are written as torch.profiler writes them.
     Raises ProfileError if the table is empty or not from Nsight Compute.

@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from harness.measure.ranges import LEAD, TIMED
-from harness.profiling.tools.trace import Launched, Span, after_the_one_before, demangled, paths_at
+from harness.profiling.tools.trace import Launched, Span, demangled, paths_at, serialized
 from harness.schema.profile import ProfileError
 
 PROGRAM = "nsys"
@@ -16,7 +16,7 @@ _KERNELS, _LAUNCHES, _RANGES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIN
 _COPIES = (("CUPTI_ACTIVITY_KIND_MEMCPY", "memory copy"), ("CUPTI_ACTIVITY_KIND_MEMSET", "memory fill"))
 
 
-def wrapping(report: Path) -> list[str]:
+def command_prefix(report: Path) -> list[str]:
     """Return a command prefix to run a worker under nsys; `report` must end in .nsys-rep."""
     return [
         PROGRAM,
@@ -33,7 +33,7 @@ def wrapping(report: Path) -> list[str]:
     ]
 
 
-def exporting(report: Path, database: Path) -> list[str]:
+def export_command(report: Path, database: Path) -> list[str]:
     """Return the command that exports a report to an SQLite database, which `read` reads."""
     return [PROGRAM, "export", "--type=sqlite", "--force-overwrite=true", f"--output={database}", str(report)]
 
@@ -73,7 +73,7 @@ def _launched(connection: sqlite3.Connection) -> list[Launched]:
     rows = list(_rows(connection, tables))
     moments = [hosts.get(((pid or 0) >> _THREAD_BITS, correlation), (None, 0.0)) for *_, pid, correlation in rows]
     paths = paths_at(ranges, moments)
-    return after_the_one_before(
+    return serialized(
         Launched(name, start / 1e3, end / 1e3, (end - start) / 1e3, path, registers, shared, (pid, device, stream))
         for (name, start, end, registers, shared, device, stream, pid, _), path in zip(rows, paths, strict=True)
     )

@@ -10,7 +10,7 @@ from typing import Any
 from harness.measure.ranges import is_layer
 from harness.schema.profile import TIMELINE_LIMIT, Kernel, ProfileError, Range, RangeKernel, Timeline, short_name
 
-HELD_UP = 0.03  # a longer delay by the profiler gets a note; clocks of a power-capped GPU explain less
+NOTED_DELAY = 0.03  # a delay by the profiler gets a note above this share of the time; clocks vary by less
 
 
 @dataclass(frozen=True)
@@ -32,20 +32,20 @@ class Launched:
     stream: Hashable = None
 
 
-def after_the_one_before(launched: Iterable[Launched]) -> list[Launched]:
+def serialized(launched: Iterable[Launched]) -> list[Launched]:
     """Sort launches by start; delay a start until the stream's previous launch has ended.
 
     With programmatic dependent launch, a kernel can start earlier, but then waits for the previous kernel's end.
     """
     ends: dict[Hashable, float] = {}
-    apart = []
+    found = []
     for each in sorted(launched, key=lambda each: (each.start_us, each.end_us)):
         start = max(each.start_us, ends.get(each.stream, each.start_us))
         end = max(each.end_us, start)
         if each.stream is not None:
             ends[each.stream] = end
-        apart.append(each if start == each.start_us else replace(each, start_us=start, end_us=end, own_us=end - start))
-    return apart
+        found.append(each if start == each.start_us else replace(each, start_us=start, end_us=end, own_us=end - start))
+    return found
 
 
 def found_in(timed: Sequence[Launched], ranged: Sequence[Launched], runs: int = 1) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class Runs:
     """Description of profiled runs.
 
     runs: number of runs, each of `calls` calls without a pause. units: units of work in each call.
-    host_us: for an engine, the time of each run by the host's clock.
+    wall_us: wall time of each run; only for an engine.
     alone_us: time of a run without the profiler; 0 if unknown.
     replayed: whether runs are replays of a CUDA graph.
     """
@@ -82,57 +82,57 @@ class Runs:
     runs: int
     units: int = 1
     calls: int = 1
-    host_us: Sequence[float] = ()
+    wall_us: Sequence[float] = ()
     alone_us: float = 0.0
     replayed: bool = False
 
 
-def found_of(launched: Sequence[Launched], ranged: Sequence[Launched], seen: Runs) -> dict[str, Any]:
+def profile_fields(launched: Sequence[Launched], ranged: Sequence[Launched], info: Runs) -> dict[str, Any]:
     """Return fields of a `Profile`: times, kernels, ranges, timeline, units and notes.
 
-    launched: launches of all runs that `seen` describes. If all runs launch the same kernels, the shortest and the
+    launched: launches of all runs that `info` describes. If all runs launch the same kernels, the shortest and the
         longest quarter of the runs are not used.
     ranged: launches of one call, with its NVTX ranges.
-    If `seen.alone_us` is known, idle time that the profiler added is removed (not from the timeline): in graph replays
+    If `info.alone_us` is known, idle time that the profiler added is removed (not from the timeline): in graph replays
     always, in other runs if it is over 3% of their time.
     """
-    kept, runs, region_us, notes = _typical(launched, seen)
-    found = found_in(kept, ranged, runs * seen.calls)
-    busy_us, alone_us = found["busy_us"], runs * seen.alone_us
-    without_us, noted_us = max(alone_us, busy_us), (1 + HELD_UP) * alone_us
+    kept, runs, region_us, notes = _typical(launched, info)
+    found = found_in(kept, ranged, runs * info.calls)
+    busy_us, alone_us = found["busy_us"], runs * info.alone_us
+    without_us, noted_us = max(alone_us, busy_us), (1 + NOTED_DELAY) * alone_us
     # A profiler delays launches and separates a graph's kernels. That delay is not idle time of the case.
-    held_up = alone_us > 0 and region_us > without_us * (1 if seen.replayed else 1 + HELD_UP)
+    delayed = alone_us > 0 and region_us > without_us * (1 if info.replayed else 1 + NOTED_DELAY)
     slower = alone_us > 0 and busy_us > noted_us
-    if region_us > noted_us and (held_up or slower):
-        note = f"under the profiler a run took {region_us / alone_us - 1:.0%} longer than without it: "
-        whose = "its kernels did" if slower else "its idle time is as long as without it, except in the timeline"
-        notes.append(note + whose)
-    if held_up:
+    if region_us > noted_us and (delayed or slower):
+        note = f"a run took {region_us / alone_us - 1:.0%} longer under the profiler: "
+        cause = "its kernels were slower" if slower else "the added idle time is removed, except in the timeline"
+        notes.append(note + cause)
+    if delayed:
         found["longest_gap_us"] *= (without_us - busy_us) / (region_us - busy_us)
         region_us = without_us
-    # An engine's own time excludes pauses between runs.
+    # An engine's wall time excludes pauses between runs.
     found["longest_gap_us"] = min(found["longest_gap_us"], max(0.0, region_us - busy_us))
-    return found | {"region_us": region_us, "units": runs * seen.calls * seen.units, "notes": notes}
+    return found | {"region_us": region_us, "units": runs * info.calls * info.units, "notes": notes}
 
 
-def _typical(launched: Sequence[Launched], seen: Runs) -> tuple[list[Launched], int, float, list[str]]:
+def _typical(launched: Sequence[Launched], info: Runs) -> tuple[list[Launched], int, float, list[str]]:
     """Drop the shortest and longest quarter of runs; return (launches, runs, total µs, notes).
 
     Launches are shifted in time to close the pauses between the kept runs. If runs launch different kernels, all
     launches are kept at their times, and a note says so.
     """
     in_order = sorted(launched, key=lambda each: each.start_us)
-    if not _alike(in_order, seen.runs):
-        pauses = "" if seen.host_us else ", and pauses between them count as idle"
-        note = f"its runs launch different kernels, so all of them count{pauses}"
-        time_us = max(sum(seen.host_us), busy(in_order)[0]) if seen.host_us else _extent(in_order)
-        return in_order, seen.runs, time_us, [note]
-    each = len(in_order) // seen.runs
-    runs = [in_order[run * each :][:each] for run in range(seen.runs)]
-    times = [max(time, _extent(run)) for time, run in zip(seen.host_us or [0.0] * seen.runs, runs, strict=True)]
-    apart = (len(times) + 1) // 4
+    if not _same_kernels(in_order, info.runs):
+        pauses = "" if info.wall_us else ", and pauses between them count as idle time"
+        note = f"runs launch different kernels, so all runs count{pauses}"
+        time_us = max(sum(info.wall_us), busy(in_order)[0]) if info.wall_us else _extent(in_order)
+        return in_order, info.runs, time_us, [note]
+    each = len(in_order) // info.runs
+    runs = [in_order[run * each :][:each] for run in range(info.runs)]
+    times = [max(time, _extent(run)) for time, run in zip(info.wall_us or [0.0] * info.runs, runs, strict=True)]
+    dropped = (len(times) + 1) // 4
     by_time = sorted(range(len(times)), key=lambda number: times[number])
-    kept = sorted(by_time[apart : len(times) - apart])
+    kept = sorted(by_time[dropped : len(times) - dropped])
     closed, end = list[Launched](), 0.0
     for run in (runs[number] for number in kept):
         shift = end - run[0].start_us if closed else 0.0
@@ -148,12 +148,12 @@ def last_runs(launched: Sequence[Launched], runs: int, recorded: int) -> tuple[S
     If the runs launch different kernels, they cannot be separated, so all of them are returned.
     """
     in_order = sorted(launched, key=lambda each: each.start_us)
-    if not _alike(in_order, recorded):
+    if not _same_kernels(in_order, recorded):
         return launched, recorded
     return in_order[len(in_order) // recorded * (recorded - runs) :], runs
 
 
-def _alike(in_order: Sequence[Launched], runs: int) -> bool:
+def _same_kernels(in_order: Sequence[Launched], runs: int) -> bool:
     each, rest = divmod(len(in_order), runs)
     names = [each.name for each in in_order]
     return not rest and len({frozenset(Counter(names[run * each :][:each]).items()) for run in range(runs)}) == 1
@@ -262,16 +262,16 @@ class Span:
 
 def paths_at(spans: Iterable[Span], moments: Iterable[tuple[Any, float]]) -> list[tuple[str, ...]]:
     """Return the names of the nested ranges around each moment (thread, µs), outermost first."""
-    begun: list[tuple[float, float, Any, Span | int]] = [(s.start_us, -s.end_us, s.thread, s) for s in spans]
-    asked: list[tuple[float, float, Any, Span | int]] = [(at, math.inf, of, n) for n, (of, at) in enumerate(moments)]
+    starts: list[tuple[float, float, Any, Span | int]] = [(s.start_us, -s.end_us, s.thread, s) for s in spans]
+    queries: list[tuple[float, float, Any, Span | int]] = [(at, math.inf, of, n) for n, (of, at) in enumerate(moments)]
     around: dict[Any, list[Span]] = defaultdict(list)
-    paths: list[tuple[str, ...]] = [()] * len(asked)
-    for at, _, thread, what in sorted([*begun, *asked], key=lambda each: each[:2]):
-        if isinstance(what, Span):
-            around[thread] = [*(each for each in around[thread] if each.end_us > at), what]
+    paths: list[tuple[str, ...]] = [()] * len(queries)
+    for at, _, thread, item in sorted([*starts, *queries], key=lambda each: each[:2]):
+        if isinstance(item, Span):
+            around[thread] = [*(each for each in around[thread] if each.end_us > at), item]
         else:
             around[thread] = [each for each in around[thread] if each.end_us >= at]
-            paths[what] = tuple(each.name for each in around[thread])
+            paths[item] = tuple(each.name for each in around[thread])
     return paths
 
 

@@ -1,11 +1,11 @@
 """Run a command; kill its descendants when it ends or the caller dies.
 
-    python -I -S warden.py COMMAND [ARGUMENT ...]
+    python -I -S supervisor.py COMMAND [ARGUMENT ...]
 
-The command runs in its own session. PR_SET_CHILD_SUBREAPER lets the warden find descendants that left that session.
+The command runs in its own session. PR_SET_CHILD_SUBREAPER makes orphaned descendants children of the supervisor.
 The exit status is the command's, or 128 plus the number of its signal.
-If one of two nested wardens is killed, the other still ends the descendants.
-This file imports only the standard library, to start within ten milliseconds.
+If one of two nested supervisors is killed, the other kills the descendants.
+This file imports only the standard library, to start fast.
 """
 
 import ctypes
@@ -15,12 +15,12 @@ import sys
 import time
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-NOT_STARTED = 127  # status if there is no such command, as in shells
-_KILL_S = 20.0  # for descendants that fork while they are killed
+NOT_STARTED = 127  # status if the command cannot be started; shells use it for a missing command
+_KILL_S = 20.0  # seconds, for descendants that fork while they are killed
 
 
 def main(command: list[str]) -> int:
-    """Run `command`; return its exit status after all its descendants have ended."""
+    """Run `command`, then kill its remaining descendants; return its exit status."""
     caller = os.getppid()
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -30,10 +30,10 @@ def main(command: list[str]) -> int:
     prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != caller:
         return 128 + signal.SIGTERM
-    warden = os.getpid()
+    supervisor = os.getpid()
     child = os.fork()
     if child == 0:
-        _become(command, prctl, warden)
+        _become(command, prctl, supervisor)
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid == child:
@@ -41,12 +41,12 @@ def main(command: list[str]) -> int:
             return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
-def _become(command: list[str], prctl: "ctypes._NamedFuncPointer", warden: int) -> None:
+def _become(command: list[str], prctl: "ctypes._NamedFuncPointer", supervisor: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.setsid()  # a signal to this warden's group ends this warden alone
-    if os.getppid() != warden:
+    os.setsid()  # a signal to the supervisor's group must not reach the command or a nested supervisor
+    if os.getppid() != supervisor:
         os._exit(NOT_STARTED)
     try:
         os.execvp(command[0], command)
