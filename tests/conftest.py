@@ -9,14 +9,14 @@ from importlib import import_module
 import pytest
 
 from harness.measure import nvml
-from tests.interpreter import INTERPRETED, hasten
+from tests.interpreter import INTERPRETED, speed_up
 from tests.two_gpus import TwoGpus
 
 # A shell starts background jobs with SIGINT ignored, and child processes inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-before = os.environ.get("TRITON_INTERPRET")
+original = os.environ.get("TRITON_INTERPRET")
 KERNELS = (
     *(f"ttt_{learner}.{part}" for learner in ("linear", "mlp") for part in ("forward", "generate")),
     "generate.slots",
@@ -42,10 +42,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     needed = any("triton_kernels" in getattr(item, "fixturenames", ()) for item in session.items)
     if INTERPRETED and (needed or "triton" in sys.modules):
-        for name in KERNELS:  # before one is defined without the variable that Triton was loaded with
+        for name in KERNELS:  # define all kernels while the variable is set
             import_module(f"tk_kernels.{name}")
-        hasten()
-    if before is None:
+        speed_up()
+    if original is None:
         os.environ.pop("TRITON_INTERPRET", None)
 
 

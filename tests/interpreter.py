@@ -9,8 +9,8 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" or not torch.cuda.is_ava
 DEVICE = "cpu" if INTERPRETED else "cuda"
 
 
-def hasten() -> None:
-    """Make Triton's interpreter up to ten times faster; its results stay the same, bit for bit."""
+def speed_up() -> None:
+    """Make Triton's interpreter up to ten times faster; its results stay the same bit for bit."""
     import numpy as np
     from triton.runtime.interpreter import InterpretedFunction, ReduceOps
 

@@ -23,8 +23,8 @@ def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def bench(folder: Path, *settings: str) -> str:
-    said = make(folder, "bench", "TARGET=cuda", "PY=echo RUN", "OUT=out", *settings).stdout
-    return "\n".join(line for line in said.splitlines() if line.startswith("RUN -m bench run"))
+    output = make(folder, "bench", "TARGET=cuda", "PY=echo RUN", "OUT=out", *settings).stdout
+    return "\n".join(line for line in output.splitlines() if line.startswith("RUN -m bench run"))
 
 
 @pytest.fixture
@@ -50,32 +50,32 @@ def test_an_environment_that_is_there_has_them_itself(clone: Path) -> None:
 
 def test_a_folder_and_a_run_may_have_spaces(clone: Path) -> None:
     spaced = clone.rename(clone.with_name("my clone"))
-    say = spaced / ".venv" / "bin" / "python"
-    say.parent.mkdir()
-    say.write_text('#!/bin/sh\nprintf "[%s]" "$@"\necho\n')
-    say.chmod(0o755)
-    said = make(spaced, "bench", "TARGET=cuda", "OUT=out/my run").stdout
-    assert "\n[-m][bench][run][--out][out/my run][--resume]" in said
-    assert "\n[-m][bench][report][out/my run]\n" in said
+    python = spaced / ".venv" / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text('#!/bin/sh\nprintf "[%s]" "$@"\necho\n')
+    python.chmod(0o755)
+    output = make(spaced, "bench", "TARGET=cuda", "OUT=out/my run").stdout
+    assert "\n[-m][bench][run][--out][out/my run][--resume]" in output
+    assert "\n[-m][bench][report][out/my run]\n" in output
 
 
 @pytest.mark.parametrize(("status", "target"), [(0, "cuda"), (9, "cpu")])
-def test_nvidia_smi_tells_of_a_gpu_by_its_exit_status(
+def test_nvidia_smis_exit_status_decides_between_cuda_and_cpu(
     clone: Path, monkeypatch: pytest.MonkeyPatch, status: int, target: str
 ) -> None:
     smi = clone / "nvidia-smi"
     smi.write_text(f"#!/bin/sh\necho NVIDIA-SMI has failed\nexit {status}\n")
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", str(clone), prepend=":")
-    said = make(clone, "--dry-run", "--always-make", "install").stdout
-    assert f"--requirement bench/requirements/{target}.txt" in said
+    output = make(clone, "--dry-run", "--always-make", "install").stdout
+    assert f"--requirement bench/requirements/{target}.txt" in output
 
 
 def test_every_environment_installs_the_pinned_pip_first(clone: Path) -> None:
     stamps = [".venv-vllm/.installed", ".venv-mamba/.installed"]
     command = ["--dry-run", "--always-make", "TARGET=cuda", "NVCC=nvcc", "install", *stamps]
-    said = make(clone, *command).stdout.splitlines()
-    after = [said[i + 1].split(" ", 1)[1] for i, line in enumerate(said) if " -m venv " in line]
+    lines = make(clone, *command).stdout.splitlines()
+    after = [lines[i + 1].split(" ", 1)[1] for i, line in enumerate(lines) if " -m venv " in line]
     assert after == ["-m pip install --quiet --require-hashes --requirement bench/requirements/pip.txt"] * 3
 
 

@@ -13,15 +13,15 @@ from bench.models.base import ChunkedModel
 @contextmanager
 def visiting(block: nn.Module, device: torch.device) -> Iterator[None]:
     """Move a block's weights and buffers to `device` in the context; then restore the originals."""
-    held = (*block.parameters(), *block.buffers())
-    away = [(weight, weight.data) for weight in held if weight.device.type != device.type]
+    tensors = (*block.parameters(), *block.buffers())
+    moved = [(tensor, tensor.data) for tensor in tensors if tensor.device.type != device.type]
     try:
-        for weight, home in away:
-            weight.data = home.to(device)
+        for tensor, original in moved:
+            tensor.data = original.to(device)
         yield
     finally:
-        for weight, home in away:
-            weight.data = home
+        for tensor, original in moved:
+            tensor.data = original
 
 
 @torch.no_grad()

@@ -6,13 +6,12 @@ from typing import Any
 
 from harness.measure.correctness import Check, Checks
 
-# Most compared tokens in all sequences together: the reference takes 2 s for them at 1.3B on one H100.
-CHECKED_TOKENS = 16384
+CHECKED_TOKENS = 16384  # maximum of compared tokens, over all sequences
 CHECKED_SEQUENCES = 4
-LONGEST_CHECKED = 65536  # longest compared prompt: a million tokens would take minutes
+LONGEST_CHECKED = 65536  # maximum of compared tokens per sequence; for more, the reference would take minutes
 
 
-def drawn(rng: Random, batch: int, tokens: int, most: int = CHECKED_TOKENS) -> list[int]:
+def draw_sequences(rng: Random, batch: int, tokens: int, most: int = CHECKED_TOKENS) -> list[int]:
     """Draw random sequences of a batch; return their sorted indices.
 
     batch: number of sequences. tokens: tokens per sequence.
@@ -23,11 +22,12 @@ def drawn(rng: Random, batch: int, tokens: int, most: int = CHECKED_TOKENS) -> l
 
 
 def not_compared(tokens: int, most: int) -> Callable[[Any, int], Checks]:
-    """Return a check that compares nothing, with the note that prompts exceed `most` tokens."""
-    words = f"the outputs of prompts of {tokens} tokens were not checked: the reference reads at most {most} tokens"
-    return lambda outputs, calls: Checks([], words)
+    """Return a check that compares nothing; its note names the limit of `most` tokens per sequence."""
+    note = f"timed outputs not checked: {tokens} tokens per sequence, and the reference runs at most {most}"
+    return lambda outputs, calls: Checks([], note)
 
 
-def named(prefix: str, checked: Checks) -> Checks:
+def with_prefix(prefix: str, checked: Checks) -> Checks:
+    """Return the same checks, with `prefix` before each name."""
     checks = [Check.at_most(f"{prefix}{each.name}", each.value, each.limit) for each in checked.checks]
     return Checks(checks, checked.unchecked)

@@ -9,7 +9,7 @@ from bench.cost import model_work, total
 from bench.kept import kept_bytes
 from bench.models.config import MODELS
 from bench.models.layers import mark_layers
-from bench.systems.logits import check_logits, limits_by_rounding, rounding_of, widened
+from bench.systems.logits import check_logits, limit_dtype, limit_factor_by_rounding, limit_settings
 from bench.systems.measured_peaks import peaks_of
 from bench.systems.model_calls import exact_dtype, last_logits, model_of, prefill_then_generate, random_ids
 from bench.systems.on_device import device
@@ -18,8 +18,8 @@ from harness.measure.correctness import Checks
 from harness.measure.system import Input, Workload
 from harness.schema.case import Case
 
-CHECK_BATCH, CHECK_PROMPT, CHECK_STEPS = 2, 37, 13  # 50 tokens pass three ends of mini-batches of 16
-WITHOUT_EFFECT = ("steps", "compare", "positions")  # options that leave the model as it is
+CHECK_BATCH, CHECK_PROMPT, CHECK_STEPS = 2, 37, 13  # 50 tokens: three mini-batches of 16 and two more
+NON_MODEL_OPTIONS = ("steps", "compare", "positions")  # options that do not change the model
 
 
 class LanguageModel:
@@ -32,11 +32,11 @@ class LanguageModel:
     packages: tuple[str, ...] = ()
     phases: ClassVar[dict[str, type[PhaseWork]]] = {"forward": Forward, "generate": Generate, "request": Request}
     prompt_tokens: int | None = 0
-    form = "dual"  # form of a TTT model's generate steps
+    form = "dual"  # for the generate steps of a TTT model
     check_prompt = CHECK_PROMPT
 
     def __init__(self) -> None:
-        self.loaded: Any = None  # what distinguishes the loaded model: size, dtype, state dtype, options
+        self.model_key: Any = None  # key of `_current`: size, dtype, state dtype, options
         self._current: Any = None  # the loaded model
         self._checked: Checks | None = None
 
@@ -44,19 +44,19 @@ class LanguageModel:
         return ""
 
     def settings(self, case: Case) -> dict[str, str]:
-        """Return settings to store in the case's record, such as wider limits of the check."""
-        return widened(case)
+        """Return settings to store in the case's record, such as the factor on the check's limits."""
+        return limit_settings(case)
 
     def load(self, case: Case) -> Any:
         """Load the model of the case on `device()`; by default, call `model_of`."""
         return model_of(case)
 
     def build(self, case: Case) -> Workload:
-        peaks = peaks_of(device())  # measured while the GPU's memory is still empty
+        peaks = peaks_of(device())  # measured before the first model takes the GPU's memory
         model = self._model(case)
-        mark_layers(device() == "cuda")  # NVTX ranges cost a microsecond per layer
+        mark_layers(device() == "cuda")  # NVTX ranges; they slow runs on a CPU
         work = self.phases[case.phase](self, model, case)
-        self.make_ready(work)
+        self.prepare_kernels(work)
         read = self.prompt_tokens if case.phase == "generate" else None
         prompt = {} if read is None else {"prompt_tokens": str(read)}
         facts = model_facts.facts_of(model.weights(), model.head.shape[0])
@@ -78,7 +78,7 @@ class LanguageModel:
             settings=facts.settings() | self.settings(case) | prompt | work.settings,
         )
 
-    def make_ready(self, work: PhaseWork) -> None:
+    def prepare_kernels(self, work: PhaseWork) -> None:
         """Compile or tune the kernels of `work`, then reset its state. By default, do nothing."""
 
     def counted_as(self, model: Any) -> Any:
@@ -92,19 +92,19 @@ class LanguageModel:
         return reference
 
     def timed_check_reference(self, model: Any, dtype: torch.dtype, case: Case) -> Any:
-        """Return a reference for timed outputs, fast on long prompts; by default `reference`."""
+        """Return a reference for timed outputs, which can have long prompts; by default `reference`."""
         return self.reference(model, dtype)
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
-        """Return a reference in the case's dtype, whose error sets the limits; None: fixed limits."""
+        """Return a reference in the case's dtype, whose error lowers the limits; None: fixed limits."""
         return None if case.dtype == "float32" else self.timed_check_reference(model, getattr(torch, case.dtype), case)
 
     def _model(self, case: Case) -> Any:
-        options = tuple(pair for pair in case.options if pair[0] not in WITHOUT_EFFECT)
+        options = tuple(pair for pair in case.options if pair[0] not in NON_MODEL_OPTIONS)
         key = (case.size, case.dtype, case.state_dtype, options)
-        if self.loaded != key:
-            self.loaded = self._current = self._checked = None  # free the old model before loading another
-            self._current, self.loaded = self.load(case), key
+        if self.model_key != key:
+            self.model_key = self._current = self._checked = None  # free the old model before loading another
+            self._current, self.model_key = self.load(case), key
         return self._current
 
     def _check(self, model: Any, case: Case) -> Checks:
@@ -127,5 +127,5 @@ class LanguageModel:
         got = prefill_then_generate(model, ids, prompt)
         expected = reference.logits(ids, CHECK_STEPS + 1).transpose(0, 1)
         rounded = self.rounded_reference(model, case)
-        wider = limits_by_rounding(None if rounded is None else last_logits(rounded, ids), expected[-1], case)
-        return check_logits(got, expected, rounding_of(case), wider)
+        factor = limit_factor_by_rounding(None if rounded is None else last_logits(rounded, ids), expected[-1], case)
+        return check_logits(got, expected, limit_dtype(case), factor)

@@ -11,10 +11,8 @@ from harness.measure.timer import measure
 from harness.schema.policy import Policy
 
 COPY_BYTES = 1 << 30
-GEMM = (32768, 2048, 8192)  # tokens x width x the widest projection of the 1.3B models
-# Back-to-back GEMMs are power-capped below the rate of a model's own GEMMs, which follow other kernels. So the measured
-# peak is the fastest GEMM after a pause of 3 ms; after longer pauses it is slower.
-GEMMS, REST_S = 100, 0.003
+GEMM = (32768, 2048, 8192)  # rows, inputs and outputs; 2,048 is the width of the 1.3B models
+GEMMS, PAUSE_S = 100, 0.003  # a pause before each GEMM: back-to-back GEMMs can be power-capped
 
 
 @cache
@@ -43,9 +41,9 @@ def _gemm_tflops() -> float:
     x, weight = (torch.randn(size, inner, device="cuda", dtype=torch.bfloat16) for size in (rows, columns))
     clock = CudaEventClock()
     clock.prepare(lambda: x @ weight.t())
-    return 2 * rows * inner * columns / min(_rested_ms(clock) for _ in range(GEMMS)) / 1e9
+    return 2 * rows * inner * columns / min(_ms_after_pause(clock) for _ in range(GEMMS)) / 1e9
 
 
-def _rested_ms(clock: CudaEventClock) -> float:
-    time.sleep(REST_S)
+def _ms_after_pause(clock: CudaEventClock) -> float:
+    time.sleep(PAUSE_S)
     return clock.sample()

@@ -10,7 +10,7 @@ from bench.models.factory import from_seed
 from bench.systems.on_device import device
 from harness.schema.case import Case
 
-STEPS = 16  # generate steps per call, unless these are no whole mini-batches
+STEPS = 16  # generate steps per call, unless the mini-batch does not divide it
 
 
 def model_of(case: Case, **options: Any) -> Any:

@@ -13,8 +13,8 @@ import torch
 
 from bench.catalogue.systems import LAUNCH_BOUND_TOKENS
 from bench.systems import token_times
-from bench.systems.checked_sequences import LONGEST_CHECKED, drawn, named, not_compared
-from bench.systems.logits import check_logits, check_response, choice_check, limits_by_rounding, rounding_of
+from bench.systems.checked_sequences import LONGEST_CHECKED, draw_sequences, not_compared, with_prefix
+from bench.systems.logits import check_early_tokens, check_logits, choice_check, limit_dtype, limit_factor_by_rounding
 from bench.systems.model_calls import STEPS, exact_dtype, greedy_steps, last_logits, random_ids
 from bench.systems.on_device import device
 from harness.measure.correctness import Checks
@@ -52,13 +52,13 @@ class PhaseWork:
     ids: torch.Tensor
     settings: dict[str, str]  # for the record
     renews_past = False  # see Workload
-    continues = False  # whether a call continues from the state that the call before left
+    continues = False  # whether calls may continue one state; then only samples of one call are checked
 
     def __init__(self, adapter: Any, model: Any, case: Case) -> None:
         self.adapter, self.model, self.case = adapter, model, case
         self._rows: list[int] = []
         self._ahead = [0] * case.batch  # per sequence: how many tokens of its mini-batch it has read
-        self._answered: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._previous: tuple[torch.Tensor, torch.Tensor] | None = None
         self.settings = {}
         self.prepare()
 
@@ -84,20 +84,20 @@ class PhaseWork:
         """Return f(outputs, calls), which checks the logits of random sequences.
 
         outputs: the result of the last `run`. calls: number of calls of `run` in the timed sample.
-        f compares nothing above LONGEST_CHECKED tokens per sequence, or if several calls continued one state.
+        f compares nothing above LONGEST_CHECKED tokens per sequence, or if `continues` and calls > 1.
         """
         tokens = self.tokens // self.case.batch
         if tokens > LONGEST_CHECKED:
             return not_compared(tokens, LONGEST_CHECKED)
-        rows = self.drawn(rng)
-        sources = self.repeat(rng, rows)  # by default, copies `rows` over the whole batch
+        rows = self.compared_rows(rng)
+        sources = self.copy_rows(rng, rows)  # by default, copies `rows` over the whole batch
         with torch.inference_mode():
             logits_after = self.new_past(rows, sources)
 
         @torch.inference_mode()
         def compare(outputs: Any, calls: int) -> Checks:
             if calls > 1 and self.continues:
-                return Checks([], f"{calls} calls make a sample, so the state that they left was not compared")
+                return Checks([], f"timed outputs not checked: a sample is {calls} calls, and the reference runs one")
             logits, read = outputs if isinstance(outputs, tuple) else (outputs, self.ids.new_empty(0, self.case.batch))
             return self.checks(logits, rows, sources, logits_after, read)
 
@@ -130,10 +130,10 @@ class PhaseWork:
 
     @property
     def compared_tokens(self) -> int:
-        """Cost of checking one sequence, in tokens; if high, `drawn` selects fewer sequences."""
+        """Cost of checking one sequence, in tokens; if high, `compared_rows` selects fewer sequences."""
         return self.tokens // self.case.batch
 
-    def drawn(self, rng: Random) -> list[int]:
+    def compared_rows(self, rng: Random) -> list[int]:
         """Return the sorted indices of the compared sequences; the first call draws them at random.
 
         If sequences start at different positions in a mini-batch, one is drawn for each position.
@@ -143,10 +143,10 @@ class PhaseWork:
             for row, ahead in enumerate(self._ahead):
                 at.setdefault(ahead, []).append(row)
             one_each = sorted(map(rng.choice, at.values()))
-            self._rows = drawn(rng, self.case.batch, self.compared_tokens) if len(at) == 1 else one_each
+            self._rows = draw_sequences(rng, self.case.batch, self.compared_tokens) if len(at) == 1 else one_each
         return self._rows
 
-    def repeat(self, rng: Random, rows: list[int]) -> list[int]:
+    def copy_rows(self, rng: Random, rows: list[int]) -> list[int]:
         """Copy token ids of sequences `rows` to all others; return each sequence's source index.
 
         Sequences `rows` are their own sources. The others copy a random one of `rows` at the same mini-batch position.
@@ -172,7 +172,7 @@ class PhaseWork:
         unlike = [int(off.where(repeated == row, -1).argmax()) for row in rows]
         groups = [rows, unlike] if off.any() else [rows]
         steps = len(tokens)
-        reference, chosen = self.reference(), self.choices(steps)
+        reference, chosen = self.reference(), self.checked_steps(steps)
         numbers = {*chosen, steps}
         truths = [logits_after(reference, rows, tokens[:, rows], numbers)]
         if len(groups) > 1:  # the copies read the rows' tokens, but may have generated others
@@ -181,26 +181,26 @@ class PhaseWork:
         del reference
         whole = truths[0][steps]
         rounded = self.rounded_reference()
-        own = None if rounded is None else logits_after(rounded, rows, tokens[:, rows], {steps})[steps]
-        wider = limits_by_rounding(own, whole, self.case)
+        rounded_logits = None if rounded is None else logits_after(rounded, rows, tokens[:, rows], {steps})[steps]
+        factor = limit_factor_by_rounding(rounded_logits, whole, self.case)
         found = Checks([])
         for some, truth in zip(groups, truths, strict=True):
-            found += named("timed_", check_logits(logits[some], truth[steps], rounding_of(self.case), wider))
+            found += with_prefix("timed_", check_logits(logits[some], truth[steps], limit_dtype(self.case), factor))
             for at in chosen:
                 name = "timed_token_below_best"
-                found += Checks([choice_check(name, truth[at], tokens[at, some], rounding_of(self.case), wider)])
-        return found + self._response(logits[rows], whole)
+                found += Checks([choice_check(name, truth[at], tokens[at, some], limit_dtype(self.case), factor)])
+        return found + self._check_early_tokens(logits[rows], whole)
 
-    def choices(self, steps: int) -> list[int]:
+    def checked_steps(self, steps: int) -> list[int]:
         """Return indices of steps whose input tokens are checked: 1 and the last; [] if steps < 2."""
         return sorted({1, steps - 1}) if steps > 1 else []
 
-    def _response(self, got: torch.Tensor, expected: torch.Tensor) -> Checks:
-        before, self._answered = self._answered, (got.clone(), expected)
+    def _check_early_tokens(self, got: torch.Tensor, expected: torch.Tensor) -> Checks:
+        before, self._previous = self._previous, (got.clone(), expected)
         if before is None:
             return Checks([])
         width = self.model.config.width
-        return named("timed_", check_response((before[0], got), (before[1], expected), width))
+        return with_prefix("timed_", check_early_tokens((before[0], got), (before[1], expected), width))
 
 
 class Forward(PhaseWork):
@@ -324,7 +324,7 @@ class Request(PhaseWork):
         self.steps = case.new_tokens
         self.ids = random_ids(model, case.batch, case.context)
         self._state = model.init_state(case.batch, case.context + self.steps)
-        self._generating = model.generate_state(self._state)
+        self._generate_state = model.generate_state(self._state)
         self._next = random_ids(model, case.batch)
         self._read = self._next.new_zeros(self.steps, case.batch)
         self._logits: Any = None
@@ -336,7 +336,7 @@ class Request(PhaseWork):
         if device() != "cpu":
             self.settings["tokens"] = "copied to the host one by one, each while the next step runs"
         self._read_prompt: Callable[[], object] = self._prefill
-        self._begin: Callable[[], object] = lambda: model.generate_state(self._state, into=self._generating)
+        self._begin: Callable[[], object] = lambda: model.generate_state(self._state, into=self._generate_state)
         self._step: Callable[[], object] = self._one_step
 
     def capture(self) -> None:
@@ -353,7 +353,7 @@ class Request(PhaseWork):
         self._next.copy_(self.model.prefill(self.ids, self._state)[0].argmax(-1))
 
     def _one_step(self) -> None:
-        self._logits, _ = self.model.generate_step(self._next, self._generating)
+        self._logits, _ = self.model.generate_step(self._next, self._generate_state)
         self._next.copy_(self._logits.argmax(-1))
 
     @torch.inference_mode()
@@ -387,5 +387,5 @@ class Request(PhaseWork):
         times = [[(later - earlier) * 1e3 for earlier, later in pairwise(moments)] for moments in last]
         return token_times.metrics([[(first, steps)] for first, *steps in times])
 
-    def choices(self, steps: int) -> list[int]:
+    def checked_steps(self, steps: int) -> list[int]:
         return sorted({0, steps - 1})

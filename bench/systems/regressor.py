@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bench.systems.needs import cannot_import, import_or_skip, no_gpu
 from bench.systems.on_device import device
-from bench.systems.triton_tuning import chosen_anew, keep_choices, prepare
+from bench.systems.triton_tuning import cache_tuning_on_disk, prepare, retuning
 from bench.systems.ttt.layer import LAYER_CHECK_TOKENS, Results, check_results, layer_workload
 from harness.measure.correctness import Checks
 from harness.measure.cuda_clock import CudaEventClock
@@ -27,13 +27,13 @@ from harness.schema.case import Case
 from harness.schema.policy import Policy
 from harness.schema.work import SCAN, Work
 
-SIZE = "1.3b"  # the only size with published heads
-LONGEST_DECAY = 0.1  # log-decays are uniform in [-0.1, 0]
-CHECKED_TOKENS = 4096  # a token of a naive form takes ten launches
-TRIAL = Policy(budget_s=0.2)  # how each kernel of a layer is timed if there are several
+SIZE = "1.3b"  # the only supported size
+MAX_LOG_DECAY = 0.1  # log-decays are uniform in [-MAX_LOG_DECAY, 0]
+TIMED_CHECK_TOKENS = 4096  # compared tokens after timing: naive forms launch kernels for each token
+TRIAL = Policy(budget_s=0.2)  # times each kernel of a layer that has several
 
 
-class Given(NamedTuple):
+class RandomInput(NamedTuple):
     """A layer's random input, with the rules to refill it and to slice it for checks.
 
     refill: new values are "normal" (standard deviation `scale`) or "uniform" (0 to `scale`); "" for a constant input.
@@ -61,7 +61,7 @@ class RecurrentLayer(ABC):
 
     kernel: MODULE:FUNCTION, or MODULE:FUNCTION|FUNCTION for alternatives; for each case, the fastest is timed.
     check_tokens: most tokens compared before timing, in one sequence.
-    checked_tokens: most tokens compared after timing, in all sequences together.
+    timed_check_tokens: most tokens compared after timing, in all sequences together.
     part: the part of the model, such as SCAN, to which a profile assigns the layer's work.
     """
 
@@ -70,9 +70,9 @@ class RecurrentLayer(ABC):
     key_dim: int
     value_dim: int
     check_tokens: ClassVar[int] = LAYER_CHECK_TOKENS + 1  # past a chunk's end
-    checked_tokens: ClassVar[int] = CHECKED_TOKENS
+    timed_check_tokens: ClassVar[int] = TIMED_CHECK_TOKENS
     part: ClassVar[str] = SCAN
-    settings: ClassVar[Mapping[str, str]] = {}  # further settings for the record
+    settings: ClassVar[Mapping[str, str]] = {}  # additional settings for the record
 
     @property
     def state_numbers(self) -> int:
@@ -84,7 +84,7 @@ class RecurrentLayer(ABC):
         """Return a case's FLOPs and minimum memory traffic in bytes."""
 
     @abstractmethod
-    def random_inputs(self, case: Case) -> dict[str, Given]:
+    def random_inputs(self, case: Case) -> dict[str, RandomInput]:
         """Return random inputs by name. Raises Skip if the kernel cannot run the case."""
 
     @abstractmethod
@@ -96,10 +96,10 @@ class RecurrentLayer(ABC):
         """Compute the results of `run` from the layer's definition, in float32 or float64."""
 
 
-class Regressor:
+class LayerAdapter:
     """Base class of adapters that measure a package's recurrent layers.
 
-    module: the package's import name. packages: distributions whose versions are recorded. layers: a layer per system.
+    module: the package's import name. packages: distributions whose versions are recorded. layers: by system.
     """
 
     module: ClassVar[str]
@@ -107,7 +107,7 @@ class Regressor:
     layers: ClassVar[dict[str, RecurrentLayer]]
 
     def unavailable(self) -> str:
-        keep_choices()
+        cache_tuning_on_disk()
         return no_gpu() or cannot_import(self.module)
 
     def build(self, case: Case) -> Workload:
@@ -117,11 +117,11 @@ class Regressor:
         module, _, names = layer.kernel.partition(":")
         import_or_skip(module)
         kernels = [getattr(import_module(module), name) for name in names.split("|")]
-        given = layer.random_inputs(case)
-        inputs = {name: each.value for name, each in given.items()}
+        randoms = layer.random_inputs(case)
+        inputs = {name: each.value for name, each in randoms.items()}
 
         def first(sequences: list[int], tokens: int) -> dict[str, Tensor]:
-            return {name: each.first(sequences, tokens) for name, each in given.items()}
+            return {name: each.first(sequences, tokens) for name, each in randoms.items()}
 
         @torch.inference_mode()
         def run(kernel: Callable[..., Any]) -> Results:
@@ -143,10 +143,10 @@ class Regressor:
         work, timed = {layer.part: layer.work(case)}, partial(run, kernel)
         refilled = {
             name: Input(each.value, each.refill, each.scale, 0, each.axis if each.rows == 1 else None)
-            for name, each in given.items()
+            for name, each in randoms.items()
             if each.refill
         }
-        workload = layer_workload(case, timed, refilled, exact, check, work, settings, layer.checked_tokens)
+        workload = layer_workload(case, timed, refilled, exact, check, work, settings, layer.timed_check_tokens)
         workload.metrics["state_bytes"] = 4 * case.batch * layer.state_numbers
         return workload
 
@@ -159,7 +159,7 @@ def _fastest(
         prepare(partial(run, kernels[0]))
         return kernels[0], {}
     took: dict[Callable[..., Any], float] = {}
-    with chosen_anew():  # once: a second context would discard the first kernel's choice
+    with retuning():  # once: a second context would discard the first kernel's choice
         for kernel in kernels:
             prepare(partial(run, kernel))
             clock = CudaEventClock() if device() == "cuda" else Clock()

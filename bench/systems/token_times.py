@@ -8,8 +8,8 @@ import torch
 
 from harness.measure.interval import median_interval
 
-TIMED_REQUESTS = 64  # most recent calls whose times are stored
-TTFT_LIMIT_MS, ITL_LIMIT_MS = 500.0, 50.0  # a request counts as goodput if its TTFT and its mean ITL are within these
+TIMED_REQUESTS = 64  # number of latest calls whose times are stored
+TTFT_LIMIT_MS, ITL_LIMIT_MS = 500.0, 50.0  # goodput counts requests with a TTFT and a mean ITL within these
 
 
 def metrics(calls: Sequence[Sequence[tuple[float, Sequence[float]]]]) -> dict[str, float | None]:
@@ -21,11 +21,11 @@ def metrics(calls: Sequence[Sequence[tuple[float, Sequence[float]]]]) -> dict[st
     if not calls:
         return {}
     found: dict[str, float | None] = {}
-    for name, of_calls in (
+    for name, per_call in (
         ("time_to_first_token_ms", [median(first for first, _ in requests) for requests in calls]),
         ("inter_token_latency_ms", [median(fmean(steps) for _, steps in requests) for requests in calls]),
     ):
-        found[name], found[f"{name}_low"], found[f"{name}_high"] = median_interval(of_calls)
+        found[name], found[f"{name}_low"], found[f"{name}_high"] = median_interval(per_call)
     return found
 
 
@@ -35,7 +35,7 @@ def percentiles(steps_ms: Sequence[float]) -> dict[str, float | None]:
     return {"itl_p50_ms": median(steps_ms), "itl_p99_ms": _p99(steps_ms), "itl_worst_over_mean": worst}
 
 
-def of_arrivals(requests: Sequence[tuple[float, Sequence[float]]], seconds: float) -> dict[str, float | None]:
+def arrival_metrics(requests: Sequence[tuple[float, Sequence[float]]], seconds: float) -> dict[str, float | None]:
     """Return `percentiles` of all ITLs, the 99th percentile of TTFT in ms, and the goodput.
 
     requests: (TTFT, ITLs) of each request in ms. seconds: from first arrival to last token, summed over batches.

@@ -15,7 +15,7 @@ from typing import Any
 from tk_kernels.parallel import compile_all
 
 
-def keep_choices() -> None:
+def cache_tuning_on_disk() -> None:
     """Let Triton store its tuning on disk. Call this before Triton kernels are imported."""
     os.environ.setdefault("TRITON_CACHE_AUTOTUNING", "1")
 
@@ -36,7 +36,7 @@ def compile_ahead(call: Callable[[], object]) -> None:
         tuner.fn.run(*args, **arguments, **config.all_kwargs())
         return 0.0
 
-    with _chosen_by(compiled), _compiling_only():
+    with _choosing_by(compiled), _compiling_only():
         compile_all([call])
 
 
@@ -47,27 +47,27 @@ def untuned(ahead: Callable[[], object]) -> Iterator[None]:
     Tuning would take minutes, and an unmeasured larger config could exceed shared memory.
     ahead: called on entry; its Triton kernels are compiled in parallel, but not launched.
     """
-    with _chosen_by(_size):
+    with _choosing_by(_size):
         with _compiling_only():
             compile_all([ahead])
         yield
 
 
 @contextmanager
-def chosen_anew() -> Iterator[None]:
+def retuning() -> Iterator[None]:
     """Let loaded Triton autotuners tune again in the context, ignoring memory and disk caches."""
     from triton.runtime.autotuner import Autotuner
 
     tuners = [each for each in gc.get_objects() if issubclass(type(each), Autotuner)]
-    on_disk = [tuner.cache_results for tuner in tuners]
+    cached_on_disk = [tuner.cache_results for tuner in tuners]
     for tuner in tuners:
         tuner.cache.clear()  # some packages cache one choice for all shapes
         tuner.cache_results = False
     try:
         yield
     finally:
-        for tuner, kept in zip(tuners, on_disk, strict=True):
-            tuner.cache_results = kept
+        for tuner, on_disk in zip(tuners, cached_on_disk, strict=True):
+            tuner.cache_results = on_disk
 
 
 def _size(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
@@ -78,7 +78,7 @@ def _size(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
 
 
 @contextmanager
-def _chosen_by(cost: Callable[..., float]) -> Iterator[None]:
+def _choosing_by(cost: Callable[..., float]) -> Iterator[None]:
     """In the context, untuned kernels take the config of least `cost`; exit forgets the choices."""
     from triton.runtime.autotuner import Autotuner
 
@@ -92,7 +92,7 @@ def _chosen_by(cost: Callable[..., float]) -> Iterator[None]:
         choose()
         return False
 
-    with _instead(Autotuner, "_bench", unmeasured), _instead(Autotuner, "check_disk_cache", not_on_disk):
+    with _replaced(Autotuner, "_bench", unmeasured), _replaced(Autotuner, "check_disk_cache", not_on_disk):
         try:
             yield
         finally:
@@ -110,12 +110,12 @@ def _compiling_only() -> Iterator[None]:
     def compiled(kernel: Any, /, *args: Any, grid: Any, warmup: bool, **arguments: Any) -> Any:
         return launch(kernel, *args, grid=None, warmup=True, **arguments)
 
-    with _instead(JITFunction, "run", compiled):
+    with _replaced(JITFunction, "run", compiled):
         yield
 
 
 @contextmanager
-def _instead(owner: type, name: str, function: Callable[..., Any]) -> Iterator[None]:
+def _replaced(owner: type, name: str, function: Callable[..., Any]) -> Iterator[None]:
     own = getattr(owner, name)
     setattr(owner, name, function)
     try:

@@ -6,11 +6,11 @@ import torch
 
 from bench.systems.language_model import LanguageModel
 from bench.systems.phases import PhaseWork
-from bench.systems.triton_tuning import chosen_anew, compile_ahead, keep_choices, prepare, untuned
+from bench.systems.triton_tuning import cache_tuning_on_disk, compile_ahead, prepare, retuning, untuned
 from harness.measure.correctness import Checks
 from harness.schema.case import Case
 
-SPAN_BITS = 4  # one tuning serves work within a factor of 16 in tokens at once
+SPAN_BITS = 4  # a tuning serves all cases with the same log2(tokens per pass) // SPAN_BITS
 
 
 class TunedLanguageModel(LanguageModel):
@@ -21,22 +21,22 @@ class TunedLanguageModel(LanguageModel):
 
     def __init__(self) -> None:
         super().__init__()
-        keep_choices()
+        cache_tuning_on_disk()
         self._tuned: tuple[Any, str, int] | None = None
 
-    def make_ready(self, work: PhaseWork) -> None:
+    def prepare_kernels(self, work: PhaseWork) -> None:
         """Compile `work`'s kernels, tune them unless a tuning can be reused, and reset the state."""
-        at_once = work.case.batch * (1 if work.case.phase == "generate" else work.case.context)
-        phase, span = work.case.phase, (at_once.bit_length() - 1) // SPAN_BITS
-        wanted = (self.loaded, phase, span)
+        tokens = work.case.batch * (1 if work.case.phase == "generate" else work.case.context)
+        phase, span = work.case.phase, (tokens.bit_length() - 1) // SPAN_BITS
+        wanted = (self.model_key, phase, span)
         if wanted != self._tuned:
-            with chosen_anew():
+            with retuning():
                 prepare(work.launch_each_kernel)
             self._tuned = wanted
         else:
             compile_ahead(work.launch_each_kernel)
         low, high = 1 << SPAN_BITS * span, (1 << SPAN_BITS * (span + 1)) - 1
-        work.settings |= {"tuned": f"on the first {phase} of {low:,} to {high:,} tokens at once"}
+        work.settings |= {"tuned": f"on the first {phase} of {low:,} to {high:,} tokens per pass"}
         work.restart()
 
     def _check(self, model: Any, case: Case) -> Checks:

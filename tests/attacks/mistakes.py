@@ -65,7 +65,7 @@ class Honest:
 
     def __init__(self) -> None:
         self.model = DecayingModel(decay=self.decay)
-        self.kept: Any = None
+        self.cached: Any = None
 
     def unavailable(self) -> str:
         return ""
@@ -102,8 +102,8 @@ class Honest:
 
 class LastOutputAgain(Honest):
     def run(self) -> Any:
-        self.kept = super().run() if self.kept is None else self.kept
-        return self.kept
+        self.cached = super().run() if self.cached is None else self.cached
+        return self.cached
 
 
 class CopyOfTheLastOutput(LastOutputAgain):
@@ -116,8 +116,8 @@ class OneSequenceStale(Honest):
 
     def run(self) -> Any:
         out = super().run()
-        self.kept = out[-1].clone() if self.kept is None else self.kept
-        out[-1] = self.kept
+        self.cached = out[-1].clone() if self.cached is None else self.cached
+        out[-1] = self.cached
         return out
 
 
@@ -141,7 +141,7 @@ class TokensOverstated(Honest):
         workload.tokens *= 2
 
 
-class TokensOfAnEngine(TokensOverstated):
+class EngineTokensOverstated(TokensOverstated):
     def claim(self, workload: Workload) -> None:
         super().claim(workload)
         workload.timed_check, workload.engine_samples = None, lambda: repeat([1.0])
@@ -168,10 +168,10 @@ class NotANumberWhileTimed(Honest):
     """Returns correct outputs when checked, but NaN while timed, because a GPU needs less power for NaN."""
 
     def run(self) -> Any:
-        return super().run() * (math.nan if self.kept is None else 1)
+        return super().run() * (math.nan if self.cached is None else 1)
 
     def timed_check(self, rng: Random) -> Callable[[Any, int], Checks]:
-        self.kept = True
+        self.cached = True
         return super().timed_check(rng)
 
 
@@ -186,7 +186,7 @@ class InventedSamples(Honest):
         workload.metrics = {"flops": 1e12, "bytes": 1e9, "product_tflops": 1.0, "copy_gbs": 10.0}  # roofline bound: 1 s
 
 
-class Nothing(Honest):
+class NoOutputs(Honest):
     def run(self) -> Any:
         return None
 
@@ -194,7 +194,7 @@ class Nothing(Honest):
         workload.timed_check = None
 
 
-class OfTheRepository:
+class RepositoryAdapter:
     """The repository's adapter without the check before timing. A subclass's `timed` replaces the timed call."""
 
     packages = ()
@@ -219,13 +219,13 @@ class OfTheRepository:
         raise NotImplementedError
 
 
-class StateReset(OfTheRepository):
+class StateReset(RepositoryAdapter):
     def timed(self, work: Any, run: Callable[[], Any]) -> Any:
         work.restart()
         return run()
 
 
-class TokenLookup(OfTheRepository):
+class TokenLookup(RepositoryAdapter):
     def prepare(self, work: Any) -> None:
         tokens = torch.arange(work.model.config.vocabulary)
         self.table = work.model.prefill(tokens[:, None], work.model.init_state(len(tokens), 1))[0]
@@ -237,20 +237,20 @@ class TokenLookup(OfTheRepository):
         return self.table[read[-1]], torch.stack(read)
 
 
-class Last64Tokens(OfTheRepository):
-    kept = 64
+class Last64Tokens(RepositoryAdapter):
+    tokens = 64
 
     def timed(self, work: Any, run: Callable[[], Any]) -> Any:
-        return last_logits(work.model, work.ids[:, -self.kept :])
+        return last_logits(work.model, work.ids[:, -self.tokens :])
 
 
 class Last66Tokens(Last64Tokens):
     """Reads only a prompt's last 66 tokens. New tokens before the last 64 change its logits, but not as they should."""
 
-    kept = 66
+    tokens = 66
 
 
-class Int8Weights(OfTheRepository):
+class Int8Weights(RepositoryAdapter):
     def prepare(self, work: Any) -> None:
         self.quantized = self.adapter.load(work.case)
         for name, weight in self.quantized.weights().items():
@@ -266,7 +266,7 @@ class Int8Weights(OfTheRepository):
             work.model = model
 
 
-class OneSequenceWrong(OfTheRepository):
+class OneSequenceWrong(RepositoryAdapter):
     def timed(self, work: Any, run: Callable[[], Any]) -> Any:
         outputs = run()
         logits = outputs if work.case.phase == "forward" else outputs[0]
@@ -283,23 +283,23 @@ def in_bfloat16(system: str, phase: str) -> Case:
 
 STAGGERED = replace(in_bfloat16("ttt-linear", "generate"), batch=32, options=(("positions", "staggered"),))
 UNCHANGED = "outputs_unchanged_by_new_inputs"
-EARLY, WRONG, RESPONSE = "outputs_unchanged_by_early_tokens", "timed_logits_relative_error", "response_to_the_past_off"
+EARLY, WRONG, SLOPE = "outputs_unchanged_by_early_tokens", "timed_logits_relative_error", "early_tokens_slope_error"
 MISTAKES: tuple[tuple[type[Any], Case, str], ...] = (
     (LastOutputAgain, PROMPT, "outputs_not_finite"),
     (CopyOfTheLastOutput, PROMPT, UNCHANGED),
     (OneSequenceStale, PROMPT, UNCHANGED),
-    (TruncatedPrompt, PROMPT, "outputs_unchanged_by_early_tokens"),
+    (TruncatedPrompt, PROMPT, EARLY),
     (HalfOfThePrompt, PROMPT, "input_sizes_off_the_case"),
     (TokensOverstated, PROMPT, "tokens_off_the_case"),
-    (TokensOfAnEngine, PROMPT, "tokens_off_the_case"),
-    (TokensOfAnEngine, GENERATE, "tokens_off_the_case"),
+    (EngineTokensOverstated, PROMPT, "tokens_off_the_case"),
+    (EngineTokensOverstated, GENERATE, "tokens_off_the_case"),
     (OneStepForSixteen, GENERATE, "outputs_without_the_units"),
     (InputsChanged, PROMPT, "inputs_changed_by_the_work"),
     (NotANumber, PROMPT, "outputs_not_finite"),
     (NotANumberWhileTimed, PROMPT, "outputs_not_finite_while_timed"),
     (SmallerModelTimed, PROMPT, "timed_error"),
     (InventedSamples, PROMPT, "lower_bound_over_shortest_sample"),
-    (Nothing, PROMPT, "outputs_that_are_no_tensors"),
+    (NoOutputs, PROMPT, "outputs_that_are_no_tensors"),
     (StateReset, in_bfloat16("mamba", "generate"), EARLY),
     (StateReset, in_bfloat16("ttt-linear", "generate"), EARLY),
     (TokenLookup, in_bfloat16("mamba", "generate"), EARLY),
@@ -308,7 +308,7 @@ MISTAKES: tuple[tuple[type[Any], Case, str], ...] = (
     (Last64Tokens, in_bfloat16("mamba", "forward"), EARLY),
     (Last64Tokens, in_bfloat16("ttt-linear", "forward"), EARLY),
     (Last64Tokens, in_bfloat16("ttt-mlp", "forward"), EARLY),
-    (Last66Tokens, in_bfloat16("mamba", "forward"), RESPONSE),
+    (Last66Tokens, in_bfloat16("mamba", "forward"), SLOPE),
     (Int8Weights, in_bfloat16("mamba", "forward"), WRONG),
     (Int8Weights, in_bfloat16("transformer", "forward"), WRONG),
     (Int8Weights, in_bfloat16("ttt-linear", "generate"), WRONG),
@@ -322,5 +322,5 @@ MISTAKES: tuple[tuple[type[Any], Case, str], ...] = (
 
 
 def record_of(adapter: type[Any], case: Case, policy: Policy = POLICY) -> Record:
-    policy = ONCE if issubclass(adapter, OfTheRepository) else policy
+    policy = ONCE if issubclass(adapter, RepositoryAdapter) else policy
     return CaseRun(case, policy).record(adapter())

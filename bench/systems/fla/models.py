@@ -22,21 +22,21 @@ from harness.measure.system import Skip, Workload
 from harness.schema.case import Case
 
 # Prompt tokens per call: enough to fill an H100, few enough that the states of all chunks fit in its memory.
-PREFILL_TOKENS = 131_072
+FORWARD_TOKENS = 131_072
 # The package runs pieces below 64 tokens on its recurrent kernels, longer ones on its chunked kernels.
 RECURRENT_TOKENS = 32
-# Longest prompt that the recurrent kernels check: each piece takes about 30 ms to launch.
+# Longest prompt that is checked with the recurrent kernels, whose pieces are slow to launch.
 RECURRENT_CHECKED_TOKENS = 2048
 SAME_KERNELS = (
-    f"the logits of prompts of more than {RECURRENT_CHECKED_TOKENS} tokens were compared with those of the same kernels"
-    " on pieces of the prompts; the recurrent kernels would take too long"
+    f"timed logits of prompts of more than {RECURRENT_CHECKED_TOKENS} tokens were compared with the same kernels on"
+    " pieces of the prompts, because the recurrent kernels would take too long"
 )
 
 
 class FlaModel(PackageModel):
     """A language model of flash-linear-attention with the interface of `CausalLM`.
 
-    inner: the package's model. piece: tokens of each prompt per call of `inner`; 0 stands for PREFILL_TOKENS / batch.
+    inner: the package's model. piece: tokens of each prompt per call of `inner`; 0 stands for FORWARD_TOKENS / batch.
     """
 
     def __init__(self, inner: Any, piece: int = 0) -> None:
@@ -71,7 +71,7 @@ class FlaModel(PackageModel):
         return out.logits[:, -1], state
 
     def _pieces(self, ids: Tensor) -> tuple[Tensor, ...]:
-        return ids.split(self.piece or max(1, PREFILL_TOKENS // len(ids)), dim=1)
+        return ids.split(self.piece or max(1, FORWARD_TOKENS // len(ids)), dim=1)
 
 
 class FlaWork(PhaseWork):
@@ -124,18 +124,18 @@ class FlaGenerate(FlaWork, Generate):
     @torch.inference_mode()
     def run(self) -> tuple[Tensor, Tensor]:
         for layer in self.state.layers:
-            layer.state = layer.state | {"conv_state": _copied(layer.state.get("conv_state"))}  # steps overwrite it
+            layer.state = layer.state | {"conv_state": _cloned(layer.state.get("conv_state"))}  # steps overwrite it
         found = greedy_steps(self.model, self.ids, self.state, STEPS)
-        # Restored here, not in the next call: at B = 512, a capture has no room for a third copy of the states.
+        # Restored here, not in the next call, because then a capture would need memory for a third copy of the states.
         for layer, tensors in zip(self.state.layers, self._first, strict=True):
             layer.state = dict(tensors)
         return found
 
     @property
     def compared_tokens(self) -> int:
-        return STEPS  # the reference reads these and one token before
+        return STEPS  # the reference also reads one earlier token
 
-    def repeat(self, rng: Random, rows: list[int]) -> list[int]:
+    def copy_rows(self, rng: Random, rows: list[int]) -> list[int]:
         """Copy nothing, because initial states differ; return each sequence's own index, 0 to B - 1."""
         return [*range(self.case.batch)]
 
@@ -143,10 +143,10 @@ class FlaGenerate(FlaWork, Generate):
         return lambda model, some, tokens, numbers: logits_along(model, self._before[some, None], tokens, numbers)
 
 
-def _copied(kept: Any) -> Any:
-    if isinstance(kept, Tensor):
-        return kept.clone()
-    return None if kept is None else tuple(map(_copied, kept))
+def _cloned(state: Any) -> Any:
+    if isinstance(state, Tensor):
+        return state.clone()
+    return None if state is None else tuple(map(_cloned, state))
 
 
 class Fla(TunedLanguageModel):
@@ -255,5 +255,5 @@ class RWKV7(Fla):
 
     def settings(self, case: Case) -> dict[str, str]:
         """Add fla's warning that its RWKV-7, which is also the reference, may be incorrect."""
-        warning = "the package warns that its RWKV-7 may be incorrect, by the word of RWKV's author"
+        warning = "flash-linear-attention warns that its RWKV-7 may be incorrect, according to RWKV's author"
         return super().settings(case) | {"warning": warning}

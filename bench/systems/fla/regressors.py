@@ -13,8 +13,8 @@ from torch import Tensor
 from bench.models.case_model import ttt_config_of
 from bench.models.config import BASE_LR
 from bench.systems.on_device import device
-from bench.systems.regressor import LONGEST_DECAY, Given, RecurrentLayer, Regressor
-from bench.systems.ttt.layer import LAYER_CHECK_TOKENS, LAYER_CHECKED_TOKENS, Results, layer_inputs, layer_work
+from bench.systems.regressor import MAX_LOG_DECAY, LayerAdapter, RandomInput, RecurrentLayer
+from bench.systems.ttt.layer import LAYER_CHECK_TOKENS, LAYER_TIMED_CHECK_TOKENS, Results, layer_inputs, layer_work
 from harness.measure.system import Skip
 from harness.schema.case import Case
 from harness.schema.work import TTT, Work
@@ -52,7 +52,7 @@ class DeltaRule(RecurrentLayer):
         moved = tokens * (keys + self.states * values) + 4 * case.batch * self.state_numbers
         return Work((3 + 4 * self.householder) * tokens * self.state_numbers, moved)  # FLOPs: decay 1, pair 4, output 2
 
-    def random_inputs(self, case: Case) -> dict[str, Given]:
+    def random_inputs(self, case: Case) -> dict[str, RandomInput]:
         """Draw q, k, v, beta and log-decays g.
 
         q [B, T, H, K]; k [B, n T, H, K]; v [B, n T, states, V]; beta [B, n T, states].
@@ -65,11 +65,11 @@ class DeltaRule(RecurrentLayer):
         v = _normal(batch, tokens * rows, self.states, self.value_dim).to(dtype)
         beta = torch.rand(batch, tokens * rows, self.states, device=device()).to(dtype)
         return {
-            "q": Given(_normal(batch, tokens, self.heads, self.key_dim).to(dtype), "normal"),
-            "k": Given(k, "normal", scale, rows=rows),
-            "v": Given(v, "normal", rows=rows),
-            "beta": Given(beta, "uniform", rows=rows),
-            "g": Given(-LONGEST_DECAY * torch.rand(batch, tokens, self.states, *decays, device=device())),
+            "q": RandomInput(_normal(batch, tokens, self.heads, self.key_dim).to(dtype), "normal"),
+            "k": RandomInput(k, "normal", scale, rows=rows),
+            "v": RandomInput(v, "normal", rows=rows),
+            "beta": RandomInput(beta, "uniform", rows=rows),
+            "g": RandomInput(-MAX_LOG_DECAY * torch.rand(batch, tokens, self.states, *decays, device=device())),
         }
 
     def run(self, kernel: Callable[..., Any], inputs: dict[str, Tensor]) -> Results:
@@ -93,12 +93,12 @@ class DeltaRule(RecurrentLayer):
         return {"output": torch.stack(outputs, dim=1), "state": state}
 
 
-SOLVED_TOKENS = 32  # tokens whose linear systems the naive MesaNet solves together
+SOLVED_TOKENS = 32  # tokens whose linear systems the naive MesaNet solves in one call
 
 
 @dataclass(frozen=True)
 class Mesa(RecurrentLayer):
-    """A MesaNet layer: each query solves a decayed least-squares problem over all tokens so far.
+    """A MesaNet layer: each query solves a factor least-squares problem over all tokens so far.
 
     With k and q of norm 1: G = exp(g) G + beta k k^T; S = exp(g) S + beta k v^T; o = S^T (G + Diag(lamb))^-1 q.
     The states G [K, K] and S [K, V] are per head. Source: arXiv 2506.05233.
@@ -118,16 +118,16 @@ class Mesa(RecurrentLayer):
         flops = 3 * (gram + values) + 2 * self.iterations * gram + 2 * values  # per iteration, one K x K GEMV
         return Work(tokens * flops, tokens * self.heads * row + 4 * case.batch * self.state_numbers)
 
-    def random_inputs(self, case: Case) -> dict[str, Given]:
+    def random_inputs(self, case: Case) -> dict[str, RandomInput]:
         """Draw q, k [B, T, H, K]; v [B, T, H, V]; beta, log-decays g [B, T, H]; lamb [H, K] >= 0.25."""
         shape, dtype = (case.batch, case.context, self.heads), getattr(torch, case.dtype)
         return {
-            "q": Given(_normal(*shape, self.key_dim).to(dtype), "normal"),
-            "k": Given(_normal(*shape, self.key_dim).to(dtype), "normal"),
-            "v": Given(_normal(*shape, self.value_dim).to(dtype), "normal"),
-            "beta": Given(torch.rand(shape, device=device()), "uniform"),
-            "g": Given(-LONGEST_DECAY * torch.rand(shape, device=device())),
-            "lamb": Given(0.25 + torch.rand(self.heads, self.key_dim, device=device()), axis=None),
+            "q": RandomInput(_normal(*shape, self.key_dim).to(dtype), "normal"),
+            "k": RandomInput(_normal(*shape, self.key_dim).to(dtype), "normal"),
+            "v": RandomInput(_normal(*shape, self.value_dim).to(dtype), "normal"),
+            "beta": RandomInput(torch.rand(shape, device=device()), "uniform"),
+            "g": RandomInput(-MAX_LOG_DECAY * torch.rand(shape, device=device())),
+            "lamb": RandomInput(0.25 + torch.rand(self.heads, self.key_dim, device=device()), axis=None),
         }
 
     def run(self, kernel: Callable[..., Any], inputs: dict[str, Tensor]) -> Results:
@@ -145,9 +145,9 @@ class Mesa(RecurrentLayer):
         for start in range(0, q.shape[1], SOLVED_TOKENS):
             grams, sums = [], []
             for token in range(start, min(start + SOLVED_TOKENS, q.shape[1])):
-                kept, weighted = decay[:, token, :, None, None], (beta[:, token, :, None] * k[:, token])[..., None]
-                gram = kept * gram + weighted * k[:, token, :, None]
-                values = kept * values + weighted * v[:, token, :, None]
+                factor, weighted = decay[:, token, :, None, None], (beta[:, token, :, None] * k[:, token])[..., None]
+                gram = factor * gram + weighted * k[:, token, :, None]
+                values = factor * values + weighted * v[:, token, :, None]
                 grams.append(gram)
                 sums.append(values)
             systems = torch.stack(grams, 1) + torch.diag_embed(lamb)
@@ -172,7 +172,7 @@ class TTTLinear(RecurrentLayer):
     """
 
     check_tokens = LAYER_CHECK_TOKENS
-    checked_tokens = LAYER_CHECKED_TOKENS
+    timed_check_tokens = LAYER_TIMED_CHECK_TOKENS
     part = TTT
     settings: ClassVar[Mapping[str, str]] = {"function": "flash-linear-attention's, not the paper's"}
 
@@ -183,17 +183,17 @@ class TTTLinear(RecurrentLayer):
     def work(self, case: Case) -> Work:
         return layer_work(ttt_config_of(case), case)[TTT]
 
-    def random_inputs(self, case: Case) -> dict[str, Given]:
-        if refused := [f"{name}={value}" for name in ("form", "mini_batch", "part") if (value := case.option(name))]:
-            raise Skip(f"{case.system_backend} has no {' and no '.join(refused)}; {case.system}/torch has")
+    def random_inputs(self, case: Case) -> dict[str, RandomInput]:
+        if options := [f"{name}={value}" for name in ("form", "mini_batch", "part") if (value := case.option(name))]:
+            raise Skip(f"{case.system_backend} does not support {' or '.join(options)}; {case.system}/torch does")
         given = layer_inputs(ttt_config_of(case), case.batch, case.context, getattr(torch, case.dtype))
         rates = given["lr"][..., None].to(given["k"].dtype)
-        return {name: Given(given[name], "normal") for name in "qkv"} | {  # [B, T, H, D]
-            "w": Given(given["ln_weight"], axis=None),  # [H, D]
-            "b": Given(given["ln_bias"], axis=None),  # [H, D]
-            "eta": Given(rates, "uniform", BASE_LR["linear"] / self.key_dim),  # [B, T, H, 1]
-            "initial_state": Given(given["state"].W.clone(), axis=0),  # [B, H, D, D]
-            "initial_state_bias": Given(given["state"].b[:, :, None].clone(), axis=0),  # [B, H, 1, D]
+        return {name: RandomInput(given[name], "normal") for name in "qkv"} | {  # [B, T, H, D]
+            "w": RandomInput(given["ln_weight"], axis=None),  # [H, D]
+            "b": RandomInput(given["ln_bias"], axis=None),  # [H, D]
+            "eta": RandomInput(rates, "uniform", BASE_LR["linear"] / self.key_dim),  # [B, T, H, 1]
+            "initial_state": RandomInput(given["state"].W.clone(), axis=0),  # [B, H, D, D]
+            "initial_state_bias": RandomInput(given["state"].b[:, :, None].clone(), axis=0),  # [B, H, 1, D]
         }
 
     def run(self, kernel: Callable[..., Any], inputs: dict[str, Tensor]) -> Results:
@@ -213,7 +213,7 @@ QWEN = (16, 128, 128, 32)
 CHUNKED = "fla.ops.gated_delta_rule:chunk_gated_delta_rule"
 
 
-class FlaRegressor(Regressor):
+class FlaRegressor(LayerAdapter):
     """Adapter of single layers of flash-linear-attention at width 2,048.
 
     Sources: Gated DeltaNet (arXiv 2412.06464), Kimi Delta Attention (2510.26692), Gated DeltaProduct (2502.10297).

@@ -10,16 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.systems.on_device import device
-from bench.systems.regressor import Given, RecurrentLayer, Regressor
+from bench.systems.regressor import LayerAdapter, RandomInput, RecurrentLayer
 from bench.systems.ttt.layer import Results
 from harness.measure.system import Skip
 from harness.schema.case import Case
 from harness.schema.work import Work
 
-# Most elements [sequence, token, head, channel] for the kernel's signed 32-bit indices, with a copy of q per head.
-INDEXED = 1 << 31
-DECAY_FLOOR = 1e-4
-STEPS = (0.001, 0.1)  # shortest and longest initial time step
+# Elements [sequence, token, head, channel] that signed 32-bit indices reach; the kernel has a copy of q per head.
+MAX_INDEXED = 1 << 31
+MIN_DECAY = 1e-4
+MIN_STEP, MAX_STEP = 0.001, 0.1  # range of the initial time steps dt
 
 
 @dataclass(frozen=True)
@@ -36,22 +36,22 @@ class Mamba3(RecurrentLayer):
     angles: int
 
     @property
-    def matrix(self) -> int:
+    def matrix_size(self) -> int:
         """Number of elements of S in one sequence: heads * key_dim * value_dim."""
         return super().state_numbers
 
     @property
     def state_numbers(self) -> int:
-        return self.matrix + self.heads * (self.key_dim + self.value_dim + self.angles)  # S, last k and v, angle sums
+        return self.matrix_size + self.heads * (self.key_dim + self.value_dim + self.angles)  # S, last k, v, angle sums
 
     def work(self, case: Case) -> Work:
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         shared = width * (2 * self.key_dim + self.angles)
         row = width * (2 * self.value_dim + 1) + 4 * 2  # v, output, trap; decay and time step
-        moved = tokens * (shared + self.heads * row) + 4 * case.batch * self.matrix
-        return Work(5 * tokens * self.matrix, moved)  # FLOPs: decay 1, two merged updates 2, output 2
+        moved = tokens * (shared + self.heads * row) + 4 * case.batch * self.matrix_size
+        return Work(5 * tokens * self.matrix_size, moved)  # FLOPs: decay 1, two merged updates 2, output 2
 
-    def random_inputs(self, case: Case) -> dict[str, Given]:
+    def random_inputs(self, case: Case) -> dict[str, RandomInput]:
         """Draw arguments of the kernel, distributed as in a newly initialised layer.
 
         Q, K [B, T, 1, key_dim]; V [B, T, H, value_dim]; Angles [B, T, H, angles]; Q_bias, K_bias [H, key_dim].
@@ -59,24 +59,24 @@ class Mamba3(RecurrentLayer):
         """
         if case.dtype != "bfloat16":
             raise Skip("Mamba-3's kernel rounds its inputs to bfloat16")
-        most = INDEXED // (self.heads * self.key_dim)
+        most = MAX_INDEXED // (self.heads * self.key_dim)
         if case.batch * case.context > most:
-            raise Skip(f"Mamba-3's kernel indexes at most {most} tokens by 32 bits, not {case.batch * case.context}")
+            raise Skip(f"Mamba-3's kernel has 32-bit indices: at most {most} tokens, not {case.batch * case.context}")
         batch, tokens = case.batch, case.context
-        first = torch.rand(self.heads, device=device()) * math.log(STEPS[1] / STEPS[0]) + math.log(STEPS[0])
+        first = torch.rand(self.heads, device=device()) * math.log(MAX_STEP / MIN_STEP) + math.log(MIN_STEP)
         bias = first.exp() + torch.log(-torch.expm1(-first.exp()))  # the inverse of softplus
         step = F.softplus(torch.randn(batch, self.heads, tokens, device=device()) + bias[:, None])
-        decay = -F.softplus(torch.randn_like(step)).clamp(min=DECAY_FLOOR)
+        decay = -F.softplus(torch.randn_like(step)).clamp(min=MIN_DECAY)
         return {
-            "Q": Given(_normal(batch, tokens, 1, self.key_dim), "normal"),
-            "K": Given(_normal(batch, tokens, 1, self.key_dim), "normal"),
-            "V": Given(_normal(batch, tokens, self.heads, self.value_dim), "normal"),
-            "ADT": Given(decay * step, axis=2),
-            "DT": Given(step, axis=2),
-            "Trap": Given(_normal(batch, self.heads, tokens), axis=2),
-            "Q_bias": Given(torch.ones(self.heads, self.key_dim, device=device()), axis=None),
-            "K_bias": Given(torch.ones(self.heads, self.key_dim, device=device()), axis=None),
-            "Angles": Given(_normal(batch, tokens, 1, self.angles).expand(-1, -1, self.heads, -1)),
+            "Q": RandomInput(_normal(batch, tokens, 1, self.key_dim), "normal"),
+            "K": RandomInput(_normal(batch, tokens, 1, self.key_dim), "normal"),
+            "V": RandomInput(_normal(batch, tokens, self.heads, self.value_dim), "normal"),
+            "ADT": RandomInput(decay * step, axis=2),
+            "DT": RandomInput(step, axis=2),
+            "Trap": RandomInput(_normal(batch, self.heads, tokens), axis=2),
+            "Q_bias": RandomInput(torch.ones(self.heads, self.key_dim, device=device()), axis=None),
+            "K_bias": RandomInput(torch.ones(self.heads, self.key_dim, device=device()), axis=None),
+            "Angles": RandomInput(_normal(batch, tokens, 1, self.angles).expand(-1, -1, self.heads, -1)),
         }
 
     def run(self, kernel: Callable[..., Any], inputs: dict[str, Tensor]) -> Results:
@@ -85,13 +85,13 @@ class Mamba3(RecurrentLayer):
 
     def naive(self, **inputs: Tensor) -> Results:
         exact = {name: value.double() for name, value in inputs.items()}
-        DT, V, kept, share = exact["DT"], exact["V"], exact["ADT"].exp(), exact["Trap"].sigmoid()  # [B, H, T] except V
+        DT, V, decays, share = exact["DT"], exact["V"], exact["ADT"].exp(), exact["Trap"].sigmoid()  # V [B, T, H, V]
         angles = (math.pi * exact["Angles"].tanh() * DT.mT[..., None]).cumsum(1)
         q, k = (rotated(exact[name] + exact[f"{name}_bias"], angles) for name in "QK")
         state = V.new_zeros(*V.shape[:1], *V.shape[2:], q.shape[-1])
         before, outputs = torch.zeros_like(state), []
         for token in range(V.shape[1]):
-            decay, now, step = (x[:, :, token, None, None] for x in (kept, share, DT))
+            decay, now, step = (x[:, :, token, None, None] for x in (decays, share, DT))
             added = V[:, token, :, :, None] * k[:, token, :, None]
             state = decay * (state + (1 - now) * step * before) + now * step * added
             outputs.append(torch.einsum("bhvk,bhk->bhv", state, q[:, token]))
@@ -111,7 +111,7 @@ def _normal(*shape: int) -> Tensor:
     return torch.randn(shape, device=device(), dtype=torch.bfloat16)
 
 
-class Mamba3SSM(Regressor):
+class Mamba3SSM(LayerAdapter):
     """Adapter of the system mamba3/mamba-ssm: the package's layer at width 2,048."""
 
     module = "mamba_ssm"

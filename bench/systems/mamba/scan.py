@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bench.systems.blockwise import visiting
 
-PIECE_NUMBERS = 1 << 26  # elements in a piece's states, one per token; three such float32 tensors take 0.3 GB each
+PIECE_ELEMENTS = 1 << 26  # elements in a piece's states, one per token; three such float32 tensors take 0.3 GB each
 
 
 def selective_scan(decay: Tensor, inputs: Tensor, state: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ def selective_scan(decay: Tensor, inputs: Tensor, state: Tensor) -> Tensor:
     return inputs
 
 
-def stepped(decay: Tensor, inputs: Tensor, state: Tensor, stored: torch.dtype) -> Tensor:
+def stepwise(decay: Tensor, inputs: Tensor, state: Tensor, stored: torch.dtype) -> Tensor:
     """Return x [B, T, ...]: x_t = decay_t * r(x_(t-1)) + inputs_t, where r rounds to `stored`.
 
     x_0 is `state` [B, ...]. decay [B, T, ...] is broadcast to inputs [B, T, ...], which are overwritten.
@@ -58,10 +58,10 @@ def state_space(
     stored: if not None, from t = `prompt` on, x_t is rounded to this dtype before it is carried to the next token.
     """
     state = u.new_zeros(len(u), *u.shape[2:], B.shape[-1])
-    piece, tokens = max(1, PIECE_NUMBERS // state.numel()), u.shape[1]
+    piece, tokens = max(1, PIECE_ELEMENTS // state.numel()), u.shape[1]
     read = min(prompt, tokens) if stored else tokens
     found = []
-    for begin, end, scan in ((0, read, selective_scan), (read, tokens, partial(stepped, stored=stored or u.dtype))):
+    for begin, end, scan in ((0, read, selective_scan), (read, tokens, partial(stepwise, stored=stored or u.dtype))):
         for low in range(begin, end, piece):
             some_u, some_step, some_B, some_C = (x[:, low : min(end, low + piece)] for x in (u, step, B, C))
             inputs = (some_step * some_u).unsqueeze(-1) * some_B

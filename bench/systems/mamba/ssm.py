@@ -15,7 +15,7 @@ from bench.systems.tuned_model import TunedLanguageModel
 from harness.measure.system import Skip, Workload
 from harness.schema.case import Case
 
-PREFILL_TOKENS = 131_072  # tokens of all sequences per call; enough for any GPU
+FORWARD_TOKENS = 131_072  # tokens per call, over all sequences
 
 
 class MambaSSMModel(PackageModel):
@@ -43,12 +43,12 @@ class MambaSSMModel(PackageModel):
 
     def reset_state(self, state: Any) -> None:
         state.seqlen_offset = 0
-        # One launch instead of 96 separate fills, because every prompt begins with this.
+        # One launch for all tensors: a timed forward and a timed request include the reset.
         torch._foreach_zero_([tensor for tensors in state.key_value_memory_dict.values() for tensor in tensors])
 
     def prefill(self, ids: Tensor, state: Any) -> tuple[Tensor, Any]:
         check_ids(ids, 2, state.max_batch_size)
-        rows = max(1, PREFILL_TOKENS // ids.shape[1])  # whole prompts: the package's scans start from empty states
+        rows = max(1, FORWARD_TOKENS // ids.shape[1])  # whole prompts: the package's scans start from empty states
         pieces = [slice(start, start + rows) for start in range(0, ids.shape[0], rows)]
         logits = [self._prefill_piece(ids[piece], state, piece) for piece in pieces]
         state.seqlen_offset = ids.shape[1]
@@ -63,12 +63,12 @@ class MambaSSMModel(PackageModel):
         views = {
             index: tuple(tensor[piece] for tensor in tensors) for index, tensors in state.key_value_memory_dict.items()
         }
-        of_piece = type(state)(max_seqlen=state.max_seqlen, max_batch_size=ids.shape[0], key_value_memory_dict=views)
-        return self.inner(ids, inference_params=of_piece, num_last_tokens=1).logits[:, 0]
+        piece_state = type(state)(max_seqlen=state.max_seqlen, max_batch_size=ids.shape[0], key_value_memory_dict=views)
+        return self.inner(ids, inference_params=piece_state, num_last_tokens=1).logits[:, 0]
 
 
 class MambaSSM(TunedLanguageModel):
-    """Adapter of the system mamba/mamba-ssm: Mamba on the kernels of its authors."""
+    """Adapter of mamba/mamba-ssm: Mamba on its authors' kernels."""
 
     packages = ("mamba-ssm", "causal-conv1d")
     layer: ClassVar[str] = "Mamba1"
@@ -79,21 +79,21 @@ class MambaSSM(TunedLanguageModel):
     def build(self, case: Case) -> Workload:
         config = model_config("mamba", case.size)
         assert isinstance(config, MambaConfig)
-        if case.phase != "generate" and case.context > (longest := self.longest(config)):
+        if case.phase != "generate" and case.context > (longest := self.longest_prompt(config)):
             raise Skip(
                 f"{case.system_backend} reads prompts of at most "
                 f"{longest} tokens, because its kernels have 32-bit indices; this one has {case.context}"
             )
         return super().build(case)
 
-    def longest(self, config: MambaConfig) -> int:
+    def longest_prompt(self, config: MambaConfig) -> int:
         """Return the longest prompt, in tokens, that causal-conv1d 1.7.0 can index with uint32."""
         return (1 << 32) // config.inner_width
 
     def settings(self, case: Case) -> dict[str, str]:
         """Add whether causal-conv1d is present: without it, mamba-ssm silently runs other code."""
         absent = cannot_import("causal_conv1d")
-        prefill = {"prefill": "with state, the last token's logits"} if case.phase != "generate" else {}
+        prefill = {"prefill": "stores the state; logits of the last token"} if case.phase != "generate" else {}
         own = {"causal_conv1d": f"absent ({absent})" if absent else "present", "residual": "float32"}
         return super().settings(case) | own | prefill
 
@@ -132,7 +132,7 @@ class Mamba2SSM(MambaSSM):
 
     layer = "Mamba2"
 
-    def longest(self, config: MambaConfig) -> int:
+    def longest_prompt(self, config: MambaConfig) -> int:
         """Return the longest prompt, in tokens, whose in_proj output Triton can index with int32."""
         # a token's channels: inputs and z; B and C, 128 each; a time step per head of 64
         return (1 << 31) // (2 * config.inner_width + 2 * 128 + config.inner_width // 64)

@@ -15,7 +15,7 @@ class TransformerGenerate(Generate):
 
     def prepare(self) -> None:
         super().prepare()
-        self.state.cache.normal_()  # like normalised projections
+        self.state.cache.normal_()  # random keys and values
 
     def restart(self) -> None:
         """Do nothing, because `run` sets the position."""
@@ -29,11 +29,11 @@ class TransformerGenerate(Generate):
         cache = self.state.cache.normal_()  # [layers, 2, B, KV heads, capacity, D]
         for row, source in enumerate(sources):  # one at a time, because a cache can fill half of the memory
             cache[:, :, row] = cache[:, :, source]
-        begun = cache[:, :, rows].clone()
+        initial = cache[:, :, rows].clone()
 
         def logits_after(model: Any, some: list[int], tokens: torch.Tensor, numbers: Collection[int]) -> Logits:
-            state = model.init_state(len(some), begun.shape[4])
-            state.cache[..., : begun.shape[4], :] = begun
+            state = model.init_state(len(some), initial.shape[4])
+            state.cache[..., : initial.shape[4], :] = initial
             state.position.fill_(self.case.context)
             logits = [model.generate_step(ids, state)[0] for ids in tokens]
             return {n: logits[n - 1] for n in numbers}

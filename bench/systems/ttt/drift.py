@@ -11,18 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.systems.logits import LOGIT_LIMITS, rounding_of, widening
+from bench.systems.logits import LOGIT_LIMITS, limit_dtype, limit_factor
 from harness.measure.correctness import Check, Checks
 from harness.measure.cuda_clock import repeatable
 from harness.measure.system import Workload
 from harness.schema.case import Case
 
 SEED = 0  # seed of the drawn tokens, the same for every state precision
-PARTS = 8  # equal parts of a run; the first and the last show whether the distance grows
+PARTS = 8  # total_variation_first and _last are means over the first and the last 1/PARTS of a run
 
 
 @dataclass(frozen=True)
-class Exact:
+class ExactRun:
     """Token ids [T, B] of a float64 model's run, and its next-token probabilities [T, B, V].
 
     Probabilities are on the host in float64: float32's rounding error can be an eighth of the smallest measured drift.
@@ -32,44 +32,44 @@ class Exact:
     probabilities: Tensor
 
 
-def compared(adapter: Any, workload: Workload, model: Any, case: Case) -> Workload:
-    """Return the workload; its check also measures and limits the drift from a float64 model."""
-    own = workload.check
-    assert own is not None
+def with_drift_check(adapter: Any, workload: Workload, model: Any, case: Case) -> Workload:
+    """Extend the workload's check: also measure and limit the drift from a float64 model."""
+    other_checks = workload.check
+    assert other_checks is not None
 
     def check() -> Checks:
         key = replace(case, state_dtype="")
         if adapter.exact[0] != key:
-            adapter.exact = None, None  # free it before making the next
+            adapter.exact = None, None  # free it before the next run
             adapter.exact = key, exact_run(adapter.reference(model, torch.float64), case.batch, case.context)
         found = drift(model, adapter.exact[1])
         workload.metrics |= found
-        limit = widening(case) * LOGIT_LIMITS[rounding_of(case)][1]
-        return own() + Checks([Check.at_most("total_variation_mean", found["total_variation_mean"], limit)])
+        limit = limit_factor(case) * LOGIT_LIMITS[limit_dtype(case)][1]
+        return other_checks() + Checks([Check.at_most("total_variation_mean", found["total_variation_mean"], limit)])
 
     return replace(workload, check=check)
 
 
 @torch.inference_mode()
-def exact_run(reference: Any, sequences: int, tokens: int) -> Exact:
+def exact_run(reference: Any, sequences: int, tokens: int) -> ExactRun:
     """Sample `sequences` sequences of `tokens` tokens from the float64 model `reference`."""
     device, vocabulary = reference.device, reference.config.vocabulary
     rng = torch.Generator(device).manual_seed(SEED)
     ids = torch.randint(0, vocabulary, (sequences,), device=device, generator=rng)
     step, read = _stepper(reference, ids, tokens), []
     probabilities = torch.empty(tokens, sequences, vocabulary, dtype=torch.float64, pin_memory=device.type == "cuda")
-    for kept in probabilities:
+    for row in probabilities:
         read.append(ids.clone())
         found = step().double().softmax(-1)
-        kept.copy_(found, non_blocking=True)
+        row.copy_(found, non_blocking=True)
         ids.copy_(torch.multinomial(found, 1, generator=rng)[:, 0])
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # the copies to the host
-    return Exact(torch.stack(read), probabilities)
+    return ExactRun(torch.stack(read), probabilities)
 
 
 @torch.inference_mode()
-def drift(model: Any, exact: Exact) -> dict[str, float]:
+def drift(model: Any, exact: ExactRun) -> dict[str, float]:
     """Run a model on the tokens of an exact run; compare the two models' probabilities.
 
     total_variation_mean, total_variation_max: over all positions.
@@ -106,8 +106,8 @@ def _stepper(model: Any, ids: Tensor, tokens: int) -> Callable[[], Tensor]:
     advance = repeatable(step)
     model.reset_state(state)  # capturing advanced it
 
-    def advanced(_: Any = state) -> Tensor:  # keeps the state alive: a graph writes to its memory
+    def next_logits(_: Any = state) -> Tensor:  # keeps the state alive: a graph writes to its memory
         advance()
         return logits[0]
 
-    return advanced
+    return next_logits

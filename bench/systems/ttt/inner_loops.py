@@ -8,7 +8,7 @@ from torch import Tensor
 from bench.models.operator import Projections, TorchOperator
 from bench.models.ttt import TTTLayer, TTTModel, rope_tables
 from bench.systems.language_model import CHECK_BATCH
-from bench.systems.logits import rounding_of
+from bench.systems.logits import limit_dtype
 from bench.systems.model_calls import prefill_then_generate, random_ids
 from bench.systems.ttt.layer import LAYER_LIMITS
 from harness.measure.correctness import Check, relative_error
@@ -55,7 +55,7 @@ def inner_loop_checks(model: TTTModel, case: Case, prompt: int) -> list[Check]:
     layers = [block.seq_modeling_block for block in model.blocks]
     errors = [_errors(layer, recorded.calls[index :: len(layers)]) for index, layer in enumerate(layers)]
     prefill, steps = torch.tensor(errors, dtype=torch.float64).amax(0).tolist()  # propagates NaN
-    limit = LAYER_LIMITS[rounding_of(case)]
+    limit = LAYER_LIMITS[limit_dtype(case)]
     return [
         Check.at_most("inner_loop_prefill_relative_error", prefill, limit),
         Check.at_most("inner_loop_steps_relative_error", steps, limit),

@@ -39,10 +39,10 @@ from tk_kernels.generate.tuning import Tuning
 from tk_kernels.parallel import compile_all
 from tk_kernels.reference.token_rows import mapped, to_float64
 
-KERNEL_CHECK_TOKENS = 32768
-KERNEL_CHECK_SEQUENCES = 4
-OUTER = ("token_scale", "ln_weight", "ln_bias")  # arguments of `forward` that all tokens share
-CHECKED_STEPS = 4096  # most checked steps of a sequence; at about 30 launches each, a second on an H100
+KERNEL_CHECK_TOKENS = 32768  # maximum of tokens that the check before timing compares
+KERNEL_CHECK_SEQUENCES = 4  # maximum of sequences in each check of steps
+OUTER = ("token_scale", "ln_weight", "ln_bias")  # arguments of `forward` that all sequences share
+CHECKED_STEPS = 4096  # maximum of checked steps per sequence; for more, the reference would take seconds
 STREAMED = 20  # a state larger than this many L2 caches is evicted between steps, so one set of sequences is enough
 
 
@@ -65,16 +65,16 @@ def _forward(case: Case, config: TTTConfig, backend: str) -> Workload:
     def check() -> Checks:
         piece = inputs_of(inputs, last, checked_tokens)
         checked = check_forward(forward, reference, "dual", piece)
-        return checked + Checks([_repeats(lambda: forward(**inputs)[0], case.batch)])
+        return checked + Checks([_check_repeatable(lambda: forward(**inputs)[0], case.batch)])
 
     settings = {"checked": f"the first {checked_tokens} tokens of the last sequence"}
     if backend == THUNDERKITTENS:
-        made = build_kernel(ops.KERNELS[config.mini_batch]).ingredients
-        settings |= {name: str(made[name]) for name in ("compiler", "flags", "thunderkittens")}
+        ingredients = build_kernel(ops.KERNELS[config.mini_batch]).ingredients
+        settings |= {name: str(ingredients[name]) for name in ("compiler", "flags", "thunderkittens")}
     return forward_workload(case, reference, inputs, forward, check, settings)
 
 
-def _repeats(run: Callable[[], torch.Tensor], sequences: int) -> Check:
+def _check_repeatable(run: Callable[[], torch.Tensor], sequences: int) -> Check:
     first, second = (run()[:: -(-sequences // KERNEL_CHECK_SEQUENCES)].clone() for _ in range(2))
     return Check.at_most("elements_that_differ_between_runs", float((first != second).sum()), 0.0)
 
@@ -98,7 +98,7 @@ def _generate(case: Case, config: TTTConfig, form: str, precision: str) -> Workl
         metrics=least.metrics() | {"state_bytes": first.state_bytes} | peaks_of("cuda"),
         work={TTT: least},
         settings={
-            "checked": f"{_check_steps(config)} tokens of {checked} other sequences",
+            "checked": f"{_check_steps(config)} tokens of {checked} sequences that are not timed",
             "input_sets": str(len(work.sets)),
         },
     )
@@ -179,13 +179,13 @@ class Steps:
         some = self.sets[drawn_set]
         batch = some.out.shape[1]
         rows = sorted(rng.sample(range(batch), min(batch, KERNEL_CHECK_SEQUENCES)))
-        begun = rows_of(some.state, rows).to_state()
+        initial = rows_of(some.state, rows).to_state()
 
         def compare(out: torch.Tensor, calls: int) -> Checks:
             steps = calls * self.rounds
             if steps > CHECKED_STEPS:
-                return Checks([], f"a sample is {steps} steps of a sequence, more than the reference is asked for")
-            expected = _exact_steps(some, begun, rows, calls, self.rounds)
+                return Checks([], f"timed outputs not checked: {steps} steps per sequence, more than {CHECKED_STEPS}")
+            expected = _exact_steps(some, initial, rows, calls, self.rounds)
             last = out[(drawn_set + 1) * self.rounds - 1]
             return check_results({"output": last[rows]}, {"output": expected}, self.dtype, "timed_")
 
@@ -193,18 +193,18 @@ class Steps:
 
 
 @torch.no_grad()
-def _exact_steps(some: GenerateSet, begun: Any, rows: list[int], calls: int, rounds: int) -> torch.Tensor:
+def _exact_steps(some: GenerateSet, initial: Any, rows: list[int], calls: int, rounds: int) -> torch.Tensor:
     """Run `calls` x `rounds` steps in float64; return the last step's outputs [len(rows), H, D]."""
     reference = import_module(some.generate.__name__.rpartition(".")[0] + ".reference")
     precision = PRECISIONS[some.state.precision]
-    outer, state = [each.double() for each in some.outer], to_float64(begun)
+    outer, state = [each.double() for each in some.outer], to_float64(initial)
     tokens = [each[:, rows].double() for each in some.tokens]
     for _ in range(calls):
         for step in range(rounds):
             out, state = reference.generate_step(*(each[step] for each in tokens), *outer, state)
             if precision.weights.itemsize < 4 and not precision.planes:  # 16-bit states round W after each step
-                kept = {name: x.to(precision.weights).double() for name, x in state._asdict().items() if name[0] == "W"}
-                state = state._replace(**kept)
+                W = {name: x.to(precision.weights).double() for name, x in state._asdict().items() if name[0] == "W"}
+                state = state._replace(**W)
     return out
 
 
@@ -260,9 +260,9 @@ def check_generate(
     # Sequence b starts at position b + 1 of its mini-batch.
     rows = [reference.forward(**inputs_of(exact, slice(b, b + 1), b + 1))[1] for b in range(sequences)]
     state = type(rows[0])(*(torch.cat(tensors) for tensors in zip(*rows, strict=True)))
-    begun = mapped(state, lambda x: x.float() if x.is_floating_point() else x)
+    initial = mapped(state, lambda x: x.float() if x.is_floating_point() else x)
     after = {name: inputs[name][:, begin:] for name in PER_TOKEN}
-    some, expected = GenerateSet.of(generate, inputs | after | {"state": begun}, form, precision), []
+    some, expected = GenerateSet.of(generate, inputs | after | {"state": initial}, form, precision), []
     some.launch = launch
     for step in range(steps):
         some.advance(step)

@@ -16,7 +16,7 @@ from bench.cost import total
 from bench.models.case_model import ttt_config_of
 from bench.models.config import TTTConfig
 from bench.models.operator import rows_of
-from bench.systems.checked_sequences import drawn
+from bench.systems.checked_sequences import draw_sequences
 from bench.systems.measured_peaks import peaks_of
 from bench.systems.on_device import device
 from harness.measure.correctness import Check, Checks, relative_error
@@ -28,12 +28,11 @@ from tk_kernels.reference.token_rows import to_float64
 
 # Relative error against float64: one GEMM of bfloat16 inputs rounds to 2e-3, and the layer chains a few.
 LAYER_LIMITS = {"bfloat16": 1e-2, "float16": 5e-3, "float32": 1e-5}
-LAYER_CHECK_TOKENS = 64
-# Most compared tokens: the dual form in float64 takes ten launches per mini-batch, a second or two on an H100.
-LAYER_CHECKED_TOKENS = 131072
-CHECKED_PIECE = 8192  # tokens of a sequence in float64 at once
-PER_TOKEN = ("q", "k", "v", "lr")  # arguments of a reference's `forward`
-Results = dict[str, torch.Tensor]  # of a forward by name: "output" [B, T, H, D], and final states [B, ...]
+LAYER_CHECK_TOKENS = 64  # compared tokens before timing, in one sequence
+LAYER_TIMED_CHECK_TOKENS = 131072  # maximum of compared tokens after timing, over all sequences
+CHECKED_PIECE = 8192  # tokens per sequence that the reference runs in one call
+PER_TOKEN = ("q", "k", "v", "lr")  # arguments of a reference's `forward` with a token axis
+Results = dict[str, torch.Tensor]  # a forward's results by name: "output" [B, T, H, D], and final states [B, ...]
 
 
 def build(case: Case) -> Workload:
@@ -57,7 +56,7 @@ def build(case: Case) -> Workload:
 
     workload = forward_workload(case, reference, inputs, forward, check)
     if part == "w":
-        run, names = lambda: learned(reference.states(**without_q, start=0)[1]), ("k", "v", "lr")
+        run, names = lambda: inner_weights(reference.states(**without_q, start=0)[1]), ("k", "v", "lr")
     elif part == "z":
         trace, _ = reference.states(**without_q, start=0)
         arguments = {name: value for name, value in inputs.items() if name not in ("v", "state")}
@@ -92,7 +91,7 @@ def forward_workload(
         check,
         layer_work(config, case),
         settings or {},
-        LAYER_CHECKED_TOKENS,
+        LAYER_TIMED_CHECK_TOKENS,
     )
 
 
@@ -135,7 +134,7 @@ def layer_timed_check(
     tokens, whole = min(case.context, most), case.context <= most
 
     def timed_check(rng: Random) -> Callable[[Results, int], Checks]:
-        rows = drawn(rng, case.batch, case.context, most)
+        rows = draw_sequences(rng, case.batch, case.context, most)
 
         def compare(results: Results, calls: int) -> Checks:
             found = {
@@ -143,7 +142,7 @@ def layer_timed_check(
                 for name, x in results.items()
                 if whole or name == "output"
             }
-            missing = "" if whole else f"of {case.context} tokens the first {tokens} were compared"
+            missing = "" if whole else f"timed outputs: only the first {tokens} of {case.context} tokens compared"
             return check_results(found, exact(rows, tokens), case.dtype, "timed_") + Checks([], missing)
 
         return compare
@@ -202,10 +201,10 @@ def layer_inputs(config: TTTConfig, batch: int, tokens: int, dtype: torch.dtype)
 def results_of(found: tuple[torch.Tensor, Any]) -> Results:
     """Name the results of a `forward`: "output" [B, T, H, D], the final weights and biases."""
     out, state = found
-    return {"output": out} | learned(state)
+    return {"output": out} | inner_weights(state)
 
 
-def learned(state: Any, kinds: str = "Wb") -> Results:
+def inner_weights(state: Any, kinds: str = "Wb") -> Results:
     """Return a reference state's tensors by name. kinds: "W" (weights), "b" (biases) or "Wb"."""
     return {name: getattr(state, name) for name in state._fields if name[0] in kinds}
 
@@ -223,7 +222,7 @@ def exact_forward(reference: Any, inputs: dict[str, Any], rows: list[int], token
         some = {name: inputs[name][rows, low : min(low + piece, tokens)].double() for name in PER_TOKEN}
         out, state = reference.forward(**some, **shared, state=state, start=0)
         found.append(out.float())
-    return {"output": torch.cat(found, dim=1)} | learned(state, "W")
+    return {"output": torch.cat(found, dim=1)} | inner_weights(state, "W")
 
 
 def _exact_outputs(reference: Any, arguments: dict[str, Any], trace: Any, rows: list[int], tokens: int) -> Results:
@@ -240,7 +239,7 @@ def check_forward(forward: Callable[..., Any], reference: Any, form: str, piece:
     exact = {name: to_float64(value) for name, value in piece.items()}
     out, state = reference.forward(**exact, form=form, start=0)
     return check_results(
-        found, {"output": out} | learned(state, "W"), str(found["output"].dtype).removeprefix("torch.")
+        found, {"output": out} | inner_weights(state, "W"), str(found["output"].dtype).removeprefix("torch.")
     )
 
 

@@ -5,19 +5,19 @@ from typing import Any
 import torch
 
 from bench.models.operator import TorchOperator
-from bench.systems.checked_sequences import named
+from bench.systems.checked_sequences import with_prefix
 from bench.systems.language_model import CHECK_BATCH, LanguageModel
-from bench.systems.logits import check_logits, rounding_of, widening
+from bench.systems.logits import check_logits, limit_dtype, limit_factor
 from bench.systems.model_calls import exact_dtype, greedy_steps, prefill_then_generate, random_ids
 from bench.systems.ttt import layer
-from bench.systems.ttt.drift import compared
+from bench.systems.ttt.drift import with_drift_check
 from bench.systems.ttt.inner_loops import inner_loop_checks
 from bench.systems.ttt.replayed import ReplayedOperator
 from harness.measure.correctness import Checks
 from harness.measure.system import Workload
 from harness.schema.case import Case
 
-CHECKPOINT_TOKENS = 128  # compared tokens that a checkpoint generates
+CHECKPOINT_TOKENS = 128  # tokens that the reference generates; the logits after each are compared
 
 
 class TTTLanguageModel(LanguageModel):
@@ -27,7 +27,7 @@ class TTTLanguageModel(LanguageModel):
 
     def build(self, case: Case) -> Workload:
         workload = super().build(case)
-        return compared(self, workload, self._model(case), case) if case.option("compare", "") else workload
+        return with_drift_check(self, workload, self._model(case), case) if case.option("compare", "") else workload
 
     def reference(self, model: Any, dtype: torch.dtype) -> Any:
         reference = super().reference(model, dtype)
@@ -45,19 +45,19 @@ class TTTLanguageModel(LanguageModel):
     def _compare(self, model: Any, case: Case) -> Checks:
         checked = super()._compare(model, case)
         checked += Checks(inner_loop_checks(model, case, self.check_prompt))
-        return checked + self._token_for_token(model, case) if case.option("checkpoint") else checked
+        return checked + self._check_generated(model, case) if case.option("checkpoint") else checked
 
     @torch.inference_mode()
-    def _token_for_token(self, model: Any, case: Case) -> Checks:
+    def _check_generated(self, model: Any, case: Case) -> Checks:
         """Check the logits after a prompt and after each token that the reference generates from it."""
-        dtype, wider = rounding_of(case), widening(case)
+        dtype, factor = limit_dtype(case), limit_factor(case)
         reference = self.timed_check_reference(model, exact_dtype(case), case)
         prompt = random_ids(model, CHECK_BATCH, self.check_prompt)
         logits, state = reference.prefill(prompt, reference.init_state(*prompt.shape))
         _, tokens = greedy_steps(reference, logits.argmax(-1), reference.generate_state(state), CHECKPOINT_TOKENS)
         ids = torch.cat([prompt, tokens.T], dim=1)
         got, expected = (prefill_then_generate(each, ids, self.check_prompt) for each in (model, reference))
-        return named("generated_", check_logits(got, expected, dtype, wider))
+        return with_prefix("generated_", check_logits(got, expected, dtype, factor))
 
 
 class TTTTorch(TTTLanguageModel):

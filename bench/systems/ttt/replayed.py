@@ -11,7 +11,7 @@ from harness.measure.cuda_clock import repeatable
 from tk_kernels.checks import common_position
 from tk_kernels.reference.token_rows import clone, mapped, overwrite
 
-PIECE_TOKENS = 512  # tokens per replay: little memory, and copies in and out are cheap
+PIECE_TOKENS = 512  # maximum of tokens per replay, unless the mini-batch is longer
 
 
 class ReplayedOperator(TorchOperator):
@@ -31,14 +31,14 @@ class ReplayedOperator(TorchOperator):
         out = torch.empty_like(ready.q)
         if whole:
             learned = outer.learned
-            inputs, held, piece_out, replay = self._piece([*(x[:, :size] for x in ready[:4]), *learned], state)
-            overwrite(held, state)
+            inputs, piece_state, piece_out, replay = self._piece([*(x[:, :size] for x in ready[:4]), *learned], state)
+            overwrite(piece_state, state)
             for low in range(0, whole, size):
-                for mine, given in zip(inputs, (*(x[:, low : low + size] for x in ready[:4]), *learned), strict=True):
-                    mine.copy_(given)
+                for target, given in zip(inputs, (*(x[:, low : low + size] for x in ready[:4]), *learned), strict=True):
+                    target.copy_(given)
                 replay()
                 out[:, low : low + size] = piece_out
-            overwrite(state, held)
+            overwrite(state, piece_state)
         if whole < tokens:
             rest = mapped(ready, lambda x: x[:, whole:])
             out[:, whole:] = super().forward(rest, outer, state, start)

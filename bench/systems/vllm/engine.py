@@ -18,20 +18,20 @@ from bench.models import checkpoint
 from bench.models.base import CausalLM
 from bench.models.config import ModelConfig
 from bench.systems.language_model import CHECK_BATCH, CHECK_PROMPT, CHECK_STEPS
-from bench.systems.logits import check_logits, widening
+from bench.systems.logits import check_logits, limit_factor
 from bench.systems.vllm.model_folder import ModelFolder
 from harness.measure.correctness import Checks
 from harness.schema.case import Case, Scalar
 
-SEQUENCES = 512  # vLLM's default largest graph
-GRAPH_STEP = 256  # distance between graph sizes above SEQUENCES, in tokens
+DEFAULT_SEQS = 512  # largest batch of vLLM's own CUDA graphs
+GRAPH_STEP = 256  # distance between graph sizes above DEFAULT_SEQS, in tokens
 PROMPT_STEP = 1024  # distance between graph sizes for prompts, in tokens
-# Which sizes of a step, in tokens, get a CUDA graph. engine: vLLM's own list. prompts: also launch-bound prompts, which
-# needs `cache_bytes`: if vLLM sizes the cache itself, it first allocates a block for each token of its largest graph.
+# Step sizes, in tokens, that get a CUDA graph. engine: vLLM's own list. prompts: also sizes of launch-bound prompts.
+# prompts needs `cache_bytes`: to size the cache itself, vLLM first allocates a block per token of its largest graph.
 GRAPHS = ("engine", "prompts")
 MEMORY_SHARE = 0.9  # vLLM's share of the GPU's memory; the rest is for the float32 reference
 # Errors of vLLM on a GPU too small for weights and cache, or shared with another program.
-NO_ROOM = ("memory for the cache blocks", "available KV cache memory", "not enough GPU memory", "Free memory on device")
+OOM = ("memory for the cache blocks", "available KV cache memory", "not enough GPU memory", "Free memory on device")
 SPARE_BLOCKS = 0.01  # share of the cache's blocks left free; the engine preempts sequences when the cache is full
 
 
@@ -54,7 +54,7 @@ class Settings:
     graphs: str = "engine"
     model_runner: str = ""  # V1 or V2; for Llama, vLLM chooses V1 in 0.22 and V2 in 0.33
     cuda_graphs: str = ""
-    cache_bytes: int | None = None  # None: what weights and activations leave of MEMORY_SHARE
+    cache_bytes: int | None = None  # None: MEMORY_SHARE minus weights and activations
     model: tuple[tuple[str, Scalar], ...] = ()  # the case's options that choose another model
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class Settings:
             backend, _, version = self.attention.partition("-")
             attention = {"backend": backend} | ({"flash_attn_version": int(version)} if version else {})
         if self.graphs == "prompts":
-            # Prompts do not split their keys; the default reserves buffers for 32 splits in each graph.
+            # Attention of prompts does not split keys; the default reserves buffers for 32 splits in each graph.
             attention |= {"flash_attn_max_num_splits_for_cuda_graph": 1}
         return {
             "skip_tokenizer_init": True,
@@ -81,7 +81,7 @@ class Settings:
             "max_num_seqs": self.max_num_seqs,
             "max_num_batched_tokens": self.max_num_batched_tokens,
             "gpu_memory_utilization": MEMORY_SHARE,
-            "max_logprobs": -1,  # only checks use this and the next option
+            "max_logprobs": -1,  # this and the next option are for checks
             "logprobs_mode": "raw_logits",
             "disable_log_stats": True,
             **({"block_size": self.block_size} if self.block_size else {}),
@@ -93,10 +93,10 @@ class Settings:
     def graph_sizes(self) -> list[int]:
         """Return the step sizes, in tokens, that get a CUDA graph; [] for vLLM's own list."""
         prompts = range(PROMPT_STEP, LAUNCH_BOUND_TOKENS + 1, PROMPT_STEP) if self.graphs == "prompts" else ()
-        if self.max_num_seqs <= SEQUENCES and not prompts:
+        if self.max_num_seqs <= DEFAULT_SEQS and not prompts:
             return []
-        own = [1, 2, 4, *range(8, 256, 8), *range(256, SEQUENCES + 1, 16)]
-        return sorted({*own, *range(SEQUENCES + GRAPH_STEP, self.max_num_seqs + 1, GRAPH_STEP), *prompts})
+        own = [1, 2, 4, *range(8, 256, 8), *range(256, DEFAULT_SEQS + 1, 16)]
+        return sorted({*own, *range(DEFAULT_SEQS + GRAPH_STEP, self.max_num_seqs + 1, GRAPH_STEP), *prompts})
 
 
 @dataclass
@@ -154,7 +154,7 @@ class Batch:
 
 
 class Engine:
-    """A vLLM engine with a model of this repository; only the process's end frees its memory.
+    """A vLLM engine with a model of this repository; its memory is freed only when the process exits.
 
     model: function that builds the model. config: the model's configuration. hugging_face: contents of config.json.
     Raises MemoryError if the GPU has too little free memory for the weights and the cache of one sequence.
@@ -167,7 +167,7 @@ class Engine:
         self._folder = ModelFolder()
         self._reference: CausalLM | None = None
         checkpoint.save(model(), self._folder.path, hugging_face)
-        gc.collect()  # frees the model
+        gc.collect()  # free the model
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         if settings.model_runner:
@@ -177,7 +177,7 @@ class Engine:
         try:
             self.llm: Any = LLM(str(self._folder.path), **settings.arguments())
         except ValueError as error:
-            if any(words in str(error) for words in NO_ROOM):
+            if any(words in str(error) for words in OOM):
                 raise MemoryError(str(error)) from error
             raise
         self.core = self.llm.llm_engine.engine_core.engine_core
@@ -211,16 +211,16 @@ class Engine:
         requests = list(zip(({"prompt_token_ids": ids} for ids in prompts), params, strict=True))
         if not due:
             self._enqueue(requests)
-        engine, kept, unfinished = self.llm.llm_engine, list[Any](), len(requests)
+        engine, collected, unfinished = self.llm.llm_engine, list[Any](), len(requests)
         batch, first = Batch(time.monotonic()), -1
         batch.due = [batch.started + seconds for seconds in due]
-        coming = deque(zip(batch.due, requests, strict=True)) if due else deque()
+        pending = deque(zip(batch.due, requests, strict=True)) if due else deque()
         with ExitStack() as region:
             while unfinished:
-                if len(coming) == unfinished:
-                    time.sleep(max(0.0, coming[0][0] - time.monotonic()))
-                while coming and coming[0][0] <= time.monotonic():
-                    self._enqueue([coming.popleft()[1]])
+                if len(pending) == unfinished:
+                    time.sleep(max(0.0, pending[0][0] - time.monotonic()))
+                while pending and pending[0][0] <= time.monotonic():
+                    self._enqueue([pending.popleft()[1]])
                 begins = not steady_steps or (bool(batch.steps) and batch.steps[-1][1] == len(prompts))
                 if around is not None and first < 0 and begins:
                     region.enter_context(around)
@@ -234,9 +234,9 @@ class Engine:
                 batch.received.append((step.timestamp, made))
                 last = [each for each in step.outputs if each.finished]
                 unfinished -= len(last)
-                kept += step.outputs if logits else last
-        # vLLM's server processes outputs in another process. Here, the last ones end the requests.
-        done = engine.output_processor.process_outputs(kept).request_outputs
+                collected += step.outputs if logits else last
+        # vLLM's server processes outputs in a separate process, so here they are processed after the timed steps.
+        done = engine.output_processor.process_outputs(collected).request_outputs
         batch.outputs = sorted(done, key=lambda output: _number(output.request_id)) if logits else []
         return batch
 
@@ -252,7 +252,7 @@ class Engine:
         blocks_each = sum(-(-tokens // size) for size in self._block_sizes())
         return min(int(self.cache_blocks() * (1 - SPARE_BLOCKS)) // blocks_each, self.settings.max_num_seqs)
 
-    def described(self) -> dict[str, str]:
+    def running_settings(self) -> dict[str, str]:
         """Return the settings of the running engine, for the record."""
         config = self.llm.llm_engine.vllm_config
         scheduler, compilation = config.scheduler_config, config.compilation_config
@@ -306,7 +306,7 @@ class Engine:
         read = torch.tensor([p + t[:-1] for p, t in zip(prompts, tokens, strict=True)])
         expected = last_logits(self.reference(), read, CHECK_STEPS + 1).cpu()
         fair = model_facts.checks(self.facts(head_rows), case)
-        return check_logits(got, expected, case.dtype, widening(case)) + Checks(fair)
+        return check_logits(got, expected, case.dtype, limit_factor(case)) + Checks(fair)
 
     def _head_rows(self, prompts: list[list[int]]) -> float:
         (model,) = self.llm.apply_model(lambda model: model)

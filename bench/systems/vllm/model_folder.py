@@ -13,7 +13,7 @@ from harness.measure.nvml import VARIABLE as GPU_VARIABLE
 
 
 class ModelFolder:
-    """An empty model folder `path`, locked by this process and emptied when the process exits.
+    """An empty model folder `path`, locked until this object is deleted or the process exits, and then emptied.
 
     vLLM caches compiled models by path, so the name depends only on user and GPU. If another engine has locked the
     folder, the name gets a number. Raises OSError if no folder can be created or locked.
@@ -32,10 +32,10 @@ class ModelFolder:
             except BlockingIOError:  # another engine of this GPU has it
                 os.close(descriptor)
         _empty(self.path)
-        weakref.finalize(self, _let_go, self.path, descriptor)
+        weakref.finalize(self, _release, self.path, descriptor)
 
 
-def _let_go(path: Path, descriptor: int) -> None:
+def _release(path: Path, descriptor: int) -> None:
     _empty(path)
     os.close(descriptor)
 

@@ -19,34 +19,34 @@ from bench.models.case_model import config_of
 from bench.models.config import parameter_count, uncut
 from bench.systems import token_times
 from bench.systems.blockwise import last_logits
-from bench.systems.checked_sequences import drawn, not_compared
-from bench.systems.logits import choice_check, widened, widening
+from bench.systems.checked_sequences import draw_sequences, not_compared
+from bench.systems.logits import choice_check, limit_factor, limit_settings
 from bench.systems.measured_peaks import peaks_of
 from bench.systems.model_calls import STEPS, model_of
 from bench.systems.needs import cannot_import, import_or_skip, no_gpu, other_release
 from bench.systems.on_device import device
-from bench.systems.vllm.engine import MEMORY_SHARE, SEQUENCES, Batch, Engine, Settings
+from bench.systems.vllm.engine import DEFAULT_SEQS, MEMORY_SHARE, Batch, Engine, Settings
 from harness.measure.correctness import Check, Checks
 from harness.measure.system import NeedsFreshProcess, Workload
 from harness.schema.case import Case
 
-# The engine's core runs in this process: a separate one admits requests one by one and splits a batch. No network.
-# FlashInfer's sampler would compile at the first request.
+# The engine core runs in this process: a separate process admits requests one by one and splits a batch.
+# The other variables turn off FlashInfer's sampler, which compiles at the first request, and network access.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-CORE = "in the process that asks, without processing outputs; vLLM's default is a process of its own"
-STEADY_STEPS = 32  # fewest steps of a generate batch in which every sequence generates
-# Generate reads this many tokens into a recurrent state; longer prompts change neither its size nor the work of a step.
+CORE = "in the benchmark's process, without output processing; vLLM's default is a separate process"
+STEADY_STEPS = 32  # minimum steps of a generate batch in which every sequence generates
+# Longest prompt of generate with a recurrent state, whose size and work per step do not depend on the prompt.
 GENERATE_PROMPT = 128
-STEPS_SEEN = 16  # generate steps that a profiler records
-MANY_SEQUENCES = 4096  # the figures' largest batch; one engine serves every batch above SEQUENCES
-OUTSIDE_CACHE = 2_500_000_000  # bytes of a 1.3b engine besides weights and cache, on an H100 and an H200
-FOR_PROMPT_GRAPHS = 2_000_000_000  # further bytes for graphs of prompts
-MODEL_LENGTH = 33_024  # the figures' longest prompt and its steps; one engine serves them all
+PROFILED_STEPS = 16  # generate steps per profile
+MANY_SEQUENCES = 4096  # largest batch of the suites; one engine serves all batches from DEFAULT_SEQS + 1 to this
+ENGINE_BYTES = 2_500_000_000  # a 1.3b engine's memory except weights and cache, on an H100 and an H200
+PROMPT_GRAPH_BYTES = 2_000_000_000  # additional memory for CUDA graphs of prompts
+MODEL_LENGTH = 33_024  # minimum max_model_len, so that most cases share an engine
 ARRIVALS_SEED = 0
 MODEL_OPTIONS = ("backbone", "checkpoint", "mini_batch")  # options of a case that choose another model
 
@@ -62,7 +62,6 @@ class VllmSystem:
     packages: tuple[str, ...] = ("vllm",)
     implementation: ClassVar[str]
     releases: ClassVar[tuple[str, str]] = ("0.22", "0.33")
-    # The suite vllm-settings tries other values.
     max_num_batched_tokens: ClassVar[int]
     block_size: ClassVar[int | None] = None
     graphs: ClassVar[Mapping[str, str]] = {}
@@ -94,7 +93,7 @@ class VllmSystem:
         raise NotImplementedError
 
     def settings(self, case: Case) -> dict[str, str]:
-        return widened(case)
+        return limit_settings(case)
 
     def check(self, engine: Engine, case: Case) -> None:
         """Raise RuntimeError if the engine runs unexpected kernels. By default, do nothing."""
@@ -113,28 +112,28 @@ class VllmSystem:
         engine = self.engine(case)
         read = replace(case, context=self.prompt_tokens(case))
         request = EngineArrivals if case.option("rate") else EngineRequest
-        work = {"forward": Prefill, "generate": EngineGenerate, "request": request}[case.phase](engine, read)
+        work = {"forward": EngineForward, "generate": EngineGenerate, "request": request}[case.phase](engine, read)
         prompt = {"prompt_tokens": str(read.context)}
         if isinstance(work, EngineGenerate) and self.steps_grow:
-            work.centre()
+            work.center_on_context()
             prompt = {}
         facts = engine.facts()
-        kept = {"state_bytes": work.at_once * self._kept_bytes(case)}
+        state = {"state_bytes": work.concurrent * self._state_bytes(case)}
         cost = model_work(config_of(case), facts.parameters, replace(read, batch=work.batch))
         return Workload(
-            run=work.once,
+            run=work.run_batch,
             units=work.units,
             tokens=work.tokens,
             device="cuda",
             check=lambda: self._check(engine, case),
             engine_samples=work.samples,
-            engine_batch=work.inside,
+            engine_batch=work.run_profiled,
             timed_check=lambda rng: work.timed_check(rng, self.last_logits),
             measured=work.measured,
-            metrics=facts.metrics() | work.metrics() | total(cost).metrics() | kept | peaks,
+            metrics=facts.metrics() | work.metrics() | total(cost).metrics() | state | peaks,
             work=cost,
             settings=facts.settings()
-            | engine.described()
+            | engine.running_settings()
             | {"timed": work.timed, "engine_core": CORE}
             | self.settings(case)
             | prompt,
@@ -149,9 +148,9 @@ class VllmSystem:
         if self._engine is None:
             import_or_skip("vllm.entrypoints.llm", "vllm.v1.engine.llm_engine")
             config = config_of(case)
-            described = self.hugging_face(config, settings.max_model_len)
+            config_json = self.hugging_face(config, settings.max_model_len)
             self.register()
-            self._engine = Engine(lambda: model_of(case), config, described, settings)
+            self._engine = Engine(lambda: model_of(case), config, config_json, settings)
         elif self._engine.settings != settings:
             raise NeedsFreshProcess
         self.check(self._engine, case)
@@ -184,17 +183,17 @@ class VllmSystem:
         if not layers and graphs != "prompts":
             return None
         config, part = config_of(replace(case, size=name)), config_of(case)
-        outside = OUTSIDE_CACHE + (FOR_PROMPT_GRAPHS if graphs == "prompts" else 0)
+        outside = ENGINE_BYTES + (PROMPT_GRAPH_BYTES if graphs == "prompts" else 0)
         cache = int(MEMORY_SHARE * gpu_memory()) - 2 * parameter_count(config) - outside
         return cache * part.layers // config.layers  # as many per layer as in the full model
 
     def _sequences(self, case: Case) -> int:
         """Return max_num_seqs, rounded to few values: each new value starts another engine."""
-        each = self._kept_bytes(replace(case, size=uncut(case.size)[0]))
+        each = self._state_bytes(replace(case, size=uncut(case.size)[0]))
         possible = min(case.batch, gpu_memory() // each)
-        return SEQUENCES if possible <= SEQUENCES else max(MANY_SEQUENCES, 1 << (possible - 1).bit_length())
+        return DEFAULT_SEQS if possible <= DEFAULT_SEQS else max(MANY_SEQUENCES, 1 << (possible - 1).bit_length())
 
-    def _kept_bytes(self, case: Case) -> int:
+    def _state_bytes(self, case: Case) -> int:
         return kept_bytes(config_of(case), replace(case, phase="generate", context=max(1, case.context)))
 
     def _check(self, engine: Engine, case: Case) -> Checks:
@@ -217,14 +216,14 @@ class _TimedBatches:
 
     def __init__(self, engine: Engine, case: Case) -> None:
         self.engine, self.context, self.dtype = engine, case.context, case.dtype
-        self.wider = widening(case)
-        self.new_tokens = self.wanted_tokens(case)
-        self.at_once = min(case.batch, engine.sequences_that_fit(case.context + self.new_tokens))
-        if self.at_once < 1:
+        self.limit_factor = limit_factor(case)
+        self.new_tokens = self.tokens_to_generate(case)
+        self.concurrent = min(case.batch, engine.sequences_that_fit(case.context + self.new_tokens))
+        if self.concurrent < 1:
             raise MemoryError(f"the cache of {engine.cache_blocks()} blocks does not hold one sequence")
         self.batch = case.batch
 
-    def wanted_tokens(self, case: Case) -> int:
+    def tokens_to_generate(self, case: Case) -> int:
         return 1
 
     @property
@@ -237,16 +236,16 @@ class _TimedBatches:
         return [batch.total_ms()]
 
     def metrics(self) -> dict[str, float | None]:
-        return {"sequences_at_once": self.at_once, "cache_blocks": self.engine.cache_blocks()}
+        return {"sequences_at_once": self.concurrent, "cache_blocks": self.engine.cache_blocks()}
 
     def measured(self, calls: int) -> dict[str, float | None]:
         return {}
 
-    def once(self) -> Batch:
+    def run_batch(self) -> Batch:
         """Run and return a batch of new prompts; `timed_check` then checks this batch."""
         self._prompts = self.prompts()
-        self._ran = self.ran(self._prompts)
-        return self._ran
+        self._last_batch = self.run_prompts(self._prompts)
+        return self._last_batch
 
     def prompts(self) -> list[list[int]]:
         return self.engine.prompts(self.batch, self.context)
@@ -255,17 +254,17 @@ class _TimedBatches:
         """Return how many tokens the engine generates after each prompt."""
         return [self.new_tokens] * self.batch
 
-    def ran(self, prompts: list[list[int]], **how: Any) -> Batch:
+    def run_prompts(self, prompts: list[list[int]], **how: Any) -> Batch:
         return self.engine.run(prompts, self.answers(), self.due, **how)
 
-    def inside(self, around: AbstractContextManager[object]) -> int:
-        self.ran(self.prompts(), around=around)
+    def run_profiled(self, around: AbstractContextManager[object]) -> int:
+        self.run_prompts(self.prompts(), around=around)
         return 1
 
     def samples(self) -> Iterator[list[float]]:
         """Run batches without end; after each batch, yield its samples in ms."""
         while True:
-            yield self.samples_of(self.once())
+            yield self.samples_of(self.run_batch())
 
     def timed_check(self, rng: Random, last_logits: Callable[..., torch.Tensor]) -> Callable[[Any, int], Checks]:
         """Return a check of the last tokens that random sequences of the batch generated.
@@ -276,10 +275,10 @@ class _TimedBatches:
         tokens = self.context + self.new_tokens - 1
         if tokens > MODEL_LENGTH:  # the engine leaves the reference no memory for more
             return not_compared(tokens, MODEL_LENGTH)
-        rows = drawn(rng, self.batch, tokens)
+        rows = draw_sequences(rng, self.batch, tokens)
 
         def compare(outputs: Any, calls: int) -> Checks:
-            requests = self._ran.requests()
+            requests = self._last_batch.requests()
             made = {row: requests[row][0] for row in rows}
             missing = sum(abs(len(each) - self.answers()[row]) for row, each in made.items())
             if missing:
@@ -293,20 +292,20 @@ class _TimedBatches:
                 ids = torch.tensor([self._prompts[row] + made[row][:-1] for row in some])
                 logits = last_logits(self.engine.reference(), ids, last).cpu()
                 chosen = torch.tensor([made[row][-last:] for row in some])
-                checks.append(choice_check("timed_choice_below_best", logits, chosen, self.dtype, self.wider))
+                checks.append(choice_check("timed_choice_below_best", logits, chosen, self.dtype, self.limit_factor))
             return Checks(checks)
 
         return compare
 
 
-class Prefill(_TimedBatches):
+class EngineForward(_TimedBatches):
     """Timed forward batches: each prompt generates one token, then frees its cache blocks."""
 
     timed = "all prompts, from the first step to the last prompt's first token"
 
     def __init__(self, engine: Engine, case: Case) -> None:
         super().__init__(engine, case)
-        self.at_once = min(self.at_once, -(-2 * engine.settings.max_num_batched_tokens // self.context))
+        self.concurrent = min(self.concurrent, -(-2 * engine.settings.max_num_batched_tokens // self.context))
 
     def metrics(self) -> dict[str, float | None]:
         return {"cache_blocks": self.engine.cache_blocks()}
@@ -321,16 +320,16 @@ class EngineGenerate(_TimedBatches):
         # A TTT model rewrites its weights in one step of each mini-batch.
         self.units = getattr(engine.model_config, "mini_batch", 1)
         super().__init__(engine, case)
-        self.batch = self.at_once
+        self.batch = self.concurrent
         if self.units > 1:
             self.timed = f"{self.timed}; a sample is the mean of {self.units} steps"
 
-    def centre(self) -> None:
-        """Shorten prompts by half the new tokens, so that the timed steps lie around the context."""
+    def center_on_context(self) -> None:
+        """Shorten prompts by half the new tokens, to center the timed steps on the context."""
         self.context = max(1, self.context - self.new_tokens // 2)
-        self.timed = f"{self.timed}; prompts of {self.context} tokens, so that these steps lie around the context"
+        self.timed = f"{self.timed}; prompts of {self.context} tokens, so that these steps are centered on the context"
 
-    def wanted_tokens(self, case: Case) -> int:
+    def tokens_to_generate(self, case: Case) -> int:
         """Return how many tokens to generate: at least STEADY_STEPS after the last prompt is read."""
         limit, steady = self.engine.settings.max_num_batched_tokens, max(STEADY_STEPS, self.units + 1)
         sequences = min(case.batch, self.engine.sequences_that_fit(case.context + steady))
@@ -341,12 +340,12 @@ class EngineGenerate(_TimedBatches):
     def tokens(self) -> int:
         return self.batch
 
-    def inside(self, around: AbstractContextManager[object]) -> int:
-        batch = self.ran(self.prompts(), around=around, steady_steps=STEPS_SEEN)
+    def run_profiled(self, around: AbstractContextManager[object]) -> int:
+        batch = self.run_prompts(self.prompts(), around=around, steady_steps=PROFILED_STEPS)
         steady = len(batch.steady_ms(self.batch))
-        if steady < STEPS_SEEN:
-            raise RuntimeError(f"all sequences generated together in only {steady} steps; a profile needs {STEPS_SEEN}")
-        return STEPS_SEEN
+        if steady < PROFILED_STEPS:
+            raise RuntimeError(f"all sequences generated in only {steady} steps; a profile needs {PROFILED_STEPS}")
+        return PROFILED_STEPS
 
     def samples_of(self, batch: Batch) -> list[float]:
         steps = batch.steady_ms(self.batch)
@@ -378,7 +377,7 @@ class EngineRequest(_TimedBatches):
         """Return TTFT, which includes the wait for earlier prompts, and ITL in ms."""
         return token_times.metrics([batch.requests_ms() for batch in list(self._batches)[-calls:]])
 
-    def wanted_tokens(self, case: Case) -> int:
+    def tokens_to_generate(self, case: Case) -> int:
         return case.new_tokens + 1
 
 
@@ -395,10 +394,10 @@ class EngineArrivals(EngineRequest):
     def __init__(self, engine: Engine, case: Case) -> None:
         super().__init__(engine, case)
         rng = Random(ARRIVALS_SEED)
-        gaps = [rng.expovariate(float(case.option("rate"))) for _ in range(1, self.batch)]
-        self.due = [0.0, *accumulate(gaps)]
-        self._lengths = _around(rng, self.context, self.batch)
-        self._answers = [1 + steps for steps in _around(rng, self.new_tokens - 1, self.batch)]
+        intervals = [rng.expovariate(float(case.option("rate"))) for _ in range(1, self.batch)]
+        self.due = [0.0, *accumulate(intervals)]
+        self._lengths = _lengths_around(rng, self.context, self.batch)
+        self._answers = [1 + steps for steps in _lengths_around(rng, self.new_tokens - 1, self.batch)]
 
     def prompts(self) -> list[list[int]]:
         return [self.engine.prompts(1, length)[0] for length in self._lengths]
@@ -410,10 +409,10 @@ class EngineArrivals(EngineRequest):
         last = list(self._batches)[-calls:]
         requests = [batch.requests_ms() for batch in last]
         seconds = sum(batch.total_ms() for batch in last) / 1e3
-        return token_times.metrics(requests) | token_times.of_arrivals([*chain(*requests)], seconds)
+        return token_times.metrics(requests) | token_times.arrival_metrics([*chain(*requests)], seconds)
 
 
-def _around(rng: Random, mean: int, count: int) -> list[int]:
+def _lengths_around(rng: Random, mean: int, count: int) -> list[int]:
     """Draw `count` shuffled lengths, 0.5 to 1.5 times `mean`, in pairs mean - x and mean + x."""
     away = [rng.randint(0, mean // 2) for _ in range(count // 2)]
     lengths = [mean] * (count % 2) + [mean + sign * each for each in away for sign in (-1, 1)]

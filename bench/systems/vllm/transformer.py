@@ -10,7 +10,7 @@ from bench.systems.vllm.engine import Engine
 from bench.systems.vllm.system import VllmSystem
 from harness.schema.case import Case
 
-# FlashAttention's version by the GPU's major compute capability, as vLLM's wheel has it.
+# FlashAttention's version that vLLM should choose, by the GPU's major compute capability; on others, version 2.
 BEST_VERSION = {9: "3", 10: "4"}
 
 
@@ -21,8 +21,8 @@ class VllmTransformer(VllmSystem):
     """
 
     implementation = "vllm.model_executor.models.llama:LlamaForCausalLM"
-    # Fastest in the suite vllm-settings (`h100-vllm-settings`, `h200-vllm-settings`). Graphs of prompts help where the
-    # host is slow. A request runs without them: they turn off the splitting of keys, which its steps need.
+    # The suite vllm-settings tries other values. Graphs of prompts turn off the splitting of keys, which generate steps
+    # need, so only forward has them.
     max_num_batched_tokens = 32768
     block_size = 128
     graphs: ClassVar[Mapping[str, str]] = {"forward": "prompts"}
@@ -49,10 +49,10 @@ class VllmTransformer(VllmSystem):
         }
 
     def check(self, engine: Engine, case: Case) -> None:
-        found = "-".join(engine.attention()).rstrip("-")
-        asked = str(case.option("attention", ""))
-        expected = asked or f"FLASH_ATTN-{BEST_VERSION.get(torch.cuda.get_device_capability()[0], '2')}"
-        if not found.startswith(expected):
+        used = "-".join(engine.attention()).rstrip("-")
+        requested = str(case.option("attention", ""))
+        expected = requested or f"FLASH_ATTN-{BEST_VERSION.get(torch.cuda.get_device_capability()[0], '2')}"
+        if not used.startswith(expected):
             raise RuntimeError(
-                f"vLLM uses {found}, expected {expected}; to accept it, set the option attention in the suite's panel"
+                f"vLLM uses {used}, expected {expected}; to accept it, set the option attention in the suite's panel"
             )

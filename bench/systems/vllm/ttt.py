@@ -25,7 +25,7 @@ class VllmTTT(VllmSystem):
     implementation = "bench.serving.model:TTTForCausalLM"
     releases = RELEASES
     steps_grow = False
-    max_num_batched_tokens = 32768  # as many as a chunk of `TTTModel.prefill`
+    max_num_batched_tokens = 32768  # the chunk size of `TTTModel.prefill`
 
     def unavailable(self) -> str:
         return super().unavailable() or common.available()
@@ -34,16 +34,16 @@ class VllmTTT(VllmSystem):
         return config_values(config)
 
     def register(self) -> None:
-        # an installed plug-in, which vLLM loads later, does not replace the model's class
+        # The plug-in keeps a class that is registered already, so an installed plug-in does not replace this one.
         serving.register()
         super().register()
 
     def _sequences(self, case: Case) -> int:
         whole = replace(case, size=uncut(case.size)[0])
-        room = self._cache_bytes(whole, "prompts")  # the smallest cache, as a margin
-        assert room is not None
-        # Bounds vLLM's CUDA graphs, so at most the number of sequences whose states fit in vLLM's cache.
-        return min(super()._sequences(case), max(1, room // self._kept_bytes(whole)))
+        cache = self._cache_bytes(whole, "prompts")  # the smallest cache, as a margin
+        assert cache is not None
+        # max_num_seqs sets the largest CUDA graph, so it is at most the number of states that fit in vLLM's cache.
+        return min(super()._sequences(case), max(1, cache // self._state_bytes(whole)))
 
     def settings(self, case: Case) -> dict[str, str]:
         config = ttt_config_of(case)

@@ -22,7 +22,7 @@ def llm(monkeypatch):
     FreshLLM.registered = fake_vllm.install(FreshLLM, modules)
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "bench.serving.settings", raising=False)  # it keeps names of an earlier vLLM
+    monkeypatch.delitem(sys.modules, "bench.serving.settings", raising=False)  # it was imported with another vLLM
     monkeypatch.setattr(vllm_system, "gpu_memory", lambda: 80 * 10**9)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda *device: (9, 0))
     # The small engine and its reference compute on the CPU.
@@ -34,5 +34,5 @@ def llm(monkeypatch):
     monkeypatch.setattr(VllmSystem, "build", lambda system, case: replace(build(system, case), device="cpu"))
     monkeypatch.setattr(VllmTransformer, "max_num_batched_tokens", 64)
     monkeypatch.setattr("bench.systems.vllm.ttt.VllmTTT.max_num_batched_tokens", 256)
-    monkeypatch.setattr(vllm_system, "SEQUENCES", 64)
+    monkeypatch.setattr(vllm_system, "DEFAULT_SEQS", 64)
     return FreshLLM

@@ -24,7 +24,7 @@ def install(engine, modules):
     settings.MODELS_CONFIG_MAP, settings.MambaModelConfig = {}, object
     registry = ModuleType("vllm.v1.attention.backends.registry")
     registry.MambaAttentionBackendEnum = SimpleNamespace(CUSTOM="custom")
-    registry.register_backend = lambda place, backend, is_mamba: backends.update({place: backend})
+    registry.register_backend = lambda name, backend, is_mamba: backends.update({name: backend})
     served = ModuleType("bench.serving.model")  # needs more of vLLM than there is here
     served.TTTForCausalLM = FakeModel
     parts = ("platforms.cuda", "model_executor", "model_executor.models", "entrypoints.llm", "v1.engine.llm_engine")
@@ -57,7 +57,7 @@ class Output:
     request_id: str
     new_token_ids: list[int]
     finished: bool
-    of: Sequence
+    sequence: Sequence
 
 
 class Attention(torch.nn.Module):
@@ -195,7 +195,7 @@ class LLM:
 
 
 def _processed(outputs):
-    done = [each.of for each in reversed(outputs) if each.finished]
+    done = [each.sequence for each in reversed(outputs) if each.finished]
     return SimpleNamespace(
         request_outputs=[SimpleNamespace(request_id=s.request_id, outputs=[_completion(s)]) for s in done]
     )

@@ -28,7 +28,7 @@ def test_block_by_block_gives_the_logits_of_one_forward(config):
 
 
 @pytest.mark.gpu
-def test_a_block_is_on_the_gpu_for_its_turn_only():
+def test_a_block_is_on_the_gpu_only_in_the_context():
     block = torch.nn.Linear(2, 2)
     before = block.weight.data_ptr()
     with torch.no_grad(), visiting(block, torch.device("cuda")):

@@ -22,9 +22,9 @@ def case(system, tokens=20):
 
 
 def models(adapter, system):
-    asked = case(system)
-    adapter.build(asked)
-    model = adapter._model(asked)
+    small = case(system)
+    adapter.build(small)
+    model = adapter._model(small)
     return model, adapter.reference(model, torch.float64)
 
 
@@ -91,10 +91,10 @@ def test_the_exact_model_draws_the_same_tokens_each_time_and_not_one_alone():
 
 def test_the_exact_run_is_shared_by_the_states_of_a_model_and_by_no_other(monkeypatch):
     runs = []
-    monkeypatch.setattr(drift_module, "exact_run", lambda *asked: runs.append(asked[1:]) or exact_run(*asked))
+    monkeypatch.setattr(drift_module, "exact_run", lambda *given: runs.append(given[1:]) or exact_run(*given))
     adapter = TTTTorch()
-    for asked in (case("ttt-linear", 3), replace(case("ttt-linear", 3), state_dtype="bfloat16"), case("ttt-linear", 4)):
-        adapter.build(asked).check()
+    for each in (case("ttt-linear", 3), replace(case("ttt-linear", 3), state_dtype="bfloat16"), case("ttt-linear", 4)):
+        adapter.build(each).check()
     assert runs == [(2, 3), (2, 4)]
 
 

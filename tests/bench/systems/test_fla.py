@@ -24,9 +24,9 @@ LAYER = Case("kda", "fla", "1.3b", "forward", 2, 80, dtype="float32", options=((
 
 
 class Cache:
-    """A stand-in for fla's cache. A test can replace `keeps` to make `conv_state` a tensor instead of a tuple."""
+    """A stand-in for fla's cache. A test can replace `stored` to make `conv_state` a tensor instead of a tuple."""
 
-    keeps = staticmethod(lambda last: (last,))
+    stored = staticmethod(lambda last: (last,))
 
     def __init__(self):
         self.layers = []
@@ -43,7 +43,7 @@ class Cache:
     def update(self, state, last):
         if not self.layers:
             self.layers.append(SimpleNamespace(state={}))
-        self.layers[0].state |= {"recurrent_state": state, "conv_state": self.keeps(last)}
+        self.layers[0].state |= {"recurrent_state": state, "conv_state": self.stored(last)}
 
 
 class Config:
@@ -118,7 +118,7 @@ def test_a_prompt_goes_in_pieces_along_its_length(package, monkeypatch):
     model = GatedDeltaNet().load(CASE)
     ids = torch.randint(0, 40, (3, 10))
     whole, _ = model.prefill(ids, model.init_state(3))
-    monkeypatch.setattr(fla_models, "PREFILL_TOKENS", 12)
+    monkeypatch.setattr(fla_models, "FORWARD_TOKENS", 12)
     pieces, _ = model.prefill(ids, model.init_state(3))
     assert model.inner.lengths == [10, 4, 4, 2]
     torch.testing.assert_close(pieces, whole)
@@ -143,9 +143,9 @@ def test_weights_that_the_package_leaves_zero_are_drawn(package):
     assert weights["zero"].std() == pytest.approx(0.02, rel=0.5)
 
 
-@pytest.mark.parametrize("keeps", [lambda last: (last,), lambda last: last], ids=["several", "one"])
-def test_every_call_of_generate_starts_from_the_same_state(package, monkeypatch, keeps):
-    monkeypatch.setattr(Cache, "keeps", staticmethod(keeps))
+@pytest.mark.parametrize("stored", [lambda last: (last,), lambda last: last], ids=["several", "one"])
+def test_every_call_of_generate_starts_from_the_same_state(package, monkeypatch, stored):
+    monkeypatch.setattr(Cache, "stored", staticmethod(stored))
     workload = GatedDeltaNet().build(CASE)
     assert (workload.units, workload.tokens) == (16, 3)
     for first, again in zip(workload.run(), workload.run(), strict=True):
@@ -160,7 +160,7 @@ def measured(case):
 
 
 @pytest.mark.parametrize(("phase", "context"), [("forward", 40), ("forward", 100), ("generate", 16)])
-def test_what_is_timed_is_compared_with_the_recurrent_kernels_or_long_prompts_with_other_pieces(
+def test_timed_logits_are_compared_with_the_recurrent_kernels_or_for_long_prompts_with_other_pieces(
     package, monkeypatch, phase, context
 ):
     monkeypatch.setattr(fla_models, "RECURRENT_CHECKED_TOKENS", 64)
@@ -223,7 +223,7 @@ def test_a_step_reads_and_writes_the_matrix_of_every_head(adapter, config, state
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("adapter", "system"), [(GatedDeltaNet, "gated-deltanet"), (RWKV7, "rwkv7")])
-def test_the_state_that_is_counted_is_what_the_package_keeps(adapter, system):
+def test_the_counted_state_is_the_packages_state(adapter, system):
     pytest.importorskip("fla")
     adapter = adapter()
     model = adapter.load(replace(CASE, system=system, size="1.3b/2", dtype="bfloat16", timing="eager"))
@@ -231,6 +231,6 @@ def test_the_state_that_is_counted_is_what_the_package_keeps(adapter, system):
     with torch.inference_mode():
         state = model.generate_step(ids, model.init_state(CASE.batch))[1]
     shape = adapter.counted_as(model)
-    kept = [layer.state["recurrent_state"] for layer in state.layers]
-    assert len(kept) == shape.layers == 2
-    assert all(each.numel() == CASE.batch * shape.state_numbers and each.dtype == torch.float32 for each in kept)
+    states = [layer.state["recurrent_state"] for layer in state.layers]
+    assert len(states) == shape.layers == 2
+    assert all(each.numel() == CASE.batch * shape.state_numbers and each.dtype == torch.float32 for each in states)

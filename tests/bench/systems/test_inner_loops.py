@@ -52,8 +52,8 @@ class ForgetfulOperator(TorchOperator):
     def generate_step(self, projections, outer, state):
         weights = [getattr(state, name).clone() for name in state._fields if name[0] in "Wb"]
         out = super().generate_step(projections, outer, state)
-        for kept, now in zip(weights, state, strict=False):
-            now.copy_(kept)
+        for before, now in zip(weights, state, strict=False):
+            now.copy_(before)
         return out
 
 
@@ -75,7 +75,7 @@ def test_the_steps_of_the_check_go_beyond_the_end_of_a_mini_batch(mini_batch):
     assert steps.value > 2 * steps.limit
 
 
-def test_a_layer_that_is_no_number_is_not_hidden_by_another():
+def test_a_nan_in_one_layer_is_not_hidden_by_another():
     small = case("ttt-mlp")
     prefill, steps = inner_loop_checks(model_of(small, operator=BrokenInTheLastLayer("mlp")), small, 37)
     assert math.isnan(prefill.value)
@@ -83,7 +83,7 @@ def test_a_layer_that_is_no_number_is_not_hidden_by_another():
     assert steps.passed
 
 
-def test_what_is_timed_is_not_recorded_after_the_check():
+def test_the_operator_is_not_recorded_after_the_check():
     adapter = TTTTorch()
     workload = adapter.build(case("ttt-linear"))
     model = adapter._current

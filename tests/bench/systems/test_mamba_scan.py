@@ -32,7 +32,7 @@ def test_the_state_is_stored_in_bfloat16_after_the_prompt_and_after_each_step(mo
         expected.append((x * C[:, t]).sum(-1))
         if t + 1 >= prompt:
             x = x.bfloat16().double()
-    monkeypatch.setattr(scan, "PIECE_NUMBERS", 2 * 3 * 5 * 3)  # pieces of three tokens
+    monkeypatch.setattr(scan, "PIECE_ELEMENTS", 2 * 3 * 5 * 3)  # pieces of three tokens
     found = state_space(u, step, A, B, C, torch.bfloat16, prompt)
     torch.testing.assert_close(found, torch.stack(expected, 1), rtol=1e-12, atol=1e-12)
     exact = state_space(u, step, A, B, C)
@@ -46,7 +46,7 @@ def test_a_prompt_through_the_chunked_scan_is_transformers_mamba(monkeypatch):
     ids = torch.randint(0, config.vocabulary, (2, 75))
     expected, _ = model.prefill(ids, model.init_state(2))
     # In three pieces; transformers' norms and decays are in float32 whatever the model's type.
-    monkeypatch.setattr(scan, "PIECE_NUMBERS", 2 * 30 * config.inner_width * config.state_dim)
+    monkeypatch.setattr(scan, "PIECE_ELEMENTS", 2 * 30 * config.inner_width * config.state_dim)
     found, _ = ScannedMamba(model.inner, "cpu").prefill(ids, None)
     assert relative_error(found, expected) < 1e-6
 
@@ -62,7 +62,7 @@ def test_a_prompt_through_the_chunked_scan_is_transformers_mamba2(monkeypatch):
     for layer in inner.backbone.layers:
         torch.nn.init.normal_(layer.mixer.dt_bias)
     ids = torch.randint(0, 50, (2, 150))
-    monkeypatch.setattr(scan, "PIECE_NUMBERS", 2 * 80 * 64 * 8)
+    monkeypatch.setattr(scan, "PIECE_ELEMENTS", 2 * 80 * 64 * 8)
     expected = inner(ids, use_cache=False).logits
     for layer in inner.backbone.layers:
         del layer.mixer.norm.group_size  # transformers before 5.23 have none

@@ -35,7 +35,7 @@ class MambaLMHeadModel(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, config.d_model, device=device, dtype=dtype)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.lm_head.weight = self.embedding.weight
-        self.A_log = nn.Parameter(torch.zeros(config.n_layer, 2 * config.d_model, 16))  # the real count
+        self.A_log = nn.Parameter(torch.zeros(config.n_layer, 2 * config.d_model, 16))  # 16: the package's state size
 
     def allocate_inference_cache(self, batch, context, dtype):
         width = self.embedding.weight.shape[1]
@@ -83,7 +83,7 @@ def test_prefill_in_pieces_leaves_every_sequence_its_own_state(model, monkeypatc
     ids = torch.randint(0, 32, (5, 7))
     whole, state = model.prefill(ids, model.init_state(5))
     assert model.inner.shapes[-1] == (5, 7)
-    monkeypatch.setattr(ssm, "PREFILL_TOKENS", 14)
+    monkeypatch.setattr(ssm, "FORWARD_TOKENS", 14)
     pieces, split = model.prefill(ids, model.init_state(5))
     assert model.inner.shapes[-3:] == [(2, 7), (2, 7), (1, 7)]
     torch.testing.assert_close(pieces, whole)
@@ -114,7 +114,7 @@ def test_the_packages_weights_become_those_of_transformers():
         copy_weights(named, target.inner)
 
 
-def test_the_record_says_that_the_convolution_falls_back(monkeypatch):
+def test_the_record_has_the_fallback_of_the_convolution(monkeypatch):
     case = Case("mamba", "mamba-ssm", "tiny", "forward", 1, 8)
     monkeypatch.setitem(sys.modules, "causal_conv1d", None)
     assert MambaSSM().settings(case)["causal_conv1d"].startswith("absent (causal_conv1d cannot be imported")
@@ -148,12 +148,12 @@ class Small(MambaSSM):
         return Sequential(model, dtype)
 
 
-def test_what_runs_without_its_kernels_leaves_no_state(package, monkeypatch):
+def test_compilation_leaves_no_state(package, monkeypatch):
     """Compiling kernels runs steps that spoil the state; the timed call must start from the case's state."""
-    ran = []
+    compiled = []
 
     def garble(run):
-        ran.append(run)
+        compiled.append(run)
         with torch.inference_mode():
             for _, state in run.__self__.state.key_value_memory_dict.values():
                 state.fill_(torch.nan)
@@ -164,7 +164,7 @@ def test_what_runs_without_its_kernels_leaves_no_state(package, monkeypatch):
     for checked in (None, Checks([])):
         adapter._checked = checked
         assert adapter.build(case).run()[0].isfinite().all()
-    assert len(ran) == 2
+    assert len(compiled) == 2
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def test_the_reference_of_timed_steps_stores_its_state_in_the_models_dtype(packa
 
 
 @pytest.mark.parametrize(("phase", "options"), [("forward", ()), ("generate", ()), ("request", (("steps", 3),))])
-def test_what_is_timed_starts_where_the_check_thinks_it_does(package, monkeypatch, phase, options):
+def test_the_timed_call_starts_from_the_state_that_the_check_assumes(package, monkeypatch, phase, options):
     monkeypatch.setattr("bench.model_facts.checks", lambda facts, case: [])
     case = Case("mamba", "mamba-ssm", "tiny", phase, 3, 24, dtype="float32", options=options)
     record = CaseRun(case, Policy(min_samples=3, budget_s=0)).record(Small())
@@ -210,6 +210,6 @@ def test_generate_is_tuned_anew_for_other_phases_and_many_more_sequences_but_not
     forward = Case("mamba", "mamba-ssm", "tiny", "forward", 1, 4, dtype="float32")
     adapter = Small()
     cases = [forward, *(replace(forward, phase="generate", batch=b, context=c) for b, c in ((4, 4), (4, 64), (16, 4)))]
-    said = {adapter.build(each).settings["tuned"] for each in cases}
+    tunings = {adapter.build(each).settings["tuned"] for each in cases}
     assert done == ["prepare", "prepare", "compile_ahead", "prepare"]
-    assert len(said) == 3
+    assert len(tunings) == 3

@@ -114,7 +114,7 @@ def ttt(monkeypatch):
         return ops.result(**inputs)
 
     naive.chunk_ttt_linear_ref, ops.result, ops.calls = chunk, chunk, calls
-    monkeypatch.setattr("bench.systems.regressor.chosen_anew", lambda: nullcontext(calls.append("chosen anew")))
+    monkeypatch.setattr("bench.systems.regressor.retuning", lambda: nullcontext(calls.append("retuned")))
     ops.chunk_ttt_linear, ops.fused_chunk_ttt_linear = chunk_ttt_linear, fused_chunk_ttt_linear
     monkeypatch.setattr("bench.systems.regressor.Clock", KernelClock)
     for module in (ModuleType("fla"), ModuleType("fla.ops"), ops, naive):
@@ -129,7 +129,7 @@ def test_the_fastest_kernel_of_a_layer_is_timed_and_checked(ttt):
     assert record.settings["kernel"] == "fused_chunk_ttt_linear"
     assert record.settings["form_trials"] == "chunk_ttt_linear 4 ms; fused_chunk_ttt_linear 1 ms"
     assert record.metrics["state_bytes"] == 4 * 6 * 32 * 65 * 64
-    assert [name for name, _ in groupby(ttt.calls)][:3] == ["chosen anew", "chunk_ttt_linear", "fused_chunk_ttt_linear"]
+    assert [name for name, _ in groupby(ttt.calls)][:3] == ["retuned", "chunk_ttt_linear", "fused_chunk_ttt_linear"]
     names = {each["name"] for each in record.check["checks"]}
     assert {"output_relative_error", "timed_output_relative_error", "timed_state_relative_error"} <= names
 
@@ -147,7 +147,7 @@ def row(*values):
     return torch.tensor(values).view(1, -1, 1, 1)
 
 
-def test_a_delta_rule_by_hand():
+def test_a_delta_rule_of_two_tokens():
     # S <- S/2 + beta k (v - k S/2), out = S q. S = 1/2 * 2 * 3 = 3; then 3/2 + 1 * (1 - 3/2) = 1.
     layer = replace(layer_of("gated-deltanet/fla"), heads=1, key_dim=1, value_dim=1)
     q, k, v = row(1.0, 4.0), row(2.0, 1.0), row(3.0, 1.0)
@@ -263,12 +263,12 @@ def test_the_work_of_a_token_is_counted_by_the_state(package, label, numbers, fl
 def test_an_unsupported_case_is_skipped(package, monkeypatch):
     with pytest.raises(Skip, match=r"kda supports only the size 1\.3b"):
         FlaRegressor().build(replace(CASE, size="tiny"))
-    with pytest.raises(Skip, match=r"ttt-linear/fla has no mini_batch=32; ttt-linear/torch has"):
+    with pytest.raises(Skip, match=r"ttt-linear/fla does not support mini_batch=32; ttt-linear/torch does"):
         FlaRegressor.layers["ttt-linear"].random_inputs(
             replace(CASE, system="ttt-linear", options=(("mini_batch", 32),))
         )
     with pytest.raises(Skip, match="Mamba-3's kernel rounds its inputs to bfloat16"):
         Mamba3SSM().build(replace(CASE, system="mamba3", backend="mamba-ssm"))
     monkeypatch.undo()
-    with pytest.raises(Skip, match="Mamba-3's kernel indexes at most 262144 tokens by 32 bits, not 524288"):
+    with pytest.raises(Skip, match="Mamba-3's kernel has 32-bit indices: at most 262144 tokens, not 524288"):
         Mamba3SSM.layers["mamba3"].random_inputs(replace(case_of("mamba3/mamba-ssm"), batch=16, context=32768))

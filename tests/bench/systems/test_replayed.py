@@ -38,7 +38,7 @@ def through(operator: Any, prompts: list[int], learner: str, mini_batch: int, de
 def test_replays_are_the_reference(
     learner: str, mini_batch: int, prompts: list[int], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replayed, "PIECE_TOKENS", 79)  # of which whole mini-batches are used: 64
+    monkeypatch.setattr(replayed, "PIECE_TOKENS", 79)  # rounded down to whole mini-batches: 64
     with torch.no_grad():
         got = through(ReplayedOperator(learner), prompts, learner, mini_batch, device)
         expected = through(TorchOperator(learner), prompts, learner, mini_batch, device)

@@ -62,9 +62,9 @@ def test_copies_stand_where_their_source_stands(monkeypatch):
     """The check compares each copy with the sequence that it copies: both must have read the same number of tokens."""
     work = TTTTorch().build(replace(CASE, batch=64)).run.__self__
 
-    rows = work.drawn(Random(0))
+    rows = work.compared_rows(Random(0))
     assert [row // 4 for row in rows] == list(range(16))  # one of each position
-    sources = work.repeat(Random(0), rows)
+    sources = work.copy_rows(Random(0), rows)
     assert sources == [rows[row // 4] for row in range(64)]
     assert torch.equal(work.ids, work.ids[sources])
 

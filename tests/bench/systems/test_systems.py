@@ -42,7 +42,7 @@ def case(system, phase="forward", **options):
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda adapter: adapter.label)
-def test_every_adapter_says_whether_it_can_run(adapter):
+def test_every_adapter_reports_whether_it_can_run(adapter):
     reason = load(adapter.entry).unavailable()
     assert "\n" not in reason
     if "cpu" in adapter.devices and not torch.cuda.is_available():
@@ -76,7 +76,7 @@ MEASURED = [
 
 
 @pytest.mark.parametrize(("adapter", "system", "phase", "options"), MEASURED)
-def test_what_is_timed_is_compared_with_the_reference(adapter, system, phase, options):
+def test_timed_outputs_are_compared_with_the_reference(adapter, system, phase, options):
     record = CaseRun(case(system, phase, **options), POLICY).record(adapter())
     assert record.status == "ok", record.reason
     assert "unchecked" not in record.check
@@ -91,8 +91,8 @@ class SpoiledLater:
     def __init__(self, adapter, spoil, calls=2):
         self.adapter, self.spoil, self.left = adapter, spoil, calls
 
-    def build(self, asked):
-        workload = self.adapter.build(asked)
+    def build(self, requested):
+        workload = self.adapter.build(requested)
 
         def run():
             outputs = workload.run()
@@ -102,14 +102,14 @@ class SpoiledLater:
             return outputs
 
         def check():
-            if asked not in self.checks:
-                self.checks[asked] = workload.check()
-            return self.checks[asked]
+            if requested not in self.checks:
+                self.checks[requested] = workload.check()
+            return self.checks[requested]
 
         return replace(workload, run=run, check=check)
 
 
-def worst_steps(model, ids, state, steps):
+def greedy_steps_of_argmin(model, ids, state, steps):
     read = []
     for _ in range(steps):
         read.append(ids)
@@ -119,7 +119,7 @@ def worst_steps(model, ids, state, steps):
 
 
 def worst_step(work):
-    work._logits, _ = work.model.generate_step(work._next, work._generating)
+    work._logits, _ = work.model.generate_step(work._next, work._generate_state)
     work._next.copy_(work._logits.argmin(-1))
 
 
@@ -133,17 +133,16 @@ def forgotten_prompt(work):
 @pytest.mark.parametrize(
     ("phase", "owner", "name", "wrong"),
     [
-        ("generate", phases, "greedy_steps", worst_steps),
+        ("generate", phases, "greedy_steps", greedy_steps_of_argmin),
         ("request", phases.Request, "_one_step", worst_step),
         ("request", phases.Request, "_prefill", forgotten_prompt),
     ],
 )
-def test_tokens_that_the_model_would_not_choose_are_seen(adapter, system, phase, owner, name, wrong, monkeypatch):
-    asked = case(system, phase, **({"steps": 5} if phase == "request" else {}))
-    policy = Policy(min_samples=2, budget_s=0)
-    assert CaseRun(asked, policy).record(adapter()).status == "ok"
+def test_tokens_that_the_model_would_not_choose_are_incorrect(adapter, system, phase, owner, name, wrong, monkeypatch):
+    requested = case(system, phase, **({"steps": 5} if phase == "request" else {}))
+    assert CaseRun(requested, POLICY).record(adapter()).status == "ok"
     monkeypatch.setattr(owner, name, wrong)
-    record = CaseRun(asked, policy).record(adapter())
+    record = CaseRun(requested, POLICY).record(adapter())
     assert (record.status, "timed_token_below_best" in record.reason) == ("incorrect", True)
 
 
@@ -153,7 +152,7 @@ def test_a_copy_that_generated_other_tokens_is_compared_after_these():
     compare = workload.timed_check(Random(0))
     with torch.inference_mode():
         logits, read = (x.clone() for x in workload.run())
-        copy = min({*range(6)} - {*workload.timed_check.__self__.drawn(Random(0))})
+        copy = min({*range(6)} - {*workload.timed_check.__self__.compared_rows(Random(0))})
         read[2, copy] = (read[2, copy] + 1) % logits.shape[1]
         ids = torch.cat([workload.inputs["ids"].tensor[copy], read[:, copy]])
         logits[copy] = last_logits(adapter._current, ids[None])[0]
@@ -173,7 +172,7 @@ SPOILS = {
     [(*each, "a hundredth more") for each in (MEASURED[0], *MEASURED[8:])]
     + [(*MEASURED[0], spoil) for spoil in ("zeros", "a NaN")],
 )  # tests/attacks has the other phases and models
-def test_outputs_that_go_wrong_while_they_are_timed_are_seen(adapter, system, phase, options, spoil):
+def test_outputs_that_are_wrong_only_while_timed_are_incorrect(adapter, system, phase, options, spoil):
     spoiled = SpoiledLater(adapter(), torch.inference_mode()(SPOILS[spoil]))
     record = CaseRun(case(system, phase, **options), POLICY).record(spoiled)
     assert (record.status, record.samples_ms) == ("incorrect", [])
@@ -186,18 +185,18 @@ def test_outputs_that_go_wrong_while_they_are_timed_are_seen(adapter, system, ph
     [(TTTTorch, "ttt-linear"), (TTTTorch, "ttt-mlp"), (TorchTransformer, "transformer"), (TorchMamba, "mamba")],
 )
 def test_bfloat16_stays_within_the_limits_of_its_rounding(adapter, system, phase):
-    asked = replace(case(system, phase), dtype="bfloat16", batch=6, context=136)
-    record = CaseRun(asked, POLICY, mode="verify").record(adapter())
+    requested = replace(case(system, phase), dtype="bfloat16", batch=6, context=136)
+    record = CaseRun(requested, POLICY, mode="verify").record(adapter())
     assert record.status == "ok", record.reason
     checks = {check["name"]: check for check in record.check["checks"]}
     for name in ("logits_relative_error", "timed_logits_relative_error"):
         assert checks[name]["limit"] < 0.02
 
 
-def test_of_a_long_layer_the_record_says_how_much_was_compared(monkeypatch):
-    monkeypatch.setattr(layer, "LAYER_CHECKED_TOKENS", 16)
+def test_the_record_of_a_long_layer_has_the_number_of_compared_tokens(monkeypatch):
+    monkeypatch.setattr(layer, "LAYER_TIMED_CHECK_TOKENS", 16)
     record = CaseRun(case("ttt-linear", scope="layer"), POLICY).record(TTTTorch())
-    assert record.check["unchecked"] == "of 32 tokens the first 16 were compared"
+    assert record.check["unchecked"] == "timed outputs: only the first 16 of 32 tokens compared"
     assert [c["name"] for c in record.check["checks"] if c["name"].startswith("timed")] == [
         "timed_output_relative_error"
     ]
@@ -210,7 +209,7 @@ def test_a_layer_longer_than_a_piece_is_compared_piece_by_piece(monkeypatch):
         assert record.status == "ok", record.reason
 
 
-def test_adapters_whose_state_is_put_at_the_context_are_those_that_claim_no_prompt():
+def test_only_adapters_that_start_at_the_context_have_no_prompt_tokens():
     models = [kind for kind in (type(load(each.entry)) for each in ADAPTERS) if issubclass(kind, LanguageModel)]
     assert {TTTKernels, MambaSSM, TorchTransformer, GatedDeltaNet} <= set(models)
     for kind in models:
@@ -238,14 +237,14 @@ HOPPER = partial(TTTKernels, "linear", "dual", "thunderkittens")
 
 
 @pytest.mark.parametrize(
-    ("adapter", "asked", "words"),
+    ("adapter", "requested", "words"),
     [
         (
             partial(TTTKernels, "linear"),
             case("ttt-linear", "generate", scope="layer", mini_batch=128),
-            "no mini-batches of 128 tokens",
+            "does not support mini-batches of 128 tokens",
         ),
-        (HOPPER, replace(case("ttt-linear"), size="760m"), "heads of 96 channels; ttt-linear/torch has"),
+        (HOPPER, replace(case("ttt-linear"), size="760m"), "heads of 96 channels; ttt-linear/torch does"),
         (HOPPER, case("ttt-linear", scope="layer", mini_batch=8), "mini-batches of 8"),
         (HOPPER, case("ttt-linear", scope="layer", form="primal"), "form=primal"),
         (HOPPER, case("ttt-linear", scope="layer", part="w"), "part=w"),
@@ -253,9 +252,9 @@ HOPPER = partial(TTTKernels, "linear", "dual", "thunderkittens")
         (Mamba2SSM, replace(case("mamba2"), size="1.3b", context=1 << 18), "252288 tokens, because"),
     ],
 )
-def test_what_an_adapter_cannot_do_is_skipped_with_its_reason(adapter, asked, words):
+def test_an_unsupported_case_is_skipped_with_a_reason(adapter, requested, words):
     with pytest.raises(Skip, match=words):
-        adapter().build(replace(asked, state_dtype="float32"))
+        adapter().build(replace(requested, state_dtype="float32"))
 
 
 def test_the_adapter_of_the_documents_is_complete():
@@ -289,16 +288,16 @@ def test_the_backend_of_the_documents_passes_its_check_and_is_complete():
         assert "inner_loop_prefill_relative_error" in {check.name for check in checked.checks}
 
 
-def test_a_request_says_when_its_tokens_came(monkeypatch):
+def test_a_request_has_ttft_and_itl(monkeypatch):
     moments = [0.0, 0.5, 0.51, 0.52, 0.9, 0.91, 0.92]
-    marks = (7.0 * call + moment * (1 + call % 2) for call in count() for moment in moments)
-    monkeypatch.setattr(token_times, "now", lambda: next(marks))
+    times = (7.0 * call + moment * (1 + call % 2) for call in count() for moment in moments)
+    monkeypatch.setattr(token_times, "now", lambda: next(times))
     record = CaseRun(case("ttt-linear", "request", steps=5), POLICY).record(TTTTorch())
     assert record.status == "ok", record.reason
     assert 500 <= record.metrics["time_to_first_token_ms"] <= 1000
     assert 84 - 1e-6 <= record.metrics["inter_token_latency_ms"] <= 168 + 1e-6  # the mean: the third takes 380 ms
-    a_head, windows = 65 * 64 * 4 + 16 * 2 * 64 * 4, 2 * 128 * 3 * 4  # W, b and rows; of a layer, of two convolutions
-    assert record.metrics["state_bytes"] == 2 * 2 * (2 * a_head + windows)
+    head, inputs = 65 * 64 * 4 + 16 * 2 * 64 * 4, 2 * 128 * 3 * 4  # bytes of W, b and tokens; of two convolutions
+    assert record.metrics["state_bytes"] == 2 * 2 * (2 * head + inputs)
     assert record.settings["prompt"] == "launched"
 
 
@@ -311,14 +310,14 @@ def test_the_host_has_the_tokens_of_a_request(where):
         assert work._on_host.tokens.tolist() == [*read.tolist(), logits.argmax(-1).tolist()]
         moments = [before, *work._moments[-1], time.perf_counter()]
         assert moments == sorted(moments)
-        assert len(moments) == 2 + 1 + 4  # around; the beginning, and the token after the prompt and after each step
+        assert len(moments) == 2 + 1 + 4  # two around the call; its start, then the tokens of the prompt and of 3 steps
 
 
 def test_only_the_calls_that_were_samples_count(monkeypatch):
     workload = TTTTorch().build(case("ttt-linear", "request", steps=2))
     for first in (9.0, 1.0, 3.0):
-        marks = iter([0.0, first, first + 0.1, first + 0.3])
-        monkeypatch.setattr(token_times, "now", lambda marks=marks: next(marks))
+        times = iter([0.0, first, first + 0.1, first + 0.3])
+        monkeypatch.setattr(token_times, "now", lambda times=times: next(times))
         workload.run()
     found = workload.measured(2)
     assert found["time_to_first_token_ms"] == pytest.approx(2000)
@@ -326,12 +325,12 @@ def test_only_the_calls_that_were_samples_count(monkeypatch):
     assert found["inter_token_latency_ms"] == pytest.approx(150)
 
 
-def test_a_prompt_that_the_reference_would_read_for_minutes_is_not_compared_and_that_is_said(monkeypatch):
+def test_a_prompt_too_long_for_the_reference_is_noted_as_not_checked(monkeypatch):
     monkeypatch.setattr(phases, "LONGEST_CHECKED", 40)
     for phase, options in (("forward", {}), ("request", {"steps": 3})):
         record = CaseRun(replace(case("ttt-linear", phase, **options), context=41), POLICY).record(TTTTorch())
         assert record.status == "ok", record.reason
-        assert "the reference reads at most 40" in record.check["unchecked"]
+        assert "the reference runs at most 40" in record.check["unchecked"]
 
 
 def test_each_model_that_is_loaded_has_a_check_of_its_own(monkeypatch):

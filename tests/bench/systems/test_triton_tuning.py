@@ -30,7 +30,7 @@ def triton(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     gpu = SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 90, 32))
     monkeypatch.setattr(type(triton.runtime.driver), "active", gpu)
-    return SimpleNamespace(launches=launches, kept=lambda: list(tmp_path.rglob("*.autotune.json")))
+    return SimpleNamespace(launches=launches, cached=lambda: list(tmp_path.rglob("*.autotune.json")))
 
 
 def tuner():
@@ -60,7 +60,7 @@ def test_every_candidate_is_compiled_and_none_is_launched_or_chosen(triton):
     assert {block for _, block in triton.launches} == {16, 32, 64}
     assert all(compiled_only for compiled_only, _ in triton.launches)
     assert tuned.cache == {}
-    assert triton.kept() == []
+    assert triton.cached() == []
 
 
 def test_the_choice_is_measured_on_the_work_that_is_prepared(triton):
@@ -69,8 +69,8 @@ def test_the_choice_is_measured_on_the_work_that_is_prepared(triton):
     launched = [block for compiled_only, block in triton.launches if not compiled_only]
     assert launched == [64, 32, 16, 32]
     assert [config.kwargs["BLOCK"] for config in tuned.cache.values()] == [32]
-    (kept,) = triton.kept()
-    assert len(json.loads(kept.read_text())["configs_timings"]) == 3
+    (cached,) = triton.cached()
+    assert len(json.loads(cached.read_text())["configs_timings"]) == 3
 
 
 def test_a_reference_takes_the_smallest_candidate_and_leaves_the_choice_as_it_is(triton):
@@ -81,7 +81,7 @@ def test_a_reference_takes_the_smallest_candidate_and_leaves_the_choice_as_it_is
         call(tuned, triton)()
     assert triton.launches == [(False, 16)]
     assert tuned.cache == {}
-    assert triton.kept() == []
+    assert triton.cached() == []
     triton_tuning.prepare(call(tuned, triton))
     triton.launches.clear()
     with triton_tuning.untuned(lambda: None):
@@ -90,19 +90,19 @@ def test_a_reference_takes_the_smallest_candidate_and_leaves_the_choice_as_it_is
     assert len(tuned.cache) == 1
 
 
-def test_a_choice_is_made_anew_where_an_earlier_shape_would_have_it(triton, monkeypatch):
+def test_retuning_ignores_the_choice_for_an_earlier_shape(triton, monkeypatch):
     tuned = tuner()
     triton_tuning.prepare(call(tuned, triton))
-    kept = triton.kept()
+    cached = triton.cached()
     triton.launches.clear()
     monkeypatch.setitem(TIMES_MS, 64, 0.5)
-    with triton_tuning.chosen_anew():
+    with triton_tuning.retuning():
         triton_tuning.prepare(call(tuned, triton))
         call(tuned, triton)()
     assert {block for compiled_only, block in triton.launches if compiled_only} == {16, 32, 64}
     assert [config.kwargs["BLOCK"] for config in tuned.cache.values()] == [64]
     assert triton.launches[-1] == (False, 64)
-    assert triton.kept() == kept
+    assert triton.cached() == cached
     call(tuned, triton)()
     assert triton.launches[-1] == (False, 64)
 
@@ -122,6 +122,6 @@ def test_triton_is_itself_again_when_the_work_fails(triton):
         with pytest.raises(MemoryError):
             failing()
         assert state() == before
-    with pytest.raises(MemoryError), triton_tuning.chosen_anew():
+    with pytest.raises(MemoryError), triton_tuning.retuning():
         fail()
     assert tuned.cache_results

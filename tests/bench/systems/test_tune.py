@@ -57,7 +57,7 @@ def kernel(monkeypatch, one_thread):
     monkeypatch.setattr(kernel_layer, "l2_bytes", lambda: 1)
     monkeypatch.setattr(command, "SIZE", "tiny")
     monkeypatch.setattr(command, "BATCH", 2)
-    monkeypatch.setattr(command, "candidates", lambda *asked, sm90: iter((SLOW, FAST, WRONG, TOO_LARGE)))
+    monkeypatch.setattr(command, "candidates", lambda *arguments, sm90: iter((SLOW, FAST, WRONG, TOO_LARGE)))
     monkeypatch.setattr(command, "CudaEventClock", lambda timing: LaunchClock(found))
     kernel_layer.check_generate.cache_clear()
     yield found
@@ -88,7 +88,7 @@ def test_the_fastest_forward_that_is_correct_is_chosen(kernel, monkeypatch):
                 target.copy_(x)
 
     monkeypatch.setattr(forward, "launch", launch)
-    monkeypatch.setattr(command, "candidates", lambda *asked: iter((SLOW, FAST, WRONG)))
+    monkeypatch.setattr(command, "candidates", lambda *arguments: iter((SLOW, FAST, WRONG)))
     monkeypatch.setattr(command, "FORWARD_TOKENS", 128)
     with torch.inference_mode():
         chosen = command.fastest_forward("linear", "few")
@@ -97,13 +97,13 @@ def test_the_fastest_forward_that_is_correct_is_chosen(kernel, monkeypatch):
 
 
 def test_where_none_passes_there_is_no_choice(kernel, monkeypatch):
-    monkeypatch.setattr(command, "candidates", lambda *asked, sm90: iter((WRONG, TOO_LARGE)))
+    monkeypatch.setattr(command, "candidates", lambda *arguments, sm90: iter((WRONG, TOO_LARGE)))
     assert fastest() == ("cpu", None)
 
 
 def test_settings_that_no_check_compares_are_no_choice(kernel, monkeypatch, capsys):
-    monkeypatch.setattr(command, "candidates", lambda *asked, sm90: iter((SLOW,)))
-    monkeypatch.setattr(command, "check_generate", lambda *asked: Checks([]))
+    monkeypatch.setattr(command, "candidates", lambda *arguments, sm90: iter((SLOW,)))
+    monkeypatch.setattr(command, "check_generate", lambda *arguments: Checks([]))
     assert fastest() == ("cpu", None)
     assert "nothing was checked" in capsys.readouterr().err
 

@@ -49,7 +49,7 @@ def test_a_prompt_takes_from_the_first_step_to_the_last_token():
     assert Batch(2.0, [(2.5, 0), (3.0, 1), (4.0, 1), (4.2, 0)]).total_ms() == pytest.approx(2000.0)
 
 
-def test_generate_runs_as_many_sequences_as_the_cache_holds_and_says_so(llm):
+def test_generate_runs_as_many_sequences_as_the_cache_holds(llm):
     llm.blocks, case = 18, replace(CASE, options=(("block_size", 16),))  # 48 + 35 tokens need 6 blocks; one is spare
     workload = VllmTransformer().build(case)
     assert workload.metrics["sequences_at_once"] == 2
@@ -68,7 +68,7 @@ def test_generate_with_room_for_all(llm):
     assert workload.metrics["context_at_last_step"] > 48
 
 
-def test_a_forward_keeps_the_prompts_of_two_steps_however_many_there_are(llm):
+def test_the_state_of_a_forward_counts_the_prompts_of_two_steps(llm):
     forward = replace(CASE, phase="forward", batch=64, context=1500)
     workload = VllmTransformer().build(forward)
     step_tokens = VllmTransformer.max_num_batched_tokens
@@ -77,7 +77,7 @@ def test_a_forward_keeps_the_prompts_of_two_steps_however_many_there_are(llm):
     assert "sequences_at_once" not in workload.metrics
 
 
-def test_the_steps_that_are_timed_lie_around_the_context(llm, monkeypatch):
+def test_timed_steps_are_centered_on_the_context(llm, monkeypatch):
     lengths, prompts = [], vllm_engine.Engine.prompts
     monkeypatch.setattr(
         vllm_engine.Engine, "prompts", lambda engine, *shape: lengths.append(shape[1]) or prompts(engine, *shape)
@@ -91,7 +91,7 @@ def test_the_steps_that_are_timed_lie_around_the_context(llm, monkeypatch):
     assert "prompt_tokens" not in workload.settings
 
 
-def test_a_profiler_sees_steady_steps_alone(llm):
+def test_a_profile_has_only_steady_steps(llm):
     workload = VllmTransformer().build(CASE)
     client, seen = llm.started[0].llm_engine.engine_core, []
 
@@ -101,7 +101,7 @@ def test_a_profiler_sees_steady_steps_alone(llm):
         yield
         client.get_output = step
 
-    assert workload.engine_batch(around()) == len(seen) == vllm_system.STEPS_SEEN < vllm_system.STEADY_STEPS
+    assert workload.engine_batch(around()) == len(seen) == vllm_system.PROFILED_STEPS < vllm_system.STEADY_STEPS
     assert set(seen) == {4}
 
 
@@ -122,7 +122,7 @@ def test_a_profiler_sees_prompts_from_their_first_step_on(llm):
     assert seen
 
 
-def test_the_front_end_works_after_the_timed_steps_as_in_a_process_of_its_own(llm):
+def test_outputs_are_processed_after_the_timed_steps(llm):
     workload, order = VllmTransformer().build(CASE), []
     engine = llm.started[0].llm_engine
     step, process = engine.engine_core.get_output, engine.output_processor.process_outputs
@@ -180,7 +180,7 @@ def test_the_grouped_query_transformer_runs_its_own_model(llm):
     config = json.loads((Path(llm.started[0].folder) / "config.json").read_text())
     assert (config["num_attention_heads"], config["num_key_value_heads"], config["intermediate_size"]) == (2, 1, 458)
     large = replace(case, size="1.3b", context=2048, dtype="bfloat16")
-    assert system._kept_bytes(large) == 2 * 2 * 512 * 24 * 2048
+    assert system._state_bytes(large) == 2 * 2 * 512 * 24 * 2048
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_the_grouped_query_transformer_runs_its_own_model(llm):
         (VllmMamba, "forward", ()),
     ],
 )
-def test_what_the_last_batch_made_is_held_against_the_repositorys_model(llm, adapter, phase, options):
+def test_tokens_of_the_last_batch_are_compared_with_the_repositorys_model(llm, adapter, phase, options):
     llm.compute = True
     system = "mamba" if adapter is VllmMamba else "transformer"
     record = CaseRun(replace(CASE, system=system, phase=phase, options=options), FEW).record(adapter())
@@ -207,7 +207,7 @@ def test_what_the_last_batch_made_is_held_against_the_repositorys_model(llm, ada
 
 
 @pytest.mark.parametrize(("phase", "left"), [("forward", 0), ("generate", 0), ("generate", vllm_system.STEPS - 1)])
-def test_tokens_that_the_model_would_not_choose_are_seen(llm, monkeypatch, phase, left):
+def test_tokens_that_the_model_would_not_choose_are_incorrect(llm, monkeypatch, phase, left):
     llm.compute = True
     workload = VllmTransformer().build(replace(CASE, phase=phase))
     generate = fake_vllm.LLM._generate
@@ -223,14 +223,14 @@ def test_tokens_that_the_model_would_not_choose_are_seen(llm, monkeypatch, phase
     assert "timed_choice_below_best" in checked.reason
 
 
-def test_tokens_that_were_not_made_are_seen(llm):
+def test_missing_tokens_are_incorrect(llm):
     workload = VllmTransformer().build(CASE)
     batch = workload.run()
     del batch.received[-3:]
     assert "timed_tokens_missing" in workload.timed_check(Random(1))(None, 1).reason
 
 
-def test_a_token_may_lie_below_the_best_by_what_rounding_takes():
+def test_a_token_may_lie_below_the_best_within_rounding():
     logits = torch.randn(2, 3, 4000)
     best, second = logits.topk(2).indices.unbind(-1)
     assert choice_check("choice", logits, best, "bfloat16").passed
@@ -276,14 +276,14 @@ def test_the_reference_reads_the_tokens_that_the_engine_generated(llm, monkeypat
     assert VllmTransformer().build(CASE).check().passed
 
 
-def test_an_engine_that_remembers_prompts_misses_its_check(llm):
+def test_an_engine_with_a_prefix_cache_misses_its_check(llm):
     llm.compute = True
     workload = VllmTransformer().build(CASE)
     llm.started[0].llm_engine.vllm_config.cache_config.enable_prefix_caching = True
     assert "samples_that_leave_something" in workload.check().reason
 
 
-def test_mamba_generates_after_short_prompts_and_says_so(llm):
+def test_mamba_generates_after_short_prompts(llm):
     read = VllmMamba().prompt_tokens
     case = replace(CASE, system="mamba", context=32768)
     assert read(case) == GENERATE_PROMPT
@@ -332,7 +332,7 @@ def test_the_times_of_requests_are_medians_over_a_batch_of_the_means_within_each
     }
 
 
-def test_a_prompt_beyond_the_references_room_is_said_to_be_compared_with_nothing(llm, monkeypatch):
+def test_a_prompt_too_long_for_the_reference_is_noted_as_not_checked(llm, monkeypatch):
     monkeypatch.setattr(vllm_system, "MODEL_LENGTH", 40)
     workload = VllmTransformer().build(replace(CASE, phase="forward"))
     assert "not checked" in workload.timed_check(Random(1))(None, 1).unchecked

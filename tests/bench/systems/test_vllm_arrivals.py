@@ -53,7 +53,7 @@ def test_every_system_gets_the_same_arrivals_and_lengths_around_the_cases(llm):
 
 def test_a_request_enters_the_engine_when_it_arrives(llm):
     work = work_of(CASE)
-    batch = work.once()
+    batch = work.run_batch()
     assert batch.due == [batch.started + seconds for seconds in work.due]
     assert all(at[0] > due for (_, at), due in zip(batch.requests(), batch.due, strict=True))
     assert [len(at) for _, at in batch.requests()] == work.answers()
@@ -67,14 +67,14 @@ def test_ttft_counts_from_the_arrival():
 
 def test_goodput_counts_requests_within_both_limits():
     quick, waited, slow = (100.0, [10.0, 20.0]), (501.0, [10.0]), (100.0, [40.0, 61.0])
-    found = token_times.of_arrivals([quick, waited, slow, quick], 0.5)
+    found = token_times.arrival_metrics([quick, waited, slow, quick], 0.5)
     assert found["goodput"] == 4.0
     assert 100.0 < found["ttft_p99_ms"] <= 501.0
     assert found["itl_p50_ms"] == 20.0
 
 
 def test_one_request_of_one_step_has_percentiles():
-    assert token_times.of_arrivals([(7.0, [3.0])], 2.0) == {
+    assert token_times.arrival_metrics([(7.0, [3.0])], 2.0) == {
         "itl_p50_ms": 3.0,
         "itl_p99_ms": 3.0,
         "itl_worst_over_mean": 1.0,

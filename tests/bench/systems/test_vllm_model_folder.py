@@ -56,8 +56,8 @@ def test_two_engines_have_two_folders_and_a_killed_ones_is_taken_over(tmp_path):
     other = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
         held = tmp_path / other.stdout.readline().strip()
-        beside = ModelFolder(tmp_path)
-        assert (beside.path.parent, beside.path != held) == (tmp_path, True)
+        second = ModelFolder(tmp_path)
+        assert (second.path.parent, second.path != held) == (tmp_path, True)
         assert (held / "model.safetensors").read_text() == "weights"
     finally:
         other.send_signal(signal.SIGKILL)

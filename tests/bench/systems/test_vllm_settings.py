@@ -23,12 +23,12 @@ def test_an_engine_of_fewer_layers_holds_as_many_sequences(llm):
     assert "kv_cache_memory_bytes" not in whole.arguments()
 
 
-@pytest.mark.parametrize(("phase", "apart"), [("forward", True), ("generate", False), ("request", False)])
-def test_forwards_alone_have_graphs_of_prompts_and_are_told_their_cache(llm, phase, apart):
-    told = VllmTransformer()._settings(replace(CASE, phase=phase, size="1.3b", context=2048)).arguments()
-    assert (max(told.get("compilation_config", {}).get("cudagraph_capture_sizes", [0])) == 8192) is apart
-    assert told.get("kv_cache_memory_bytes", 0) == (pytest.approx(64.9e9, rel=1e-2) if apart else 0)
-    assert told.get("attention_config", {}) == ({"flash_attn_max_num_splits_for_cuda_graph": 1} if apart else {})
+@pytest.mark.parametrize(("phase", "graphs"), [("forward", True), ("generate", False), ("request", False)])
+def test_only_forwards_have_graphs_of_prompts_and_a_set_cache_size(llm, phase, graphs):
+    arguments = VllmTransformer()._settings(replace(CASE, phase=phase, size="1.3b", context=2048)).arguments()
+    assert (max(arguments.get("compilation_config", {}).get("cudagraph_capture_sizes", [0])) == 8192) is graphs
+    assert arguments.get("kv_cache_memory_bytes", 0) == (pytest.approx(64.9e9, rel=1e-2) if graphs else 0)
+    assert arguments.get("attention_config", {}) == ({"flash_attn_max_num_splits_for_cuda_graph": 1} if graphs else {})
 
 
 def test_a_case_chooses_the_model_runner_and_the_graphs(llm, monkeypatch):
@@ -42,7 +42,7 @@ def test_a_case_chooses_the_model_runner_and_the_graphs(llm, monkeypatch):
     assert "compilation_config" not in llm.started[1].arguments
 
 
-def test_graphs_of_prompts_keep_the_attention_that_is_asked_for():
+def test_graphs_of_prompts_keep_the_requested_attention():
     settings = Settings("1.3b", "bfloat16", 1024, 512, None, 8192, "FLASH_ATTN-2", "prompts")
     assert settings.arguments()["attention_config"] == {
         "backend": "FLASH_ATTN",
@@ -51,7 +51,7 @@ def test_graphs_of_prompts_keep_the_attention_that_is_asked_for():
     }
 
 
-def test_an_engine_is_kept_while_its_settings_serve_and_then_another_process_is_needed(llm):
+def test_cases_with_equal_settings_share_an_engine_and_other_settings_need_another_process(llm):
     system = VllmTransformer()
     system.build(CASE)
     system.build(replace(CASE, batch=2, context=64))
@@ -74,7 +74,7 @@ def test_settings_are_read_from_the_engine(llm):
     assert settings["token_ids"] == "uniform over the vocabulary, new for each sample"
 
 
-def test_another_attention_fails_unless_it_was_asked_for(llm, monkeypatch):
+def test_another_attention_fails_unless_it_is_requested(llm, monkeypatch):
     monkeypatch.setattr(fake_vllm.Attention, "version", 2)
     with pytest.raises(RuntimeError, match="uses FLASH_ATTN-2, expected FLASH_ATTN-3"):
         VllmTransformer().build(CASE)
@@ -97,7 +97,7 @@ def test_graphs_reach_every_batch_in_flight():
 
 
 @pytest.mark.parametrize("sequences", [512, 4096])
-def test_prompts_that_launches_bound_have_graphs(sequences):
+def test_launch_bound_prompts_have_graphs(sequences):
     sizes = graph_sizes(sequences, "prompts")
     assert set(sizes) >= {1, 496, 512, 1024, 2048, 4096, 8192}
     assert (max(sizes), sizes) == (8192, sorted(set(sizes)))
@@ -110,6 +110,6 @@ def test_unknown_graph_sizes_are_an_error():
 
 
 @pytest.mark.parametrize(("batch", "sequences"), [(8192, 8192), (4096, 4096), (100, 4096), (64, 64), (7, 64)])
-def test_only_what_could_be_in_flight_widens_the_engine(llm, monkeypatch, batch, sequences):
-    monkeypatch.setattr(VllmTransformer, "_kept_bytes", lambda system, case: 5 * 10**6)
+def test_max_num_seqs_counts_only_sequences_that_fit_in_memory(llm, monkeypatch, batch, sequences):
+    monkeypatch.setattr(VllmTransformer, "_state_bytes", lambda system, case: 5 * 10**6)
     assert VllmTransformer().engine(replace(CASE, batch=batch)).settings.max_num_seqs == sequences

@@ -61,7 +61,7 @@ def test_an_engine_has_no_more_sequences_than_states(llm, monkeypatch):
     monkeypatch.setattr(vllm_system, "gpu_memory", lambda: 5_025_000_000)
     workload = VllmTTT().build(replace(CASE, system="ttt-mlp"))
     each, most = workload.metrics["state_bytes"] / CASE.batch, llm.started[0].arguments["max_num_seqs"]
-    left = 0.9 * 5_025_000_000 - vllm_system.OUTSIDE_CACHE - vllm_system.FOR_PROMPT_GRAPHS
+    left = 0.9 * 5_025_000_000 - vllm_system.ENGINE_BYTES - vllm_system.PROMPT_GRAPH_BYTES
     assert 0.8 * left < most * each < left
 
 
