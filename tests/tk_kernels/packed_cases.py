@@ -22,7 +22,7 @@ GENERATE: dict[str, Any] = {"linear": linear_generate, "mlp": mlp_generate}
 WEIGHTS = {"linear": ("W", "b"), "mlp": ("W1", "b1", "W2", "b2")}
 # Some sequences are empty or have one token. Starts are 0, inside a mini-batch, or at a later mini-batch's start.
 LENGTHS, STARTS = [17, 0, 1, 40, 15, 0, 16, 9], [0, 5, 0, 5, 16, 0, 31, 5]
-SLOTS = [5, 8, 2, 7, 0, 4, 3, 6]  # of nine: slot 1 belongs to no sequence
+SLOTS = [5, 8, 2, 7, 0, 4, 3, 6]  # there are nine slots; no sequence has slot 1
 # Relative error of a state, by precision: with planes, tokens and rows are bfloat16.
 STATE_ERROR = {"float32": OUTPUT_ERROR[torch.float32], "planes": OUTPUT_ERROR[torch.bfloat16]}
 

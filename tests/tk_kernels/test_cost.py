@@ -48,7 +48,7 @@ def test_flops_of_a_dual_token_are_the_mean_of_a_mini_batch() -> None:
 def test_traffic_of_a_token_is_the_sum_of_its_reads_and_writes() -> None:
     m, D, F = 16, 64, 256
     rows = (m - 1) / 2 + 1  # reads earlier rows, writes one
-    passes = 2 * (m - 1) / m  # of a running sum: m - 1 reads and m - 1 writes per mini-batch
+    passes = 2 * (m - 1) / m  # m - 1 reads and m - 1 writes of a sum per mini-batch
     token = 4 * 2 * D  # q, k, v and output in 16 bits
     for cost, weights, biases, row in ((linear, D * D, D, 2 * D), (mlp, 2 * D * F, D + F, 2 * (D + F))):
         for state, read, rewrite in (("planes", 2, 6), ("float32", 4, 4), ("float16", 2, 2), ("bfloat16", 2, 2)):

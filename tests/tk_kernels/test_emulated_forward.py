@@ -31,7 +31,7 @@ def compiles_c20() -> bool:
 
 
 pytestmark = [
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the emulator's threads are contexts of Linux"),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the emulator's threads need Linux's ucontext"),
     pytest.mark.skipif(not compiles_c20(), reason="there is no g++ with C++20 and _Float16"),
 ]
 

@@ -343,7 +343,7 @@ def _query_key(
             tl.store(k + out, rotated, mask=valid)
             x3, x2, x1 = x2, x1, x0
     if first + CHUNK >= T:
-        tl.debug_barrier()  # as in _residual_convolution
+        tl.debug_barrier()  # the cache may be replaced in place, as in `_residual_convolution`
         tl.store(after + after_at, x3, mask=valid)
         tl.store(after + after_at + C, x2, mask=valid)
         tl.store(after + after_at + 2 * C, x1, mask=valid)

@@ -17,7 +17,7 @@ SM90 = "sm_90"  # prefix of `section_name` for kernels in Gluon (generate_sm90.p
 
 class Precision(NamedTuple):
     weights: torch.dtype
-    rows: torch.dtype  # of the cached rows
+    rows: torch.dtype  # cached rows
     planes: bool  # whether a second tensor holds the low 16 bits of each weight (`split_planes`)
 
 
