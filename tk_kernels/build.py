@@ -1,7 +1,7 @@
 """Compile a .cu file with nvcc, cache the library, and load it with tvm-ffi.
 
-`build("ttt_linear/forward_sm90")` compiles `tk_kernels/ttt_linear/forward_sm90.cu` on any machine with nvcc, GPU or
-not. `load("ttt_linear/forward_sm90")` needs a Hopper GPU. Both compile a kernel only if the cache lacks it.
+`build("ttt_linear/forward_sm90")` compiles `tk_kernels/ttt_linear/forward_sm90.cu` on any machine with nvcc, with or
+without a GPU. `load("ttt_linear/forward_sm90")` needs a Hopper GPU. Both compile a kernel only if the cache lacks it.
 A machine without nvcc or ThunderKittens can use another machine's cache.
 """
 
@@ -23,21 +23,21 @@ from typing import Any
 
 from tk_kernels.thunderkittens import (
     BuildError,
-    alone,
     cache_directory,
+    cache_errors,
     find_thunderkittens,
-    in_cache,
-    named_when_whole,
+    locked,
+    replaced_folder,
     thunderkittens_version,
 )
 
 # `unavailable` returns reasons with these prefixes if no installation can help
 NO_GPU, OTHER_GPU = "there is no CUDA GPU", "the GPU is"
-PORTABLE = "portable"  # this value of TTT_BENCH_ARCH hides the kernels for Hopper
+PORTABLE = "portable"  # this value of TTT_BENCH_ARCH disables the Hopper kernels
 NO_TVM_FFI = "apache-tvm-ffi is not installed (pip install apache-tvm-ffi)"
 SOURCE_ROOT = Path(__file__).resolve().parent
 KERNELS = tuple(sorted(path.relative_to(SOURCE_ROOT).with_suffix("").as_posix() for path in SOURCE_ROOT.rglob("*.cu")))
-LIBRARY, LOG, NOTE = "kernel.so", "compiler.log", "build.json"  # the files of a build
+LIBRARY, LOG, MANIFEST = "kernel.so", "compiler.log", "build.json"  # the files of a build
 DEFAULT_NVCC = Path("/usr/local/cuda/bin/nvcc")  # the CUDA toolkit's default, often not in PATH
 NVCC_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")  # environment variables with flags that nvcc reads
 ARCHITECTURE = "90a"
@@ -73,7 +73,7 @@ class Built:
     @property
     def ingredients(self) -> dict[str, str | None]:
         """The build's inputs, such as nvcc's version, read from build.json in the cache folder."""
-        return json.loads((self.folder / NOTE).read_text())
+        return json.loads((self.folder / MANIFEST).read_text())
 
     @property
     def resources(self) -> list[KernelResources]:
@@ -97,30 +97,30 @@ def build(name: str) -> Built:
 
     Raises BuildError if the kernel cannot be compiled here.
     """
-    with in_cache(f"{name} cannot be built"):
+    with cache_errors(f"{name} cannot be built"):
         wanted = ingredients(name)
         cached = _cached(name, wanted)
         if cached is not None:
             return cached
-        missing = missing_to_compile()
+        missing = missing_requirement()
         if missing:
             raise BuildError(f"{name}: not in the cache, and cannot be built: {missing}")
         folder = _folder(name, wanted)
-        with alone(folder.with_name(f".{folder.name}.lock")):  # another process may have compiled it meanwhile
+        with locked(folder.with_name(f".{folder.name}.lock")):  # another process may have compiled it meanwhile
             return _cached(name, wanted) or _compiled(name, wanted)
 
 
 def unavailable(name: str) -> str:
     """Return why this machine cannot run kernel `name`, or "". Compiles nothing."""
     tvm_ffi = "" if importlib.util.find_spec("tvm_ffi") else NO_TVM_FFI
-    if reason := hidden() or tvm_ffi or other_gpu(lambda found: found == (9, 0), "a Hopper GPU (9.0)"):
+    if reason := hidden() or tvm_ffi or unsupported_gpu(lambda found: found == (9, 0), "a Hopper GPU (9.0)"):
         return reason
     try:
         if _cached(name, ingredients(name)) is not None:
             return ""
     except (BuildError, OSError, PackageNotFoundError) as error:
         return str(error)
-    missing = missing_to_compile()
+    missing = missing_requirement()
     return f"{name} is not in the cache, and cannot be built: {missing}" if missing else ""
 
 
@@ -144,27 +144,27 @@ def hidden() -> str:
     """Return why TTT_BENCH_ARCH disables the Hopper kernels, or "" if it is empty or unset."""
     arch = os.environ.get("TTT_BENCH_ARCH", "")
     if arch in ("", PORTABLE):
-        return f"TTT_BENCH_ARCH={arch} hides the kernels for Hopper" if arch else ""
+        return f"TTT_BENCH_ARCH={arch} disables the Hopper kernels" if arch else ""
     return f"TTT_BENCH_ARCH={arch} is unknown: unset it, or set it to {PORTABLE}"
 
 
-def other_gpu(suits: Callable[[tuple[int, int]], bool], needed: str) -> str:
-    """Return an error message if there is no GPU or `suits` rejects the current one, else "".
+def unsupported_gpu(is_supported: Callable[[tuple[int, int]], bool], needed: str) -> str:
+    """Return an error message if there is no GPU or `is_supported` rejects the current one, else "".
 
-    suits: function that checks a compute capability, such as (9, 0). needed: the supported GPUs, for the message.
+    is_supported: function that checks a compute capability, such as (9, 0). needed: supported GPUs, for the message.
     """
     import torch
 
     if not torch.cuda.is_available():
         return NO_GPU
     major, minor = torch.cuda.get_device_capability()
-    if suits((major, minor)):
+    if is_supported((major, minor)):
         return ""
     found = torch.cuda.get_device_name()
     return f"{OTHER_GPU} {found} (compute capability {major}.{minor}), and the kernels need {needed}"
 
 
-def missing_to_compile() -> str:
+def missing_requirement() -> str:
     """Return the first missing requirement for compiling kernels, or ""."""
     if importlib.util.find_spec("tvm_ffi") is None:
         return NO_TVM_FFI
@@ -181,8 +181,8 @@ def missing_to_compile() -> str:
 def find_nvcc() -> Path | None:
     """Return nvcc's path: from `CUDA_HOME`, else PATH, else `DEFAULT_NVCC`; None without nvcc."""
     home, found = os.environ.get("CUDA_HOME"), shutil.which("nvcc")
-    places = [*([Path(home) / "bin" / "nvcc"] if home else []), *([Path(found)] if found else []), DEFAULT_NVCC]
-    return next((path for path in places if path.is_file()), None)
+    candidates = [*([Path(home) / "bin" / "nvcc"] if home else []), *([Path(found)] if found else []), DEFAULT_NVCC]
+    return next((path for path in candidates if path.is_file()), None)
 
 
 def ingredients(name: str) -> dict[str, str | None]:
@@ -216,10 +216,10 @@ def _compiler_version(nvcc: Path | None) -> str | None:
     if nvcc is None:
         return None
     try:
-        answer = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, errors="replace", check=False)
+        result = subprocess.run([str(nvcc), "--version"], capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:
         raise BuildError(f"nvcc cannot be run: {nvcc}: {error.strerror}") from None
-    match = re.search(r"release (.+)", answer.stdout)
+    match = re.search(r"release (.+)", result.stdout)
     return match.group(1).strip() if match else "unknown"
 
 
@@ -246,7 +246,7 @@ def _compiled(name: str, wanted: dict[str, str | None]) -> Built:
     built = Built(name, _folder(name, wanted), compiled=True)
     headers = (f"{find_thunderkittens()}/include", SOURCE_ROOT)
     ffi_headers = (libinfo.find_include_path(), libinfo.find_dlpack_include_path())
-    with named_when_whole(built.folder) as folder:
+    with replaced_folder(built.folder) as folder:
         command = [  # tvm_ffi.cpp.build would discard nvcc's register counts and spills
             str(find_nvcc()),
             f"-gencode=arch=compute_{ARCHITECTURE},code=sm_{ARCHITECTURE}",
@@ -259,12 +259,12 @@ def _compiled(name: str, wanted: dict[str, str | None]) -> Built:
             "-o",
             str(folder / LIBRARY),
         ]
-        answer = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-        said = answer.stdout + answer.stderr
+        result = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        output = result.stdout + result.stderr
         failed = built.folder.with_name(f"{name.replace('/', '.')}.failed.log")
-        (failed if answer.returncode else folder / LOG).write_text(" ".join(command) + "\n" + said)
-        if answer.returncode:
-            first = next((line for line in said.splitlines() if "error" in line.lower()), "nvcc gave no error line")
+        (failed if result.returncode else folder / LOG).write_text(" ".join(command) + "\n" + output)
+        if result.returncode:
+            first = next((line for line in output.splitlines() if "error" in line.lower()), "no error line")
             raise BuildError(f"{name}: nvcc failed: {first.strip()} (full output: {failed})")
-        (folder / NOTE).write_text(json.dumps(wanted, indent=1))
+        (folder / MANIFEST).write_text(json.dumps(wanted, indent=1))
     return built

@@ -79,7 +79,7 @@ def common_position(position: Tensor, start: int | None, mini_batch: int) -> int
     """
     values = sorted(set(position.tolist())) if start is None else [start]
     if len(values) > 1:
-        raise ValueError(f"state.position holds {values}: forward takes one position for all, generate_step any")
+        raise ValueError(f"state.position holds {values}: forward needs one position for all sequences")
     found = values[0] if values else 0
     if not 0 <= found < mini_batch:
         name = "state.position" if start is None else "start"

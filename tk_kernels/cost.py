@@ -36,8 +36,8 @@ class Cost:
         Per token and head, X @ W, Xbar @ W, X^T @ G and (except in layer 1) G @ W^T take 2 * in * out each.
         P = Xbar @ X^T takes 2 * m * in, P @ G takes 2 * m * out, both including the masked elements of P.
         """
-        products = 2 * (3 * self._weights + self._backward) * head_dim**2
-        return batch * tokens * heads * (products + 2 * mini_batch * self._row * head_dim)
+        matmuls = 2 * (3 * self._weights + self._backward) * head_dim**2
+        return batch * tokens * heads * (matmuls + 2 * mini_batch * self._row * head_dim)
 
     def forward_bytes(self, batch: int, tokens: int, heads: int, head_dim: int, element_bytes: int = 2) -> int:
         """Return the minimum bytes that a fused forward reads and writes.
@@ -55,9 +55,9 @@ class Cost:
         """
         check_choice("form", form, FORMS)
         times = 3 if form == "dual" else 4
-        products = 2 * (times * self._weights + self._backward) * head_dim**2
+        matmuls = 2 * (times * self._weights + self._backward) * head_dim**2
         rows = (mini_batch + 1) * self._row * head_dim if form == "dual" else 0
-        return batch * heads * (products + rows)
+        return batch * heads * (matmuls + rows)
 
     def generate_state_bytes(
         self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual", state: str = "planes"
@@ -70,8 +70,8 @@ class Cost:
         stored, read, _ = _weight_bytes(form, state)  # `read` is also the size of a cached row's element
         weights, biases = self._weights * head_dim**2, self._biases * head_dim
         rows, sums = mini_batch * self._row * head_dim * read, (weights + biases) * SUM_BYTES
-        kept = weights * stored + biases * BIAS_BYTES
-        return batch * heads * (kept + (rows if form == "dual" else sums))
+        parameters = weights * stored + biases * BIAS_BYTES
+        return batch * heads * (parameters + (rows if form == "dual" else sums))
 
     def generate_state_traffic(
         self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual", state: str = "planes"

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 THUNDERKITTENS_URL = "https://github.com/HazyResearch/ThunderKittens.git"
 THUNDERKITTENS_COMMIT = "0b55588d2769dde0c7a9a606ffc015b0ca7a9551"
-THUNDERKITTENS_DIGEST = "050f727961e5"  # of this commit's headers, as `thunderkittens_version` computes it
+THUNDERKITTENS_DIGEST = "050f727961e5"  # `thunderkittens_version` computes it for this commit's headers
 HEADER = Path("include") / "kittens.cuh"
 
 
@@ -45,9 +45,9 @@ def thunderkittens_version(root: Path | None) -> str | None:
 def fetch_thunderkittens() -> Path:
     """Return the cached clone at the pinned commit, fetched if missing. Raises BuildError if that fails."""
     target = _clone_path()
-    with in_cache("ThunderKittens cannot be kept"), alone(target.parent / ".fetch.lock"):
+    with cache_errors("ThunderKittens cannot be stored"), locked(target.parent / ".fetch.lock"):
         if not (target / HEADER).is_file():
-            with named_when_whole(target) as folder:
+            with replaced_folder(target) as folder:
                 _git(folder, "init", "--quiet")
                 _git(folder, "fetch", "--quiet", "--depth", "1", THUNDERKITTENS_URL, THUNDERKITTENS_COMMIT)
                 _git(folder, "checkout", "--quiet", "FETCH_HEAD")
@@ -55,17 +55,17 @@ def fetch_thunderkittens() -> Path:
 
 
 @contextmanager
-def in_cache(what: str) -> Iterator[None]:
+def cache_errors(what: str) -> Iterator[None]:
     """Convert an OSError in the block to a BuildError whose message begins with `what`."""
     try:
         yield
     except OSError as error:
-        hint = f"in {cache_directory()} (set TTT_BENCH_CACHE to a folder that can be written)"
+        hint = f"in {cache_directory()} (set TTT_BENCH_CACHE to a writable folder)"
         raise BuildError(f"{what} {hint}: {error.strerror or error}") from None
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Lock `path` so that one process at a time runs the block; no lock if the file system has none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as lock:
@@ -75,7 +75,7 @@ def alone(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def named_when_whole(target: Path) -> Iterator[Path]:
+def replaced_folder(target: Path) -> Iterator[Path]:
     """Yield a new folder that replaces `target` if the block succeeds; otherwise remove the new folder."""
     with TemporaryDirectory(prefix=".incomplete-", dir=target.parent) as parent:
         folder = Path(parent) / target.name
@@ -94,7 +94,7 @@ def _git(folder: Path, *arguments: str) -> None:
         raise BuildError("git is not installed, so ThunderKittens cannot be fetched (set THUNDERKITTENS_ROOT)")
     inherited = {name: x for name, x in os.environ.items() if not name.startswith("GIT_")}  # a hook sets GIT_DIR
     command = ["git", *arguments]
-    answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=inherited)
-    if answer.returncode != 0:
-        last = (answer.stderr.strip().splitlines() or ["no message"])[-1]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=inherited)
+    if result.returncode != 0:
+        last = (result.stderr.strip().splitlines() or ["no message"])[-1]
         raise BuildError(f"ThunderKittens could not be fetched from {THUNDERKITTENS_URL}: {last}")

@@ -33,7 +33,7 @@ from tk_kernels.ttt_mlp.generate_sm90 import dual
 
 # Shared memory of a block, in KB, by compute capability; Triton compiles for 8.9 as for 8.6.
 SHARED_KB = {80: 163, 86: 99, 90: 227, 100: 227, 120: 99}
-# (size, form and precision of generate, backbone); 760m has heads of 96, and its primal form of TTT-MLP no kernel
+# (size, form and precision of generate, backbone). No primal form for 760m: TTT-MLP has no such kernel for heads of 96.
 MODELS = (("125m", "dual", "planes", "mamba"), ("760m", "dual", "planes", "transformer"))
 MODELS += (("125m", "primal", "planes", "transformer"),)
 BF16 = {"weights1", "weights2", "rows_k", "rows_x2", "rows_g1", "rows_g2", "q", "k", "v", "out"}

@@ -6,7 +6,7 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def memory_for_others():
+def empty_gpu_cache():
     """Empty PyTorch's GPU cache after each test: parallel tests share the memory of one GPU."""
     yield
     torch = sys.modules.get("torch")
@@ -15,7 +15,7 @@ def memory_for_others():
 
 
 @pytest.fixture
-def poisoned():
+def poisoned():  # new tensors hold NaN until written
     import torch
 
     torch.use_deterministic_algorithms(True)

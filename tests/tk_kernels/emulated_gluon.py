@@ -18,36 +18,36 @@ from torch import Tensor
 class Value:
     type = SimpleNamespace(layout=None)
 
-    def __init__(self, of: Tensor) -> None:
-        self.of = of
-        self.dtype = of.dtype
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.dtype = tensor.dtype
 
     def to(self, dtype: torch.dtype, bitcast: bool = False) -> Value:
-        return Value(self.of.view(dtype) if bitcast else self.of.to(dtype))
+        return Value(self.tensor.view(dtype) if bitcast else self.tensor.to(dtype))
 
     def expand_dims(self, axis: int) -> Value:
-        return Value(self.of.unsqueeze(axis))
+        return Value(self.tensor.unsqueeze(axis))
 
     def reshape(self, shape: list[int]) -> Value:
-        return Value(self.of.reshape(shape))
+        return Value(self.tensor.reshape(shape))
 
     def permute(self, order: list[int]) -> Value:
-        return Value(self.of.permute(order))
+        return Value(self.tensor.permute(order))
 
     def broadcast_to(self, shape: list[int]) -> Value:
-        return Value(self.of.broadcast_to(shape))
+        return Value(self.tensor.broadcast_to(shape))
 
     def __getitem__(self, index: Any) -> Value:
-        return Value(self.of[index])
+        return Value(self.tensor[index])
 
     def __bool__(self) -> bool:
-        return bool(self.of)
+        return bool(self.tensor)
 
     def __index__(self) -> int:
-        return int(self.of)
+        return int(self.tensor)
 
     def __neg__(self) -> Value:
-        return Value(-self.of)
+        return Value(-self.tensor)
 
 
 def _operated(name: str, reflected: bool) -> Callable[[Value, Any], Any]:
@@ -56,10 +56,10 @@ def _operated(name: str, reflected: bool) -> Callable[[Value, Any], Any]:
     def apply(self: Value, other: Any) -> Any:
         if isinstance(other, Pointer):
             return NotImplemented
-        a, b = self.of, other
+        a, b = self.tensor, other
         if isinstance(other, Value):  # unlike PyTorch, Triton promotes scalars like tensors
-            dtype = torch.promote_types(a.dtype, other.of.dtype)
-            a, b = a.to(dtype), other.of.to(dtype)
+            dtype = torch.promote_types(a.dtype, other.tensor.dtype)
+            a, b = a.to(dtype), other.tensor.to(dtype)
         return Value(function(b, a) if reflected else function(a, b))
 
     return apply
@@ -84,7 +84,7 @@ class Pointer:
         return cls(tensor.as_strided((size,), (1,)))
 
     def __add__(self, offset: Any) -> Pointer:
-        return Pointer(self.memory, self.at + (offset.of if isinstance(offset, Value) else offset))
+        return Pointer(self.memory, self.at + (offset.tensor if isinstance(offset, Value) else offset))
 
     __radd__ = __add__
 
@@ -95,12 +95,12 @@ class Pointer:
 
     def write(self, value: Any, mask: Value | None) -> None:
         at, inside = self._masked(mask)
-        values = (value.of if isinstance(value, Value) else torch.tensor(value)).to(self.memory.dtype)
+        values = (value.tensor if isinstance(value, Value) else torch.tensor(value)).to(self.memory.dtype)
         self.memory[at[inside]] = values.broadcast_to(at.shape)[inside]
 
     def _masked(self, mask: Value | None) -> tuple[Tensor, Tensor]:
         at = torch.as_tensor(self.at)
-        inside = torch.tensor(True) if mask is None else mask.of
+        inside = torch.tensor(True) if mask is None else mask.tensor
         at, inside = torch.broadcast_tensors(at, inside)
         if inside.any() and (int(at[inside].min()) < 0 or int(at[inside].max()) >= len(self.memory)):
             raise IndexError("a kernel reads or writes beyond a tensor's memory")
@@ -110,25 +110,25 @@ class Pointer:
 class Shared:
     """An allocation of shared memory, which holds NaN (integers: the lowest value) until written."""
 
-    def __init__(self, of: Tensor) -> None:
-        self.of = of
-        self.dtype = of.dtype
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.dtype = tensor.dtype
 
     def load(self, layout: object = None) -> Value:
-        return Value(self.of.clone())
+        return Value(self.tensor.clone())
 
     def store(self, value: Value) -> None:
-        assert value.of.shape == self.of.shape
-        self.of.copy_(value.of)
+        assert value.tensor.shape == self.tensor.shape
+        self.tensor.copy_(value.tensor)
 
     def index(self, number: int) -> Shared:
-        return Shared(self.of[number])
+        return Shared(self.tensor[number])
 
     def slice(self, start: int, length: int, dim: int = 0) -> Shared:
-        return Shared(self.of.narrow(dim, start, length))
+        return Shared(self.tensor.narrow(dim, start, length))
 
     def permute(self, order: tuple[int, ...]) -> Shared:
-        return Shared(self.of.permute(order))
+        return Shared(self.tensor.permute(order))
 
     def _reinterpret(self, dtype: torch.dtype, shape: list[int], layout: Any) -> Shared:
         """Return a copy, read as [rows, columns] in a SharedLinearLayout: offset 2**i is element layout.bases[i]."""
@@ -137,20 +137,20 @@ class Shared:
         rows, columns = torch.meshgrid(*map(torch.arange, shape), indexing="ij")
         for bit, (row, column) in enumerate(layout.bases):
             offsets += ((rows & row) | (columns & column) != 0).to(torch.int64) << bit
-        return Shared(self.of.reshape(-1)[offsets])
+        return Shared(self.tensor.reshape(-1)[offsets])
 
 
 class Copies:
     def __init__(self) -> None:
-        self.open: list[Callable[[], object]] = []
+        self.pending: list[Callable[[], object]] = []
         self.groups: list[list[Callable[[], object]]] = []
 
     def async_copy_global_to_shared(self, to: Shared, source: Pointer, mask: Value | None = None) -> None:
-        self.open.append(lambda: to.of.copy_(source.read(mask, 0)))
+        self.pending.append(lambda: to.tensor.copy_(source.read(mask, 0)))
 
     def commit_group(self) -> None:
-        self.groups.append(self.open)
-        self.open = []
+        self.groups.append(self.pending)
+        self.pending = []
 
     def wait_group(self, left: int) -> None:
         arrived, self.groups = self.groups[: len(self.groups) - left], self.groups[len(self.groups) - left :]
@@ -159,8 +159,8 @@ class Copies:
                 copy()
 
 
-def _of(x: Any) -> Tensor:
-    return x.of if isinstance(x, Value) else torch.tensor(x)
+def _tensor(x: Any) -> Tensor:
+    return x.tensor if isinstance(x, Value) else torch.tensor(x)
 
 
 def _shared(dtype: torch.dtype, shape: list[int], layout: object) -> Shared:
@@ -185,14 +185,14 @@ def _language(program: int) -> SimpleNamespace:
         static_range=range,
         load=lambda pointer, mask=None, other=None, **_: Value(pointer.read(mask, other)),
         store=lambda pointer, value, mask=None: pointer.write(value, mask),
-        sum=lambda x, axis: Value(x.of.sum(axis)),
-        where=lambda condition, x, y: Value(torch.where(condition.of, _of(x), _of(y))),
+        sum=lambda x, axis: Value(x.tensor.sum(axis)),
+        where=lambda condition, x, y: Value(torch.where(condition.tensor, _tensor(x), _tensor(y))),
         full=lambda shape, value, dtype, layout: Value(torch.full(shape, value, dtype=dtype)),
-        max=lambda x, axis: Value(x.of.amax(axis)),
-        maximum=lambda x, y: Value(torch.maximum(x.of, _of(y))),
-        sqrt=lambda x: Value(x.of.sqrt()),
-        rsqrt=lambda x: Value(x.of.rsqrt()),
-        sigmoid=lambda x: Value(x.of.sigmoid()),
+        max=lambda x, axis: Value(x.tensor.amax(axis)),
+        maximum=lambda x, y: Value(torch.maximum(x.tensor, _tensor(y))),
+        sqrt=lambda x: Value(x.tensor.sqrt()),
+        rsqrt=lambda x: Value(x.tensor.rsqrt()),
+        sigmoid=lambda x: Value(x.tensor.sigmoid()),
         convert_layout=lambda x, layout, assert_trivial=False: x,
         allocate_shared_memory=_shared,
         debug_barrier=lambda: None,
@@ -201,21 +201,21 @@ def _language(program: int) -> SimpleNamespace:
 
 # CPU versions of the helpers that use GPU instructions.
 _ASSEMBLY: dict[str, Any] = {
-    "wide": lambda x: x.to(torch.float32),
+    "widen": lambda x: x.to(torch.float32),
     "narrow": lambda x, dtype: x.to(dtype),
     "all_loads_before": lambda position: None,
-    "tanh": lambda x: Value(x.of.tanh()),
-    "mma_v2": lambda a, b, sums: sums + Value(a.of.float() @ b.of.float()),
+    "tanh": lambda x: Value(x.tensor.tanh()),
+    "mma_v2": lambda a, b, sums: sums + Value(a.tensor.float() @ b.tensor.float()),
 }
 
 
-def _rebuilt(kernel: Any, known: dict[str, Any]) -> FunctionType:
-    """Turn a Gluon or Triton function and its callees into plain functions; `known` maps globals to replacements."""
+def _rebuilt(kernel: Any, replacements: dict[str, Any]) -> FunctionType:
+    """Turn a Gluon or Triton function and its callees into plain functions, with globals from `replacements`."""
     function = getattr(kernel, "fn", kernel)
-    names = {**function.__globals__, **known}
+    names = {**function.__globals__, **replacements}
     for name in function.__code__.co_names:
-        if name not in known and hasattr(names.get(name), "fn"):
-            names[name] = _rebuilt(names[name], known)
+        if name not in replacements and hasattr(names.get(name), "fn"):
+            names[name] = _rebuilt(names[name], replacements)
     return FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
 
 
@@ -237,5 +237,5 @@ class Emulated:
             copies, language = Copies(), _language(program)
             function = _rebuilt(self.kernel, {**_ASSEMBLY, "gl": language, "tl": language, "async_copy": copies})
             function(*arguments, **named)
-            assert not copies.open
-            assert not any(copies.groups), "a kernel ends before what it copies has arrived"
+            assert not copies.pending
+            assert not any(copies.groups), "a kernel ends before its asynchronous copies arrive"

@@ -29,22 +29,23 @@ def linear_arguments(
     batch: int = 2,
     heads: int = 3,
     device: str = "cpu",
-    correlation: float = 0.0,
-    speed: float = 1.0,
+    shared_weight: float = 0.0,
+    lr_factor: float = 1.0,
     mini_batch: int = 16,
 ) -> list[Any]:
     """Return random positional arguments of TTT-Linear's forward, for heads of 64 channels.
 
-    correlation: its square is the correlation of two tokens of a sequence. speed: factor on the learning rates.
+    shared_weight: weight of a part of q, k and v that a sequence's tokens share; its square is their correlation.
+    lr_factor: factor on the learning rates.
     """
     generator = torch.Generator(device).manual_seed(tokens)
 
     def normal(*shape: int, std: float = 1.0) -> Tensor:
         return std * torch.randn(*shape, device=device, generator=generator)
 
-    common, fresh = correlation, (1 - correlation**2) ** 0.5
-    q, k, v = (common * normal(batch, 1, heads, 64) + fresh * normal(batch, tokens, heads, 64) for _ in range(3))
-    lr = speed * torch.sigmoid(normal(batch, tokens, heads)) / 64
+    own = (1 - shared_weight**2) ** 0.5
+    q, k, v = (shared_weight * normal(batch, 1, heads, 64) + own * normal(batch, tokens, heads, 64) for _ in range(3))
+    lr = lr_factor * torch.sigmoid(normal(batch, tokens, heads)) / 64
     scale = (1 / torch.arange(1, mini_batch + 1, device=device) + normal(mini_batch, std=0.01)).clamp_min(0)
     outer = (1 + normal(heads, 64, std=0.1), normal(heads, 64, std=0.1))
     weights = (0.01 + normal(heads, 64, 64, std=0.02), normal(heads, 1, 64, std=0.1))  # column means of W are nonzero
@@ -58,12 +59,12 @@ def mlp_arguments(
     batch: int = 2,
     heads: int = 3,
     device: str = "cpu",
-    speed: float = 1.0,
+    lr_factor: float = 1.0,
     mini_batch: int = 16,
 ) -> list[Any]:
     """Return random positional arguments of TTT-MLP's forward, for heads of 64 channels.
 
-    As in a trained model, q, k and v are correlated. speed: factor on the learning rates.
+    As in a trained model, q, k and v are correlated. lr_factor: factor on the learning rates.
     """
     generator = torch.Generator().manual_seed(tokens)
 
@@ -73,7 +74,7 @@ def mlp_arguments(
     shared = normal(batch, 1, heads, 64, std=0.7)
     q, k = (shared + normal(batch, tokens, heads, 64, std=0.7) for _ in range(2))
     v = normal(batch, tokens, heads, 64) + k / 2
-    lr = speed * 0.1 * torch.sigmoid(normal(batch, tokens, heads)) / 64
+    lr = lr_factor * 0.1 * torch.sigmoid(normal(batch, tokens, heads)) / 64
     scale = (1 / torch.arange(1, mini_batch + 1) + normal(mini_batch, std=0.02)).clamp_min(0)
     outer = (1 + normal(heads, 64, std=0.1), normal(heads, 64, std=0.1))
     weights = (normal(heads, *shape, std=0.02) for shape in ((64, 256), (1, 256), (256, 64), (1, 64)))

@@ -62,7 +62,7 @@ class Comparison(NamedTuple):
 
 
 def random_state(operator: str, positions: list[int], H: int, D: int, m: int, std: float = 0.02) -> Any:
-    """Return a random float64 state; sequence s has read positions[s] tokens of its current mini-batch."""
+    """Return a random float64 state; sequence s has had positions[s] tokens of its current mini-batch."""
     gen = torch.Generator().manual_seed(0)
 
     def normal(*shape: int, std: float) -> Tensor:
@@ -79,11 +79,11 @@ def random_state(operator: str, positions: list[int], H: int, D: int, m: int, st
     return mlp_reference.MLPState(*weights, normal(B, H, D, std=std), k, *rows, position)
 
 
-Prefill = Callable[..., tuple[Tensor, Any]]
+Forward = Callable[..., tuple[Tensor, Any]]
 
 
-def prefilled_state(operator: str, positions: list[int], H: int, D: int, m: int, prefill: Prefill) -> Any:
-    """Return the float64 state after `prefill` has read 2 m + positions[s] random tokens of each sequence s."""
+def forward_state(operator: str, positions: list[int], H: int, D: int, m: int, forward: Forward) -> Any:
+    """Return the float64 state after `forward` of 2 m + positions[s] random tokens of each sequence s."""
     gen, reference, parts = torch.Generator(DEVICE).manual_seed(3), MODULES[operator][1], []
     outer, F = outer_parameters(H, D, m), 4 * D
     shapes = ((H, D, D), (H, 1, D)) if operator == "linear" else ((H, D, F), (H, 1, F), (H, F, D), (H, 1, D))
@@ -92,7 +92,7 @@ def prefilled_state(operator: str, positions: list[int], H: int, D: int, m: int,
         q, k, v = (torch.randn(1, tokens, H, D, generator=gen, device=DEVICE).bfloat16() for _ in range(3))
         lr = torch.rand(1, tokens, H, generator=gen, device=DEVICE) / D
         weights = [0.02 * torch.randn(shape, generator=gen, device=DEVICE) for shape in shapes]
-        _, state = prefill(q, k, v, lr, *outer, reference.init_state(*weights, batch=1, mini_batch=m))
+        _, state = forward(q, k, v, lr, *outer, reference.init_state(*weights, batch=1, mini_batch=m))
         assert state.position.tolist() == [position]
         parts.append(state)
     return to_float64(type(parts[0])(*(torch.cat(tensors) for tensors in zip(*parts, strict=True))))
@@ -200,7 +200,7 @@ def compare(
     batch, step = batch or distinct, step or eager(operator)
     H, m = start.k_rows.shape[1:3]
     D = start.k_rows.shape[3]
-    chosen, sequences = some_of(batch, distinct), torch.arange(batch, device=DEVICE) % distinct
+    chosen, sequences = compared_sequences(batch, distinct), torch.arange(batch, device=DEVICE) % distinct
     outer, dtype = outer_parameters(H, D, m), torch.float32 if precision == "float32" else torch.bfloat16
     whole = type(start)(*(x.float()[sequences] if x.is_floating_point() else x[sequences] for x in start))
     gstate = generate.GenerateState.from_state(whole, form, precision)
@@ -217,7 +217,7 @@ def compare(
         expected = exact.step(sampled, wide)
         found = out[chosen], simulation.step(sampled, wide)
         worst = [max(w, relative_error(x, expected)) for w, x in zip(worst, found, strict=True)]
-    final = selected(gstate, chosen).to_state()
+    final = select_sequences(gstate, chosen).to_state()
     assert torch.equal(final.position, (first.position + steps) % m)
     for name, sums in final._asdict().items():
         assert name[0] != "d" or not sums[final.position == 0].any(), f"{name} of an earlier mini-batch"
@@ -275,12 +275,12 @@ def check_slots(operator: str, positions: list[int], H: int, D: int, m: int, pre
             assert bool((found[::2] == 7).all())
 
 
-def some_of(batch: int, distinct: int) -> Tensor:
+def compared_sequences(batch: int, distinct: int) -> Tensor:
     if batch <= distinct:
         return torch.arange(batch, device=DEVICE)
     middle = batch // 2
     return torch.tensor([0, 1, 2, middle - 1, middle, batch - 3, batch - 2, batch - 1], device=DEVICE).unique()
 
 
-def selected(gstate: Any, chosen: Tensor) -> Any:
+def select_sequences(gstate: Any, chosen: Tensor) -> Any:
     return mapped(gstate, lambda x: x[chosen])

@@ -20,9 +20,9 @@ from tk_kernels.ttt_mlp import generate as mlp_generate
 FORWARD: dict[str, Any] = {"linear": linear, "mlp": mlp}
 GENERATE: dict[str, Any] = {"linear": linear_generate, "mlp": mlp_generate}
 WEIGHTS = {"linear": ("W", "b"), "mlp": ("W1", "b1", "W2", "b2")}
-# Sequences without tokens, with one, from position 0, and from inside a mini-batch into the same or later ones.
+# Some sequences are empty or have one token. Starts are 0, inside a mini-batch, or at a later mini-batch's start.
 LENGTHS, STARTS = [17, 0, 1, 40, 15, 0, 16, 9], [0, 5, 0, 5, 16, 0, 31, 5]
-SLOTS = [5, 8, 2, 7, 0, 4, 3, 6]  # of nine: slot 1 belongs to no sequence
+SLOTS = [5, 8, 2, 7, 0, 4, 3, 6]  # there are nine slots; no sequence has slot 1
 # Relative error of a state, by precision: with planes, tokens and rows are bfloat16.
 STATE_ERROR = {"float32": OUTPUT_ERROR[torch.float32], "planes": OUTPUT_ERROR[torch.bfloat16]}
 
@@ -33,7 +33,7 @@ def check(name: str, head_dim: int, mini_batch: int, precision: str, device: str
     before, expected = zip(*(_alone(name, given, s, piece) for s, piece in enumerate(pieces)), strict=True)
     slots = torch.tensor(SLOTS, device=device)
     state = _in_slots(name, before, slots, precision, device)
-    kept = [x.clone() for x in _tensors(state)]
+    snapshot = [x.clone() for x in _tensors(state)]
     dtype = torch.float32 if precision == "float32" else torch.bfloat16
     q, k, v, lr = (torch.cat([x[s, piece] for s, piece in enumerate(pieces)]) for x in given[:4])
     tokens = (*(x.to(device, dtype) for x in (q, k, v)), lr.float().to(device))
@@ -47,7 +47,7 @@ def check(name: str, head_dim: int, mini_batch: int, precision: str, device: str
 
     assert relative_error(out.cpu(), torch.cat([out[0] for out, _ in expected])) < OUTPUT_ERROR[dtype]
     untouched = [1, *(slot for slot, length in zip(SLOTS, LENGTHS, strict=True) if not length)]
-    for x, old in zip(_tensors(state), kept, strict=True):
+    for x, old in zip(_tensors(state), snapshot, strict=True):
         assert torch.equal(x[untouched], old[untouched])
     found = _from_slots(state, slots)
     for s, (_, after) in enumerate(expected):

@@ -84,7 +84,7 @@ def naive(operator: str, case: Case) -> tuple[Tensor, list[Tensor]]:
     return out, [*tensors[:-1], tensors[-1][:, 0].int()]
 
 
-def valid(state: Any) -> list[Tensor]:
+def masked(state: Any) -> list[Tensor]:  # unused rows become 0
     count = state.position[:, None, None, None]
     return [
         torch.where(torch.arange(x.shape[2], device=x.device)[:, None] < count, x, 0) if name.endswith("rows") else x

@@ -34,7 +34,7 @@ from tk_kernels.ttt_mlp import generate as mlp_generate
 from tk_kernels.ttt_mlp import ops as mlp_ops
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
-AT_ONCE = min(8, (os.cpu_count() or 1) // 2 + 1)  # a run mostly occupies one CPU core
+MAX_PARALLEL_RUNS = min(8, (os.cpu_count() or 1) // 2 + 1)  # a run occupies about one CPU core
 TOKENS = (1, 17, 100)
 DTYPE = torch.bfloat16
 BATCH, HEADS = 2, 3
@@ -63,7 +63,7 @@ def linear_forward() -> Iterator[str]:
         linear_ops.forward(
             *on_gpu(*tensors), type(state)(*on_gpu(*state)), rope=rope, start=0, backend="thunderkittens"
         )  # type: ignore[misc]
-        yield f"T={tokens} rope={rope} mini-batch {mini_batch}, {plan[0]} warps a head, {plan[1]} heads a block"
+        yield f"T={tokens} rope={rope} mini-batch {mini_batch}, {plan[0]} warps per head, {plan[1]} heads per block"
 
 
 def mlp_forward(mini_batch: int) -> Iterator[str]:
@@ -94,10 +94,10 @@ def convolutions() -> Iterator[str]:
         rope, (logits, position, lr_bias) = on_gpu(turns.cos(), turns.sin()), on_gpu(logits, position, normal(HEADS))
         conv, angles = (weight, bias), (rope[0], rope[1])
         query_key(h, cache, conv, conv, angles, position, logits, lr_bias, 1.0, pdl=pdl)
-        yield f"T={tokens}{' dependent' * pdl}"
+        yield f"T={tokens}{' PDL' * pdl}"
 
 
-def swiglu_products() -> Iterator[str]:
+def swiglu_gemms() -> Iterator[str]:
     swiglu_product.LEAST_ROWS = 1
     for rows, inputs in product((1, 128, 200), (64, 384)):
         x, weights = on_gpu(normal(rows, inputs, dtype=DTYPE), normal(512, inputs, dtype=DTYPE))
@@ -115,10 +115,10 @@ def gates() -> Iterator[str]:
         norm_gate(z, fused[:, C:], weight, weight, 1e-6, pdl=pdl)
         rms_norm(fused[:, C:], weight, 1e-6, pdl=pdl)
         swiglu(fused)
-        yield f"T={tokens}{' dependent' * pdl}"
+        yield f"T={tokens}{' PDL' * pdl}"
 
 
-def few_rows_products() -> Iterator[str]:
+def few_row_gemms() -> Iterator[str]:
     K, eps = 64 * HEADS, 1e-6
     for rows, outputs, pdl in product((1, 2, 3, 21), (6, few_rows.MANY_OUTPUTS + 2), (False, True)):
         x, gate, weight, weights, out = on_gpu(
@@ -128,30 +128,30 @@ def few_rows_products() -> Iterator[str]:
         for before in (None, norm, few_rows.Norm(weight, eps, weight, gate)):
             few_rows.few_rows_product(x, weights, before, out=out, pdl=pdl)
         few_rows.few_rows_product(x, weights, norm, swiglu=True, pdl=pdl)
-        yield f"M={rows} N={outputs}{' dependent' * pdl}"
+        yield f"M={rows} N={outputs}{' PDL' * pdl}"
 
 
 def generate(operator: str, D: int = 64) -> Iterator[str]:
     cases = [("dual", "planes"), ("dual", "bfloat16"), ("dual", "float32")]
     for form, precision in [*cases, ("primal", "float16")] if D == 64 else cases:
         *tensors, state = arguments(operator, STEPS, 16, D)
-        kept = mapped(GENERATE[operator].GenerateState.from_state(state, form, precision), Tensor.cuda)
+        gstate = mapped(GENERATE[operator].GenerateState.from_state(state, form, precision), Tensor.cuda)
         *per_token, scale, weight, bias = tensors
         angles = torch.outer(torch.arange(16), 1e4 ** (-torch.arange(0, D, 2) / D)).cuda()
         outer, rope = on_gpu(scale, weight, bias), rope_table(angles.cos(), angles.sin())
         for t in range(STEPS):
             token = on_gpu(*(x[:, t].contiguous() for x in per_token))
-            GENERATE[operator].generate_step(*token, *outer, kept, rope=rope, pdl=t % 2 == 1)
+            GENERATE[operator].generate_step(*token, *outer, gstate, rope=rope, pdl=t % 2 == 1)
         yield f"{STEPS} tokens, {form}, {precision}"
 
 
 def slot_copies() -> Iterator[str]:
     for operator, precision in product(GENERATE, ("planes", "bfloat16", "float32")):
         *_, state = arguments(operator, 2, 16, 64)
-        kept = mapped(GENERATE[operator].GenerateState.from_state(state, "dual", precision), Tensor.cuda)
-        slots, start = torch.arange(len(kept.position)).flip(0).cuda(), torch.arange(len(kept.position)).cuda()
-        weights = read_slots(kept, slots, start, [x[0].cuda() for x in state[: 2 * len(kept.layers)]])
-        write_slots(kept, slots, [*weights, *(x.float().clone() for x in kept.accumulated)])
+        gstate = mapped(GENERATE[operator].GenerateState.from_state(state, "dual", precision), Tensor.cuda)
+        slots, start = torch.arange(len(gstate.position)).flip(0).cuda(), torch.arange(len(gstate.position)).cuda()
+        weights = read_slots(gstate, slots, start, [x[0].cuda() for x in state[: 2 * len(gstate.layers)]])
+        write_slots(gstate, slots, [*weights, *(x.float().clone() for x in gstate.accumulated)])
         yield f"{operator}, {precision}"
 
 
@@ -161,8 +161,8 @@ KERNELS: dict[str, Callable[[], Iterator[str]]] = {
     **{name: partial(mlp_forward, mini_batch) for mini_batch, name in mlp_ops.KERNELS.items()},
     "edges/short_convolution": convolutions,
     "edges/norms_and_gates": gates,
-    "edges/few_rows": few_rows_products,
-    swiglu_product.KERNEL: swiglu_products,
+    "edges/few_rows": few_row_gemms,
+    swiglu_product.KERNEL: swiglu_gemms,
     "ttt_linear/forward": partial(portable_forward, "linear"),
     "ttt_mlp/forward": partial(portable_forward, "mlp", (32,)),
     "ttt_mlp/forward_gluon": partial(portable_forward, "mlp"),
@@ -185,37 +185,37 @@ def sanitized(kernel: str, tool: str) -> tuple[bool, str]:
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, "-m", __spec__.name]
     # Without PyTorch's memory cache, the tool sees accesses outside a tensor.
     settings = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    answer = subprocess.run([*command, "--run", kernel], capture_output=True, text=True, check=False, env=settings)
-    lines = answer.stdout.splitlines()
+    result = subprocess.run([*command, "--run", kernel], capture_output=True, text=True, check=False, env=settings)
+    lines = result.stdout.splitlines()
     ran = sum(line.startswith("ran") for line in lines)
-    said = [line.lstrip("= ") for line in lines if "SUMMARY" in line][:1] or answer.stderr.splitlines()[-1:]
-    clean = answer.returncode == 0 and ran > 0
-    verdict = "clean" if clean else f"NOT CLEAN ({' '.join(said)})"
-    return clean, "\n".join([f"{kernel} {tool}: {verdict}, {ran} runs", *complaints(lines)])
+    summary = [line.lstrip("= ") for line in lines if "SUMMARY" in line][:1] or result.stderr.splitlines()[-1:]
+    clean = result.returncode == 0 and ran > 0
+    status = "clean" if clean else f"NOT CLEAN ({' '.join(summary)})"
+    return clean, "\n".join([f"{kernel} {tool}: {status}, {ran} runs", *error_messages(lines)])
 
 
-def complaints(lines: list[str]) -> list[str]:
-    said: Counter[str] = Counter()
+def error_messages(lines: list[str]) -> list[str]:
+    counts: Counter[str] = Counter()
     for line, following in pairwise(lines):
         if re.match(r"========= [A-Z]", line) and following.startswith("=========     "):
             text = f"{line.lstrip('= ')} | {following.lstrip('= ')}"
-            said[re.sub(r"\(\d+,\d+,\d+\)|0x[0-9a-f]+|\d+ hazards", "*", text)] += 1
-    return [f"  {count} x {text}" for text, count in said.most_common(8)]
+            counts[re.sub(r"\(\d+,\d+,\d+\)|0x[0-9a-f]+|\d+ hazards", "*", text)] += 1
+    return [f"  {count} x {text}" for text, count in counts.most_common(8)]
 
 
 def main(record: str | None) -> int:
     if shutil.which("compute-sanitizer") is None:
-        print("compute-sanitizer is not on the path: it comes with the CUDA toolkit")
+        print("compute-sanitizer is not in PATH: install the CUDA toolkit")
         return 1
     sources = [f"{name}: source {build.source_digest(name)[:16]}" for name in build.KERNELS]
     device = f"{torch.cuda.get_device_name()}, B={BATCH}, H={HEADS}, T in {TOKENS}, bfloat16"
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        findings = list(pool.map(lambda pair: sanitized(*pair), product(KERNELS, TOOLS)))
-    text = "\n".join([device, *sources, *(report for _, report in findings)]) + "\n"
+    with ThreadPoolExecutor(MAX_PARALLEL_RUNS) as pool:
+        reports = list(pool.map(lambda pair: sanitized(*pair), product(KERNELS, TOOLS)))
+    text = "\n".join([device, *sources, *(report for _, report in reports)]) + "\n"
     print(text, end="")
     if record:
         Path(record).write_text(text)
-    return 0 if all(clean for clean, _ in findings) else 1
+    return 0 if all(clean for clean, _ in reports) else 1
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pytest
 
 from tests.harness.harness_helpers import git
 from tk_kernels import build, thunderkittens
-from tk_kernels.build import missing_to_compile
+from tk_kernels.build import missing_requirement
 from tk_kernels.thunderkittens import fetch_thunderkittens, find_thunderkittens, thunderkittens_version
 
 NAME = "ttt_linear/forward_sm90"
@@ -85,7 +85,7 @@ def test_second_build_compiles_nothing(machine):
     assert "fast" in second.resources[0].name
 
 
-def test_each_ingredient_makes_a_new_build(machine, monkeypatch, tmp_path):
+def test_each_changed_input_makes_a_new_build(machine, monkeypatch, tmp_path):
     shared = machine.source.parent.parent / "forward" / "common.cuh"
     shared.parent.mkdir()
     changes = [
@@ -106,7 +106,7 @@ def test_each_ingredient_makes_a_new_build(machine, monkeypatch, tmp_path):
         assert machine.times_compiled() == number
 
 
-def test_carried_cache_serves_without_nvcc_and_headers_and_says_what_it_was_made_of(machine, monkeypatch):
+def test_a_copied_cache_works_without_nvcc_and_headers(machine, monkeypatch):
     made = build.build(NAME).ingredients
     machine.without_nvcc()
     monkeypatch.setenv("THUNDERKITTENS_ROOT", "/nowhere")
@@ -119,7 +119,7 @@ def test_carried_cache_serves_without_nvcc_and_headers_and_says_what_it_was_made
         build.build(NAME)
 
 
-def test_headers_go_by_the_pinned_commit_or_by_a_digest(machine, monkeypatch, tmp_path):
+def test_headers_are_identified_by_the_pinned_commit_or_a_digest(machine, monkeypatch, tmp_path):
     digest = thunderkittens_version(tmp_path / "headers")
     monkeypatch.setattr(thunderkittens, "THUNDERKITTENS_DIGEST", digest)
     assert thunderkittens_version(tmp_path / "headers") == thunderkittens.THUNDERKITTENS_COMMIT
@@ -165,7 +165,7 @@ def test_an_nvcc_that_cannot_be_run_is_one_sentence(machine, monkeypatch, tmp_pa
     assert re.search(reason, build.unavailable(NAME))
 
 
-def test_who_builds_at_once_builds_once(machine):
+def test_concurrent_builds_compile_once(machine):
     machine.nvcc(body="sleep 0.5")
     with ThreadPoolExecutor(4) as pool:
         built = list(pool.map(build.build, [NAME] * 4))
@@ -174,7 +174,7 @@ def test_who_builds_at_once_builds_once(machine):
     assert {each.folder for each in built} == {built[0].folder}
 
 
-def test_a_killed_build_is_made_again(machine):
+def test_a_killed_build_is_repeated(machine):
     machine.nvcc(body="kill -9 $PPID")
     building = os.fork()
     if not building:
@@ -185,10 +185,10 @@ def test_a_killed_build_is_made_again(machine):
     assert build.build(NAME).compiled
 
 
-@pytest.mark.parametrize("note", ["", None])
-def test_a_damaged_build_is_made_again(machine, note):
+@pytest.mark.parametrize("manifest", ["", None])
+def test_a_damaged_build_is_repeated(machine, manifest):
     path = build.build(NAME).folder / "build.json"
-    path.unlink() if note is None else path.write_text(note)
+    path.unlink() if manifest is None else path.write_text(manifest)
     assert [build.build(NAME).compiled, build.build(NAME).compiled] == [True, False]
 
 
@@ -197,7 +197,7 @@ def test_unknown_kernel_is_named():
         build.build("ttt_cubic/forward")
 
 
-def test_nvcc_is_found_in_cuda_home_then_on_the_path_then_where_cuda_installs_it(monkeypatch, tmp_path):
+def test_nvcc_is_found_in_cuda_home_then_path_then_the_default(monkeypatch, tmp_path):
     found = [tmp_path / name / "bin" / "nvcc" for name in ("home", "path", "default")]
     for file in found:
         file.parent.mkdir(parents=True)
@@ -257,12 +257,12 @@ def test_a_fetch_in_a_git_hook_uses_its_own_repository(remote, tmp_path, monkeyp
 
 
 def test_a_fetch_that_fails_leaves_no_headers(remote, tmp_path, monkeypatch):
-    def half_a_clone(folder, *arguments):
+    def incomplete_clone(folder, *arguments):
         (folder / "include").mkdir()
         (folder / "include" / "kittens.cuh").write_text("")
         raise build.BuildError("the network is down")
 
-    monkeypatch.setattr(thunderkittens, "_git", half_a_clone)
+    monkeypatch.setattr(thunderkittens, "_git", incomplete_clone)
     with pytest.raises(build.BuildError, match="network"):
         fetch_thunderkittens()
     assert find_thunderkittens() is None
@@ -279,7 +279,7 @@ def test_failed_fetch_is_one_sentence(tmp_path, monkeypatch):
         fetch_thunderkittens()
 
 
-@pytest.mark.skipif(missing_to_compile() != "", reason=missing_to_compile())
+@pytest.mark.skipif(missing_requirement() != "", reason=missing_requirement())
 @pytest.mark.parametrize("name", build.KERNELS)
 def test_no_kernel_spills(name):
     kernels = build.build(name).resources

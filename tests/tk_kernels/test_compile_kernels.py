@@ -12,7 +12,7 @@ from triton import knobs
 from tests.interpreter import INTERPRETED
 from tests.tk_kernels.compile_kernels import SHARED_KB
 
-pytestmark = pytest.mark.skipif(not INTERPRETED, reason="a machine without a GPU compiles for all")
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="runs on machines without a GPU")
 # The portable kernels, except TTT-MLP's forward and `FEW_ROWS`, which take 192 KB of shared memory.
 KERNELS = {"norms_and_gates._norm_gate", "norms_and_gates._rms_norm", "norms_and_gates._swiglu"}
 KERNELS |= {"short_convolution._query_key", "short_convolution._residual_convolution"}

@@ -11,7 +11,7 @@ def matmul(rows: int, inner: int, columns: int) -> int:
     return 2 * rows * inner * columns
 
 
-def test_flops_are_the_sum_of_the_products() -> None:
+def test_flops_are_the_sum_of_the_matmuls() -> None:
     """The FLOPs of one mini-batch are those of the matmuls in ttt_layer.md."""
     m, D, F = 16, 64, 256
     inside = matmul(m, D, m) + matmul(m, m, D)
@@ -27,7 +27,7 @@ def test_forward_traffic(cost, numbers: int) -> None:
     assert cost.forward_bytes(16, 2048, 32, 64) == tokens + lr + 2 * state
 
 
-def test_flops_of_a_primal_token_are_the_sum_of_its_products() -> None:
+def test_flops_of_a_primal_token_are_the_sum_of_its_matmuls() -> None:
     D, F = 64, 256
     assert linear.generate_flops(2, 3, D, form="primal") == 2 * 3 * (2 * matmul(1, D, D) + matmul(D, 1, D) + 2 * D * D)
     weights = 5 * matmul(1, D, F)  # k W1, x2 W2, g2 W2^T, q W1, x2bar W2
@@ -45,18 +45,18 @@ def test_flops_of_a_dual_token_are_the_mean_of_a_mini_batch() -> None:
     assert m * mlp.generate_flops(1, 1, D, m) == steps + matmul(D, m, F) + matmul(F, m, D)
 
 
-def test_traffic_of_a_token_is_the_sum_of_what_it_reads_and_writes() -> None:
+def test_traffic_of_a_token_is_the_sum_of_its_reads_and_writes() -> None:
     m, D, F = 16, 64, 256
     rows = (m - 1) / 2 + 1  # reads earlier rows, writes one
-    passes = 2 * (m - 1) / m  # of a running sum: m - 1 reads and m - 1 writes per mini-batch
-    ends = 4 * 2 * D  # q, k, v, z in 16 bits
+    passes = 2 * (m - 1) / m  # m - 1 reads and m - 1 writes of a sum per mini-batch
+    token = 4 * 2 * D  # q, k, v and output in 16 bits
     for cost, weights, biases, row in ((linear, D * D, D, 2 * D), (mlp, 2 * D * F, D + F, 2 * (D + F))):
         for state, read, rewrite in (("planes", 2, 6), ("float32", 4, 4), ("float16", 2, 2), ("bfloat16", 2, 2)):
-            kept = weights * (read + rewrite / m) + 4 * biases + ends
+            parameters = weights * (read + rewrite / m) + 4 * biases + token
             row_bytes = 4 if state == "float32" else 2
-            assert cost.generate_bytes(2, 3, D, m, state=state) == 2 * 3 * (kept + row_bytes * row * rows)
+            assert cost.generate_bytes(2, 3, D, m, state=state) == 2 * 3 * (parameters + row_bytes * row * rows)
             found = cost.generate_bytes(2, 3, D, m, form="primal", state=state)
-            assert found == 2 * 3 * (kept + passes * 4 * (weights + biases))
+            assert found == 2 * 3 * (parameters + passes * 4 * (weights + biases))
 
 
 @pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)

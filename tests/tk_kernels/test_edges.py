@@ -101,7 +101,7 @@ def test_query_key(T: int, dtype: torch.dtype) -> None:
 
 @dtypes
 @pytest.mark.parametrize("shape", [(3, 40), (2, 5, 40)])
-def test_the_product_of_swiglu_where_its_kernel_does_not_fit(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_the_swiglu_gemm_without_its_kernel(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     x, weights = normal(*shape, dtype=dtype), normal(48, 40, dtype=dtype)
     gate, up = F.linear(x, weights).double().chunk(2, -1)
     assert not swiglu_product.fits(x.flatten(0, -2), weights)
@@ -113,9 +113,7 @@ def test_the_product_of_swiglu_where_its_kernel_does_not_fit(dtype: torch.dtype,
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs"), [(1, 64, 128), (40000, 64, 192), (130, 128, 384), (2048, 2048, 5504)]
 )
-def test_the_product_of_swiglu_in_its_kernel(
-    rows: int, inputs: int, outputs: int, concurrent: bool, monkeypatch
-) -> None:
+def test_the_swiglu_gemm_in_its_kernel(rows: int, inputs: int, outputs: int, concurrent: bool, monkeypatch) -> None:
     if swiglu_product.available():
         pytest.skip(swiglu_product.available())
     monkeypatch.setattr(swiglu_product, "LEAST_ROWS", 1)
@@ -134,7 +132,7 @@ def test_norms_and_gates(dtype: torch.dtype) -> None:
     check_swiglu(3, 40, dtype)
 
 
-def test_a_sequence_may_be_cut_anywhere() -> None:
+def test_a_sequence_may_be_split_anywhere() -> None:
     h, weights = normal(2, 37, 16), (normal(16), normal(16, 1, 4), normal(16, seed=1), normal(16, seed=2))
 
     def run(*sizes: int) -> list[torch.Tensor]:
@@ -142,8 +140,8 @@ def test_a_sequence_may_be_cut_anywhere() -> None:
         parts = [residual_convolution(x.contiguous(), cache, *weights, EPS) for x in h.split(sizes, 1)]
         return [torch.cat(each, 1) for each in zip(*parts, strict=True)]
 
-    for whole, cut in zip(run(37), run(1, 2, 32, 1, 1), strict=True):
-        assert torch.equal(whole, cut)
+    for whole, split in zip(run(37), run(1, 2, 32, 1, 1), strict=True):
+        assert torch.equal(whole, split)
 
 
 def check_packed(run: Callable[..., tuple[torch.Tensor, ...]], channels: int) -> None:
@@ -201,7 +199,7 @@ def test_wrong_layouts_are_named() -> None:
         (residual_convolution, (h, cache[:1], *weights), r"cache has shape \(1, 3, 16\)"),
         (residual_convolution, (h, cache, *weights[:3], normal(8)), r"next_norm has shape \(8,\)"),
         (residual_convolution, (h, cache, *weights[:2], elsewhere, weights[3]), f"is on meta: .* is on {DEVICE}"),
-        (residual_convolution, (long,) * 6, r"at most 2\^31 numbers, give it in pieces"),
+        (residual_convolution, (long,) * 6, r"at most 2\^31 elements, split it"),
         (norm_gate, (h, h[:, :2], normal(16), normal(16)), "gate has shape"),
         (norm_gate, (h, h, normal(16), normal(32)[::2]), r"bias has strides \(2,\)"),
         (norm_gate, (h, h, normal(16), elsewhere), f"is on meta: .* is on {DEVICE}"),
@@ -213,11 +211,11 @@ def test_wrong_layouts_are_named() -> None:
             function(*arguments, EPS)
     with pytest.raises(ValueError, match="x has 7 columns: must be even"):
         swiglu(normal(2, 7))
-    with pytest.raises(ValueError, match="x has 20 columns: 3 heads of rope's 6 are 18"):
+    with pytest.raises(ValueError, match=r"x has 20 columns: must be 18, for 3 heads of 6 channels \(rope\)"):
         query_key(normal(2, 4, 20), normal(2, 3, 20), conv, conv, angles, *heads)
 
 
-def test_what_query_key_would_read_beyond_its_end_is_named() -> None:
+def test_unsupported_arguments_of_query_key_are_named() -> None:
     conv, angles, x, cache = (
         (normal(18, 1, 4), normal(18)),
         (normal(4, 3), normal(4, 3)),

@@ -31,7 +31,7 @@ def compiles_c20() -> bool:
 
 
 pytestmark = [
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the emulator's threads are contexts of Linux"),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the emulator's threads need Linux's ucontext"),
     pytest.mark.skipif(not compiles_c20(), reason="there is no g++ with C++20 and _Float16"),
 ]
 
@@ -131,7 +131,7 @@ def test_every_order_gives_the_same_bits(kernel):
     assert all(torch.equal(a, b) for other in runs[1:] for a, b in zip(runs[0], other, strict=True))
 
 
-def test_no_drawn_order_of_longer_prompts_races(kernel):
+def test_random_orders_of_longer_prompts_have_no_races(kernel):
     draw = random.Random(1)
     for _ in range(ORDERS):
         tokens, rope, seed = draw.choice((150, 208, 327)), draw.random() < 0.5, draw.randrange(10**6)
@@ -142,32 +142,32 @@ def test_no_drawn_order_of_longer_prompts_races(kernel):
 
 # Statements of block_state_sm90.cuh, the same with a mistake where WRONG, and the failure.
 PLANTED = {
-    "W2 read before it is whole": (
+    "W2 read before all warps stored it": (
         "barrier_sync(STATE + part, WARPGROUP);  // all of",
         "if (!WRONG) barrier_sync(STATE + part, WARPGROUP);  // all of",
         "race|not published",
     ),
-    "stores that products do not see": (
+    "stores without a fence before the GEMM": (
         "        activate(1, x2_to, z, t);\n        publish();",
         "        activate(1, x2_to, z, t);\n        if (!WRONG) publish();",
         "not published",
     ),
-    "an operand taken back too early": (
+    "operand registers reused before the GEMM ends": (
         "if (k + AHEAD >= BUFFERS && k + AHEAD < 8) await_matmuls<BUFFERS - AHEAD>();",
         "if (!WRONG && k + AHEAD >= BUFFERS && k + AHEAD < 8) await_matmuls<BUFFERS - AHEAD>();",
         "changed",
     ),
-    "lanes in no order": (
+    "lanes not synchronized": (
         "__syncwarp();  // four lanes share the sums",
         "if (!WRONG) __syncwarp();  // four lanes share the sums",
         "race: lane",
     ),
-    "tokens loaded over ones that are read": (
+    "tokens overwritten while they are read": (
         "if (loads == VALUES) load_v(a, i + 1);",
         "if (loads == VALUES) load_v(a, i + (WRONG ? 2 : 1));",
         "race: TMA",
     ),
-    "an arrival less": (
+    "a missing arrival": (
         "mbarrier_arrive(AT(z2_ready));",
         "if (!WRONG || i != 3) mbarrier_arrive(AT(z2_ready));",
         "deadlock",

@@ -82,7 +82,7 @@ def test_strided_tokens(operator: str, kernel: Emulated) -> None:
     assert bool((out[:, ::2] == 7).all())
 
 
-def test_the_emulator_finds_what_it_is_to_find() -> None:
+def test_the_emulator_finds_errors() -> None:
     memory, copies = Pointer.to(torch.arange(4.0)), Copies()
     offsets = Value(torch.arange(4))
     with pytest.raises(IndexError):
@@ -92,9 +92,9 @@ def test_the_emulator_finds_what_it_is_to_find() -> None:
     copies.async_copy_global_to_shared(shared, memory + offsets)
     copies.commit_group()
     copies.wait_group(1)
-    assert bool(shared.load().of.isnan().all())
+    assert bool(shared.load().tensor.isnan().all())
     copies.wait_group(0)
-    assert shared.load().of.tolist() == [0, 1, 2, 3]
+    assert shared.load().tensor.tolist() == [0, 1, 2, 3]
     assert (Value(torch.ones(2).bfloat16()) * Value(torch.tensor(1.5))).dtype == torch.float32
 
 

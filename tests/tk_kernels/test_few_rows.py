@@ -31,32 +31,32 @@ pytestmark = pytest.mark.usefixtures("triton_kernels")
     ("dtype", "rows"), [(torch.float32, 1), (torch.float32, 2), (BF16, 1), (BF16, 2), (BF16, 3), (BF16, 21)]
 )
 @pytest.mark.parametrize(
-    ("before", "behind"),
+    ("before", "after"),
     [
         *itertools.product(["nothing", "norm", "norm and gate"], ["nothing", "residual"]),
         *[("nothing", "swiglu"), ("norm", "swiglu")],
     ],
 )
-def test_what_is_around_a_product(dtype: torch.dtype, rows: int, before: str, behind: str) -> None:
+def test_fused_operations_around_a_gemm(dtype: torch.dtype, rows: int, before: str, after: str) -> None:
     K, N = 160, 37
     x, gate = normal(rows, 1, K, dtype=dtype), normal(rows, 1, 3 * K, dtype=dtype)[..., K : 2 * K]
     weights = normal(2 * N, K, dtype=dtype) / K**0.5
     weight, bias = 1 + 0.2 * normal(K, dtype=dtype), normal(K, dtype=dtype)
-    entering, how = x.double(), None
+    operand, norm = x.double(), None
     if before == "norm":
-        entering, how = F.rms_norm(entering, (K,), weight.double(), EPS), Norm(weight, EPS)
+        operand, norm = F.rms_norm(operand, (K,), weight.double(), EPS), Norm(weight, EPS)
     if before == "norm and gate":
         x = x + 0.5
         normed = F.layer_norm(x.double(), (K,), weight.double(), bias.double(), EPS)
-        entering, how = normed * F.gelu(gate.double(), approximate="tanh"), Norm(weight, EPS, bias, gate)
-    if behind == "swiglu":
-        a, b = (entering @ weights.double().T).chunk(2, -1)
-        assert_close(few_rows_product(x, weights, how, swiglu=True), F.silu(a) * b, 2 * LIMIT[dtype])
+        operand, norm = normed * F.gelu(gate.double(), approximate="tanh"), Norm(weight, EPS, bias, gate)
+    if after == "swiglu":
+        a, b = (operand @ weights.double().T).chunk(2, -1)
+        assert_close(few_rows_product(x, weights, norm, swiglu=True), F.silu(a) * b, 2 * LIMIT[dtype])
         return
     out = normal(rows, 1, 2 * N, dtype=dtype, seed=5)
-    expected = entering @ weights.double().T + (out.double() if behind == "residual" else 0)
-    got = few_rows_product(x, weights, how, out=out if behind == "residual" else None)
-    assert (got is out) is (behind == "residual")
+    expected = operand @ weights.double().T + (out.double() if after == "residual" else 0)
+    got = few_rows_product(x, weights, norm, out=out if after == "residual" else None)
+    assert (got is out) is (after == "residual")
     assert_close(got, expected, 1.5 * LIMIT[dtype])
 
 
@@ -64,18 +64,18 @@ def test_what_is_around_a_product(dtype: torch.dtype, rows: int, before: str, be
 def test_many_outputs_are_computed_in_larger_tiles(rows: int, swiglu: bool) -> None:
     N = MANY_OUTPUTS + 3
     x, weights = normal(rows, 136, dtype=BF16), normal(N * (1 + swiglu), 136, dtype=BF16) / 136**0.5
-    products = x.double() @ weights.double().T
-    expected = F.silu(products[:, :N]) * products[:, N:] if swiglu else products
+    gemm = x.double() @ weights.double().T
+    expected = F.silu(gemm[:, :N]) * gemm[:, N:] if swiglu else gemm
     assert_close(few_rows_product(x, weights, swiglu=swiglu), expected, 2 * LIMIT[BF16])
 
 
 def test_nothing_is_written_after_the_last_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    room, x, weights = normal(32, 37, dtype=BF16), normal(3, 160, dtype=BF16), normal(37, 160, dtype=BF16)
-    before = room.clone()
-    monkeypatch.setattr(torch, "empty", lambda *shape, **_: room[:3].view(shape))
+    memory, x, weights = normal(32, 37, dtype=BF16), normal(3, 160, dtype=BF16), normal(37, 160, dtype=BF16)
+    before = memory.clone()
+    monkeypatch.setattr(torch, "empty", lambda *shape, **_: memory[:3].view(shape))
     got = few_rows_product(x, weights)
-    assert got.data_ptr() == room.data_ptr()
-    assert torch.equal(room[3:], before[3:])
+    assert got.data_ptr() == memory.data_ptr()
+    assert torch.equal(memory[3:], before[3:])
 
 
 @pytest.mark.parametrize(("rows", "dtype"), [(2, torch.float32), (3, BF16)])

@@ -49,10 +49,10 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> F
     return ForwardKernel(name, int(mini_batch), ops.forward)
 
 
-def trained(kernel: ForwardKernel, batch: int, tokens: int, heads: int, correlation: float) -> Case:
+def trained(kernel: ForwardKernel, batch: int, tokens: int, heads: int, shared_weight: float) -> Case:
     """Return arguments like a trained model's: q and k share a direction, and v depends on k.
 
-    correlation: the weight of the shared direction in q and k, 0 to 1.
+    shared_weight: the weight of the shared direction in q and k, 0 to 1.
     """
     operator, mini_batch, _ = kernel
     generator = torch.Generator("cuda").manual_seed(tokens)
@@ -60,10 +60,10 @@ def trained(kernel: ForwardKernel, batch: int, tokens: int, heads: int, correlat
     def normal(*shape: int, std: float = 1.0) -> Tensor:
         return std * torch.randn(*shape, device="cuda", generator=generator)
 
-    common, fresh = correlation, (1 - correlation**2) ** 0.5
+    own = (1 - shared_weight**2) ** 0.5
     direction = normal(batch, 1, heads, 64)
     norms = torch.linspace(0.5, 2, heads, device="cuda")[:, None] * normal(batch, tokens, heads, 1, std=0.3).exp()
-    q, k = (norms * (common * direction + fresh * normal(batch, tokens, heads, 64)) for _ in range(2))
+    q, k = (norms * (shared_weight * direction + own * normal(batch, tokens, heads, 64)) for _ in range(2))
     v = k / 2 + normal(batch, tokens, heads, 64)
     lr = BASE_LR[operator] * torch.sigmoid(normal(batch, tokens, heads)) / 64
     scale = (1 / torch.arange(1, mini_batch + 1, device="cuda") + normal(mini_batch, std=0.02)).clamp_min(0)
@@ -93,18 +93,18 @@ def test_equals_the_reference(kernel, poisoned, tokens, batch, heads, rotate):
 
 
 @hopper
-@pytest.mark.parametrize("cut", [3, 16, 21, 48])
-def test_two_pieces_with_rope_are_the_whole(kernel, cut):
+@pytest.mark.parametrize("split", [3, 16, 21, 48])
+def test_two_pieces_with_rope_are_the_whole(kernel, split):
     args = prompt(kernel, 90)
-    head, state = kernel.forward(*(x[:, :cut] for x in args[:4]), *args[4:], rope=True)
-    tail, state = kernel.forward(*(x[:, cut:] for x in args[:4]), *args[4:7], state, rope=True)
+    head, state = kernel.forward(*(x[:, :split] for x in args[:4]), *args[4:], rope=True)
+    tail, state = kernel.forward(*(x[:, split:] for x in args[:4]), *args[4:7], state, rope=True)
     expected = exact(kernel.operator, args, rotate=True)
     assert_matches(kernel.operator, torch.cat((head, tail), 1), state, expected, rotate=True)
 
 
 @hopper
 def test_error_does_not_grow_at_other_rates(kernel):
-    options = {"linear": {"correlation": 0.9, "speed": 0.1}, "mlp": {"speed": 10.0}}[kernel.operator]
+    options = {"linear": {"shared_weight": 0.9, "lr_factor": 0.1}, "mlp": {"lr_factor": 10.0}}[kernel.operator]
     args = prompt(kernel, 4096, batch=1, heads=2, **options)
     found, expected = kernel.forward(*args, start=0), exact(kernel.operator, args)
     parts = [relative_error(*pair) for pair in zip(found[0].chunk(4, 1), expected[0].chunk(4, 1), strict=True)]
@@ -166,10 +166,10 @@ def test_in_place_it_leaves_the_same_bits(kernel, tokens):
     assert all(map(torch.equal, (out, *state), (expected, *after)))
 
 
-@pytest.mark.parametrize("correlation", [0.5, 0.9])
+@pytest.mark.parametrize("shared_weight", [0.5, 0.9])
 @pytest.mark.parametrize("tokens", [2048, 8192, 32768])
-def test_error_does_not_grow_with_length(kernel, tokens, correlation, record_property):
-    args = trained(kernel, 1, tokens, 4, correlation)
+def test_error_does_not_grow_with_length(kernel, tokens, shared_weight, record_property):
+    args = trained(kernel, 1, tokens, 4, shared_weight)
     (out, state), (out_exact, state_exact) = kernel.forward(*args, start=0), exact(kernel.operator, list(args))
     quarters = [relative_error(*pair) for pair in zip(out.chunk(4, 1), out_exact.chunk(4, 1), strict=True)]
     weights = OPS[kernel.operator].OPERATOR.weights
@@ -208,7 +208,7 @@ def test_two_runs_are_bitwise_equal_and_keep_the_given_state(kernel):
 def test_nan_and_infinity_stay_in_their_head(kernel, name, bad):
     args = trained(kernel, 3, 50, 6, 0.5)
     clean = kernel.forward(*args, start=0)
-    out, state = kernel.forward(*spoiled(kernel.operator, args, name, bad), start=0)
+    out, state = kernel.forward(*with_bad_value(kernel.operator, args, name, bad), start=0)
     others = torch.ones(3, 6, dtype=torch.bool, device="cuda")
     others[1, 2] = False
     assert torch.equal(out.transpose(1, 2)[others], clean[0].transpose(1, 2)[others])
@@ -216,7 +216,7 @@ def test_nan_and_infinity_stay_in_their_head(kernel, name, bad):
     assert not out[1, :, 2].isfinite().all()
 
 
-def spoiled(operator: str, args: Case, name: str, bad: float) -> Case:
+def with_bad_value(operator: str, args: Case, name: str, bad: float) -> Case:
     if name == "weight":
         weight = OPS[operator].OPERATOR.weights[0]
         changed = getattr(args.state, weight).clone()

@@ -54,8 +54,8 @@ def fake_kernel(layer: str, module, calls: list):
 @pytest.mark.parametrize("mini_batch", [16, 32])
 @pytest.mark.parametrize("layer", ["linear", "mlp"])
 @pytest.mark.parametrize("known", [True, False], ids=["start given, rope", "start read"])
-@pytest.mark.parametrize("inplace", [False, True], ids=["state kept", "in place"])
-def test_prefill_generate_prefill_prefill_is_one_forward(monkeypatch, layer, mini_batch, known, inplace):
+@pytest.mark.parametrize("inplace", [False, True], ids=["new state", "in place"])
+def test_forward_generate_forward_forward_is_one_forward(monkeypatch, layer, mini_batch, known, inplace):
     operator, _, _, _ = operator_arguments(layer)
     module, calls = {"linear": reference, "mlp": mlp_reference}[layer], []
     monkeypatch.setattr(operator.OPERATOR, "launch", fake_kernel(layer, module, calls))
@@ -66,20 +66,20 @@ def test_prefill_generate_prefill_prefill_is_one_forward(monkeypatch, layer, min
     outer = (1 / torch.arange(1.0, mini_batch + 1), torch.ones(HEADS, HEAD_DIM), torch.zeros(HEADS, HEAD_DIM))
     weights = (0.1 * torch.randn(HEADS, *shape, generator=generator) for shape in SHAPES[layer])
     begin = module.init_state(*weights, batch=2, mini_batch=mini_batch)
-    turned = [rotated(x, mini_batch) if known else x for x in (q, k)]
-    whole, expected = module.forward(*(x.float() for x in (*turned, v, lr)), *outer, begin)
+    rotated_qk = [rotated(x, mini_batch) if known else x for x in (q, k)]
+    whole, expected = module.forward(*(x.float() for x in (*rotated_qk, v, lr)), *outer, begin)
     state, outputs, at = begin, [], 0
-    for kind, count in (("prefill", mini_batch + 5), ("generate", 3), ("prefill", 4), ("prefill", 3 * mini_batch - 17)):
-        cut = [x[:, at : at + count] for x in (q, k, v, lr)]
-        if kind == "prefill":
+    for kind, count in (("forward", mini_batch + 5), ("generate", 3), ("forward", 4), ("forward", 3 * mini_batch - 17)):
+        piece = [x[:, at : at + count] for x in (q, k, v, lr)]
+        if kind == "forward":
             start, given = at % mini_batch if known else None, state
             before = clone(given)
-            out, state = operator.forward(*cut, *outer, given, start=start, inplace=inplace, rope=known)
+            out, state = operator.forward(*piece, *outer, given, start=start, inplace=inplace, rope=known)
             assert (state is given) == inplace
             assert inplace or all(map(torch.equal, given, before))
             outputs.append(out)
         for t in range(at, at + count if kind == "generate" else at):
-            out, state = module.generate_step(*(x[:, t].float() for x in (*turned, v, lr)), *outer, state)
+            out, state = module.generate_step(*(x[:, t].float() for x in (*rotated_qk, v, lr)), *outer, state)
             outputs.append(out[:, None])
         at += count
     assert at == total
@@ -93,7 +93,7 @@ def test_prefill_generate_prefill_prefill_is_one_forward(monkeypatch, layer, min
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("layer", ["linear", "mlp"])
-def test_the_kernel_gets_the_states_own_tensors_to_write(monkeypatch, layer, mode):
+def test_in_place_the_kernel_writes_the_states_tensors(monkeypatch, layer, mode):
     operator, tokens, outer, state = operator_arguments(layer)
     given = []
     weights = len(operator.OPERATOR.weights)
@@ -105,7 +105,7 @@ def test_the_kernel_gets_the_states_own_tensors_to_write(monkeypatch, layer, mod
 
     monkeypatch.setattr(build, "load", lambda name: SimpleNamespace(forward=launch))
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
-    monkeypatch.setattr(linear_ops, "processors", lambda _: 132)
+    monkeypatch.setattr(linear_ops, "sm_count", lambda _: 132)
     with mode():
         state = clone(state)
         before = clone(state)
@@ -117,12 +117,12 @@ def test_the_kernel_gets_the_states_own_tensors_to_write(monkeypatch, layer, mod
         assert torch.equal(getattr(state, name), getattr(before, name) + 1)
 
 
-@pytest.mark.parametrize("cut", [lambda x: x[:, :0], lambda x: x[:0]], ids=["no token", "no sequence"])
+@pytest.mark.parametrize("emptied", [lambda x: x[:, :0], lambda x: x[:0]], ids=["no token", "no sequence"])
 @pytest.mark.parametrize("layer", ["linear", "mlp"])
-def test_of_nothing_the_state_is_a_copy_and_the_kernel_is_not_called(monkeypatch, layer, cut):
+def test_empty_input_copies_the_state_and_launches_nothing(monkeypatch, layer, emptied):
     operator, tokens, outer, state = operator_arguments(layer)
     monkeypatch.setattr(operator.OPERATOR, "launch", None)
-    tokens = [cut(x) for x in tokens]
+    tokens = [emptied(x) for x in tokens]
     state = type(state)(*(x[: len(tokens[0])] for x in state))
     out, after = operator.forward(*tokens, *outer, state, start=0)
     assert out.shape == tokens[0].shape
@@ -141,7 +141,7 @@ def test_of_nothing_the_state_is_a_copy_and_the_kernel_is_not_called(monkeypatch
         # a vector load of 8 bfloat16 needs an address aligned to 16 bytes
         ("k", lambda x: F.pad(x.flatten(2), (0, 4))[..., :-4].view_as(x), r"k has strides .*multiples of 8$"),
         ("lr", lambda x: x[:, :, :1], r"lr has shape"),
-        ("token_scale", lambda x: x[:3], "mini-batch, is 3: must be 4 to 64"),
+        ("token_scale", lambda x: x[:3], "mini-batch size, is 3: must be 4 to 64"),
         ("ln_weight", lambda x: x[:1], r"ln_weight has shape"),
         ("weight", lambda x: x[..., :32], r"state\.W1? has shape"),
         ("weight", torch.Tensor.double, r"state\.W1?\.dtype is torch\.float64"),
@@ -174,7 +174,7 @@ def test_different_positions_are_named(layer):
         operator.forward(*(torch.cat((x, x)) for x in tokens), *outer, twice)
 
 
-def test_an_address_that_tma_does_not_take_is_named():
+def test_an_address_unsupported_by_tma_is_named():
     operator, (q, k, v, lr), outer, state = operator_arguments("linear")
     v = torch.zeros(v.numel() + 4, dtype=v.dtype)[4:].view(v.shape)
     with pytest.raises(ValueError, match="v begins at element 4"):
@@ -199,7 +199,7 @@ def test_shapes_and_graphs_without_running(layer):
     assert f"{layer}_forward" in graphs[0].code
 
 
-def test_the_schedule_fills_the_processors(monkeypatch):
-    monkeypatch.setattr(linear_ops, "processors", lambda _: 132)
+def test_the_schedule_fills_the_sms(monkeypatch):
+    monkeypatch.setattr(linear_ops, "sm_count", lambda _: 132)
     for batch, mini_batch, schedule in ((1, 16, (4, 1)), (16, 16, (2, 4)), (16, 32, (4, 1))):
         assert linear_ops.schedule(torch.empty(batch, 1, 32, HEAD_DIM), mini_batch) == schedule

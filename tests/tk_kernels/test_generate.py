@@ -10,8 +10,8 @@ from generate_cases import (
     check_slots,
     combinations,
     compare,
+    forward_state,
     outer_parameters,
-    prefilled_state,
     random_state,
     random_token,
     weights_of,
@@ -19,7 +19,7 @@ from generate_cases import (
 
 from harness.measure.correctness import relative_error
 from tests.interpreter import DEVICE, INTERPRETED
-from tests.tk_kernels.reference_cases import valid
+from tests.tk_kernels.reference_cases import masked
 from tk_kernels import FORMS
 from tk_kernels.generate import common
 from tk_kernels.generate.slots import read_slots, write_slots
@@ -57,24 +57,24 @@ def test_copies_of_slots_equal_a_conversion_of_the_state(operator: str, precisio
     convert, D = MODULES[operator][0].GenerateState.from_state, 72
     state = random_state(operator, [3] * 4, 2, D, 4)
     other = mapped(state, lambda x: x.flip(0))
-    kept, expected = (convert(state, "dual", precision) for _ in range(2))
+    pool, expected = (convert(state, "dual", precision) for _ in range(2))
     slots, start = (torch.tensor(values, device=DEVICE) for values in ([3, 0, 1], [16, 0, 5]))
     initial = [x[0].float().repeat_interleave(2, -1)[..., ::2] for x in weights_of(other).values()]  # not contiguous
-    for found, whole, first in zip(read_slots(kept, slots, start, initial), kept.to_state(), initial, strict=False):
+    for found, whole, first in zip(read_slots(pool, slots, start, initial), pool.to_state(), initial, strict=False):
         assert torch.equal(found, torch.stack([whole[3], first.float(), whole[1]]))
 
     given = convert(other, "dual", precision)
     values = [x[slots] for x in given.to_state()[:-1]]
     with pytest.raises(ValueError, match=f"for {len(values)} tensors"):
-        write_slots(kept, slots, values[1:])
-    write_slots(kept, slots, values)
-    for found, before, after in zip(kept.tensors(), expected.tensors(), given.tensors(), strict=True):
+        write_slots(pool, slots, values[1:])
+    write_slots(pool, slots, values)
+    for found, before, after in zip(pool.tensors(), expected.tensors(), given.tensors(), strict=True):
         assert torch.equal(found[2], before[2])
         assert torch.equal(found[slots], after[slots])
 
 
 @pytest.mark.parametrize("operator", MODULES)
-def test_slots_of_the_primal_form_are_refused(operator: str) -> None:
+def test_slots_of_the_primal_form_are_rejected(operator: str) -> None:
     state = MODULES[operator][0].GenerateState.from_state(random_state(operator, [0], 1, 16, 4), "primal")
     state.slots = torch.zeros(1, dtype=torch.int64)
     with pytest.raises(ValueError, match="form of a state with slots is 'primal': supported are 'dual'"):
@@ -86,8 +86,8 @@ def test_slots_of_the_primal_form_are_refused(operator: str) -> None:
 @interpreted
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("operator", MODULES)
-def test_from_a_prefill(operator: str, form: str) -> None:
-    start = prefilled_state(operator, [0, 3], 1, 16, 4, MODULES[operator][1].forward)
+def test_after_a_forward(operator: str, form: str) -> None:
+    start = forward_state(operator, [0, 3], 1, 16, 4, MODULES[operator][1].forward)
     compare(operator, form, "planes", start, steps=2).check()
 
 
@@ -205,7 +205,7 @@ def test_state_round_trip(operator: str, piece_bytes: int, monkeypatch: pytest.M
     assert all(torch.equal(x, expected[name]) for name, x in weights_of(back).items())
     assert back.position.tolist() == [0, 2, 3]
     back = generate.GenerateState.from_state(state, "dual", "float32").to_state()
-    assert all(relative_error(a, b.double()) < 1e-6 for a, b in zip(valid(back), valid(state), strict=True))
+    assert all(relative_error(a, b.double()) < 1e-6 for a, b in zip(masked(back), masked(state), strict=True))
     sums = generate.GenerateState.from_state(state, "primal", "float32").to_state()
     expected = reference.primal_state(state)
     assert all(relative_error(a, b.double()) < 1e-6 for a, b in zip(sums, expected, strict=True))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from generate_cases import MODULES, combinations, compare, outer_parameters, prefilled_state, random_state, random_token
+from generate_cases import MODULES, combinations, compare, forward_state, outer_parameters, random_state, random_token
 from torch import Tensor
 
 from tk_kernels import FORMS
@@ -39,11 +39,11 @@ def test_batch_of_4096(operator: str, form: str) -> None:
 
 
 @combinations
-def test_256_steps_from_a_prefill(operator: str, form: str, precision: str) -> None:
+def test_256_steps_after_a_forward(operator: str, form: str, precision: str) -> None:
     ops = import_module(f"tk_kernels.ttt_{operator}.ops")
     if ops.available():
         pytest.skip(ops.available())
-    start = prefilled_state(operator, list(range(m)), H, D, m, ops.forward)
+    start = forward_state(operator, list(range(m)), H, D, m, ops.forward)
     compare(operator, form, precision, start, STEPS).check()
 
 
@@ -63,8 +63,8 @@ class Replay:
     def __call__(self, gstate: object, token: tuple[Tensor, ...], outer: tuple[Tensor, ...], out: Tensor) -> None:
         if not self.inputs:
             self._capture(gstate, token, outer, out)
-        for kept, new in zip(self.inputs, token, strict=True):
-            kept.copy_(new)
+        for captured, new in zip(self.inputs, token, strict=True):
+            captured.copy_(new)
         self.graph.replay()
 
     def _capture(self, gstate: object, token: tuple[Tensor, ...], outer: tuple[Tensor, ...], out: Tensor) -> None:

@@ -46,17 +46,17 @@ def test_unsupported_arguments_are_named():
     tokens = [*torch.zeros(3, 3, 1, 64, dtype=torch.bfloat16, device=DEVICE), torch.zeros(3, 1, device=DEVICE)]
     outer = torch.ones(16, device=DEVICE), torch.ones(1, 64, device=DEVICE), torch.zeros(1, 64, device=DEVICE)
 
-    def refused(why, tokens=tokens, outer=outer, state=state, sequences=sequences):
-        with pytest.raises(ValueError, match=why):
+    def rejects(message, tokens=tokens, outer=outer, state=state, sequences=sequences):
+        with pytest.raises(ValueError, match=message):
             forward_packed(lambda *_: pytest.fail("launched"), tokens, outer, (W, b[:, 0]), state, sequences)
 
-    refused(r"^q.dtype is torch.float32: supported are torch.bfloat16$", [x.float() for x in tokens])
-    refused(r"^q has shape \(2, 1, 64\): expected \(3, 1, 64\)$", [x[:2] for x in tokens])
-    refused(r"^q.shape\[-1\], the head dimension, is 32: supported are 64, 96, 128$", [x[..., :32] for x in tokens])
-    refused(r"^state.mini_batch is 16: supported are 8$", outer=(outer[0][:8], *outer[1:]))
-    refused(r"^state.form is 'primal': supported are 'dual'$", state=replace(state, form="primal"))
+    rejects(r"^q.dtype is torch.float32: supported are torch.bfloat16$", [x.float() for x in tokens])
+    rejects(r"^q has shape \(2, 1, 64\): expected \(3, 1, 64\)$", [x[:2] for x in tokens])
+    rejects(r"^q.shape\[-1\], the head dimension, is 32: supported are 64, 96, 128$", [x[..., :32] for x in tokens])
+    rejects(r"^state.mini_batch is 16: supported are 8$", outer=(outer[0][:8], *outer[1:]))
+    rejects(r"^state.form is 'primal': supported are 'dual'$", state=replace(state, form="primal"))
     W, low, bias = state.layers[0]
-    refused(r"^a layer's width is 32: supported are 64, 256$", state=replace(state, layers=((W, low, bias[..., :32]),)))
+    rejects(r"^a layer's width is 32: supported are 64, 256$", state=replace(state, layers=((W, low, bias[..., :32]),)))
     elsewhere = replace(sequences, slots=sequences.slots.to("meta"))
-    refused(r"^slots is on meta: q is on (cpu|cuda:0)$", sequences=elsewhere)
-    refused(r"^ln_bias is on meta: q is on (cpu|cuda:0)$", outer=(*outer[:2], outer[2].to("meta")))
+    rejects(r"^slots is on meta: q is on (cpu|cuda:0)$", sequences=elsewhere)
+    rejects(r"^ln_bias is on meta: q is on (cpu|cuda:0)$", outer=(*outer[:2], outer[2].to("meta")))

@@ -24,8 +24,8 @@ interpreted = pytest.mark.skipif(not INTERPRETED, reason="float32 tokens run in 
 
 
 def in_type(given: Case, dtype: torch.dtype) -> list[Any]:
-    *kept, position = given.state
-    state = type(given.state)(*(x.float().to(DEVICE) for x in kept), position.clone().to(DEVICE))
+    *tensors, position = given.state
+    state = type(given.state)(*(x.float().to(DEVICE) for x in tensors), position.clone().to(DEVICE))
     tokens = [x.to(DEVICE, dtype) for x in given[:3]]
     return [*tokens, *(x.float().to(DEVICE) for x in given[3:7]), state]
 
@@ -150,11 +150,11 @@ def test_launches_are_plain_before_hopper(monkeypatch, capability, dependent):
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        ("portable", "TTT_BENCH_ARCH=portable hides the kernels for Hopper"),
+        ("portable", "TTT_BENCH_ARCH=portable disables the Hopper kernels"),
         ("sm_80", "TTT_BENCH_ARCH=sm_80 is unknown: unset it, or set it to portable"),
     ],
 )
-def test_the_hopper_kernels_can_be_hidden_within_a_process(monkeypatch, value, reason):
+def test_the_hopper_kernels_can_be_disabled_within_a_process(monkeypatch, value, reason):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (9, 0))
     monkeypatch.delenv("TTT_BENCH_ARCH", raising=False)
     before, gpu = swiglu_product.available(), torch.device("cuda")

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from reference_cases import OPERATORS, Case, case, generate, naive, valid
+from reference_cases import OPERATORS, Case, case, generate, masked, naive
 from tolerances import OUTPUT_ERROR
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException
@@ -18,11 +18,11 @@ each_operator = pytest.mark.parametrize("operator", OPERATORS)
 
 
 def assert_same_state(state: tuple, other: tuple) -> None:
-    for name, x, y in zip(state._fields, valid(state), valid(other), strict=True):
+    for name, x, y in zip(state._fields, masked(state), masked(other), strict=True):
         torch.testing.assert_close(x, y, rtol=EXACT, atol=EXACT, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def ran_at_once(operator: str, args: Case, form: str) -> torch.Tensor:
+def run_form(operator: str, args: Case, form: str) -> torch.Tensor:
     module = OPERATORS[operator]
     if form in ("dual", "primal"):
         return module.forward(*args, form=form)[0]
@@ -33,12 +33,12 @@ def ran_at_once(operator: str, args: Case, form: str) -> torch.Tensor:
 @pytest.mark.parametrize("form", ["dual", "primal", "rows", "sums"])
 @pytest.mark.parametrize("tokens", [1, 15, 16, 17, 35])
 def test_each_form_is_the_definition(operator: str, form: str, tokens: int) -> None:
-    args, expected = defined(operator, tokens)
-    assert relative_error(ran_at_once(operator, args, form), expected) < EXACT
+    args, expected = naive_case(operator, tokens)
+    assert relative_error(run_form(operator, args, form), expected) < EXACT
 
 
 @functools.cache
-def defined(operator: str, tokens: int) -> tuple[Case, torch.Tensor]:
+def naive_case(operator: str, tokens: int) -> tuple[Case, torch.Tensor]:
     args = case(operator, tokens, batch=1)
     return args, naive(operator, args)[0]
 
@@ -64,15 +64,15 @@ def test_state_matches_naive(operator: str, tokens: int, mini_batch: int) -> Non
 @pytest.mark.parametrize(("head_dim", "mini_batch"), [(16, 1), (64, 4), (96, 16), (16, 32)])
 def test_forms_agree_at_any_head_dim_and_mini_batch(operator: str, head_dim: int, mini_batch: int) -> None:
     args = case(operator, 35, batch=1, head_dim=head_dim, mini_batch=mini_batch)
-    dual = ran_at_once(operator, args, "dual")
+    dual = run_form(operator, args, "dual")
     for form in ("primal", "rows", "sums"):
-        assert relative_error(ran_at_once(operator, args, form), dual) < EXACT
+        assert relative_error(run_form(operator, args, form), dual) < EXACT
 
 
 @each_operator
 def test_long_and_empty_inputs(operator: str) -> None:
     args = case(operator, 1000, batch=1, heads=1)
-    assert relative_error(ran_at_once(operator, args, "dual"), ran_at_once(operator, args, "primal")) < EXACT
+    assert relative_error(run_form(operator, args, "dual"), run_form(operator, args, "primal")) < EXACT
     out, state = OPERATORS[operator].forward(*args._replace(**{x: getattr(args, x)[:, :0] for x in Case._fields[:4]}))
     assert out.shape == (1, 0, 1, 16)
     assert_same_state(state, args.state)
@@ -112,7 +112,7 @@ def test_forward_in_pieces_is_forward_and_keeps_the_given_state(operator: str, f
 def test_memory_cap_does_not_change_the_result(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, args = OPERATORS[operator], case(operator, 100)
     whole, end = module.forward(*args)
-    monkeypatch.setattr(module.LINEAR if operator == "linear" else module.MLP, "together", 2)
+    monkeypatch.setattr(module.LINEAR if operator == "linear" else module.MLP, "max_parallel", 2)
     out, state = module.forward(*args)
     assert relative_error(out, whole) < EXACT
     assert_same_state(state, end)
@@ -161,8 +161,8 @@ def test_sequences_at_mixed_positions(operator: str, rows: bool, inplace: bool) 
 @pytest.mark.parametrize("form", ["dual", "primal", "rows", "sums"])
 def test_error_by_dtype(operator: str, dtype: torch.dtype, form: str) -> None:
     args = case(operator, 70, batch=1, head_dim=64, dtype=dtype)
-    exact = ran_at_once(operator, case(operator, 70, batch=1, head_dim=64), "dual")
-    out = ran_at_once(operator, args, form)
+    exact = run_form(operator, case(operator, 70, batch=1, head_dim=64), "dual")
+    out = run_form(operator, args, form)
     assert out.dtype == dtype
     assert relative_error(out, exact) < OUTPUT_ERROR[dtype]
 
@@ -185,9 +185,9 @@ def test_the_master_state_is_not_rounded_between_calls(operator: str, dtype: tor
 @pytest.mark.parametrize("form", ["dual", "primal", "rows", "sums"])
 def test_nan_stays_in_its_head_and_sequence(operator: str, form: str) -> None:
     args = case(operator, 20)
-    clean = ran_at_once(operator, args, form)
+    clean = run_form(operator, args, form)
     args.k[1, 3, 0] = torch.nan
-    out = ran_at_once(operator, args, form)
+    out = run_form(operator, args, form)
     assert out[1, 3:, 0].isnan().all()
     out[1, :, 0] = clean[1, :, 0]
     assert torch.equal(out, clean)
@@ -270,7 +270,7 @@ def test_a_start_outside_of_the_mini_batch_is_named(operator: str, start: int) -
 @each_operator
 def test_gpu_error_and_graph(operator: str) -> None:
     module = OPERATORS[operator]
-    exact = ran_at_once(operator, case(operator, 100, head_dim=64), "dual").cuda()
+    exact = run_form(operator, case(operator, 100, head_dim=64), "dual").cuda()
     args = case(operator, 100, head_dim=64, dtype=torch.bfloat16)
     args = Case(*(x.cuda() for x in args[:7]), type(args.state)(*(x.cuda() for x in args.state)))
     out, _ = module.forward(*args)

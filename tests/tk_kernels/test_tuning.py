@@ -34,7 +34,7 @@ def test_a_missing_row_is_named():
         tuning("ttt_conv", "dual", "planes", "cpu")
 
 
-def test_a_gpu_of_the_table_has_its_own_settings_and_the_default_beside_them(another_table):
+def test_a_gpu_has_its_own_rows_and_the_default_ones(another_table):
     own = section("NVIDIA A100", "ttt_linear", "dual", {"planes": Tuning(warps=2, block=16, registers=128)})
     another_table(
         own + "\n[default.ttt_linear.dual]\nplanes = { warps = 1, block = 32 }\nfloat32 = { warps = 4, block = 64 }"
@@ -44,7 +44,7 @@ def test_a_gpu_of_the_table_has_its_own_settings_and_the_default_beside_them(ano
     assert tuning("ttt_linear", "dual", "planes", "NVIDIA H100") == Tuning(warps=1, block=32)
 
 
-def test_the_longest_name_that_fits_comes_first_and_the_shorter_fill_in(another_table):
+def test_sections_with_longer_names_come_first(another_table):
     gpu, kind = Tuning(warps=4, block=0, sm90=True, registers=168), Tuning(warps=4, block=0, sm90=True)
     another_table(
         "\n".join(
@@ -82,7 +82,7 @@ def test_a_users_file_that_cannot_be_read_is_named(another_table, tmp_path, monk
         tuning("ttt_linear", FORWARD, "few", "cpu")
 
 
-def test_a_section_is_what_the_table_reads():
+def test_a_section_can_be_read_back():
     rows = {"planes": Tuning(warps=8, block=64, matrix=True, registers=128), "float32": Tuning(warps=4, block=32)}
     [(gpu, read)] = tomllib.loads(section("NVIDIA L40S, 48GB", "ttt_mlp", "dual", rows)).items()
     assert gpu == "NVIDIA L40S, 48GB"
@@ -91,7 +91,7 @@ def test_a_section_is_what_the_table_reads():
 
 @pytest.mark.parametrize("name", tomllib.loads(TABLE.read_text()))
 @pytest.mark.parametrize(("operator", "form", "precision"), ROWS)
-def test_what_a_gpu_runs_is_among_the_candidates(operator, form, precision, name):
+def test_the_settings_in_use_are_candidates(operator, form, precision, name):
     in_gluon = name.startswith(SM90) and form == "dual" and precision != "float32"
     tried = list(candidates(operator, form, precision, sm90=in_gluon))
     chosen = tuning(operator, form, precision, name)

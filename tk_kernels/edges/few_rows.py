@@ -1,6 +1,6 @@
-"""GEMMs y = x W^T with few rows of x, with a norm before, a SwiGLU after, or both.
+"""GEMMs y = x W^T with few rows of x, optionally fused with a norm before and SwiGLU or a residual after.
 
-Such a GEMM takes as long as reading W, so fused operations add no time and save a launch.
+Such a GEMM is bound by reading W, so fused operations add little time and save a launch.
 For one row of x, or two without an output gate, CUDA cores compute the norm and the GEMM in one kernel.
 In other cases, a separate kernel computes the norm, and tensor cores compute the GEMM.
 """
@@ -29,10 +29,10 @@ from tk_kernels.generate.common import (
 MANY_OUTPUTS = 4096  # with at least this many, tiles of 64 outputs fill the GPU
 # Most rows of x for which these kernels are at least as fast as cuBLAS with separate norm and SwiGLU, on an H100
 MOST_ROWS, MOST_ROWS_FEW_OUTPUTS = 64, 32
-MOST_SUMMED = 2  # most rows of x that are multiplied without tensor cores
+MAX_CUDA_CORE_ROWS = 2  # most rows of x for the kernel without tensor cores
 INPUTS = 2048  # inputs per weight row that a program without tensor cores loads at once
-SUMS = 4  # sums per program without tensor cores: outputs times rows of x
-LEAST_TILE = 16  # least rows of a tile for tensor cores, including padding
+SUMS_PER_PROGRAM = 4  # sums per program without tensor cores: outputs times rows of x
+MIN_TILE_ROWS = 16  # least rows of a tile for tensor cores, including padding
 SHARED_BYTES = 200_000  # shared memory that the largest tiles need
 
 
@@ -102,26 +102,26 @@ def few_rows_product(
     """
     rows, N = _checked(x, weights, before, swiglu, out)
     R, K = rows.shape
-    made = torch.empty(*x.shape[:-1], N, device=x.device, dtype=x.dtype) if out is None else out
+    result = torch.empty(*x.shape[:-1], N, device=x.device, dtype=x.dtype) if out is None else out
     shape = {"K": K, "SWIGLU": swiglu, "ADD": out is not None, **dependent_launch(pdl)}
     # Two rows after an output gate take six sums per weight: tensor cores are faster.
-    if R <= MOST_SUMMED and (R == 1 or before is None or before.gate is None):
+    if R <= MAX_CUDA_CORE_ROWS and (R == 1 or before is None or before.gate is None):
         norm = (None, None, None, 0.0) if before is None else (before.gate, before.weight, before.bias, before.eps)
         gate, weight, bias = (rows if each is None else each for each in norm[:3])  # placeholders, never read
-        _few_rows_summed[(triton.cdiv(N, SUMS // R),)](
-            rows, gate, weight, bias, weights, weights[N:], made, N, rows.stride(0), norm[3],
-            R=R, INPUTS=min(INPUTS, triton.next_power_of_2(K)), OUTPUTS=SUMS // R,
+        _few_rows_summed[(triton.cdiv(N, SUMS_PER_PROGRAM // R),)](
+            rows, gate, weight, bias, weights, weights[N:], result, N, rows.stride(0), norm[3],
+            R=R, INPUTS=min(INPUTS, triton.next_power_of_2(K)), OUTPUTS=SUMS_PER_PROGRAM // R,
             NORMED=before is not None, GATED=norm[0] is not None, num_warps=4, **shape,
         )  # fmt: skip
     else:
         rows = before(x, pdl=pdl).flatten(0, -2) if before is not None else rows
-        tile = max(LEAST_TILE, triton.next_power_of_2(R))
-        outputs, inputs, warps = (64, 128, 4) if N >= MANY_OUTPUTS else (16, 256, 2 if tile == LEAST_TILE else 4)
+        tile = max(MIN_TILE_ROWS, triton.next_power_of_2(R))
+        outputs, inputs, warps = (64, 128, 4) if N >= MANY_OUTPUTS else (16, 256, 2 if tile == MIN_TILE_ROWS else 4)
         _few_rows_product[(triton.cdiv(N, outputs),)](
-            rows, weights, weights[N:], made, N, rows.stride(0), R=R, ROWS=tile,
+            rows, weights, weights[N:], result, N, rows.stride(0), R=R, ROWS=tile,
             OUTPUTS=outputs, INPUTS=inputs, DOT=dot_type(rows), STAGES=4, num_warps=warps, **shape,
         )  # fmt: skip
-    return made
+    return result
 
 
 def _checked(x: Tensor, weights: Tensor, before: Norm | None, swiglu: bool, out: Tensor | None) -> tuple[Tensor, int]:
@@ -170,22 +170,22 @@ def _few_rows_product(
     up = tl.zeros([OUTPUTS, ROWS], tl.float32)
     for first in tl.range(0, K, INPUTS, num_stages=STAGES):
         k = first + tl.arange(0, INPUTS)
-        known = (row < R)[:, None] & (k < K)[None, :]
-        entering = tl.trans(tl.load(x + row[:, None] * x_stride + k[None, :], mask=known, other=0)).to(DOT)
+        mask = (row < R)[:, None] & (k < K)[None, :]
+        operand = tl.trans(tl.load(x + row[:, None] * x_stride + k[None, :], mask=mask, other=0)).to(DOT)
         inside = (n < N)[:, None] & (k < K)[None, :]
         at = n.to(tl.int64)[:, None] * K + k[None, :]
         w = tl.load(weights + at, mask=inside, other=0).to(DOT)
-        total = tl.dot(w, entering, total, input_precision="ieee")
+        total = tl.dot(w, operand, total, input_precision="ieee")
         if SWIGLU:
             v = tl.load(up_weights + at, mask=inside, other=0).to(DOT)
-            up = tl.dot(v, entering, up, input_precision="ieee")
+            up = tl.dot(v, operand, up, input_precision="ieee")
     if SWIGLU:
         total = total * tl.sigmoid(total) * up
     to = out + row[None, :] * N + n[:, None]
-    kept = (row < R)[None, :] & (n < N)[:, None]
+    stored = (row < R)[None, :] & (n < N)[:, None]
     if ADD:
-        total += tl.load(to, mask=kept, other=0).to(tl.float32)
-    tl.store(to, total, mask=kept)
+        total += tl.load(to, mask=stored, other=0).to(tl.float32)
+    tl.store(to, total, mask=stored)
 
 
 @jit
@@ -206,8 +206,8 @@ def _few_rows_summed(
     row = tl.arange(0, R)
     total = tl.zeros([R, OUTPUTS], tl.float32)
     up = tl.zeros([R, OUTPUTS], tl.float32)
-    of_mean = tl.zeros([R, OUTPUTS], tl.float32)
-    of_bias = tl.zeros([R, OUTPUTS], tl.float32)
+    mean_term = tl.zeros([R, OUTPUTS], tl.float32)
+    bias_term = tl.zeros([R, OUTPUTS], tl.float32)
     mean = tl.zeros([R], tl.float32)
     square = tl.zeros([R], tl.float32)
     for first in tl.static_range(0, K, INPUTS):
@@ -225,38 +225,38 @@ def _few_rows_summed(
         if first == 0:
             wait_for_previous(PDL)
         for r in tl.static_range(R):
-            here = row == r
-            read = tl.load(x + r * x_stride + k, mask=valid, other=0).to(tl.float32)
-            entering = read
+            is_row = row == r
+            values = tl.load(x + r * x_stride + k, mask=valid, other=0).to(tl.float32)
+            operand = values
             if NORMED:
                 factor = scales
                 if GATED:  # one row
-                    opened = gelu(tl.load(gate + k, mask=valid, other=0).to(tl.float32))
-                    factor, shift = factor * opened, shifts * opened
-                entering = read * factor
-            total += tl.where(here[:, None], _products(w, entering)[None, :], 0.0)
+                    gate_factor = gelu(tl.load(gate + k, mask=valid, other=0).to(tl.float32))
+                    factor, shift = factor * gate_factor, shifts * gate_factor
+                operand = values * factor
+            total += tl.where(is_row[:, None], _matvec(w, operand)[None, :], 0.0)
             if SWIGLU:
-                up += tl.where(here[:, None], _products(v, entering)[None, :], 0.0)
+                up += tl.where(is_row[:, None], _matvec(v, operand)[None, :], 0.0)
             # Compute the norm's sums after the weights' sums: before, they would delay each load of a weight.
             if GATED:
-                of_mean += tl.where(here[:, None], _products(w, factor)[None, :], 0.0)
-                of_bias += tl.where(here[:, None], _products(w, shift)[None, :], 0.0)
-                mean += tl.where(here, tl.sum(read, 0) / K, 0.0)
+                mean_term += tl.where(is_row[:, None], _matvec(w, factor)[None, :], 0.0)
+                bias_term += tl.where(is_row[:, None], _matvec(w, shift)[None, :], 0.0)
+                mean += tl.where(is_row, tl.sum(values, 0) / K, 0.0)
             if NORMED:
-                square += tl.where(here, tl.sum(read * read, 0) / K, 0.0)
+                square += tl.where(is_row, tl.sum(values * values, 0) / K, 0.0)
     if NORMED:
         scale = 1.0 / tl.sqrt(tl.maximum(square - mean * mean, 0.0) + eps)  # applied last: loads of W need not wait
-        total = (total - of_mean * mean[:, None]) * scale[:, None] + of_bias
+        total = (total - mean_term * mean[:, None]) * scale[:, None] + bias_term
         up = up * scale[:, None]
     if SWIGLU:
         total = total * tl.sigmoid(total) * up
     to = out + row[:, None] * N + n[None, :]
-    kept = (n < N)[None, :]
+    stored = (n < N)[None, :]
     if ADD:
-        total += tl.load(to, mask=kept, other=0).to(tl.float32)
-    tl.store(to, total, mask=kept)
+        total += tl.load(to, mask=stored, other=0).to(tl.float32)
+    tl.store(to, total, mask=stored)
 
 
 @jit
-def _products(w, x):
+def _matvec(w, x):
     return tl.sum(w.to(tl.float32) * x[None, :], 1)

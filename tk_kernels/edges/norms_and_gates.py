@@ -1,4 +1,4 @@
-"""Kernels for operations around a TTT layer: LayerNorm with output gate, RMSNorm, SwiGLU."""
+"""Kernels for operations around the TTT kernel: LayerNorm with output gate, RMSNorm, SwiGLU."""
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from tk_kernels.generate.common import (
     wait_for_previous,
 )
 
-COLUMNS = 2048  # columns of a SwiGLU row per program
+COLUMNS = 2048  # most columns of a SwiGLU row per program
 
 
 @on_its_device
@@ -31,7 +31,7 @@ def norm_gate(z: Tensor, gate: Tensor, weight: Tensor, bias: Tensor, eps: float,
     check_parameter("weight", weight, (C,))
     check_parameter("bias", bias, (C,))
     check_devices(z=z, gate=gate, weight=weight, bias=bias)
-    z, rows = z.contiguous(), _rows(gate)
+    z, rows = z.contiguous(), _rows("gate", gate)
     out = torch.empty_like(z)
     _norm_gate[(rows.shape[0],)](
         z, rows, weight, bias, out, rows.stride(0), eps,
@@ -50,7 +50,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, pdl: bool = False) -> Ten
     C = x.shape[-1]
     check_parameter("weight", weight, (C,))
     check_devices(x=x, weight=weight)
-    rows = _rows(x)
+    rows = _rows("x", x)
     out = torch.empty(x.shape, device=x.device, dtype=x.dtype)
     _rms_norm[(rows.shape[0],)](
         rows, weight, out, rows.stride(0), eps, C=C, CP=triton.next_power_of_2(C), num_warps=4, **dependent_launch(pdl)
@@ -66,16 +66,16 @@ def swiglu(x: Tensor) -> Tensor:
     """
     if x.shape[-1] % 2:
         raise ValueError(f"x has {x.shape[-1]} columns: must be even")
-    rows, F = _rows(x), x.shape[-1] // 2
+    rows, F = _rows("x", x), x.shape[-1] // 2
     out = torch.empty(*x.shape[:-1], F, device=x.device, dtype=x.dtype)
     block = min(COLUMNS, triton.next_power_of_2(F))
     _swiglu[(rows.shape[0], triton.cdiv(F, block))](rows, out, rows.stride(0), F=F, BLOCK=block, num_warps=4)
     return out
 
 
-def _rows(x: Tensor) -> Tensor:
+def _rows(name: str, x: Tensor) -> Tensor:
     if x.stride(-1) != 1:
-        raise ValueError(f"strides {x.stride()}: the last must be 1")
+        raise ValueError(f"{name} has strides {x.stride()}: the last must be 1")
     return x.view(-1, x.shape[-1]) if x.is_contiguous() else x.flatten(0, -2)
 
 
@@ -110,8 +110,8 @@ def _rms_norm(x, weight, out, x_stride, eps, C: tl.constexpr, CP: tl.constexpr, 
     valid = rc < C
     gamma = tl.load(weight + rc, mask=valid, other=0).to(tl.float32)
     wait_for_previous(PDL)
-    read = tl.load(x + row * x_stride + rc, mask=valid, other=0).to(tl.float32)
-    tl.store(out + row * C + rc, rms_normed(read, gamma, C, eps), mask=valid)
+    values = tl.load(x + row * x_stride + rc, mask=valid, other=0).to(tl.float32)
+    tl.store(out + row * C + rc, rms_normed(values, gamma, C, eps), mask=valid)
 
 
 @jit

@@ -31,7 +31,6 @@ from tk_kernels.generate.common import (
 from tk_kernels.packed import CHUNK, Packed
 
 TAPS = 4  # inputs per output of a convolution
-# A program computes CHUNK tokens, one after the other; it also reads the three inputs before them.
 BLOCK = 128  # channels per program of query_key, which is one warp: four channels per thread
 
 
@@ -61,7 +60,7 @@ def residual_convolution(
     """
     B, T, C = h.shape
     if T * C > 1 << 31:
-        raise ValueError(f"h has {T} tokens of {C} channels: a sequence has at most 2^31 numbers, give it in pieces")
+        raise ValueError(f"h has {T} tokens of {C} channels: a sequence has at most 2^31 elements, split it")
     check_contiguous("h", h)
     _check_cache(cache, slots, sequences, (B, T, C))
     check_shape("weight", weight, (C, 1, TAPS))
@@ -121,15 +120,15 @@ def query_key(
     check_choice("position.dtype", position.dtype, (torch.int32, torch.int64))
     _check_cache(cache, slots, sequences, (B, T, C))
     if H * 2 * pairs != C:
-        raise ValueError(f"x has {C} columns: {H} heads of rope's {2 * pairs} are {H * 2 * pairs}")
-    for name, x_of in (("rope's cos", rope[0]), ("rope's sin", rope[1])):
-        check_parameter(name, x_of, (m, pairs))
-        check_choice(f"{name}.dtype", x_of.dtype, (torch.float32,))
+        raise ValueError(f"x has {C} columns: must be {H * 2 * pairs}, for {H} heads of {2 * pairs} channels (rope)")
+    for name, table in (("rope's cos", rope[0]), ("rope's sin", rope[1])):
+        check_parameter(name, table, (m, pairs))
+        check_choice(f"{name}.dtype", table.dtype, (torch.float32,))
     for name, (weight, bias) in (("conv_q", conv_q), ("conv_k", conv_k)):
         check_shape(f"{name}'s weight", weight, (C, 1, TAPS))
         check_parameter(f"{name}'s bias", bias, (C,))
     if conv_k[0].stride() != conv_q[0].stride():
-        raise ValueError(f"conv_k's weight has strides {conv_k[0].stride()}: conv_q's has {conv_q[0].stride()}")
+        raise ValueError(f"conv_k's weight has strides {conv_k[0].stride()}: must be conv_q's, {conv_q[0].stride()}")
     others = {"conv_q": conv_q[0], "conv_k": conv_k[0], "conv_q's bias": conv_q[1], "conv_k's bias": conv_k[1]}
     others |= {"rope's cos": rope[0], "rope's sin": rope[1], "position": position, "lr_bias": lr_bias}
     check_devices(x=x, cache=cache, lr_logits=lr_logits, **others)
@@ -158,11 +157,11 @@ def _check_cache(cache: Tensor, slots: Tensor | None, sequences: Packed | None, 
         return
     check_parameter("cache[0]", cache[0], (TAPS - 1, C))
     if sequences is not None and (B != 1 or slots is not None):
-        raise ValueError(f"sequences with a batch of {B}: packed tokens are one batch without slots of their own")
+        raise ValueError("sequences: packed tokens must have batch 1, and `slots` must be None")
     if slots is not None:
         check_shape("slots", slots, (B,))
         if T != 1:
-            raise ValueError(f"slots with {T} tokens: a cache of slots takes one token")
+            raise ValueError(f"slots: takes one token per sequence, but there are {T}")
 
 
 def _layout(
@@ -199,7 +198,7 @@ def _taps(weight, channel, valid, weight_stride, tap_stride):
 
 
 @jit
-def _cached(at, valid, C: tl.constexpr):
+def _load_cache(at, valid, C: tl.constexpr):
     r3 = tl.load(at, mask=valid, other=0, cache_modifier=".cg")
     r2 = tl.load(at + C, mask=valid, other=0, cache_modifier=".cg")
     r1 = tl.load(at + 2 * C, mask=valid, other=0, cache_modifier=".cg")
@@ -226,13 +225,13 @@ def _residual_convolution(
     let_next_begin(PDL)
     rc = tl.arange(0, CP)
     valid = rc < C
-    known = valid
+    cached = valid
     if PACKED:
         seq, first, origin, T = _packed_chunk(cu_seqlens, chunks, tl.program_id(0))
         if first >= T:
             return
         at = origin * C + rc
-        known = valid & (tl.load(starts + seq) > 0)
+        cached = valid & (tl.load(starts + seq) > 0)
         cache_at = seq * cache_stride + rc
         after_at = tl.load(slots + seq).to(tl.int64) * after_stride + rc
     else:
@@ -247,7 +246,7 @@ def _residual_convolution(
     shift = tl.load(bias + rc, mask=valid, other=0).to(tl.float32)
     w0, w1, w2, w3 = _taps(weight, rc, valid, weight_stride, tap_stride)
     if first == 0:
-        r3, r2, r1 = _cached(cache + cache_at, known, C)
+        r3, r2, r1 = _load_cache(cache + cache_at, cached, C)
         x3, x2, x1 = r3.to(tl.float32), r2.to(tl.float32), r1.to(tl.float32)
         wait_for_previous(PDL)
         next_row = tl.load(h + at + first * C, mask=valid, other=0)
@@ -298,14 +297,14 @@ def _query_key(
     block, chunk = tl.program_id(0) % BLOCKS, tl.program_id(0) // BLOCKS
     channel = block * BLOCK + tl.arange(0, BLOCK)
     valid = channel < C
-    known = valid
+    cached = valid
     pair = (block * (BLOCK // 2) + tl.arange(0, BLOCK // 2)) % (D // 2)
     if PACKED:
         seq, first, origin, T = _packed_chunk(cu_seqlens, chunks, chunk)
         if first >= T:
             return
         row = origin + first
-        known = valid & (tl.load(starts + seq) > 0)
+        cached = valid & (tl.load(starts + seq) > 0)
         cache_at = seq * cache_stride + channel
         after_at = tl.load(slots + seq).to(tl.int64) * after_stride + channel
     else:
@@ -321,7 +320,7 @@ def _query_key(
     shift_k = tl.load(bias_k + channel, mask=valid, other=0).to(tl.float32)
     start = tl.load(position + seq * position_stride, cache_modifier=".cg").to(tl.int32) + first
     if first == 0:
-        r3, r2, r1 = _cached(cache + cache_at, known, C)
+        r3, r2, r1 = _load_cache(cache + cache_at, cached, C)
         wait_for_previous(PDL)
         next_row = tl.load(at, mask=valid, other=0)
     else:
@@ -344,7 +343,7 @@ def _query_key(
             tl.store(k + out, rotated, mask=valid)
             x3, x2, x1 = x2, x1, x0
     if first + CHUNK >= T:
-        tl.debug_barrier()  # as in _residual_convolution
+        tl.debug_barrier()  # the cache may be replaced in place, as in `_residual_convolution`
         tl.store(after + after_at, x3, mask=valid)
         tl.store(after + after_at + C, x2, mask=valid)
         tl.store(after + after_at + 2 * C, x1, mask=valid)

@@ -1,4 +1,4 @@
-"""A GEMM with SwiGLU: one kernel on Hopper, elsewhere cuBLAS and a SwiGLU kernel."""
+"""A GEMM with SwiGLU: one kernel for many rows on Hopper, otherwise cuBLAS and a SwiGLU kernel."""
 
 import functools
 
@@ -41,7 +41,7 @@ def swiglu_product(x: Tensor, weights: Tensor, *, concurrent: bool = False) -> T
 
 
 def fits(rows: Tensor, weights: Tensor) -> bool:
-    """Whether the Hopper kernel can run on rows [M, C], M >= LEAST_ROWS, and weights [2 F, C]."""
+    """Whether `swiglu_product` uses the Hopper kernel for rows [M, C] and weights [2 F, C]."""
     outputs, inputs = len(weights) // 2, weights.shape[1]
     return (
         rows.is_cuda

@@ -7,7 +7,7 @@
 // accumulator [64, 2 OUTPUTS], and columns j and OUTPUTS + j are in the same thread. A third warpgroup loads by TMA,
 // STAGES steps of 64 columns of x ahead, also across tiles. The grid has one block per SM. Blocks take tiles
 // round-robin, or from a counter, because some blocks start late if other kernels hold SMs. OUTPUTS = 128 does the most
-// work per loaded byte; 96 is chosen if it leaves fewer SMs idle in the last round of tiles.
+// work per loaded byte; 96 is chosen if the busiest SM then computes over 10% fewer columns (wave quantization).
 #include "forward/common.cuh"
 
 using namespace kittens;
@@ -19,7 +19,7 @@ template <int OUTPUTS_> struct layout {
     static constexpr int CONSUMERS = 2, DEPTH = 64, ROWS = 64 * CONSUMERS;
     static constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP_THREADS;
     static constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;  // 504 in total: 3 x 168 at launch
-    static constexpr int BAND = 16;  // row tiles that pass through all columns together, so that both stay in the L2
+    static constexpr int BAND = 16;  // row tiles of a band, which runs column by column: its rows of x stay in the L2
 
     using rows_tile = st_bf<64, DEPTH>;
     using weights_tile = st_bf<OUTPUTS, DEPTH>;

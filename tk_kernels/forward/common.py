@@ -12,31 +12,31 @@ from tk_kernels.generate.tuning import Tuning
 from tk_kernels.packed import Packed
 
 MINI_BATCHES = tuple(range(4, 65))
-HALF = (torch.bfloat16, torch.float16)  # dtypes of tokens on a GPU; Triton's interpreter takes float32 too
-LEAST_ROWS = 16  # rows of the smallest tile that tensor cores multiply
-# Factor of stored gradients, by dtype: unscaled, they would come near the smallest normal numbers of float16.
+GPU_DTYPES = (torch.bfloat16, torch.float16)  # for tokens; Triton's interpreter also takes float32
+MIN_TILE_ROWS = 16  # rows of the smallest tile that tensor cores multiply
+# Factor on gradients, by dtype: unscaled, they would approach float16's smallest normal numbers.
 GRADIENT_SCALE = {torch.float16: 1024.0}
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # whether Triton's interpreter runs the kernels
 
 
-def processors(q: Tensor) -> int:
+def sm_count(q: Tensor) -> int:
     return torch.cuda.get_device_properties(q.device).multi_processor_count
 
 
-def tile(q: Tensor, mini_batch: int) -> dict[str, Any]:
+def forward_constants(q: Tensor, mini_batch: int) -> dict[str, Any]:
     """Return compile-time arguments of the forward kernels by name, for q [..., H, D] and `mini_batch`, m.
 
     M, DP: m and D, padded to powers of two of at least 16. DOT: dtype of matmul operands.
-    UP: factor on gradients, and on weights in registers. It is 1024 for float16, to avoid subnormal numbers, else 1.
+    GRAD_SCALE: factor on gradients, and on weights in registers: 1024 for float16, to avoid subnormal numbers, else 1.
     """
     head_dim = q.shape[-1]
     return {
         "m": mini_batch,
-        "M": max(LEAST_ROWS, triton.next_power_of_2(mini_batch)),
+        "M": max(MIN_TILE_ROWS, triton.next_power_of_2(mini_batch)),
         "D": head_dim,
-        "DP": max(LEAST_ROWS, triton.next_power_of_2(head_dim)),
+        "DP": max(MIN_TILE_ROWS, triton.next_power_of_2(head_dim)),
         "DOT": dot_type(q),
-        "UP": GRADIENT_SCALE.get(q.dtype, 1.0),
+        "GRAD_SCALE": GRADIENT_SCALE.get(q.dtype, 1.0),
     }
 
 
@@ -161,14 +161,14 @@ def gradient_coefficients(s0, s1, s2, s3, s4, s5, weight_squared, D: tl.constexp
     weight_squared: the sum of gamma^2.
     """
     mean, rstd = normalization(s0, s1, D)
-    u = s2 - mean * weight_squared  # u, uc: the sums of gamma^2 c and gamma^2 c^2, with c = z - mean
-    uc = s3 - mean * (s2 + u)
-    return mean, rstd, (rstd * u + s5) * (1.0 / D), rstd * rstd * (rstd * uc + s4 - mean * s5) * (1.0 / D)
+    sum_c = s2 - mean * weight_squared  # sum of gamma^2 c; sum_cc: sum of gamma^2 c^2; c = z - mean
+    sum_cc = s3 - mean * (s2 + sum_c)
+    return mean, rstd, (rstd * sum_c + s5) * (1.0 / D), rstd * rstd * (rstd * sum_cc + s4 - mean * s5) * (1.0 / D)
 
 
 @jit
 def tanh(x):
-    """Return tanh(x), on a GPU exact to 11 bits: enough for 16-bit operands."""
+    """Return tanh(x), on a GPU accurate to 11 bits: enough for 16-bit operands."""
     if INTERPRETED:
         return 2.0 * tl.sigmoid(2.0 * x) - 1.0
     return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)

@@ -31,7 +31,7 @@ HEAD_DIMS = (64, 96, 128)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # Hopper kernels take the first; Triton on a GPU the first two
 THUNDERKITTENS, TRITON, REFERENCE = BACKENDS = ("thunderkittens", "triton", "reference")
 Tokens = tuple[Tensor, Tensor, Tensor, Tensor]  # q, k, v [B, T, H, D], lr [B, T, H]
-Outer = tuple[Tensor, Tensor, Tensor]  # token_scale [m], ln_weight, ln_bias [H, D]
+OuterTensors = tuple[Tensor, Tensor, Tensor]  # token_scale [m], ln_weight, ln_bias [H, D]
 
 
 @cache
@@ -72,7 +72,7 @@ class ForwardOperator:
         takes = kernel and q.is_cuda and q.dtype == torch.bfloat16 and q.shape[3] == HEAD_DIM
         if takes and not hopper_unavailable(str(kernel), os.environ.get("TTT_BENCH_ARCH")):
             return THUNDERKITTENS
-        takes_type = common.triton.knobs.runtime.interpret or (q.is_cuda and q.dtype in common.HALF)
+        takes_type = common.triton.knobs.runtime.interpret or (q.is_cuda and q.dtype in common.GPU_DTYPES)
         return TRITON if takes_type and not available() else REFERENCE
 
     def forward(
@@ -110,12 +110,12 @@ class ForwardOperator:
         start = common_position(state.position, start, len(token_scale))  # type: ignore[attr-defined]
         if not q.numel():
             return torch.empty_like(q), state if inplace else clone(state)
-        outputs, after, begun = [], state, min(-start % len(token_scale), q.shape[1])
-        if begun:
-            out, after = self._by_reference([x[:, :begun] for x in tokens], outer, state, start, rope)
+        outputs, after, to_boundary = [], state, min(-start % len(token_scale), q.shape[1])
+        if to_boundary:
+            out, after = self._run_reference([x[:, :to_boundary] for x in tokens], outer, state, start, rope)
             outputs.append(out)
-        if begun < q.shape[1]:
-            q, k, v, lr = (x[:, begun:] for x in tokens)
+        if to_boundary < q.shape[1]:
+            q, k, v, lr = (x[:, to_boundary:] for x in tokens)
             weights = to_float32(*(getattr(after, name) for name in self.weights))
             if not inplace:
                 empty = {name: weights[0].new_empty(shape) for name, shape in shapes.items()}
@@ -129,18 +129,18 @@ class ForwardOperator:
             overwrite(state, after)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1), state if inplace else after
 
-    def _checked(self, tokens: Tokens, outer: Outer, state: tuple, inplace: bool) -> dict[str, tuple[int, ...]]:
+    def _checked(self, tokens: Tokens, outer: OuterTensors, state: tuple, inplace: bool) -> dict[str, tuple[int, ...]]:
         """Raise ValueError for bad arguments of `forward`; return the shape of each field of the next state."""
         _check_tokens(tokens, outer, "[B, T, H, D]")
         q, mini_batch = tokens[0], len(outer[0])
         batch, _, heads, head_dim = q.shape
         widths = [head_dim * width for width in self.widths]
         shapes = self.learner.shapes(widths, (batch, heads), mini_batch)
-        kept = state._asdict()  # type: ignore[attr-defined]
+        fields = state._asdict()  # type: ignore[attr-defined]
         read = shapes if inplace else {name: shapes[name] for name in (*self.weights, "position")}
         check_state(state, read, torch.float32)
-        check_devices(q=q, **{f"state.{name}": x for name, x in kept.items()})
-        for name, x in kept.items() if inplace else ():
+        check_devices(q=q, **{f"state.{name}": x for name, x in fields.items()})
+        for name, x in fields.items() if inplace else ():
             check_contiguous(f"state.{name}, which inplace=True writes to,", x)
         return shapes
 
@@ -172,11 +172,11 @@ class ForwardOperator:
             rows = (torch.zeros_like(x) for x in outputs[1 + len(weights) :])
             position = torch.zeros(len(q), dtype=torch.int32, device=q.device)
             state = self.learner.state(*weights, *rows, position)
-            found, after = self._by_reference(tokens, outer, state, 0, rope)
+            found, after = self._run_reference(tokens, outer, state, 0, rope)
             for target, x in zip(outputs, (found, *after[:-1]), strict=True):
                 target.copy_(x)
 
-    def _by_reference(
+    def _run_reference(
         self, tokens: Sequence[Tensor], outer: Sequence[Tensor], state: State, start: int, rope: bool
     ) -> tuple[Tensor, State]:
         given = to_float32(*_with_rope(tokens, start, len(outer[0]), rope))
@@ -197,7 +197,7 @@ def _with_rope(tokens: Sequence[Tensor], start: int, mini_batch: int, rope: bool
 def forward_packed(
     launch: Callable[..., Tensor],
     tokens: Tokens,
-    outer: Outer,
+    outer: OuterTensors,
     initial: tuple[Tensor, ...],
     state: Any,
     sequences: Packed,
@@ -219,7 +219,7 @@ def forward_packed(
     check_shape("q", q, (sequences.tokens, *q.shape[1:]))
     check_choice("q.dtype", q.dtype, (state.accumulated[0].dtype,))
     if q.is_cuda:
-        check_choice("q.dtype", q.dtype, common.HALF)
+        check_choice("q.dtype", q.dtype, common.GPU_DTYPES)
     check_choice("state.form", state.form, ("dual",))
     check_choice("state.mini_batch", state.mini_batch, (len(outer[0]),))
     for bias in state.biases():
@@ -230,17 +230,17 @@ def forward_packed(
     return launch((q, k, v, rates), tuple(parameters), to_float32(*initial), state, sequences)
 
 
-def _check_tokens(tokens: Tokens, outer: Outer, layout: str) -> None:
+def _check_tokens(tokens: Tokens, outer: OuterTensors, layout: str) -> None:
     (q, k, v, lr), (token_scale, ln_weight, ln_bias) = tokens, outer
     named = {"q": q, "k": k, "v": v}
     check_tokens(named, lr, layout, DTYPES)
     check_choice("q.shape[-1], the head dimension,", q.shape[-1], HEAD_DIMS)
     for name, x in named.items():
         if x.stride(-1) != 1 or any(stride % 8 for stride in x.stride()[:-1]):  # a kernel reads 16 bytes at once
-            taken = "the kernel takes D contiguous (stride 1), the others multiples of 8"
-            raise ValueError(f"{name} has strides {x.stride()}: {taken}")
+            needed = "must have D contiguous (stride 1), and other strides that are multiples of 8"
+            raise ValueError(f"{name} has strides {x.stride()}: {needed}")
     check_outer(token_scale, ln_weight, ln_bias, *q.shape[-2:])
     least, most = common.MINI_BATCHES[0], common.MINI_BATCHES[-1]
     if not least <= len(token_scale) <= most:
-        raise ValueError(f"len(token_scale), the mini-batch, is {len(token_scale)}: must be {least} to {most}")
+        raise ValueError(f"len(token_scale), the mini-batch size, is {len(token_scale)}: must be {least} to {most}")
     check_devices(q=q, k=k, v=v, lr=lr, token_scale=token_scale, ln_weight=ln_weight, ln_bias=ln_bias)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton import jit
 
-from tk_kernels.build import hidden, other_gpu
+from tk_kernels.build import hidden, unsupported_gpu
 
 Launch = TypeVar("Launch", bound=Callable[..., Any])
 SM90 = "sm_90"  # prefix of `section_name` for kernels in Gluon (generate_sm90.py)
@@ -17,7 +17,7 @@ SM90 = "sm_90"  # prefix of `section_name` for kernels in Gluon (generate_sm90.p
 
 class Precision(NamedTuple):
     weights: torch.dtype
-    rows: torch.dtype  # of the cached rows
+    rows: torch.dtype  # cached rows
     planes: bool  # whether a second tensor holds the low 16 bits of each weight (`split_planes`)
 
 
@@ -30,7 +30,7 @@ PRECISIONS = {
 
 
 def on_its_device(launch: Launch) -> Launch:
-    """Decorate a launch function so that the GPU of its first argument is current while it runs."""
+    """Decorate a launch function so that the device of its first argument is current while it runs."""
 
     @wraps(launch)
     def launched(x: torch.Tensor, *arguments: Any, **named: Any) -> Any:
@@ -42,7 +42,7 @@ def on_its_device(launch: Launch) -> Launch:
 
 def available() -> str:
     """Return why the Triton kernels cannot run here, or ""."""
-    return "" if triton.knobs.runtime.interpret else other_gpu(lambda found: found >= (8, 0), "8.0 or higher")
+    return "" if triton.knobs.runtime.interpret else unsupported_gpu(lambda found: found >= (8, 0), "8.0 or higher")
 
 
 def split_planes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,14 +62,14 @@ def join_planes(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
     return bits.view(torch.float32)
 
 
-def store(x: torch.Tensor, precision: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return x as stored in `precision`: (tensor, None), or for "planes" (high plane, low plane)."""
+def to_precision(x: torch.Tensor, precision: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return x in a state's `precision`: (tensor, None), or for "planes" (high plane, low plane)."""
     if PRECISIONS[precision].planes:
         return split_planes(x)
     return x.to(PRECISIONS[precision].weights, copy=True).contiguous(), None
 
 
-PIECE_BYTES = 1 << 28
+PIECE_BYTES = 1 << 28  # most bytes that `by_sequences` passes to one call, if they hold a sequence
 
 
 def by_sequences(function: Callable[..., tuple[torch.Tensor | None, ...]], *given: torch.Tensor) -> Any:
@@ -114,7 +114,7 @@ def dot_type(rows: torch.Tensor) -> Any:
 
 def compiles_narrow_dots() -> bool:
     """Whether the installed Triton compiles matmuls with 16 columns here."""
-    old = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)  # these fail for compute capability 10.x
+    old = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)  # fails for compute capability 10.x
     return not old or triton.knobs.runtime.interpret or torch.cuda.get_device_capability()[0] != 10
 
 
@@ -142,7 +142,7 @@ def section_name(suits_sm90: bool, device: torch.device) -> str:
     return f"{SM90} {gpu}" if suits_sm90 and runs_sm90(device) else gpu
 
 
-# Kernel helpers. Rows are padded to a power of two; `valid` marks the real columns, and padding stays 0.
+# Kernel helpers. Rows are padded to a power of two; `valid` is the mask of real columns; padding stays 0.
 
 
 @jit

@@ -5,7 +5,7 @@ from triton.experimental.gluon import language as gl
 
 
 @gluon.jit
-def wide(x):
+def widen(x):
     """Convert 16-bit x to float32; each bfloat16 number takes one instruction."""
     if x.dtype == gl.bfloat16:
         asm: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"

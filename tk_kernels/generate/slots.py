@@ -9,7 +9,7 @@ from torch import Tensor
 from tk_kernels.generate.common import jit, load_weights, on_its_device, slot_of, store_weights, tl, to_float32, triton
 from tk_kernels.generate.step import StepState
 
-TILE = 4096  # most numbers that a program copies
+TILE = 4096  # most elements that a program copies, if it copies more than one row
 Stored = tuple[Tensor, Tensor | None, bool]  # a tensor with slots, its low plane, whether it is stored transposed
 
 
@@ -20,7 +20,7 @@ def read_slots(state: StepState, slots: Tensor, start: Tensor, initial: Sequence
     A sequence with start 0 gets a copy of `initial`: weights [H, ...] and biases [H, ...] or [H, 1, ...].
     """
     stored = [*_parameters(state)]
-    shapes = [kept.mT.shape if is_transposed else kept.shape for kept, _, is_transposed in stored]
+    shapes = [x.mT.shape if is_transposed else x.shape for x, _, is_transposed in stored]
     copies = [torch.empty(len(slots), *shape[1:], dtype=torch.float32, device=slots.device) for shape in shapes]
     _launch(slots, stored, copies, tuple(to_float32(*initial)), start)
     return copies
@@ -52,11 +52,11 @@ def _launch(
 ) -> None:
     if not len(stored) == len(copies) == len(initial or copies):
         raise ValueError(f"{len(copies)} values and {len(initial or copies)} initial ones for {len(stored)} tensors")
-    kept, low, transposed = zip(*stored, strict=True)
-    programs, shapes = _blocks(tuple(x.shape[2:] for x in kept), transposed)
-    heads, strides = kept[0].shape[1], tuple(x.stride(0) for x in kept)
+    tensors, low, transposed = zip(*stored, strict=True)
+    programs, shapes = _blocks(tuple(x.shape[2:] for x in tensors), transposed)
+    heads, strides = tensors[0].shape[1], tuple(x.stride(0) for x in tensors)
     _copy_slots[(len(slots), heads, programs)](
-        kept, low, tuple(copies), initial, strides, start, slots, H=heads, SHAPES=shapes
+        tensors, low, tuple(copies), initial, strides, start, slots, H=heads, SHAPES=shapes
     )
 
 
@@ -74,13 +74,13 @@ def _blocks(
 
 
 @jit
-def _copy_slots(kept, low, copies, initial, strides, start, slots, H: tl.constexpr, SHAPES: tl.constexpr):
+def _copy_slots(tensors, low, copies, initial, strides, start, slots, H: tl.constexpr, SHAPES: tl.constexpr):
     """Copy one block of rows of one tensor, for one head of one sequence, from or to slots.
 
     The grid is (B, H, blocks of all tensors). slots [B]: each sequence's index in the state's tensors.
     If start is None, write to the state. Otherwise read from it, or from `initial` where start [B] is 0.
     Each of the following has one entry per tensor:
-    kept, low [slots, H, R, C]: the state's tensor, and its low plane or None. strides: the stride over slots of both.
+    tensors, low [slots, H, R, C]: the state's tensor, and its low plane or None. strides: their stride over slots.
     copies [B, H, R, C] and initial [H, R, C]: the batch's tensor and the values of new sequences, contiguous float32.
         With TRANSPOSED, they are [B, H, C, R] and [H, C, R].
     SHAPES: (first block's index, R, C, C padded to a power of two, BLOCK, TRANSPOSED), with BLOCK rows per block.
@@ -89,13 +89,13 @@ def _copy_slots(kept, low, copies, initial, strides, start, slots, H: tl.constex
         row = (tl.program_id(2) - SHAPES[i][0]) * SHAPES[i][4]
         if (row >= 0) & (row < SHAPES[i][1]):
             values = None if start is None else initial[i]
-            _copy_block(kept[i], low[i], copies[i], values, strides[i], start, slots, row, H,
+            _copy_block(tensors[i], low[i], copies[i], values, strides[i], start, slots, row, H,
                         SHAPES[i][1], SHAPES[i][2], SHAPES[i][3], SHAPES[i][4], SHAPES[i][5])  # fmt: skip
 
 
 @jit
 def _copy_block(
-    kept, low, copied, initial, stride, start, slots, row, H: tl.constexpr,
+    tensor, low, copied, initial, stride, start, slots, row, H: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, BLOCK: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
     """Copy up to BLOCK rows of one tensor, from row `row` on; arguments as in `_copy_slots`."""
@@ -108,8 +108,8 @@ def _copy_block(
     copied += seq.to(tl.int64) * (H * R * C)
     PLANES: tl.constexpr = low is not None
     if start is None:
-        store_weights(kept, low, at_slot, tl.load(copied + at, mask=mask, other=0), mask, PLANES)
+        store_weights(tensor, low, at_slot, tl.load(copied + at, mask=mask, other=0), mask, PLANES)
     elif tl.load(start + seq) == 0:
         tl.store(copied + at, tl.load(initial + at, mask=mask, other=0), mask=mask)
     else:
-        tl.store(copied + at, load_weights(kept, low, at_slot, mask, PLANES), mask=mask)
+        tl.store(copied + at, load_weights(tensor, low, at_slot, mask, PLANES), mask=mask)

@@ -19,7 +19,7 @@ from tk_kernels.generate.common import (
     join_planes,
     on_its_device,
     section_name,
-    store,
+    to_precision,
     triton,
 )
 from tk_kernels.generate.tuning import Tuning, tuning
@@ -42,7 +42,7 @@ class StepState:
         loss's gradient at the layer's output. The rows' dtype is `precision`; with "planes", it is bfloat16.
     accumulated, primal form: for each layer, float32 gradient sums dW, in the weight's layout, and db.
     slots [B], int32 or int64, dual form only: each sequence's index in dimension 0 of weights, biases and cached rows.
-        With slots, steps do not change `position`. Dimension 0 can have any size and stride (shared by equal shapes).
+        With slots, steps do not change `position`. Dimension 0 may have any size. Equal shapes have equal strides.
     """
 
     form: str
@@ -70,10 +70,10 @@ class StepState:
         check_choice("form", form, FORMS)
         check_choice("precision", precision, tuple(PRECISIONS))
         layers = layers_of(state)
-        kept = []
+        stored = []
         for layer in layers:
             W = layer.weight if layer is layers[-1] else layer.weight.mT
-            kept.append((*by_sequences(partial(store, precision=precision), W), float_copy(layer.bias)))
+            stored.append((*by_sequences(partial(to_precision, precision=precision), W), float_copy(layer.bias)))
         rows = (*(layer.x for layer in layers), *(layer.g for layer in layers))
         row_type = PRECISIONS[precision].rows
 
@@ -92,7 +92,7 @@ class StepState:
             mini_batch=rows[0].shape[2],
             position=state.position[:, None].repeat(1, rows[0].shape[1]).to(torch.int32),
             accumulated=by_sequences(accumulated, state.position, *rows),
-            layers=tuple(kept),
+            layers=tuple(stored),
         )
 
     def to_state(self) -> Any:
@@ -105,10 +105,10 @@ class StepState:
             weights += [W if layer is last else W.mT.contiguous(), bias.clone()]
         if self.form == "dual":
             return self.learner.state(*weights, *map(float_copy, self.accumulated), position)
-        running = (self.position > 0)[..., None]  # a new mini-batch ignores the old sums
+        begun = (self.position > 0)[..., None]  # a new mini-batch ignores the old sums
         sums: list[Tensor] = []
         for layer, dW, db in zip(self.layers, self.accumulated[::2], self.accumulated[1::2], strict=True):
-            sums += [(dW if layer is last else dW.mT) * running[..., None], db * running]
+            sums += [(dW if layer is last else dW.mT) * begun[..., None], db * begun]
         return self.learner.primal(*weights, *sums, position)
 
     def tensors(self) -> list[Tensor]:
@@ -188,14 +188,14 @@ def generate_step(
         raise ValueError(f"launch {launch}: the sm_90 kernel does not support this state; see `suits_sm90`")
     kernel, constants = s.kernel(launch)
     weight, low, _ = s.layers[0]
-    paged: tuple[Any, ...] = ()
+    slot_arguments: tuple[Any, ...] = ()
     if s.form == "dual":
-        rows_of_inputs = s.accumulated[: len(biases)]
-        paged = (s.slots, *(x.stride(0) for x in (weight, *biases, *rows_of_inputs)))
+        input_rows = s.accumulated[: len(biases)]
+        slot_arguments = (s.slots, *(x.stride(0) for x in (weight, *biases, *input_rows)))
         constants["SLOTS"] = s.slots is not None
     kernel.run(
         q, k, v, out, lr, token_scale, ln_weight, ln_bias, rope, *chain(*s.layers), *s.accumulated, s.position,
-        q.stride(0), k.stride(0), v.stride(0), out.stride(0), lr.stride(0), base_lr or 0.0, *paged,
+        q.stride(0), k.stride(0), v.stride(0), out.stride(0), lr.stride(0), base_lr or 0.0, *slot_arguments,
         H=H, m=s.mini_batch, PLANES=low is not None, ROPE=rope is not None, LOGITS=base_lr is not None,
         grid=(B * H,), warmup=compile_only, num_warps=launch.warps, maxnreg=launch.registers or None,
         **(dependent_launch(pdl) if launch.sm90 else {}), **constants,
@@ -213,7 +213,7 @@ def _check(
         check_shape(name, x, (B, H) if name == "lr" else shape)
         check_choice(f"{name}.dtype", x.dtype, dtypes[name])
         if B and not x[0].is_contiguous():
-            raise ValueError(f"{name}: strides {x.stride()}, must be contiguous after the first dimension")
+            raise ValueError(f"{name} has strides {x.stride()}: must be contiguous after the first dimension")
     check_devices(**tokens, **outer, rope=rope, gstate=state.biases()[0])
     for name, x in outer.items():
         check_parameter(name, x, (state.mini_batch,) if name == "token_scale" else (H, D))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 TABLE = Path(__file__).with_name("tuning.toml")
-VARIABLE = "TTT_BENCH_TUNING"  # the user's file, whose sections come before those of TABLE
+VARIABLE = "TTT_BENCH_TUNING"  # names the user's file, whose sections come before those of TABLE
 FORWARD = "forward"  # the form of the portable forward kernels
 # Names of the rows of form "forward" in `tuning.toml`, by operator
 FORWARD_ROWS = {"ttt_linear": ("few", "crowded", "wide"), "ttt_mlp": ("narrow", "wide")}
@@ -82,6 +82,6 @@ def section(gpu: str, operator: str, form: str, rows: Mapping[str, Tuning]) -> s
     """Format settings by row name as a section of `tuning.toml`, without default values."""
     lines = [f'["{gpu}".{operator}.{form}]']
     for row, chosen in rows.items():
-        kept = [(f.name, getattr(chosen, f.name)) for f in fields(chosen) if getattr(chosen, f.name) != f.default]
-        lines.append(f"{row} = {{ {', '.join(f'{name} = {str(value).lower()}' for name, value in kept)} }}")
+        settings = [(f.name, getattr(chosen, f.name)) for f in fields(chosen) if getattr(chosen, f.name) != f.default]
+        lines.append(f"{row} = {{ {', '.join(f'{name} = {str(value).lower()}' for name, value in settings)} }}")
     return "\n".join(lines)

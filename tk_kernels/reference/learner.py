@@ -34,11 +34,11 @@ from tk_kernels.reference.layer import Outer, gradient_offset, ln_l2_grad, outpu
 from tk_kernels.reference.mini_batches import (
     BIAS_INPUTS,
     matmul,
-    packed,
     read_layer,
+    stacked,
     subtract_matmul_,
     tiled,
-    unpack_,
+    unstack_,
     untiled,
     with_bias_input,
 )
@@ -92,33 +92,33 @@ class Learner(Generic[State]):
     """PyTorch reference of TTT-Linear or TTT-MLP: one instance per operator.
 
     state: the class of the operator's states with cached rows, such as `LinearState`. Its fields define the layers.
-    together: most mini-batches that a dual `forward` runs at once if m <= 16, otherwise max(1, 16 * together // m).
+    max_parallel: most mini-batches that a dual `forward` runs at once; for m > 16, times 16 / m, at least one.
     The attribute `primal` is the class of its states with gradient sums instead of cached rows.
     Methods that take tokens disable autograd and autocast. Only `generate_step` with `inplace` changes a given state.
     """
 
-    def __init__(self, state: type[State], together: int) -> None:
+    def __init__(self, state: type[State], max_parallel: int) -> None:
         self.state: Any = state
         names = state._fields  # type: ignore[attr-defined]
         weights = names[: len(names) // 4 * 2]
         sums = (*weights, *(f"d{name}" for name in weights), "position")
         self.primal: Any = namedtuple("PrimalState", sums)  # type: ignore[misc]
-        self.together = together
+        self.max_parallel = max_parallel
         self._names = layers_of(names), layers_of(sums, rows=False)
 
     def shapes(
-        self, widths: Sequence[int], sequences: tuple[int, int], mini_batch: int, rows: bool = True
+        self, widths: Sequence[int], batch_and_heads: tuple[int, int], mini_batch: int, rows: bool = True
     ) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor of a state, by field name.
 
-        widths: each layer's input width, then the last layer's output width, in channels per head. sequences: (B, H).
+        widths: each layer's input width, then the last layer's output width, per head. batch_and_heads: (B, H).
         rows: True for a state with cached rows, False for a state with gradient sums.
         """
-        shapes: dict[str, tuple[int, ...]] = {"position": sequences[:1]}
+        shapes: dict[str, tuple[int, ...]] = {"position": batch_and_heads[:1]}
         for name, (inputs, outputs) in zip(self._names[0 if rows else 1], pairwise(widths), strict=True):
-            shapes[name.weight], shapes[name.bias] = (*sequences, inputs, outputs), (*sequences, outputs)
-            shapes[name.x] = (*sequences, mini_batch, inputs) if rows else shapes[name.weight]
-            shapes[name.g] = (*sequences, mini_batch, outputs) if rows else shapes[name.bias]
+            shapes[name.weight], shapes[name.bias] = (*batch_and_heads, inputs, outputs), (*batch_and_heads, outputs)
+            shapes[name.x] = (*batch_and_heads, mini_batch, inputs) if rows else shapes[name.weight]
+            shapes[name.g] = (*batch_and_heads, mini_batch, outputs) if rows else shapes[name.bias]
         return shapes
 
     def init_state(
@@ -138,10 +138,10 @@ class Learner(Generic[State]):
         for number, (inputs, outputs) in enumerate(pairwise(widths)):
             check_shape(names[2 * number], weights[number], (heads, inputs, outputs))
             check_shape(names[2 * number + 1], biases[number], (heads, 1, outputs))
-        kept = [x.detach().to(dtype).repeat(batch, 1, 1, 1) for x in parameters]
-        kept[1::2] = [bias.squeeze(2) for bias in kept[1::2]]
-        rows = [kept[0].new_zeros(batch, heads, mini_batch, width) for width in (*widths[:-1], *widths[1:])]
-        return self.state(*kept, *rows, torch.zeros(batch, dtype=torch.int32, device=kept[0].device))
+        tensors = [x.detach().to(dtype).repeat(batch, 1, 1, 1) for x in parameters]
+        tensors[1::2] = [bias.squeeze(2) for bias in tensors[1::2]]
+        rows = [tensors[0].new_zeros(batch, heads, mini_batch, width) for width in (*widths[:-1], *widths[1:])]
+        return self.state(*tensors, *rows, torch.zeros(batch, dtype=torch.int32, device=tensors[0].device))
 
     def primal_state(self, state: State) -> PrimalState:
         """Return a copy of the state with gradient sums instead of cached rows, for primal steps."""
@@ -179,19 +179,19 @@ class Learner(Generic[State]):
         start = common_position(state.position, start, mini_batch)  # type: ignore[attr-defined]
         with torch.autocast(q.device.type, enabled=False), torch.no_grad():
             state, out = clone(state), torch.empty_like(q)
-            together = max(1, min(self.together, 16 * self.together // mini_batch)) if form == "dual" else 1
+            parallel = max(1, min(self.max_parallel, 16 * self.max_parallel // mini_batch)) if form == "dual" else 1
             low, tokens = 0, q.shape[1]
-            while low < tokens:  # whole mini-batches, `together` at once, or a part of one
+            while low < tokens:  # up to `parallel` whole mini-batches, or a part of one
                 first = (start + low) % mini_batch
-                whole = 0 if first else min((tokens - low) // mini_batch, together)
-                cut = slice(low, low + (whole * mini_batch or min(mini_batch - first, tokens - low)))
-                q_piece, k_piece, v_piece, lr_piece = q[:, cut], k[:, cut], v[:, cut], lr[:, cut]
+                whole = 0 if first else min((tokens - low) // mini_batch, parallel)
+                piece = slice(low, low + (whole * mini_batch or min(mini_batch - first, tokens - low)))
+                q_piece, k_piece, v_piece, lr_piece = q[:, piece], k[:, piece], v[:, piece], lr[:, piece]
                 if form == "dual" and whole:
                     trace = _train_(k_piece, v_piece, lr_piece, outer, state)
-                    out[:, cut] = _read(q_piece, k_piece, lr_piece, outer, trace)
+                    out[:, piece] = _read(q_piece, k_piece, lr_piece, outer, trace)
                 else:
-                    out[:, cut] = _advance_(q_piece, k_piece, v_piece, lr_piece, outer, state, form)
-                low = cut.stop
+                    out[:, piece] = _advance_(q_piece, k_piece, v_piece, lr_piece, outer, state, form)
+                low = piece.stop
             return out, state
 
     def generate_step(
@@ -238,7 +238,7 @@ class Learner(Generic[State]):
         The tokens must be whole mini-batches that begin at position 0, otherwise this raises ValueError.
         start: 0, or None to read state.position from the device, which waits for the GPU.
         The trace is an argument of `outputs`. For N mini-batches, it holds in the tokens' dtype:
-        each layer's weight and bias at each mini-batch's start, [N, B*H, in + 8, out], as `packed` stacks them;
+        each layer's weight and bias at each mini-batch's start, [N, B*H, in + 8, out], as `stacked` returns them;
         each layer's inputs, except the first layer's, [N, B*H, m, in + 8], as `with_bias_input` pads them;
         the loss's gradients at each layer's output, [N, B*H, m, out], not multiplied by lr.
         """
@@ -297,7 +297,7 @@ def _train_(k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: tuple) -> Tra
     steps, rates = (last_eta * keys).to(k.dtype).mT, last_eta.to(k.dtype)
     offsets = tiled(gradient_offset(k, v, outer), mini_batch)
     weight_squared = outer.ln_weight.square().repeat(len(k), 1).unsqueeze(1)
-    weights = [packed(layer.weight, layer.bias) for layer in layers]
+    weights = [stacked(layer.weight, layer.bias) for layer in layers]
     rows = [k.new_empty(*keys.shape[:3], W.shape[-1]) for W in weights]
     trace = (*(k.new_empty(len(keys), *W.shape) for W in weights), *map(with_bias_input, rows[:-1]), *rows)
     last = len(layers) - 1
@@ -317,7 +317,7 @@ def _train_(k: Tensor, v: Tensor, lr: Tensor, outer: Outer, state: tuple) -> Tra
         for n in range(1, last + 1):
             subtract_matmul_(weights[n], X[n - 1].mT, rate * G[n])
     for layer, weight in zip(layers, weights, strict=True):
-        unpack_(weight, layer.weight, layer.bias)
+        unstack_(weight, layer.weight, layer.bias)
     return trace
 
 

@@ -22,20 +22,20 @@ def untiled(x: Tensor, batch: int) -> Tensor:
 
 
 def with_bias_input(x: Tensor) -> Tensor:
-    """Append 1 and seven 0s to each row of x [..., D], so that a matmul by `packed(W, b)` adds b."""
+    """Append 1 and seven 0s to each row of x [..., D], so that a matmul by `stacked(W, b)` adds b."""
     x = F.pad(x, (0, BIAS_INPUTS))
     x[..., -BIAS_INPUTS] = 1.0
     return x
 
 
-def packed(weight: Tensor, bias: Tensor) -> Tensor:
+def stacked(weight: Tensor, bias: Tensor) -> Tensor:
     """Stack weight [B, H, D, F], bias [B, H, F] and seven rows of zeros to [B*H, D + 8, F]."""
     rows = torch.cat((weight, bias.unsqueeze(2)), 2).flatten(0, 1)
     return F.pad(rows, (0, 0, 0, BIAS_INPUTS - 1))
 
 
-def unpack_(matrix: Tensor, weight: Tensor, bias: Tensor) -> None:
-    """Copy `matrix`, a result of `packed`, back into weight and bias, in place."""
+def unstack_(matrix: Tensor, weight: Tensor, bias: Tensor) -> None:
+    """Copy `matrix`, a result of `stacked`, back into weight and bias, in place."""
     inputs = weight.shape[2]
     weight.copy_(matrix[:, :inputs].unflatten(0, weight.shape[:2]))
     bias.copy_(matrix[:, inputs].unflatten(0, bias.shape[:2]))
@@ -51,7 +51,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def subtract_matmul_(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Subtract a @ b from `total` in place; return `total`, in float32 for bfloat16 a and b."""
+    """Subtract a @ b from `total` in place; return `total`, which is float32 for bfloat16 a and b."""
     if torch.compiler.is_compiling():  # tracing does not support baddbmm with an out_dtype
         return total.sub_(matmul(a, b))
     if a.dtype == torch.bfloat16 and a.is_cuda:
@@ -63,7 +63,7 @@ def read_layer(x: Tensor, weights: Tensor, rows: Tensor, gradients: Tensor, eta:
     """Return x @ W - (eta * (x @ rows^T)) @ gradients, one layer's output in the dual form.
 
     All tensors are [N*B*H, ...]. x, rows: the layer's inputs for queries and for keys, from `with_bias_input`.
-    weights: W, from `packed`. gradients: loss gradients at the layer's output for keys, without lr.
+    weights: W, from `stacked`. gradients: loss gradients at the layer's output for keys, without lr.
     eta [N*B*H, m, m]: token_scale[i] * lr[j] for j <= i, otherwise 0.
     """
     return subtract_matmul_(matmul(x, weights), (matmul(x, rows.mT) * eta).to(x.dtype), gradients)

@@ -1,7 +1,7 @@
 """TTT-Linear and TTT-MLP token by token, as in arXiv 2407.04620, Sections 2.1 to 2.4.
 
 The hidden state of this RNN is a small model f: `linear` for TTT-Linear, `mlp` for TTT-MLP. Each token trains that
-model a little: it learns to reconstruct v from k. The output is the trained model at q.
+model with one gradient step, to reconstruct v from k. The output evaluates the model at q.
 
     loss(theta; k, v) = 1/2 |LN(f(k; theta)) - (v - k)|^2  # k + LN(f(k)) approximates v
     theta_t = theta - s_i * sum over tokens j <= t of the mini-batch of lr_j * d loss(theta; k_j, v_j) / d theta
@@ -12,7 +12,7 @@ independent of each other; the fast forms use this. i is the position of token t
 position theta_t becomes theta. lr_j is the learning rate of token j. s_i = token_scale[i] is the factor of position i,
 1/(i+1) in an untrained layer (ttt_layer.md, steps 3 and 4).
 
-Slow and simple: all other forms are tested against this one. Names are those of ttt_layer.md.
+Slow and simple: tests compare the other forms with this one. Names are those of ttt_layer.md.
 """
 
 from collections.abc import Callable

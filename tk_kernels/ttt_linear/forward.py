@@ -17,13 +17,13 @@ from tk_kernels.forward import common
 from tk_kernels.forward.common import (
     add_six,
     add_two,
+    forward_constants,
     gradient_coefficients,
     keys_at,
     normalization,
     packed_sequence,
-    processors,
+    sm_count,
     sums_of_six,
-    tile,
 )
 from tk_kernels.generate.common import jit, load_weights, section_name, store_weights, tl
 from tk_kernels.generate.tuning import FORWARD, Tuning, tuning
@@ -44,17 +44,17 @@ def run(
     if head_dim > 64 or mini_batch > 16:
         row = "wide"
     else:
-        row = "crowded" if q.is_cuda and sequences * heads >= CROWDED * processors(q) else "few"
+        row = "crowded" if q.is_cuda and sequences * heads >= CROWDED * sm_count(q) else "few"
     settings = settings or tuning("ttt_linear", FORWARD, row, section_name(False, q.device))
-    constants = tile(q, mini_batch) | {"N": settings.warps, "S": settings.stages, "num_warps": settings.warps}
-    _forward.run(q, q, k, *rest, grid=(sequences * heads,), **constants, **options)
+    options |= {"N": settings.warps, "S": settings.stages, "num_warps": settings.warps, "grid": (sequences * heads,)}
+    _forward.run(q, q, k, *rest, **forward_constants(q, mini_batch), **options)
 
 
 @jit
 def _forward(
     q, q_again, k, v, lr, token_scale, ln_weight, ln_bias, W, b, out, W_out, b_out, k_rows, g_rows,
     T, H, q_batch, q_token, q_head, k_batch, k_token, k_head, v_batch, v_token, v_head,
-    m: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr, UP: tl.constexpr,
+    m: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr, GRAD_SCALE: tl.constexpr,
     N: tl.constexpr, S: tl.constexpr,
     cu_seqlens=None, start=None, slots=None, low=None, W_first=None, b_first=None, w_stride=0, b_stride=0,
     row_stride=0, PACKED: tl.constexpr = False, PLANES: tl.constexpr = False,
@@ -67,7 +67,7 @@ def _forward(
     W [B, H, D, D], b [B, H, D]: weights before the tokens. W_out, b_out: weights after them, to write.
     k_rows, g_rows [B, H, m, D]: to write, the last mini-batch's keys and lr * G. G is the loss's gradient at K W + b.
     m: tokens per mini-batch. M, DP: m and D padded to powers of two. S: pipeline stages of the loads.
-    DOT: dtype of matmul operands. UP: factor on gradients and on weights in registers, against underflow in float16.
+    DOT: dtype of matmul operands. GRAD_SCALE: factor on gradients and weights in registers, 1024 for float16.
     PACKED: q, k, v, out are [tokens, H, D], lr is [tokens, H]. cu_seqlens, start, slots: fields of `Packed`.
         W, W_out, b, b_out, k_rows, g_rows: a generate state's tensors, read and updated.
         w_stride, b_stride, row_stride: strides over slots of W and `low`, of b, and of the rows.
@@ -104,21 +104,21 @@ def _forward(
     whole = inside[None, None, :] & (o < D)[:, :, None]
     if PACKED:
         if before == 0:
-            Wt = tl.load(W_first + head * (D * D) + at, mask=whole, other=0) * UP
+            Wt = tl.load(W_first + head * (D * D) + at, mask=whole, other=0) * GRAD_SCALE
             bias = tl.load(b_first + head * D + o, mask=o < D, other=0)
         else:
-            Wt = load_weights(W, low, at, whole, PLANES) * UP
+            Wt = load_weights(W, low, at, whole, PLANES) * GRAD_SCALE
             bias = tl.load(b + o, mask=o < D, other=0)
     else:
-        Wt = tl.load(W + at, mask=whole, other=0) * UP  # [N, outputs, inputs]
+        Wt = tl.load(W + at, mask=whole, other=0) * GRAD_SCALE  # [N, outputs, inputs]
         bias = tl.load(b + pid * D + o, mask=o < D, other=0)
     gamma = tl.load(ln_weight + head * D + o, mask=o < D, other=0)[:, None, :]
     beta = tl.load(ln_bias + head * D + o, mask=o < D, other=0)[:, None, :]
     gamma_squared = gamma * gamma
-    gamma_sum = tl.sum(gamma_squared)
+    gamma_squared_sum = tl.sum(gamma_squared)
     scale = tl.load(token_scale + i, mask=row, other=0)
     last = tl.load(token_scale + m - 1)
-    triangle = tl.where(i[:, None] >= i[None, :], -scale[:, None] / UP, 0.0)[None]
+    triangle = tl.where(i[:, None] >= i[None, :], -scale[:, None] / GRAD_SCALE, 0.0)[None]
     q += seq * q_batch + head * q_head
     q_again += seq * q_batch + head * q_head
     k += seq * k_batch + head * k_head
@@ -152,7 +152,7 @@ def _forward(
         K = tl.broadcast_to(K.to(DOT), (N, M, DP))
 
         # Z = K W + b, Y = Q W + b, P = -tril(s (Q K^T + 1))
-        weights = tl.trans((Wt * (1.0 / UP)).to(DOT), 0, 2, 1)
+        weights = tl.trans((Wt * (1.0 / GRAD_SCALE)).to(DOT), 0, 2, 1)
         Z = tl.dot(K, weights, input_precision="ieee") + bias[:, None, :]
         Y = tl.dot(Q, weights, input_precision="ieee") + bias[:, None, :]
         P = (tl.dot(Q_again, tl.trans(K, 0, 2, 1), input_precision="ieee") + 1.0) * triangle
@@ -162,23 +162,23 @@ def _forward(
         u = gamma_squared * Z
         s0, s1, s2, s3, s4, s5 = tl.reduce((Z, Z * Z, u, u * Z, offset * Z, offset), 2, add_six)
         s0, s1, s2, s3, s4, s5 = sums_of_six(s0, s1, s2, s3, s4, s5)
-        mean, rstd, mean_g, mean_gx = gradient_coefficients(s0, s1, s2, s3, s4, s5, gamma_sum, D)
+        mean, rstd, mean_g, mean_gx = gradient_coefficients(s0, s1, s2, s3, s4, s5, gamma_squared_sum, D)
         slope = gamma_squared * rstd[None, :, None] - mean_gx[None, :, None]
         G = (Z - mean[None, :, None]) * slope + offset - mean_g[None, :, None]
-        G *= (rstd * rate)[None, :, None] * UP
+        G *= (rstd * rate)[None, :, None] * GRAD_SCALE
         if DP != D:
             G = tl.where((o < D)[:, None, :], G, 0.0)
         if PACKED:
             past = part_k & (token < 0)[None, :, None]
             if t < 0:
                 at_rows = i[None, :, None] * D + o[:, None, :]
-                G = tl.where(past, tl.load(g_rows + at_rows, mask=past, other=0).to(tl.float32) * UP, G)
+                G = tl.where(past, tl.load(g_rows + at_rows, mask=past, other=0).to(tl.float32) * GRAD_SCALE, G)
 
         # Zbar = Y + P G; W^T += (-s_last G)^T K, unless the mini-batch is short
         Y = tl.dot(P.to(DOT), G.to(DOT), Y, input_precision="ieee")
         step = tl.where(t + m <= T, -last, 0.0)
         Wt = tl.dot(tl.trans((G * step).to(DOT), 0, 2, 1), K, Wt, input_precision="ieee")
-        bias += tl.sum(G, 1) * (step * (1.0 / UP))
+        bias += tl.sum(G, 1) * (step * (1.0 / GRAD_SCALE))
 
         # out = Q + LN(Zbar)
         s0, s1 = tl.reduce((Y, Y * Y), 2, add_two)
@@ -187,17 +187,17 @@ def _forward(
         x = Q_part + gamma * (Y - mean[None, :, None]) * rstd[None, :, None] + beta
         tl.store(out + token[None, :, None] * (H * D) + o[:, None, :], x.to(out.dtype.element_ty), mask=part)
         if t + m >= T:  # store the pending rows; rows past T are 0
-            kept = row[None, :, None] & (o < D)[:, None, :]
+            row_mask = row[None, :, None] & (o < D)[:, None, :]
             rows = pid * (m * D) + i[None, :, None] * D + o[:, None, :]
             K_last = tl.load(keys_part, mask=part_k, other=0)  # again: K_part would occupy registers in the loop
-            tl.store(k_rows + rows, K_last.to(tl.float32), mask=kept)
-            tl.store(g_rows + rows, G * (1.0 / UP), mask=kept)
+            tl.store(k_rows + rows, K_last.to(tl.float32), mask=row_mask)
+            tl.store(g_rows + rows, G * (1.0 / GRAD_SCALE), mask=row_mask)
 
     tl.debug_barrier()  # W_out and b_out may be W and b
     if PACKED:
-        store_weights(W_out, low, at, Wt * (1.0 / UP), whole, PLANES)
+        store_weights(W_out, low, at, Wt * (1.0 / GRAD_SCALE), whole, PLANES)
     else:
-        tl.store(W_out + at, Wt * (1.0 / UP), mask=whole)
+        tl.store(W_out + at, Wt * (1.0 / GRAD_SCALE), mask=whole)
     tl.store(b_out + pid * D + o, bias, mask=o < D)
 
 

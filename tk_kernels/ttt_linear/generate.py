@@ -1,4 +1,4 @@
-"""TTT-Linear generate in Triton: one token per sequence and launch, for large batches.
+"""TTT-Linear generate in Triton: one token per sequence and launch.
 
 The kernels compute the function of `reference.py` in the dual or the primal form (ttt_layer.md, "Three forms").
 Each token reads W. In the dual form it caches its rows of K and lr * G; in the primal form it adds lr * K^T G to a

@@ -22,7 +22,7 @@ from tk_kernels.generate.common import (
     store_weights,
     wait_for_previous,
 )
-from tk_kernels.generate.gluon import wide
+from tk_kernels.generate.gluon import widen
 
 
 @gluon.jit
@@ -79,22 +79,22 @@ def dual(
     v_row = gl.load(v + seq * v_stride + head * D + rd)
     rate = gl.load(lr + seq * lr_stride + head)
 
-    # Z = k @ W + b ; a thread sums its 16 rows, then shared memory adds the four threads of the same columns
+    # Z = k @ W + b ; a thread sums its 16 rows, and the four sums of a column are added through shared memory
     kf, qf = rotate(k_row, k_pair, cos, sin, ROPE), rotate(q_row, q_pair, cos, sin, ROPE)
     vectors.index(0).store(kf)
     vectors.index(1).store(qf)
-    k_wide = vectors.index(0).load(gl.SliceLayout(1, tile)).expand_dims(1)
-    q_wide = vectors.index(1).load(gl.SliceLayout(1, tile)).expand_dims(1)
+    k_by_row = vectors.index(0).load(gl.SliceLayout(1, tile)).expand_dims(1)
+    q_by_row = vectors.index(1).load(gl.SliceLayout(1, tile)).expand_dims(1)
     async_copy.wait_group(1)
-    w = wide(w_shared.load(tile))
-    sums.store(gl.sum((w * k_wide).reshape([4, 16, D]), 1))
-    zbar = gl.sum((w * q_wide).reshape([4, 16, D]), 1)
+    w = widen(w_shared.load(tile))
+    sums.store(gl.sum((w * k_by_row).reshape([4, 16, D]), 1))
+    zbar = gl.sum((w * q_by_row).reshape([4, 16, D]), 1)
     z = gl.sum(sums.load(spread), 0) + bias
     # Zbar = q @ W + b - s_i * sum_{j < i} (q . k_j + 1) g_j, and the term of j = i below
     async_copy.wait_group(0)
-    q_columns = vectors.index(1).load(gl.SliceLayout(0, of_rows)).expand_dims(0)
-    weight = gl.sum(wide(k_shared.load(of_rows)) * q_columns, 1) + 1.0
-    step = gl.sum((wide(g_shared.load(of_rows)) * weight.expand_dims(1)).reshape([4, 4, D]), 1)
+    q_by_column = vectors.index(1).load(gl.SliceLayout(0, of_rows)).expand_dims(0)
+    weight = gl.sum(widen(k_shared.load(of_rows)) * q_by_column, 1) + 1.0
+    step = gl.sum((widen(g_shared.load(of_rows)) * weight.expand_dims(1)).reshape([4, 4, D]), 1)
     sums.store(zbar - scale * gl.convert_layout(step, zbar.type.layout, assert_trivial=True))
     zbar = gl.sum(sums.load(spread), 0) + bias
     # g = lr * G, rounded as in the cache
@@ -112,7 +112,7 @@ def dual(
     if pos == m - 1:
         k_shared.slice(m - 1, 1, 0).store(k_row.expand_dims(0))
         g_shared.slice(m - 1, 1, 0).store(g_row.expand_dims(0))
-        sum_g = gl.sum(wide(g_shared.load(gl.BlockedLayout([16, 2], [1, 32], [1, 1], [1, 0]))), 0)
+        sum_g = gl.sum(widen(g_shared.load(gl.BlockedLayout([16, 2], [1, 32], [1, 1], [1, 0]))), 0)
         gl.store(b + rd, bias - scale * gl.convert_layout(sum_g, lane_d, assert_trivial=True))
         if PLANES:
             low += slot * w_stride + head * (D * D)
@@ -127,7 +127,7 @@ def apply_rows(w_shared, k_shared, g_shared, weights, low, scale, PLANES: gl.con
     w_shared [D, D]: W. weights [D, D]: the result. With PLANES, both are high planes, and `low` is updated in place.
     """
     D: gl.constexpr = 64
-    product: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])
+    mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])
     tile: gl.constexpr = gl.BlockedLayout([1, 8], [8, 4], [1, 1], [1, 0])
     # The matmul's columns are a permutation of d (bits 5, 2, 1, 4, 3, 0), so a thread's results are neighbours in d.
     permuted: gl.constexpr = gl.SharedLinearLayout(
@@ -135,13 +135,13 @@ def apply_rows(w_shared, k_shared, g_shared, weights, low, scale, PLANES: gl.con
     )
     row = gl.arange(0, 16, layout=gl.SliceLayout(1, tile)).expand_dims(1)
     column = gl.arange(0, D, layout=gl.SliceLayout(0, tile)).expand_dims(0)
-    g = g_shared._reinterpret(g_shared.dtype, [16, D], permuted).load(gl.DotOperandLayout(1, product, 2))
+    g = g_shared._reinterpret(g_shared.dtype, [16, D], permuted).load(gl.DotOperandLayout(1, mma, 2))
     for first in gl.static_range(0, D, 16):
         at = (row + first) * D + column
         if PLANES:
             rest = gl.load(low + at, eviction_policy="evict_first")
-        k = k_shared.slice(first, 16, 1).permute((1, 0)).load(gl.DotOperandLayout(0, product, 2))
-        update = mma_v2(k, g, gl.full([16, D], 0.0, gl.float32, product))
+        k = k_shared.slice(first, 16, 1).permute((1, 0)).load(gl.DotOperandLayout(0, mma, 2))
+        update = mma_v2(k, g, gl.full([16, D], 0.0, gl.float32, mma))
         update = update.reshape([16, 2, 4, 4, 2]).permute([0, 1, 3, 2, 4]).reshape([16, D])
         update = gl.convert_layout(update, tile, assert_trivial=True)
         w = w_shared.slice(first, 16, 0).load(tile)

@@ -22,6 +22,6 @@ class LinearState(NamedTuple):
     position: Tensor
 
 
-LINEAR = Learner(LinearState, together=32)
+LINEAR = Learner(LinearState, max_parallel=32)
 forward, generate_step, states, outputs = LINEAR.forward, LINEAR.generate_step, LINEAR.states, LINEAR.outputs
 init_state, primal_state = LINEAR.init_state, LINEAR.primal_state

@@ -12,7 +12,7 @@ W1_out, b1_out, W2_out, b2_out: weights after the tokens, to write.
 k_rows [B, H, m, D], x2_rows [B, H, m, F]: to write, the layers' inputs for the last mini-batch's tokens.
 g1_rows [B, H, m, F], g2_rows [B, H, m, D]: to write, lr times the loss's gradient at the layers' outputs.
 m: tokens per mini-batch. M, DP: m and D padded to powers of two. S: pipeline stages of the loads.
-DOT: dtype of matmul operands. UP: factor on gradients and on weights in registers, against underflow in float16.
+DOT: dtype of matmul operands. GRAD_SCALE: factor on gradients and weights in registers, 1024 for float16.
 PACKED: q, k, v, out are [tokens, H, D], lr is [tokens, H]. cu_seqlens, start, slots: fields of `Packed`.
     Weights, biases and rows are a generate state's tensors, read and updated, with W1^T instead of W1.
     Strides over slots: w_stride of weights and low planes, b1_stride and b2_stride of biases,
@@ -32,22 +32,22 @@ from tk_kernels.forward import common
 from tk_kernels.forward.common import (
     add_six,
     add_two,
+    forward_constants,
     gelu_slope,
     gelu_tanh,
     gradient_coefficients,
     keys_at,
     normalization,
     packed_sequence,
-    tile,
 )
 from tk_kernels.generate.common import jit, load_weights, section_name, store_weights, tl, triton
 from tk_kernels.generate.tuning import FORWARD, Tuning, tuning
 from tk_kernels.ttt_mlp import forward_gluon, forward_wide
 
 # Requirements of `forward_gluon`: head dimension, most tokens per mini-batch, least shared memory per block
-GLUON_HEAD_DIM, GLUON_ROWS, GLUON_SHARED_BYTES = 64, 16, 137_216
+GLUON_HEAD_DIM, GLUON_MINI_BATCH, GLUON_SHARED_BYTES = 64, 16, 137_216
 # Largest head dimension and mini-batch for which `_forward` spills few registers
-IN_REGISTERS, ROWS_IN_REGISTERS = 64, 32
+IN_REGISTERS, MINI_BATCH_IN_REGISTERS = 64, 32
 
 
 def run(
@@ -61,13 +61,13 @@ def run(
 ) -> None:
     heads, head_dim = q.shape[-2:]
     hidden = 4 * head_dim
-    row = "narrow" if head_dim <= IN_REGISTERS and mini_batch <= ROWS_IN_REGISTERS else "wide"
+    row = "narrow" if head_dim <= IN_REGISTERS and mini_batch <= MINI_BATCH_IN_REGISTERS else "wide"
     options["grid"] = (sequences * heads,)
     if settings is None and takes_gluon(q, mini_batch):
         forward_gluon.forward.run(q, k, *rest, m=mini_batch, num_warps=forward_gluon.WARPS, **options)
         return
     settings = settings or tuning("ttt_mlp", FORWARD, row, section_name(False, q.device))
-    options |= tile(q, mini_batch) | {"F": hidden, "S": settings.stages, "num_warps": settings.warps}
+    options |= forward_constants(q, mini_batch) | {"F": hidden, "S": settings.stages, "num_warps": settings.warps}
     if row == "narrow":
         _forward.run(q, k, k, k, *rest, N=settings.warps, **options)
     elif hidden % settings.block:
@@ -78,7 +78,7 @@ def run(
 
 def takes_gluon(q: Tensor, mini_batch: int) -> bool:
     """Whether the Gluon kernel, which takes only bfloat16, runs on q [..., H, D]."""
-    fits = (q.shape[-1], q.dtype) == (GLUON_HEAD_DIM, torch.bfloat16) and mini_batch <= GLUON_ROWS
+    fits = (q.shape[-1], q.dtype) == (GLUON_HEAD_DIM, torch.bfloat16) and mini_batch <= GLUON_MINI_BATCH
     runs = q.is_cuda and not triton.knobs.runtime.interpret
     return fits and runs and shared_bytes(q.device) >= GLUON_SHARED_BYTES
 
@@ -88,7 +88,7 @@ def _forward(
     q, k, k_again, k_third, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2, out, W1_out, b1_out, W2_out,
     b2_out, k_rows, x2_rows, g1_rows, g2_rows, T, H, q_batch, q_token, q_head, k_batch, k_token, k_head,
     v_batch, v_token, v_head, m: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr,
-    UP: tl.constexpr, F: tl.constexpr, N: tl.constexpr, S: tl.constexpr,
+    GRAD_SCALE: tl.constexpr, F: tl.constexpr, N: tl.constexpr, S: tl.constexpr,
     cu_seqlens=None, start=None, slots=None, low1=None, low2=None,
     W1_first=None, b1_first=None, W2_first=None, b2_first=None,
     w_stride=0, b1_stride=0, b2_stride=0, d_stride=0, f_stride=0,
@@ -131,27 +131,27 @@ def _forward(
     whole = (f >= 0)[:, :, None] & inside[None, None, :]
     if PACKED:  # the slots hold W1^T
         if before == 0:
-            V1 = tl.load(W1_first + head * (D * F) + at1, mask=whole, other=0) * UP
-            V2 = tl.load(W2_first + head * (D * F) + at2, mask=whole, other=0) * UP
+            V1 = tl.load(W1_first + head * (D * F) + at1, mask=whole, other=0) * GRAD_SCALE
+            V2 = tl.load(W2_first + head * (D * F) + at2, mask=whole, other=0) * GRAD_SCALE
             bias1 = tl.load(b1_first + head * F + f)
             bias2 = tl.load(b2_first + head * D + d, mask=inside, other=0)
         else:
-            V1 = load_weights(W1, low1, at2, whole, PLANES) * UP
-            V2 = load_weights(W2, low2, at2, whole, PLANES) * UP
+            V1 = load_weights(W1, low1, at2, whole, PLANES) * GRAD_SCALE
+            V2 = load_weights(W2, low2, at2, whole, PLANES) * GRAD_SCALE
             bias1 = tl.load(b1 + f)
             bias2 = tl.load(b2 + d, mask=inside, other=0)
     else:
-        V1 = tl.load(W1 + at1, mask=whole, other=0) * UP  # W1^T: [N, units, D]
-        V2 = tl.load(W2 + at2, mask=whole, other=0) * UP  # W2: [N, units, D]
+        V1 = tl.load(W1 + at1, mask=whole, other=0) * GRAD_SCALE  # W1^T: [N, units, D]
+        V2 = tl.load(W2 + at2, mask=whole, other=0) * GRAD_SCALE  # W2: [N, units, D]
         bias1 = tl.load(b1 + pid * F + f)
         bias2 = tl.load(b2 + pid * D + d, mask=inside, other=0)
     gamma = tl.load(ln_weight + head * D + d, mask=inside, other=0)[None, :]
     beta = tl.load(ln_bias + head * D + d, mask=inside, other=0)[None, :]
     gamma_squared = gamma * gamma
-    gamma_sum = tl.sum(gamma_squared)
+    gamma_squared_sum = tl.sum(gamma_squared)
     scale = tl.load(token_scale + i, mask=row, other=0)
     last = tl.load(token_scale + m - 1)
-    triangle = tl.where(i[:, None] >= i[None, :], -scale[:, None] / UP, 0.0)
+    triangle = tl.where(i[:, None] >= i[None, :], -scale[:, None] / GRAD_SCALE, 0.0)
     q += seq * q_batch + head * q_head
     k += seq * k_batch + head * k_head
     k_again += seq * k_batch + head * k_head
@@ -184,7 +184,7 @@ def _forward(
         Ku = tl.broadcast_to(K_third.to(DOT)[None], (N, M, DP))
 
         # Z1 = K W1 + b1, Y1 = Q W1 + b1, P1 = -tril(s (Q K^T + 1)), X2 = gelu(Z1)
-        weights1 = tl.trans((V1 * (1.0 / UP)).to(DOT), 0, 2, 1)
+        weights1 = tl.trans((V1 * (1.0 / GRAD_SCALE)).to(DOT), 0, 2, 1)
         Z1 = tl.dot(Kn, weights1, input_precision="ieee") + bias1[:, None, :]
         Y1 = tl.dot(Qn, weights1, input_precision="ieee") + bias1[:, None, :]
         P1 = (tl.dot(Qn, Kt, input_precision="ieee") + 1.0) * triangle[None]
@@ -192,23 +192,23 @@ def _forward(
         slope = gelu_slope(Z1, th)
 
         # Z2 = X2 W2 + b2, G2 = lr * ln_l2_grad(Z2, V - K)
-        weights2 = tl.reshape((V2 * (1.0 / UP)).to(DOT), (F, DP))
+        weights2 = tl.reshape((V2 * (1.0 / GRAD_SCALE)).to(DOT), (F, DP))
         X2_low = X2.to(DOT)
         x2 = tl.reshape(tl.trans(X2_low, 1, 0, 2), (M, F))
         Z2 = tl.dot(x2, weights2, input_precision="ieee") + bias2[None, :]
         offset = gamma * (beta - V.to(tl.float32) + K_again.to(tl.float32))
         u = gamma_squared * Z2
         s0, s1, s2, s3, s4, s5 = tl.reduce((Z2, Z2 * Z2, u, u * Z2, offset * Z2, offset), 1, add_six)
-        mean, rstd, mean_g, mean_gx = gradient_coefficients(s0, s1, s2, s3, s4, s5, gamma_sum, D)
+        mean, rstd, mean_g, mean_gx = gradient_coefficients(s0, s1, s2, s3, s4, s5, gamma_squared_sum, D)
         G2 = (Z2 - mean[:, None]) * (gamma_squared * rstd[:, None] - mean_gx[:, None]) + offset - mean_g[:, None]
-        G2 *= (rstd * rate)[:, None] * UP
+        G2 *= (rstd * rate)[:, None] * GRAD_SCALE
         if DP != D:
             G2 = tl.where(inside[None, :], G2, 0.0)
         if PACKED:
             past = mask_k & (token < 0)[:, None]
             if t < 0:  # earlier tokens: load G2, from which G1 follows below
                 at_rows = i[:, None] * D + d[None, :]
-                G2 = tl.where(past, tl.load(g2_rows + at_rows, mask=past, other=0).to(tl.float32) * UP, G2)
+                G2 = tl.where(past, tl.load(g2_rows + at_rows, mask=past, other=0).to(tl.float32) * GRAD_SCALE, G2)
 
         # G1 = (G2 W2^T) * gelu'(Z1), Z1bar = Y1 + P1 G1
         g2 = G2.to(DOT)
@@ -230,8 +230,8 @@ def _forward(
         G2_step = tl.broadcast_to((G2 * step).to(DOT)[None], (N, M, DP))
         V2 = tl.dot(tl.trans(X2_low, 0, 2, 1), G2_step, V2, input_precision="ieee")
         V1 = tl.dot(tl.trans((G1 * step).to(DOT), 0, 2, 1), Ku, V1, input_precision="ieee")
-        bias1 += tl.sum(G1, 1) * (step * (1.0 / UP))
-        bias2 += tl.sum(G2, 0) * (step * (1.0 / UP))
+        bias1 += tl.sum(G1, 1) * (step * (1.0 / GRAD_SCALE))
+        bias2 += tl.sum(G2, 0) * (step * (1.0 / GRAD_SCALE))
 
         s0, s1 = tl.reduce((Z2bar, Z2bar * Z2bar), 1, add_two)
         mean, rstd = normalization(s0, s1, D)
@@ -240,21 +240,21 @@ def _forward(
         if t + m >= T:  # store the pending rows; rows past T are 0, except in X2
             rows = pid * (m * D) + i[:, None] * D + d[None, :]
             wide = pid * (m * F) + i[None, :, None] * F + f[:, None, :]
-            kept, kept_wide = row[:, None] & inside[None, :], row[None, :, None] & (f >= 0)[:, None, :]
-            tl.store(k_rows + rows, K_again.to(tl.float32), mask=kept)
-            tl.store(g2_rows + rows, G2 * (1.0 / UP), mask=kept)
-            tl.store(x2_rows + wide, X2, mask=kept_wide)
-            tl.store(g1_rows + wide, G1 * (1.0 / UP), mask=kept_wide)
+            row_mask, wide_mask = row[:, None] & inside[None, :], row[None, :, None] & (f >= 0)[:, None, :]
+            tl.store(k_rows + rows, K_again.to(tl.float32), mask=row_mask)
+            tl.store(g2_rows + rows, G2 * (1.0 / GRAD_SCALE), mask=row_mask)
+            tl.store(x2_rows + wide, X2, mask=wide_mask)
+            tl.store(g1_rows + wide, G1 * (1.0 / GRAD_SCALE), mask=wide_mask)
 
     tl.debug_barrier()  # W1_out and W2_out can be W1 and W2, which all warps must have read
     if PACKED:
-        store_weights(W1, low1, at2, V1 * (1.0 / UP), whole, PLANES)
-        store_weights(W2, low2, at2, V2 * (1.0 / UP), whole, PLANES)
+        store_weights(W1, low1, at2, V1 * (1.0 / GRAD_SCALE), whole, PLANES)
+        store_weights(W2, low2, at2, V2 * (1.0 / GRAD_SCALE), whole, PLANES)
         tl.store(b1 + f, bias1)
         tl.store(b2 + d, bias2, mask=inside)
     else:
-        tl.store(W1_out + at1, V1 * (1.0 / UP), mask=whole)
-        tl.store(W2_out + at2, V2 * (1.0 / UP), mask=whole)
+        tl.store(W1_out + at1, V1 * (1.0 / GRAD_SCALE), mask=whole)
+        tl.store(W2_out + at2, V2 * (1.0 / GRAD_SCALE), mask=whole)
         tl.store(b1_out + pid * F + f, bias1)
         tl.store(b2_out + pid * D + d, bias2, mask=inside)
 

@@ -2,7 +2,7 @@
 //
 // One CTA carries one (sequence, head) through all its tokens. Two warpgroups hold 128 rows of F each. As in
 // `block_sm90.cuh` matrices with F as an axis are transposed, with F down the rows. An accumulator, rounded to bf16, is
-// the left operand of the next matmul. The float32 state never leaves registers. W2 is also in shared memory as bf16.
+// the left operand of the next matmul. The float32 weights never leave registers. W2 is also in shared memory as bf16.
 //
 // The steps, in order; each waits for the one before:
 //     Z1 = K W1 + b1, X2 = gelu(Z1), Z2 = X2 W2 + b2, G2 = ln_l2_grad(Z2, V - K), G1 = (G2 W2^T) * gelu'(Z1)

@@ -3,7 +3,7 @@
 One program of 8 warps owns one head of one sequence and loops over its mini-batches. Each warp owns 32 hidden units:
 its part of W1^T stays in registers. W2^T is in shared memory, in float32 for the update and in bfloat16 as a matmul
 operand. The warps add their partial sums of Z2 and Z2bar [16, 64] through shared memory.
-This kernel has fewer barriers and spills than the kernel in `forward.py`. float16 would need scaled gradients.
+This kernel has fewer barriers and spills than that of `forward.py`. Only bfloat16: float16 needs scaled gradients.
 """
 
 from triton.experimental import gluon
@@ -82,7 +82,7 @@ def forward(
     j2 = gl.arange(0, M, layout=gl.SliceLayout(0, gl.SliceLayout(1, mma))).expand_dims(0).expand_dims(1)
     at1 = d1 * F + (n3 * U + u1)
     at2 = (n3 * U + u2) * D + d2
-    wide = i2 * F + (n3 * U + u2)  # offsets in x2_rows and g1_rows [m, F]
+    at_wide = i2 * F + (n3 * U + u2)  # offsets in x2_rows and g1_rows [m, F]
     at1_slot = (n3 * U + u1) * D + d1  # the slots hold W1^T
     if PACKED:
         if before == 0:
@@ -110,8 +110,8 @@ def forward(
     scale = gl.load(token_scale + i_mma, mask=i_mma < m, other=0).expand_dims(0).expand_dims(2)
     last = gl.load(token_scale + (m - 1))
     updates = (last > 1e-18) | (last < -1e-18)  # a smaller step changes no weight
-    RISE = gl.where(updates, -last, -1.0)  # G1 and G2 carry this factor, so the updates are plain matmuls
-    triangle = gl.where(i2 >= j2, -scale / RISE, 0.0)
+    g_factor = gl.where(updates, -last, -1.0)  # in G1 and G2, so updates are plain matmuls; -1: it is a divisor
+    triangle = gl.where(i2 >= j2, -scale / g_factor, 0.0)
 
     d = gl.arange(0, D, layout=gl.SliceLayout(0, rows))
     i = gl.arange(0, M, layout=token_row)
@@ -119,7 +119,7 @@ def forward(
     gamma = gl.load(ln_weight + head * D + d).expand_dims(0)
     beta = gl.load(ln_bias + head * D + d).expand_dims(0)
     gamma_squared = gamma * gamma
-    gamma_sum = gl.sum(gl.sum(gamma_squared, 1), 0)
+    gamma_squared_sum = gl.sum(gl.sum(gamma_squared, 1), 0)
     q += seq * q_batch + head * q_head
     k += seq * k_batch + head * k_head
     v += seq * v_batch + head * v_head
@@ -155,7 +155,7 @@ def forward(
 
         # Z1 = K W1 + b1, Y1 = Q W1 + b1, P1 = -tril(s (Q K^T + 1)), X2 = gelu(Z1)
         w1 = gl.convert_layout(V1.to(gl.bfloat16).permute([0, 2, 1]), B, assert_trivial=True)
-        none = gl.full([N, M, U], 0.0, gl.float32, mma)
+        zeros = gl.full([N, M, U], 0.0, gl.float32, mma)
         Ka = all_warps(k_shared.load(A2), N, M, D)
         Z1 = mma_v2(Ka, w1, bias1)
         Qa = all_warps(q_shared.load(A2), N, M, D)
@@ -166,38 +166,38 @@ def forward(
         X2, th = gelu_tanh(Z1)
         slope = gelu_slope(Z1, th)
         if ends:  # store the pending rows; rows past T are 0, except in X2
-            gl.store(x2_rows + pid * (m * F) + wide, X2, mask=i2 < m)
+            gl.store(x2_rows + pid * (m * F) + at_wide, X2, mask=i2 < m)
         x2 = X2.to(gl.bfloat16)
 
         # Z2 = X2 W2 + b2, G2 = lr * ln_l2_grad(Z2, V - K)
         w2 = w2_shared.permute([0, 2, 1]).load(B)
-        none2 = gl.full([N, M, D], 0.0, gl.float32, mma)
-        Z2 = mma_v2(gl.convert_layout(x2, A, assert_trivial=True), w2, none2)
+        zeros2 = gl.full([N, M, D], 0.0, gl.float32, mma)
+        Z2 = mma_v2(gl.convert_layout(x2, A, assert_trivial=True), w2, zeros2)
         Z2 = gl.sum(gl.convert_layout(Z2, parts), 0) + bias2.expand_dims(0)
         offset = gamma * (beta - V.to(gl.float32) + K.to(gl.float32))
         u = gamma_squared * Z2
         mean, rstd, mean_g, mean_gx = gradient_coefficients(
             gl.sum(Z2, 1), gl.sum(Z2 * Z2, 1), gl.sum(u, 1), gl.sum(u * Z2, 1), gl.sum(offset * Z2, 1),
-            gl.sum(offset, 1), gamma_sum, D,
+            gl.sum(offset, 1), gamma_squared_sum, D,
         )  # fmt: skip
         G2 = (Z2 - mean.expand_dims(1)) * (gamma_squared * rstd.expand_dims(1) - mean_gx.expand_dims(1))
-        G2 = (G2 + offset - mean_g.expand_dims(1)) * ((rstd * rate) * RISE).expand_dims(1)
+        G2 = (G2 + offset - mean_g.expand_dims(1)) * ((rstd * rate) * g_factor).expand_dims(1)
         if PACKED:
-            is_begun = t < 0
-            if is_begun:  # earlier tokens: load G2, from which G1 follows below
+            has_earlier = t < 0
+            if has_earlier:  # earlier tokens: load G2, from which G1 follows below
                 earlier = gl.load(g2_rows + at_rows, mask=past, other=0).to(gl.float32)
-                G2 = gl.where(past, earlier * RISE, G2)
+                G2 = gl.where(past, earlier * g_factor, G2)
         g_shared.store(G2.to(gl.bfloat16))
         if ends:
-            kept = (i < m).expand_dims(1) & (column >= 0)
-            gl.store(k_rows + at_rows, K.to(gl.float32), mask=kept)
-            gl.store(g2_rows + at_rows, G2 / RISE, mask=kept)
+            row_mask = (i < m).expand_dims(1) & (column >= 0)
+            gl.store(k_rows + at_rows, K.to(gl.float32), mask=row_mask)
+            gl.store(g2_rows + at_rows, G2 / g_factor, mask=row_mask)
 
         # G1 = (G2 W2^T) * gelu'(Z1), Z1bar = Y1 + P1 G1
         g2a = all_warps(g_shared.load(A2), N, M, D)
-        G1 = mma_v2(g2a, w2_shared.load(B), none) * slope
+        G1 = mma_v2(g2a, w2_shared.load(B), zeros) * slope
         if ends:
-            gl.store(g1_rows + pid * (m * F) + wide, G1 / RISE, mask=i2 < m)
+            gl.store(g1_rows + pid * (m * F) + at_wide, G1 / g_factor, mask=i2 < m)
         g1 = gl.convert_layout(G1.to(gl.bfloat16), B)
         Y1 = mma_v2(P1, g1, Y1)
         X2bar, _ = gelu_tanh(Y1)
@@ -208,12 +208,12 @@ def forward(
         P2 = mma_v2(x2bar, x2t, gl.full([N, M, M], 0.0, gl.float32, mma))
         # Each warp has a partial sum of X2bar X2^T, so each adds 1/N instead of 1
         P2 = gl.convert_layout(((P2 + 1.0 / N) * triangle).to(gl.bfloat16), A, assert_trivial=True)
-        Z2bar = mma_v2(x2bar, w2_shared.permute([0, 2, 1]).load(B), none2)
+        Z2bar = mma_v2(x2bar, w2_shared.permute([0, 2, 1]).load(B), zeros2)
         g2b = all_warps(g_shared.load(B2), N, M, D)
         Z2bar = mma_v2(P2, g2b, Z2bar)
         Z2bar = gl.sum(gl.convert_layout(Z2bar, parts), 0) + bias2.expand_dims(0)
 
-        # W1 -= s K^T G1, W2 -= s X2^T G2 and biases; an incomplete mini-batch changes nothing
+        # W1 -= s[m-1] K^T G1, W2 -= s[m-1] X2^T G2, biases too; an incomplete mini-batch changes nothing
         if (t + m <= T) & updates:
             g2t = all_warps(g_shared.permute([1, 0]).load(A2), N, D, M)
             V2 = mma_v2(g2t, gl.convert_layout(x2, B), master2.load(mma))
@@ -227,10 +227,10 @@ def forward(
         mean, rstd = normalization(gl.sum(Z2bar, 1), gl.sum(Z2bar * Z2bar, 1), D)
         x = Q.to(gl.float32) + gamma * (Z2bar - mean.expand_dims(1)) * rstd.expand_dims(1) + beta
         now = (t + i).to(gl.int64)
-        answered = (i < m) & (now < T)
+        valid_out = (i < m) & (now < T)
         if PACKED:
-            answered &= now >= 0
-        stored = answered.expand_dims(1) & (column >= 0)
+            valid_out &= now >= 0
+        stored = valid_out.expand_dims(1) & (column >= 0)
         gl.store(out + now.expand_dims(1) * (H * D) + column, x.to(out.dtype.element_ty), mask=stored)
 
     if PACKED:

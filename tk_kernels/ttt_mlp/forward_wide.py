@@ -25,7 +25,7 @@ def forward(
     q, k, v, lr, token_scale, ln_weight, ln_bias, W1, b1, W2, b2, out, W1_out, b1_out, W2_out, b2_out,
     k_rows, x2_rows, g1_rows, g2_rows, T, H, q_batch, q_token, q_head, k_batch, k_token, k_head,
     v_batch, v_token, v_head, m: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DOT: tl.constexpr,
-    UP: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr, S: tl.constexpr,
+    GRAD_SCALE: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr, S: tl.constexpr,
     cu_seqlens=None, start=None, slots=None, low1=None, low2=None,
     W1_first=None, b1_first=None, W2_first=None, b2_first=None,
     w_stride=0, b1_stride=0, b2_stride=0, d_stride=0, f_stride=0,
@@ -92,10 +92,10 @@ def forward(
     gamma = tl.load(ln_weight + head * D + d, mask=inside, other=0)[None, :]
     beta = tl.load(ln_bias + head * D + d, mask=inside, other=0)[None, :]
     gamma_squared = gamma * gamma
-    gamma_sum = tl.sum(gamma_squared)
+    gamma_squared_sum = tl.sum(gamma_squared)
     scale = tl.load(token_scale + i, mask=row, other=0)
     last = tl.load(token_scale + m - 1)
-    triangle = tl.where(i[:, None] >= i[None, :], -scale[:, None] / UP, 0.0)
+    triangle = tl.where(i[:, None] >= i[None, :], -scale[:, None] / GRAD_SCALE, 0.0)
     q += seq * q_batch + head * q_head
     k += seq * k_batch + head * k_head
     v += seq * v_batch + head * v_head
@@ -136,18 +136,18 @@ def forward(
         offset = gamma * (beta - V.to(tl.float32) + K.to(tl.float32))
         u = gamma_squared * Z2
         s0, s1, s2, s3, s4, s5 = tl.reduce((Z2, Z2 * Z2, u, u * Z2, offset * Z2, offset), 1, add_six)
-        mean, rstd, mean_g, mean_gx = gradient_coefficients(s0, s1, s2, s3, s4, s5, gamma_sum, D)
+        mean, rstd, mean_g, mean_gx = gradient_coefficients(s0, s1, s2, s3, s4, s5, gamma_squared_sum, D)
         G2 = (Z2 - mean[:, None]) * (gamma_squared * rstd[:, None] - mean_gx[:, None]) + offset - mean_g[:, None]
-        G2 *= (rstd * rate)[:, None] * UP
+        G2 *= (rstd * rate)[:, None] * GRAD_SCALE
         if DP != D:
             G2 = tl.where(inside[None, :], G2, 0.0)
         if PACKED:
             past = mask_k & (token < 0)[:, None]
             if t < 0:  # earlier tokens: load G2, from which G1 follows below
                 at_rows = i[:, None] * D + d[None, :]
-                G2 = tl.where(past, tl.load(g2_rows + at_rows, mask=past, other=0).to(tl.float32) * UP, G2)
+                G2 = tl.where(past, tl.load(g2_rows + at_rows, mask=past, other=0).to(tl.float32) * GRAD_SCALE, G2)
         g2 = G2.to(DOT)
-        step = tl.where(t + m <= T, -last / UP, 0.0)  # an incomplete mini-batch does not change the weights
+        step = tl.where(t + m <= T, -last / GRAD_SCALE, 0.0)  # an incomplete mini-batch does not change the weights
         ends = t + m >= T
         tl.debug_barrier()  # all warps have finished the first pass
 
@@ -193,7 +193,7 @@ def forward(
             if ends:  # store the pending rows; rows past T are 0, except in X2
                 wide = pid * (m * F) + i[:, None] * F + f[None, :]
                 tl.store(x2_rows + wide, X2, mask=row[:, None])
-                tl.store(g1_rows + wide, G1 * (1.0 / UP), mask=row[:, None])
+                tl.store(g1_rows + wide, G1 * (1.0 / GRAD_SCALE), mask=row[:, None])
         P2 = ((P2 + 1.0) * triangle).to(DOT)
         Z2bar = tl.dot(P2, g2, Z2bar, input_precision="ieee") + bias2[None, :]
         bias2 += step * tl.sum(G2, 0)
@@ -204,7 +204,7 @@ def forward(
         tl.store(out + token[:, None] * (H * D) + d[None, :], x.to(out.dtype.element_ty), mask=mask)
         if ends:
             rows = pid * (m * D) + i[:, None] * D + d[None, :]
-            kept = row[:, None] & inside[None, :]
-            tl.store(k_rows + rows, K.to(tl.float32), mask=kept)
-            tl.store(g2_rows + rows, G2 * (1.0 / UP), mask=kept)
+            row_mask = row[:, None] & inside[None, :]
+            tl.store(k_rows + rows, K.to(tl.float32), mask=row_mask)
+            tl.store(g2_rows + rows, G2 * (1.0 / GRAD_SCALE), mask=row_mask)
     tl.store(b2_out + pid * D + d, bias2, mask=inside)

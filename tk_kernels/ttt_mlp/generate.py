@@ -1,4 +1,4 @@
-"""TTT-MLP generate in Triton: one token per sequence and launch, for large batches.
+"""TTT-MLP generate in Triton: one token per sequence and launch.
 
 The kernels compute the function of `reference.py` in the dual or the primal form (ttt_layer.md, "Three forms").
 Each token reads W1 and W2. In the dual form it caches its rows of K, X2, lr * G1 and lr * G2; in the primal form it
@@ -139,7 +139,7 @@ def _dual(
     # Z1 = k @ W1 + b1 ; Z1bar = q @ W1 + b1 - s_i * sum_{j < i} (q . k_j + 1) g1_j, and the term of j = i below
     kf, qf = rotate(k_row, k_pair, cos, sin, ROPE), rotate(q_row, q_pair, cos, sin, ROPE)
     weight1 = -scale * (tl.sum(qf[None, :] * past_k.to(tl.float32), 1) + 1.0)
-    z1, zbar1 = first_products(w1, past_g1, kf, qf, weight1, MATRIX, DOT)
+    z1, zbar1 = first_matvecs(w1, past_g1, kf, qf, weight1, MATRIX, DOT)
     z1 += bias1
     zbar1 += bias1
     # X2 = gelu(Z1) ; Z2 = X2 @ W2 + b2
@@ -198,7 +198,7 @@ def sum_rows(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
 
 
 @jit
-def first_products(w1, past_g1, k, q, factors, MATRIX: tl.constexpr, DOT: tl.constexpr):
+def first_matvecs(w1, past_g1, k, q, factors, MATRIX: tl.constexpr, DOT: tl.constexpr):
     """Return (w1 @ k, w1 @ q + factors @ past_g1), both [F] in float32.
 
     w1 [F, D], k, q [D]. past_g1 [m, F]: earlier tokens' lr * G1. factors [m]: -token_scale[position] * (q . k_j + 1).
@@ -247,7 +247,7 @@ def _primal(
     rate = tl.load(lr + seq * lr_stride + head)
     scale = tl.load(token_scale + pos)
     cos, sin = load_angles(rope, pos, rd, valid, D, ROPE)
-    # A new mini-batch starts from 0 whatever is stored, so nothing has to clear the sums
+    # A new mini-batch ignores the stored sums, so no kernel clears them
     sum_b1 = tl.load(db1 + pid * F + rf, mask=wide & (pos > 0), other=0)
     sum_b2 = tl.load(db2 + pid * D + rd, mask=valid & (pos > 0), other=0)
 

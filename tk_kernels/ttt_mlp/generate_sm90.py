@@ -27,7 +27,7 @@ from tk_kernels.generate.common import (
     tl,
     wait_for_previous,
 )
-from tk_kernels.generate.gluon import all_loads_before, narrow, wide
+from tk_kernels.generate.gluon import all_loads_before, narrow, widen
 
 
 @gluon.jit
@@ -121,47 +121,47 @@ def dual(
 
     # Z1 = k @ W1 + b1 ; Z1bar = q @ W1 + b1 - s_i * sum_{j < i} (q . k_j + 1) g1_j, and the term of j = i below
     kf, qf = rotate(k_row, k_pair, cos, sin, ROPE), rotate(q_row, q_pair, cos, sin, ROPE)
-    k_wide, q_wide = gl.convert_layout(kf, per_d), gl.convert_layout(qf, per_d)
-    q_rows = along_d(gl.convert_layout(q_wide, gl.SliceLayout(0, gl.SliceLayout(1, of_d)), assert_trivial=True))
-    weight1 = -scale * (gl.sum(q_rows * wide(past_k), 2) + 1.0)
+    k_per_d, q_per_d = gl.convert_layout(kf, per_d), gl.convert_layout(qf, per_d)
+    q_rows = along_d(gl.convert_layout(q_per_d, gl.SliceLayout(0, gl.SliceLayout(1, of_d)), assert_trivial=True))
+    weight1 = -scale * (gl.sum(q_rows * widen(past_k), 2) + 1.0)
     weight1 = gl.convert_layout(weight1, gl.SliceLayout(2, of_f))
-    past1 = gl.sum(weight1.expand_dims(2) * wide(past_g1), 1)
+    past1 = gl.sum(weight1.expand_dims(2) * widen(past_g1), 1)
     async_copy.wait_group(2)
-    w1 = wide(w1_shared.load(tile))
-    z1 = gl.sum(w1 * along_d(k_wide), 2) + bias1
-    zbar1 = gl.sum(w1 * along_d(q_wide), 2) + bias1 + gl.convert_layout(past1, per_f)
+    w1 = widen(w1_shared.load(tile))
+    z1 = gl.sum(w1 * along_d(k_per_d), 2) + bias1
+    zbar1 = gl.sum(w1 * along_d(q_per_d), 2) + bias1 + gl.convert_layout(past1, per_f)
     # X2 = gelu(Z1) ; Z2 = X2 @ W2 + b2
     x2 = gelu(z1)
     async_copy.wait_group(1)
-    sums_z2.store(gl.sum(wide(w2_shared.load(tile)) * x2.expand_dims(2), 1))
+    sums_z2.store(gl.sum(widen(w2_shared.load(tile)) * x2.expand_dims(2), 1))
     z2 = gl.sum(sums_z2.load(spread), 0) + bias2
     # G2 ; G1 = (G2 @ W2^T) * gelu'(Z1) ; g = lr * G, rounded as in the cache
     rate = learning_rate(rate, base_lr, D, LOGITS)
     gamma, beta = gamma.to(gl.float32), beta.to(gl.float32)
     grad2 = ln_l2_grad(z2, v_row.to(gl.float32) - kf, gamma, beta, valid, D)
     g2 = (rate * grad2).to(row_type)
-    grad2_wide = gl.convert_layout(grad2, per_d)
-    grad1 = gl.sum(wide(w2_shared.load(tile)) * along_d(grad2_wide), 2) * gelu_grad(z1)
+    grad2_per_d = gl.convert_layout(grad2, per_d)
+    grad1 = gl.sum(widen(w2_shared.load(tile)) * along_d(grad2_per_d), 2) * gelu_grad(z1)
     x2 = narrow(x2, row_type)
     g1 = narrow(rate * grad1, row_type)
-    zbar1 -= scale * (gl.sum(qf * kf, 0) + 1.0) * wide(g1)
+    zbar1 -= scale * (gl.sum(qf * kf, 0) + 1.0) * widen(g1)
     xbar2 = gelu(zbar1)
     # Z2bar = X2bar @ W2 + b2 - s_i * sum_{j <= i} (X2bar . X2_j + 1) g2_j
     # Each warp computes X2bar . X2_j over its hidden units; the first warp adds the 1
     one = gl.where(gl.arange(0, G, layout=gl.SliceLayout(1, partial)) == 0, 1.0, 0.0)
-    weight2 = gl.convert_layout(xbar2, gl.SliceLayout(1, of_f)).expand_dims(1) * wide(past_x2)
+    weight2 = gl.convert_layout(xbar2, gl.SliceLayout(1, of_f)).expand_dims(1) * widen(past_x2)
     weight2 = gl.convert_layout(gl.sum(weight2, 2), gl.SliceLayout(2, of_d))
     weight2 += gl.convert_layout(one, gl.SliceLayout(1, gl.SliceLayout(2, of_d))).expand_dims(1)
-    own2 = gl.convert_layout(gl.sum(xbar2 * wide(x2), 1), gl.SliceLayout(1, partial)) + one
-    g2_wide = wide(narrow(rate * grad2_wide, row_type))
+    own2 = gl.convert_layout(gl.sum(xbar2 * widen(x2), 1), gl.SliceLayout(1, partial)) + one
+    g2_per_d = widen(narrow(rate * grad2_per_d, row_type))
     async_copy.wait_group(0)
     past_g2 = g2_shared.load(gl.SliceLayout(0, of_d)).expand_dims(0)
     # sums within a thread, then once over the lanes: [warp, 8 lanes, D]
-    past2 = gl.sum((weight2.expand_dims(2) * wide(past_g2)).reshape([G, 2, 8, D]), 1)
-    zbar2 = gl.sum((wide(w2_shared.load(tile)) * xbar2.expand_dims(2)).reshape([G, 8, FT, D]), 2)
+    past2 = gl.sum((weight2.expand_dims(2) * widen(past_g2)).reshape([G, 2, 8, D]), 1)
+    zbar2 = gl.sum((widen(w2_shared.load(tile)) * xbar2.expand_dims(2)).reshape([G, 8, FT, D]), 2)
     zbar2 = gl.sum(zbar2 - scale * gl.convert_layout(past2, zbar2.type.layout, assert_trivial=True), 1)
     zbar2 = gl.convert_layout(zbar2, partial, assert_trivial=True)
-    own = own2.expand_dims(1) * gl.convert_layout(g2_wide, gl.SliceLayout(0, partial)).expand_dims(0)
+    own = own2.expand_dims(1) * gl.convert_layout(g2_per_d, gl.SliceLayout(0, partial)).expand_dims(0)
     sums_zbar2.store(zbar2 - scale * own)
     zbar2 = gl.sum(sums_zbar2.load(spread), 0) + bias2
     xhat, _ = normalise(zbar2, valid, D)
@@ -177,8 +177,8 @@ def dual(
         tl.debug_barrier()  # the rows just written are read back
         apply_rows(w1_shared, weights1, low1, b1, rows_g1, rows_k, scale, G, FW, m, PLANES, True)
         apply_rows(w2_shared, weights2, low2, b1, rows_x2, rows_g2, scale, G, FW, m, PLANES, False)
-        sum_g2 = gl.sum(wide(g2_shared.load(gl.BlockedLayout([16, 2], [1, 32], [G, 1], [1, 0]))), 0)
-        sum_g2 = gl.convert_layout(sum_g2, lane_d, assert_trivial=True) + wide(g2)
+        sum_g2 = gl.sum(widen(g2_shared.load(gl.BlockedLayout([16, 2], [1, 32], [G, 1], [1, 0]))), 0)
+        sum_g2 = gl.convert_layout(sum_g2, lane_d, assert_trivial=True) + widen(g2)
         gl.store(b2 + rd, bias2 - scale * sum_g2)
 
 
@@ -223,9 +223,9 @@ def apply_rows(
     """
     D: gl.constexpr = 64
     F: gl.constexpr = G * FW
-    product: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [G, 1], [16, 8])
-    left: gl.constexpr = gl.DotOperandLayout(0, product, 2)
-    right: gl.constexpr = gl.DotOperandLayout(1, product, 2)
+    mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [G, 1], [16, 8])
+    left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
+    right: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
     tile: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 8, 4], [G, 1, 1], [2, 1, 0])
     c = gl.arange(0, D, layout=gl.SliceLayout(0, right)).expand_dims(0)
     rd = (c & 33) + ((c >> 1) & 3) * 8 + ((c >> 3) & 3) * 2
@@ -240,7 +240,7 @@ def apply_rows(
         f_rows = gl.load(rows_f + jf * F + f.expand_dims(1), mask=(jf < m) & (f.expand_dims(1) >= 0), other=0)
         if PLANES:
             rest = gl.load(low + first * D + at)
-        update = mma_v2(f_rows, d_rows, gl.full([16 * G, D], 0.0, gl.float32, product))
+        update = mma_v2(f_rows, d_rows, gl.full([16 * G, D], 0.0, gl.float32, mma))
         update = update.reshape([G, 16, 2, 4, 4, 2]).permute([0, 1, 2, 4, 3, 5]).reshape([G, 16, D])
         update = gl.convert_layout(update, tile, assert_trivial=True)
         w = high.slice(first, 16, 1).load(tile)

@@ -27,6 +27,6 @@ class MLPState(NamedTuple):
     position: Tensor
 
 
-MLP = Learner(MLPState, together=16)
+MLP = Learner(MLPState, max_parallel=16)
 forward, generate_step, states, outputs = MLP.forward, MLP.generate_step, MLP.states, MLP.outputs
 init_state, primal_state = MLP.init_state, MLP.primal_state
