@@ -84,7 +84,7 @@ def test_groups_of_sequences_give_what_all_give_together(models, name, plan, pre
     sizes, hidden = [], type(model)._hidden
     monkeypatch.setattr(type(model), "_hidden", lambda self, x, s: (sizes.append(len(x)), hidden(self, x, s))[1])
     monkeypatch.setattr(type(model), "prefill_tokens", prefill_tokens)
-    monkeypatch.setattr(type(model), "least_group_limit", least)
+    monkeypatch.setattr(type(model), "least_group_capacity", least)
     assert_close(run(model, ids, plan, states[1]), together, TOLERANCE[torch.float64])
     assert min(sizes) < 5
     assert states[0].length == states[1].length
@@ -320,23 +320,23 @@ def test_the_states_of_all_layers_are_made_together_and_are_those_of_each(models
         found, expected = tensors_of(layer), [*caches, *tensors_of(model._inner_state(block, 3))]
         assert all(map(torch.equal, found, expected))
         assert [(x.shape, x.dtype, x.is_contiguous()) for x in found] == [(x.shape, x.dtype, True) for x in expected]
-    first, last = (tensors_of(state.layers[place]) for place in (0, -1))
+    first, last = (tensors_of(state.layers[index]) for index in (0, -1))
     assert len({x.untyped_storage().data_ptr() for x in (*first, *last)}) == len(first) - 1  # both caches lie in one
 
 
 @pytest.mark.parametrize("name", ["ttt-linear", "transformer", "mamba"])
 def test_layers_have_ranges_only_if_they_are_on(models, name, monkeypatch):
-    marked = []
+    pushed = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda.nvtx, "range_push", marked.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", pushed.append)
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: None)
     run(models[name], random_ids(1, 2), (2,))
-    assert marked == []
+    assert pushed == []
     mark_layers(True)
     try:
         run(models[name], random_ids(1, 3), (2, -1))
     finally:
         mark_layers(False)
-    layers = [each for each in marked if each != "operator"]
+    layers = [each for each in pushed if each != "operator"]
     assert layers == 2 * [f"layer {index}" for index in range(models[name].config.layers)]
-    assert len(marked) - len(layers) == (len(layers) if name == "ttt-linear" else 0)
+    assert len(pushed) - len(layers) == (len(layers) if name == "ttt-linear" else 0)
