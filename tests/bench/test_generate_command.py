@@ -61,7 +61,7 @@ def test_mistakes_are_one_sentence(folder):
     with pytest.raises(UserError, match=r"^--prompt: the tokenizer finds no token in this text$"):
         generate(folder, " ", 4)
     write_tokenizer(folder, 600)
-    with pytest.raises(UserError, match=r"tokenizer.json gives token 599; the model has only 512$"):
+    with pytest.raises(UserError, match=r"tokenizer.json gives token 599; the model's vocabulary has 512$"):
         generate(folder, "w599", 4)
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match=r"cannot read tokenizer\.json"):

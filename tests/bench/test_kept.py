@@ -6,7 +6,7 @@ from importlib import import_module
 import pytest
 import torch
 
-from bench.kept import kept_bytes, window_bytes
+from bench.kept import conv_state_bytes, kept_bytes
 from bench.models.config import model_config
 from bench.models.factory import from_seed
 from harness.schema.case import Case
@@ -27,9 +27,9 @@ def test_a_state_of_generate(learner, state_dtype, form):
     layers = model.init_state(case.batch, case.context).layers
     states = [generate.GenerateState.from_state(layer.inner, form, PRECISIONS[state_dtype]) for layer in layers]
     windows = [cache for layer in layers for cache in (layer.block_conv, layer.qk_conv)]
-    kept = [x for state in states for x in state.tensors()] + windows
+    tensors = [x for state in states for x in state.tensors()] + windows
     positions = case.batch * config.layers * config.heads * POSITION
-    assert sum(x.numel() * x.element_size() for x in kept) == case.batch * kept_bytes(config, case, form) + positions
+    assert sum(x.numel() * x.element_size() for x in tensors) == case.batch * kept_bytes(config, case, form) + positions
 
 
 @pytest.mark.parametrize("learner", ["linear", "mlp"])
@@ -43,10 +43,10 @@ def test_a_state_after_whole_mini_batches(learner):
 
 
 def test_a_transformer_has_no_convolutions_and_neither_has_the_backbone_of_one():
-    assert window_bytes(model_config("transformer", "1.3b"), 2) == 0
-    assert window_bytes(model_config("ttt-mlp", "1.3b", backbone="transformer"), 2) == 0
-    assert window_bytes(model_config("ttt-mlp", "1.3b"), 2) == 24 * 2 * 2048 * 3 * 2
-    assert window_bytes(model_config("mamba", "1.3b"), 2) == 48 * 4096 * 3 * 2
+    assert conv_state_bytes(model_config("transformer", "1.3b"), 2) == 0
+    assert conv_state_bytes(model_config("ttt-mlp", "1.3b", backbone="transformer"), 2) == 0
+    assert conv_state_bytes(model_config("ttt-mlp", "1.3b"), 2) == 24 * 2 * 2048 * 3 * 2
+    assert conv_state_bytes(model_config("mamba", "1.3b"), 2) == 48 * 4096 * 3 * 2
 
 
 def test_a_mamba_keeps_its_state_and_the_inputs_of_its_convolutions():
