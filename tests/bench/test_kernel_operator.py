@@ -120,7 +120,7 @@ def test_a_prefill_on_the_reference(learner: str, rotated_by_kernel: list[bool])
 @learners
 @pytest.mark.parametrize("form", ["dual", "primal"])
 @pytest.mark.parametrize("precision", ["float32", "planes", "bfloat16"])
-def test_the_generate_state_has_the_form_and_precision_asked_for(learner: str, form: str, precision: str) -> None:
+def test_the_generate_state_has_the_requested_form_and_precision(learner: str, form: str, precision: str) -> None:
     kernels, _ = models(config_of(learner), TTTBlock, form=form, precision=precision, forward_in_pytorch=True)
     state = kernels.init_generate_state(2).layers[0].inner
     assert (state.form, state.precision) == (form, precision)

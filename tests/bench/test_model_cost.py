@@ -24,9 +24,9 @@ def test_a_forward_of_the_transformer():
     config = model_config("transformer", "1.3b")
     embedding = config.vocabulary * config.width
     found = work(CASE)
-    products = 2 * (parameter_count(config) - embedding) * 16 * 2048
+    gemms = 2 * (parameter_count(config) - embedding) * 16 * 2048
     attention = 16 * 24 * 2 * 2048**2 * 2048
-    assert found.flops == products + 2 * 16 * embedding + attention
+    assert found.flops == gemms + 2 * 16 * embedding + attention
     assert found.bytes == 2 * parameter_count(config) + 8 * 16 * 2048 + 196_608 * 16 * 2048
 
 
@@ -37,7 +37,7 @@ def test_a_step_of_the_transformer_reads_weights_and_cache():
     assert found.flops == 2 * 512 * parameters + 24 * 4 * 512 * 2048 * 2048
 
 
-def test_a_grouped_cache_is_read_in_a_quarter_of_the_bytes_with_the_same_products():
+def test_a_grouped_cache_is_read_in_a_quarter_of_the_bytes_with_the_same_gemms():
     case, grouped = (
         replace(CASE, system=name, phase="generate", batch=512) for name in ("transformer", "transformer-gqa")
     )

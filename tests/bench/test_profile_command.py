@@ -43,7 +43,7 @@ def test_it_prints_the_profiler_and_each_bottleneck(profiled: Any) -> None:
     assert "of the time" in done.stdout
 
 
-def test_resuming_keeps_what_is_there(profiled: Any) -> None:
+def test_resuming_keeps_finished_profiles(profiled: Any) -> None:
     folder, _ = profiled
     before = {path.name: path.read_bytes() for path in (folder / "run" / "profiles").glob("*.json")}
     done = called("profile", *SMALL, "--out", "run", "--resume", cwd=folder)
@@ -51,7 +51,7 @@ def test_resuming_keeps_what_is_there(profiled: Any) -> None:
     assert {path.name: path.read_bytes() for path in (folder / "run" / "profiles").glob("*.json")} == before
 
 
-def test_an_interrupt_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_prints_the_command_to_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
