@@ -1,8 +1,8 @@
-# make install: the environment alone. make bench: install, measure, write the page. make test: install, check, test.
+# make install: create the environment. make bench: install, measure, write the page. make test: install, lint, test.
 #
-#   VENV=.venv     where to install; VENV= installs nothing and uses PYTHON's packages, .venv-vllm and .venv-mamba
+#   VENV=.venv     the environment; VENV= installs nothing and uses PYTHON's packages, .venv-vllm and .venv-mamba
 #   OUT=out/...    the run's folder; resume an interrupted run with the same OUT
-#   SUITES=        what to run: `paper` on a GPU and `quick` without one by default, `all` for everything
+#   SUITES=        suites or groups to run (bench/README.md); default: `paper` on a GPU, otherwise `quick`
 #   RUN_OPTIONS=   more options of `ttt-bench run`
 PYTHON ?= python3
 VENV ?= .venv

@@ -35,7 +35,7 @@ def not_drawn(weight, *range_, **how):
 
 
 @pytest.mark.parametrize("system", MODELS)
-def test_a_model_comes_back_as_it_was(system, tmp_path, monkeypatch):
+def test_a_saved_model_loads_unchanged(system, tmp_path, monkeypatch):
     config = model_config(system, "tiny")
     model = from_seed(config, 0, "cpu")
     tmp_path /= "new"
@@ -146,7 +146,7 @@ def test_a_tied_head_may_stand_in_the_embeddings_place(linear):
     assert_refused(config, path, r"model\.embed_tokens\.weight: missing")
 
 
-def test_an_untied_head_is_its_own(linear):
+def test_an_untied_head_has_its_own_weight(linear):
     config, tensors, path = linear
     config, head = replace(config, tied=False), torch.randn(512, 128)
     assert_refused(config, path, r"lm_head\.weight: missing, expected \[512, 128\]")

@@ -55,7 +55,7 @@ def case_of(folder: Path, phase: str = "forward", **changes: object) -> Case:
     return Case("ttt-mlp", "torch", checkpoint.size, phase, 2, 20, "float32", options=tuple(options.items()), **changes)  # type: ignore[arg-type]
 
 
-def test_a_case_names_it_by_its_folders_name_and_content(folder: Path, tmp_path: Path) -> None:
+def test_a_case_names_a_checkpoint_by_folder_name_and_content(folder: Path, tmp_path: Path) -> None:
     found = read_checkpoint(folder)
     name, _, digest = found.name.partition("@")
     assert (name, len(digest), found.system, found.size) == ("my-model", 16, "ttt-mlp", "2x64")
@@ -70,7 +70,7 @@ def test_a_case_names_it_by_its_folders_name_and_content(folder: Path, tmp_path:
     assert read_checkpoint(folder).name != found.name
 
 
-def test_its_cases_have_its_own_options_on_its_own_system_alone(folder: Path) -> None:
+def test_a_checkpoint_runs_only_on_its_system_with_its_options(folder: Path) -> None:
     checkpoint = register_checkpoint(folder)
     planned = suite_cases(find_suite("quick"), RunRequest(batch="2"), "cpu", checkpoint)
     assert {each.case.system_backend for each in planned} == {"ttt-mlp/torch"}
@@ -93,7 +93,7 @@ def test_a_git_lfs_pointer_is_found_before_any_case(folder: Path, name: str) -> 
         plan(RunRequest(suites=("quick",), checkpoint=folder, device="cpu"))
 
 
-def test_a_case_whose_checkpoint_nobody_named_is_skipped(folder: Path) -> None:
+def test_a_case_with_an_unregistered_checkpoint_is_skipped(folder: Path) -> None:
     case = case_of(folder)
     with pytest.raises(CheckpointError, match="name its folder with --checkpoint DIR"):
         checkpoint_folder(case)
@@ -104,7 +104,7 @@ def test_a_case_whose_checkpoint_nobody_named_is_skipped(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("phase", ["forward", "generate"])
-def test_verify_runs_its_weights_and_compares_every_token(folder: Path, phase: str) -> None:
+def test_verify_runs_the_checkpoint_and_compares_generated_tokens(folder: Path, phase: str) -> None:
     register_checkpoint(folder)
     adapter = TTTTorch()
     record = CaseRun(case_of(folder, phase), Policy(), "verify").record(adapter)

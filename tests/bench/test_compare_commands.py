@@ -176,7 +176,7 @@ def test_hooks_of_a_checkout_do_not_run_in_its_worktrees(checkout, tmp_path, mon
     assert git(checkout, "worktree", "list").count("\n") == 0
 
 
-def test_a_worktree_that_git_cannot_make_says_why_and_is_not_left(checkout, tmp_path, monkeypatch, capsys):
+def test_a_failed_worktree_is_reported_and_removed(checkout, tmp_path, monkeypatch, capsys):
     (checkout / ".gitattributes").write_text("*.bin filter=broken\n")
     (checkout / "weights.bin").write_text("x")
     commit(checkout, "old")

@@ -19,7 +19,7 @@ def file(tmp_path, monkeypatch):
     return tmp_path / "systems.toml"
 
 
-def test_an_interpreter_or_after_a_byte_order_mark_a_container_of_its_own(file):
+def test_a_system_can_have_its_own_interpreter_or_container(file):
     file.write_text('["mamba/torch"]\npython = "/opt/mamba/bin/python"\nenv = { A = "1" }\n')
     launch = worker_launches()["mamba", "torch"]
     assert (launch.command, launch.env) == (["/opt/mamba/bin/python"], {"A": "1"})

@@ -42,7 +42,7 @@ def own_words(folder, count):
     return words
 
 
-def test_the_text_is_that_of_our_own_loop(folder, capsys, monkeypatch):
+def test_the_text_has_the_tokens_of_the_projects_loop(folder, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     generate(folder, PROMPT, 20)
     assert capsys.readouterr().out.split() == [f"w{number}" for number in own_words(folder, 20)]

@@ -123,7 +123,7 @@ def test_every_weight_comes_back_exactly(
     assert all(torch.equal(weight, again.weights()[name]) for name, weight in model.weights().items())
 
 
-def test_bfloat16_and_a_rate_of_the_run_are_kept(tmp_path: Path) -> None:
+def test_bfloat16_and_the_base_lr_of_the_run_are_preserved(tmp_path: Path) -> None:
     model, folder = model_of("mlp", dtype=torch.bfloat16), tmp_path / "made"
     write(tmp_path / "file", jax_params(model.weights()))
     convert_checkpoint(tmp_path / "file", folder, 0.5)
@@ -151,7 +151,7 @@ def test_bfloat16_and_a_rate_of_the_run_are_kept(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_another_file_is_refused_by_what_is_wrong(change: Any, words: str, tmp_path: Path) -> None:
+def test_an_unusable_file_is_refused_with_the_reason(change: Any, words: str, tmp_path: Path) -> None:
     params = jax_params(model_of("linear").weights())
     change(params)
     write(tmp_path / "file", params)

@@ -50,7 +50,7 @@ def ttt_bench(*arguments: object, cwd: Path, path: Path | None = None, **env: st
     ],
 )
 @pytest.mark.usefixtures("two_gpus")
-def test_gpus_that_are_not_there(tmp_path: Path, command: str, gpus: str, visible: str, message: str) -> None:
+def test_missing_gpus_are_refused(tmp_path: Path, command: str, gpus: str, visible: str, message: str) -> None:
     done = ttt_bench(command, "quick", "--gpus", gpus, cwd=tmp_path, CUDA_VISIBLE_DEVICES=visible)
     assert message in one_sentence(done)
     assert not (tmp_path / "out").exists()
@@ -151,7 +151,7 @@ def test_an_error_of_sbatch_is_reported_and_the_plan_stays(tmp_path: Path, comma
     assert "sbatch is not installed on this machine" in again.stderr
 
 
-def test_work_is_for_slurm(tmp_path: Path) -> None:
+def test_work_needs_a_slurm_task(tmp_path: Path) -> None:
     work = ("work", "out", "--keys", "out/slurm.keys")
     assert "SLURM_JOB_ID is not set" in one_sentence(ttt_bench(*work, cwd=tmp_path))
     assert "out: no such folder" in one_sentence(ttt_bench(*work, cwd=tmp_path, SLURM_JOB_ID="1"))
@@ -172,7 +172,7 @@ def test_a_task_runs_the_cases_of_the_keys(tmp_path: Path, commands: Path) -> No
     assert [(record.case.key, record.status) for record in Run.open(tmp_path / "out").records()] == [(first, "ok")]
 
 
-def test_a_task_without_a_gpu_takes_no_job_of_a_run_of_one(tmp_path: Path, commands: Path) -> None:
+def test_a_task_without_a_gpu_runs_no_job_of_a_gpu_run(tmp_path: Path, commands: Path) -> None:
     call = ("run", "quick", "--systems", "transformer/torch", "--device", "cuda", "--slurm", "gpus=1", "--out", "out")
     assert ttt_bench(*call, cwd=tmp_path, path=commands).returncode == 0
     task = {"SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "0"}

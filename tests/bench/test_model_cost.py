@@ -110,7 +110,7 @@ def test_mamba_2_has_a_larger_state_and_convolves_b_and_c():
     assert apart[EDGES].bytes == 512 * 48 * (4096 + 2 * 128) * 4 * 2
 
 
-def test_a_prompt_of_ttt_is_that_of_its_mini_batches():
+def test_the_flops_of_ttt_follow_from_the_mini_batch_size():
     case = replace(CASE, system="ttt-linear")
     config = model_config("ttt-linear", "1.3b")
     for mini_batch in (16, 32):
@@ -127,7 +127,7 @@ def test_a_request_is_its_prompt_and_its_steps():
     assert work(replace(CASE, phase="request")).bytes == prompt.bytes + 128 * midway.bytes
 
 
-def test_the_gemms_of_an_unknown_model_count():
+def test_the_gemms_of_an_unknown_model_are_counted():
     config = SimpleNamespace(vocabulary=10, width=4)
     case = Case("rwkv7", "fla", "1.3b", "forward", 2, 8)
     found = model_work(config, 100, case)

@@ -106,7 +106,7 @@ def test_half_of_the_sms_must_be_idle(heads: int, batch: int, idle: bool, monkey
 @pytest.mark.gpu
 @pytest.mark.parametrize("learner", ["linear", "mlp"])
 @pytest.mark.parametrize("backbone", ["mamba", "transformer"])
-def test_on_a_gpu_two_chunks_at_once_are_bitwise_one_after_the_other(learner: str, backbone: str, monkeypatch) -> None:
+def test_overlapped_chunks_on_a_gpu_are_bitwise_sequential_chunks(learner: str, backbone: str, monkeypatch) -> None:
     config = replace(
         model_config(f"ttt-{learner}", "tiny", backbone=backbone), width=256, heads=4, layers=6, ffn_width=768
     )

@@ -45,7 +45,7 @@ def test_suites_name_only_known_systems_backends_and_sizes():
 
 
 @pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.name)
-def test_every_case_is_there_once_and_without_default_options(suite):
+def test_each_case_is_unique_and_has_no_default_options(suite):
     found = cases(suite.name)
     assert found
     assert len({case.key for case in found}) == len(found)
@@ -244,14 +244,14 @@ def test_a_case_that_would_ignore_staggered_positions_is_skipped(label, changes,
     assert skip_reason(Planned(case), [], None) == ("" if runs else why)
 
 
-def test_a_model_that_grows_is_tried_once_beyond_the_memory():
+def test_the_smallest_case_beyond_memory_is_tried_once():
     first, second = (of_batch("ttt-mlp/triton-dual", batch) for batch in (1024, 2048))
     assert skip_reason(first, [], int(85.5e9)) == ""
     assert skip_reason(second, [oom(first)], int(85.5e9)) == "batch 1024 did not fit"
     assert skip_reason(replace(first, skip_after_oom=False), [], int(85.5e9)).startswith("needs at least 123 GB")
 
 
-def test_a_model_that_grows_is_not_tried_beyond_one_that_was_skipped_for_its_size():
+def test_no_case_is_tried_beyond_one_that_was_skipped_for_its_size():
     smaller, larger = (of_batch("transformer/torch", batch) for batch in (512, 1024))
     known = Record(smaller.case, "skipped", "needs at least 209 GB")
     assert skip_reason(larger, [known], int(150e9)).startswith("needs at least 415 GB")

@@ -22,7 +22,7 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return folder, ttt_bench("profile", *SMALL, "--out", "run", cwd=folder)
 
 
-def test_a_run_of_its_own_holds_a_profile_of_each_case(profiled: Any) -> None:
+def test_a_new_run_has_a_profile_of_each_case(profiled: Any) -> None:
     folder, done = profiled
     assert done.returncode == 0, done.stderr
     run = Run.open(folder / "run")
@@ -35,7 +35,7 @@ def test_a_run_of_its_own_holds_a_profile_of_each_case(profiled: Any) -> None:
     assert str(folder) not in "".join(path.read_text() for path in (folder / "run" / "profiles").glob("*.json"))
 
 
-def test_it_prints_the_profiler_and_each_bottleneck(profiled: Any) -> None:
+def test_profile_prints_the_profiler_and_each_bottleneck(profiled: Any) -> None:
     _, done = profiled
     assert "torch.profiler" in done.stderr.splitlines()[0]
     assert "a new run, without latencies to compare its profiles with" in done.stderr.splitlines()[1]

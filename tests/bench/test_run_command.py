@@ -111,7 +111,7 @@ def test_the_default_folder_has_the_current_time(tmp_path, only_planned):
 
 
 @pytest.mark.parametrize("exists", [False, True])
-def test_resuming_without_a_run_begins_one_as_without_resume(tmp_path, only_planned, exists):
+def test_resume_without_a_run_creates_one(tmp_path, only_planned, exists):
     notes = []
     for out, options in (("first", ()), ("second", ("--resume",))):
         if exists:
