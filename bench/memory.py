@@ -42,7 +42,7 @@ def staggered_ignored(case: Case) -> str:
 def smaller_too_large(planned: Planned, earlier: Iterable[Record]) -> str:
     """Return a message if `planned.skip_after_oom` and a smaller case was too large, else "".
 
-    Too large: it ran out of memory or time, or (a smaller batch) not all its sequences fit in the KV cache at once.
+    Too large: it ran out of memory or time, or is a smaller batch whose sequences did not all fit in the KV cache.
     """
     if not planned.skip_after_oom:
         return ""

@@ -42,7 +42,7 @@ BACKBONES = ("mamba", "transformer")
 # base_lr in the inner learning rate base_lr * sigmoid(logit) / D (paper, section 3.1), by learner.
 BASE_LR = {"linear": 1.0, "mlp": 0.1}
 
-# SwiGLU widths of tiny models, where W1 and W2 of TTT-MLP count: they make parameter counts nearly equal.
+# SwiGLU widths that make tiny models nearly equal in size: W1 and W2 are a large part of a tiny TTT-MLP.
 _TINY_FFN_WIDTH = {"ttt-mlp": 240, "transformer": 416, "transformer-gqa": 416}
 _TINY_VOCABULARY = 512
 _CUT = "/"  # between the name of a size and its number of layers

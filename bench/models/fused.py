@@ -22,7 +22,7 @@ from tk_kernels.edges.short_convolution import query_key, residual_convolution
 from tk_kernels.edges.swiglu_product import swiglu_product
 from tk_kernels.reference.layer import Rotation
 
-MAX_PDL_BATCH = {"linear": 8, "mlp": 2}  # by learner: most sequences of a small batch in `pdl_is_faster`
+MAX_PDL_BATCH = {"linear": 8, "mlp": 2}  # by learner: the largest batch that counts as small in `pdl_is_faster`
 ALIGNED = 8  # columns of 2 bytes per 16-byte load
 
 

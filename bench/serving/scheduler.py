@@ -39,7 +39,7 @@ class TTTScheduler(AsyncScheduler):
         held = {name: getattr(self, name) for name in ("running", "max_num_active_reqs")}
         try:
             self.__dict__.update(running=[], max_num_active_reqs=0)
-            step = super().schedule()  # an empty step, which stats_pending finished requests
+            step = super().schedule()  # an empty step, which reports finished requests
         finally:
             self.__dict__.update(held)
         ids, cached = [request.request_id for request in requests], step.scheduled_cached_reqs
