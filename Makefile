@@ -1,8 +1,8 @@
-# make install: the environment alone. make bench: install, measure, write the page. make test: install, check, test.
+# make install: create the environment. make bench: install, measure, write the page. make test: install, lint, test.
 #
-#   VENV=.venv     where to install; VENV= installs nothing and uses PYTHON's packages, .venv-vllm and .venv-mamba
+#   VENV=.venv     the environment; VENV= installs nothing and uses PYTHON's packages, .venv-vllm and .venv-mamba
 #   OUT=out/...    the run's folder; resume an interrupted run with the same OUT
-#   SUITES=        what to run: `paper` on a GPU and `quick` without one by default, `all` for everything
+#   SUITES=        suites or groups to run (bench/README.md); default: `paper` on a GPU, otherwise `quick`
 #   RUN_OPTIONS=   more options of `ttt-bench run`
 PYTHON ?= python3
 VENV ?= .venv
@@ -20,11 +20,11 @@ INSTALLED := $(if $(VENV),$(VENV)/.installed-$(TARGET))
 NVCC := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 MAMBA_PIP = .venv-mamba/bin/python -m pip $(1) --quiet --no-deps --no-build-isolation
 
-# Stops unless PYTHON is a version that the lock file supports: a condition on the minor version v, and in words.
-FOR_PYTHON = @$(PYTHON) -c "import sys; v = sys.version_info[1]; sys.exit(0 if $(1) else 'make: this needs Python $(2), and $(PYTHON) is 3.%d; say PYTHON=python3.12' % v)"
+# Stop unless the lock file supports PYTHON's version. Arguments: a condition on the minor version v; the condition in words.
+FOR_PYTHON = @$(PYTHON) -c "import sys; v = sys.version_info[1]; sys.exit(0 if $(1) else 'make: this needs Python $(2), and $(PYTHON) is 3.%d; set PYTHON=python3.12' % v)"
 
-# With VENV= nothing is installed.
-HAS_PACKAGES = $(if $(VENV),,@$(PY) -c "import sys; from importlib.util import find_spec; sys.exit(0 if all(map(find_spec, ('torch', 'typer', 'pandas'))) else 'make: $(PY) lacks packages of ttt-bench; name another by PYTHON=, or leave VENV= out to install them')")
+# With VENV=, nothing is installed: stop if PYTHON lacks the packages.
+HAS_PACKAGES = $(if $(VENV),,@$(PY) -c "import sys; from importlib.util import find_spec; sys.exit(0 if all(map(find_spec, ('torch', 'typer', 'pandas'))) else 'make: $(PY) lacks packages of ttt-bench; set PYTHON= to another, or omit VENV= to install them')")
 
 .PHONY: help install bench baselines venv-vllm venv-mamba numbers test lock locks test-gpu sanitize lint chromium axe slurm clean
 
@@ -43,11 +43,11 @@ endif
 	$(PY) -m bench run $(SUITES) --out "$(OUT)" --resume $(RUN_OPTIONS)
 	$(if $(findstring --dry-run,$(RUN_OPTIONS)),,$(PY) -m bench report "$(OUT)")
 
-# Environments of their own for systems whose pins conflict; bench/environments.py finds them.
+# Separate environments for systems whose pins conflict; bench/environments.py finds them.
 baselines: venv-vllm venv-mamba
 
 venv-vllm venv-mamba: venv-%:
-	@echo "make: checks .venv-$* and installs what it lacks (log: .venv-$*.log)"
+	@echo "make: checking .venv-$*, installing missing packages (log: .venv-$*.log)"
 	@$(MAKE) --no-print-directory .venv-$*/.installed >.venv-$*.log 2>&1 || { \
 	  rm -f .venv-$*/.installed; tail -n 5 .venv-$*.log; \
 	  echo "make: no $*: its environment failed to install (log: .venv-$*.log)"; exit 1; } >&2
@@ -60,7 +60,7 @@ venv-vllm venv-mamba: venv-%:
 	.venv-vllm/bin/python -m pip install --quiet --no-deps --editable .
 	@touch $@
 
-# mamba-ssm has no wheel for this PyTorch, so nvcc builds it for half an hour. Its setup.py asks for C++17, but
+# mamba-ssm has no wheel for this PyTorch, so nvcc builds it, which takes long. Its setup.py requests C++17, but
 # PyTorch's headers need C++20.
 .venv-mamba/.installed: bench/requirements/mamba.txt bench/requirements/cuda.txt
 	@test -n "$(NVCC)" || { echo "Mamba is left out: building mamba-ssm needs the nvcc of CUDA 13; install it or set CUDA_HOME" >&2; exit 1; }
@@ -87,21 +87,21 @@ test: $(INSTALLED) lint chromium axe slurm
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 PYTEST_XDIST_AUTO_NUM_WORKERS=$$($(PY) -c "import os; print(os.cpu_count() + 1)") \
 	  $(PY) -m pytest -m "not gpu and not index" --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-# Writes the lock files of bench/requirements from its .in files and pyproject.toml, with the newest releases.
+# Write the lock files of bench/requirements from its .in files and pyproject.toml, with the newest releases.
 lock: .venv-lock/.installed
 	.venv-lock/bin/python bench/requirements/lock.py
 
-# Asks the package index whether each lock file still resolves: downloads metadata, no packages.
+# Check that each lock file still resolves; downloads metadata from the package index, no packages.
 locks: $(INSTALLED) .venv-lock/.installed
 	$(PY) -m pytest -rs -m index tests/test_locks.py
 
-# Tests of kernels mostly compile, so four workers share the GPU. The other tests measure time, and run alone.
+# Kernel tests mostly compile, so four workers share the GPU. Other tests may measure time, so they run one at a time.
 test-gpu: $(INSTALLED)
 	-$(PY) -m bench build
 	$(PY) -m pytest -m gpu tests/tk_kernels --numprocesses 4 --dist loadgroup
 	$(PY) -m pytest -m gpu --ignore tests/tk_kernels
 
-# Every kernel under memcheck, racecheck and synccheck, on a Hopper GPU; one line for each, also in the file RECORD.
+# Run every kernel under memcheck, racecheck and synccheck on a Hopper GPU; write the results to the file RECORD, too.
 sanitize: $(INSTALLED)
 	$(PY) -m tests.tk_kernels.sanitize $(RECORD)
 
@@ -125,14 +125,14 @@ build/axe-$(AXE).min.js:
 	@mkdir -p build
 	@{ command -v npm >/dev/null && npm pack --silent --pack-destination build axe-core@$(AXE) >/dev/null \
 	  && tar -xzOf build/axe-core-$(AXE).tgz package/axe.min.js > $@.part && mv $@.part $@; } \
-	|| echo "make test: axe-core could not be had (it needs npm and a registry); the pages' accessibility is not tested"
+	|| echo "make test: cannot download axe-core (this needs npm and a registry); the pages' accessibility is not tested"
 
 # The tests of Slurm jobs start their own Slurm. Without it, these tests are skipped.
 slurm:
 	@{ command -v sbatch && command -v munged; } >/dev/null || { \
 	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
 	  && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurm-wlm munge >/dev/null; } \
-	|| echo "make test: install Slurm (apt-get install slurm-wlm munge); a run's tasks are tested in it"
+	|| echo "make test: install Slurm (apt-get install slurm-wlm munge); without it, the tests of Slurm jobs are skipped"
 
 .venv-lock/.installed:
 	$(PYTHON) -m venv .venv-lock

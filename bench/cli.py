@@ -11,7 +11,7 @@ import typer
 
 from bench.ending import guarded, run_app
 from bench.errors import UserError
-from bench.request import RunRequest, words
+from bench.request import RunRequest, split_list
 from harness.schema.files import refusing
 from harness.schema.reason import counted
 
@@ -27,7 +27,7 @@ app = typer.Typer(
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The run folder.")]
 Suites = Annotated[
     list[str] | None,
-    typer.Argument(metavar="SUITE", help="Suites or groups (paper, all); default: paper on a GPU, quick without."),
+    typer.Argument(metavar="SUITE", help="Suites or groups (paper, all); default: paper on a GPU, otherwise quick."),
 ]
 Systems = Annotated[str | None, typer.Option(help="Comma-separated systems, as SYSTEM or SYSTEM/BACKEND.")]
 Batch = Annotated[str | None, typer.Option(help="Comma-separated batch sizes; default: the suite's.")]
@@ -38,9 +38,9 @@ Checkpoint = Annotated[Path | None, typer.Option(help="A checkpoint's folder; de
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run folder; default: out/DATE-TIME.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Keep finished cases; run the rest.")]
 Budget = Annotated[float | None, typer.Option("--budget", help="Seconds of sampling per case; default: the suite's.")]
-FailOn = Annotated[str | None, typer.Option(help="Exit with status 1 if a case is slower by more than, say, 5%.")]
-Gpus = Annotated[str | None, typer.Option(help="One job per GPU: `all`, or numbers of nvidia-smi such as 0,1.")]
-TimeLimit = Annotated[float, typer.Option("--time-limit", help="Seconds per case, with its model and checks.")]
+FailOn = Annotated[str | None, typer.Option(help="Exit status 1 if a case is slower by more than this, such as 5%.")]
+Gpus = Annotated[str | None, typer.Option(help="One job per GPU: `all`, or indices or UUIDs, such as 0,1.")]
+TimeLimit = Annotated[float, typer.Option("--time-limit", help="Seconds per case, including model build and checks.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown.")]
 
@@ -112,7 +112,7 @@ def run(
     budget_s: Budget = None,
     device: Device = "auto",
     gpus: Gpus = None,
-    slurm: Annotated[str | None, typer.Option(help="Submit Slurm tasks, such as partition=gpu,time=60,gpus=4.")] = None,
+    slurm: Annotated[str | None, typer.Option(help="Submit Slurm tasks: options such as partition=gpu,gpus=4.")] = None,
 ) -> None:
     """Measure suites into a run folder.
 
@@ -138,7 +138,7 @@ def _request(call: typer.Context, **more: Any) -> RunRequest:
 
 def _folder(request: RunRequest) -> Path:
     if request.out is None and request.resume:
-        raise UserError(f"--{'resume' if request.retry == 'lost' else 'retry'}: name the run by --out")
+        raise UserError(f"--{'resume' if request.retry == 'lost' else 'retry'}: name the run with --out")
     return request.out or Path("out") / f"{datetime.now():%Y%m%d-%H%M%S}"
 
 
@@ -199,7 +199,7 @@ def table(
     if len(given) > 1:
         raise UserError(f"--{' --'.join(given)}: one format at a time")
     fmt = given[0] if given else "text"
-    write_table(run, fmt, words("--columns", columns))
+    write_table(run, fmt, split_list("--columns", columns))
 
 
 @app.command()
@@ -209,7 +209,7 @@ def report(
     png: Annotated[Path | None, typer.Option(help="Draw figures into this PNG file instead; needs Chromium.")] = None,
     pdf: Annotated[Path | None, typer.Option(help="Draw figures into this PDF file instead; needs Chromium.")] = None,
     inches: Annotated[float | None, typer.Option(help="Width of each figure, for a paper.", min=2, max=20)] = None,
-    figures: Annotated[str, typer.Option(help="Figures such as fig15; default: the first.")] = "",
+    figures: Annotated[str, typer.Option(help="Suite of the figures, such as fig15-forward; default: the first.")] = "",
 ) -> None:
     """Write a run's page, or its figures as PNG or PDF."""
     targets = {"--output": output, "--png": png, "--pdf": pdf}
@@ -246,8 +246,8 @@ def site(
 
     with refusing(output, "written", UserError):
         removed = write_site(runs, output, lambda text: print(text, file=sys.stderr, flush=True))
-    others = f", {counted(removed, 'file')} of others removed" if removed else ""
-    print(f"wrote {output / 'index.html'}: {counted(len(runs), 'run')}{others}")
+    outdated = f", {counted(removed, 'outdated file')} removed" if removed else ""
+    print(f"wrote {output / 'index.html'}: {counted(len(runs), 'run')}{outdated}")
 
 
 @app.command()
@@ -288,7 +288,7 @@ def ab(
     batch: Batch = None,
     context: Context = None,
     phase: Phase = None,
-    rounds: Annotated[int, typer.Option(help="Processes per case and side; fewer than 5 raise false alarms.")] = 6,
+    rounds: Annotated[int, typer.Option(help="Processes per case and commit; fewer than 5 raise false alarms.")] = 6,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the runs OUT/old and OUT/new.")] = Path("out/ab"),
     fail_on: FailOn = None,
     markdown: Markdown = False,
@@ -315,7 +315,7 @@ def profile(
     context: Context = None,
     phase: Phase = None,
     checkpoint: Checkpoint = None,
-    way: Annotated[str, typer.Option("--with", help="torch, nsys: times; ncu: also counters; auto.")] = "auto",
+    way: Annotated[str, typer.Option("--with", help="Profiler: torch, nsys, ncu (also counters) or auto.")] = "auto",
     out: Out = None,
     resume: Resume = False,
     time_limit_s: TimeLimit = 600,
@@ -336,5 +336,5 @@ def main() -> None:
     """Run the command line and exit. A user error prints one sentence; its exit status is 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without µ shows a question mark
+            stream.reconfigure(errors="replace")  # a terminal whose encoding lacks µ shows a question mark
     sys.exit(guarded(partial(run_app, app)))

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from bench.kept import generate_precision, state_bytes, window_bytes
+from bench.kept import conv_state_bytes, generate_precision, mixer_state_bytes
 from bench.models.config import CONV_KERNEL, DeltaRuleConfig, MambaConfig, TransformerConfig, TTTConfig
 from harness.schema.case import Case
 from harness.schema.work import EDGES, HEAD, OTHER, PRODUCTS, SCAN, TTT, Work
@@ -60,9 +60,9 @@ def _work(config: Any, parameters: int, case: Case, form: str) -> dict[str, Work
         OTHER: Work(0, ID_BYTES * tokens),
     }
     if isinstance(config, MambaConfig | DeltaRuleConfig | TTTConfig):  # the convolutions' stored inputs
-        kept = case.batch * window_bytes(config, element)
+        inputs = case.batch * conv_state_bytes(config, element)
         # A prompt writes all; a step reads all and writes one per channel.
-        found[EDGES] = Work(0, kept * CONV_KERNEL // (CONV_KERNEL - 1) if is_step else kept)
+        found[EDGES] = Work(0, inputs * CONV_KERNEL // (CONV_KERNEL - 1) if is_step else inputs)
     if (mixed := _mixed(config, case, form)) is not None:
         found[TTT if isinstance(config, TTTConfig) else SCAN] = mixed
     return found
@@ -80,10 +80,10 @@ def _mixed(config: Any, case: Case, form: str) -> Work | None:
     tokens = batch * (1 if is_step else case.context)
     if isinstance(config, TransformerConfig):
         flops = (4 if is_step else 2) * config.layers * tokens * case.context * config.width
-        return Work(flops, batch * state_bytes(config, case))
+        return Work(flops, batch * mixer_state_bytes(config, case))
     if isinstance(config, MambaConfig | DeltaRuleConfig):
         flops = config.token_flops * config.layers * tokens * config.state_numbers
-        return Work(flops, (2 if is_step else 1) * batch * state_bytes(config, case))
+        return Work(flops, (2 if is_step else 1) * batch * mixer_state_bytes(config, case))
     if not isinstance(config, TTTConfig):
         return None
     cost, heads, dim, mini_batch = COSTS[config.learner], config.heads, config.head_dim, config.mini_batch
@@ -91,5 +91,5 @@ def _mixed(config: Any, case: Case, form: str) -> Work | None:
         shape = (batch, heads, dim, mini_batch, form)
         moved = cost.generate_state_traffic(*shape, generate_precision(case))
         return Work(cost.generate_flops(*shape), moved) * config.layers
-    moved = batch * state_bytes(config, case) + LEARNER_BYTES * _learner_elements(config)
+    moved = batch * mixer_state_bytes(config, case) + LEARNER_BYTES * _learner_elements(config)
     return Work(config.layers * cost.forward_flops(batch, case.context, heads, dim, mini_batch), moved)

@@ -15,11 +15,11 @@ from harness.schema.record import RecordError
 
 def run_app(app: typer.Typer) -> Any:
     """Run the app on sys.argv, and return its result or exit status. Raises usage errors."""
-    _refuse_arguments(sys.argv[1:], typer.main.get_command(app))
+    _refuse_repeated_options(sys.argv[1:], typer.main.get_command(app))
     return app(standalone_mode=False)
 
 
-def _refuse_arguments(words: Sequence[str], group: Any) -> None:
+def _refuse_repeated_options(words: Sequence[str], group: Any) -> None:
     """Raise UserError if an option that takes a value is given twice."""
     name = next((word for word in words if not word.startswith("-")), "")
     command = group.commands.get(name) if hasattr(group, "commands") else group  # an app with one command is no group

@@ -1,7 +1,7 @@
 """Choose the command that starts each system's worker process.
 
-By default, this Python starts it. A backend that `make venv-vllm` or `make venv-mamba` installs uses the Python of
-`.venv-vllm` or `.venv-mamba` in the current folder, if it exists. A `systems.toml` in this folder can override both:
+By default, the current Python starts it. A backend that `make venv-vllm` or `make venv-mamba` installs uses the
+Python of `.venv-vllm` or `.venv-mamba` in the current folder, if it exists. A `systems.toml` there overrides both:
 
 ["transformer/vllm"]
 python = "~/.venvs/vllm/bin/python"  # or command = ["docker", "run", "-i", "IMAGE", "python"], which has priority
@@ -32,8 +32,8 @@ from harness.schema.reason import invalid
 from harness.workers.process import Launch
 
 SYSTEMS_FILE = Path("systems.toml")  # of the current folder; optional
-# A worker on the CPU sees no GPU. GNU OpenMP spins GOMP_SPINCOUNT times before a thread sleeps. With its default count,
-# a contended core slows a step a hundredfold; without spinning, an idle machine loses a factor of four.
+# A worker on the CPU sees no GPU. GNU OpenMP spins GOMP_SPINCOUNT times before a thread sleeps. The default count is
+# slow on contended cores, and 0 on idle cores.
 CPU_ENV = {"GOMP_SPINCOUNT": "30000", GPU_VARIABLE: ""}
 _LOCKS = {VLLM: ("vllm",), MAMBA: ("cuda", "mamba")}  # lock files, by the command that installs them
 
@@ -45,8 +45,8 @@ class _Entry(BaseModel):
     env: dict[str, str] = {}
 
 
-def notes_on_starts(labels: Container[str]) -> list[str]:
-    """Return [note: which of `labels` a .venv-NAME or systems.toml starts]; [] if none."""
+def launch_notes(labels: Container[str]) -> list[str]:
+    """Return a note on the `labels` that a .venv-NAME or systems.toml starts; [] if there are none."""
     entries, starts = _read(), defaultdict[str, list[str]](list)
     for each in (adapter for adapter in ADAPTERS if adapter.label in labels):
         entry = entries.get(each.label, _Entry())
@@ -90,7 +90,7 @@ def no_interpreter(launch: Launch) -> str:
     program = launch.command[0]
     if os.sep not in program or os.path.exists(program):
         return ""
-    remedy = "make it anew: `make baselines`" if program.startswith(".venv-") else f"correct its path in {SYSTEMS_FILE}"
+    remedy = "recreate it: `make baselines`" if program.startswith(".venv-") else f"correct its path in {SYSTEMS_FILE}"
     return f"its interpreter does not exist; {remedy}"
 
 

@@ -26,14 +26,14 @@ def past_durations(machine: Mapping[str, Any] | None, out: Path) -> Durations:
     kind = machine["device_kind"] if machine else "cuda"
     out = out.resolve()
     own = {out, *_runs_in(out.parent), *_runs_in(out)}
-    return _medians(map(_published, _runs_in(RESULTS) - own), kind) | _medians(map(_tried, own), kind)
+    return _medians(map(_published_records, _runs_in(RESULTS) - own), kind) | _medians(map(_timed_records, own), kind)
 
 
 def _runs_in(folder: Path) -> set[Path]:
     return {path.parent for path in folder.glob("*/run.json")} if folder.is_dir() else set()
 
 
-def _tried(folder: Path) -> list[Record]:
+def _timed_records(folder: Path) -> list[Record]:
     try:
         run = Run.open(folder)
         records = run.records() if run.file.mode == "measure" else []
@@ -42,7 +42,7 @@ def _tried(folder: Path) -> list[Record]:
     return [each for each in records if each.wall_s and each.status in ("ok", "incorrect", "oom", "timeout")]
 
 
-_published = cache(_tried)  # published runs do not change, and take a second to read
+_published_records = cache(_timed_records)  # published runs do not change
 
 
 def _medians(runs: Iterable[list[Record]], kind: str) -> dict[str, float]:

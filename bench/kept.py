@@ -11,15 +11,15 @@ def kept_bytes(config: Any, case: Case, form: str = "dual") -> int:
     """Return bytes stored per sequence of `case`: KV cache or state, and convolution inputs.
 
     config: the model's configuration, of a class in `bench.models.config`.
-    form: "dual" or "primal", of a TTT model's generate state; forward and other models ignore it.
+    form: "dual" or "primal", for the generate state of a TTT model; otherwise ignored.
     """
-    return state_bytes(config, case, form) + window_bytes(config, ELEMENT_BYTES[case.dtype])
+    return mixer_state_bytes(config, case, form) + conv_state_bytes(config, ELEMENT_BYTES[case.dtype])
 
 
-def state_bytes(config: Any, case: Case, form: str = "dual") -> int:
+def mixer_state_bytes(config: Any, case: Case, form: str = "dual") -> int:
     """Return the bytes of one sequence's KV cache or state, over all layers.
 
-    form: "dual" or "primal", of a TTT model's generate state; forward and other models ignore it.
+    form: "dual" or "primal", for the generate state of a TTT model; otherwise ignored.
     """
     size = ELEMENT_BYTES[(case.state_dtype or case.dtype).removesuffix("-planes")]  # two planes of 16 bits are 4 bytes
     if isinstance(config, TransformerConfig):  # a key and a value per token and layer
@@ -37,6 +37,6 @@ def generate_precision(case: Case) -> str:
     return (case.state_dtype or "float32").removeprefix("float32-")
 
 
-def window_bytes(config: Any, element_bytes: int) -> int:
+def conv_state_bytes(config: Any, element_bytes: int) -> int:
     """Return the bytes of one sequence's stored convolution inputs, over all layers."""
     return config.layers * convolved_channels(config) * (CONV_KERNEL - 1) * element_bytes

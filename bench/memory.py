@@ -20,18 +20,18 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
 
     earlier: the job's records so far. memory_bytes: the device's memory; None if unknown.
     A case is skipped if its checkpoint is not registered, or if it sets positions=staggered without effect.
-    A case that is known to need more memory is skipped. With `planned.skip_after_oom`, it is skipped only if a smaller
-    case was skipped, too, but any case is skipped after a smaller one that was too large (see `beyond_memory`).
+    A case is also skipped if its weights and states exceed `memory_bytes`. With `planned.skip_after_oom`, the smallest
+    such case still runs, to show where memory ends; larger cases are skipped (`smaller_too_large`).
     """
-    if why := checkpoint_missing(planned.case) or unstaggered(planned.case):
+    if why := checkpoint_missing(planned.case) or staggered_ignored(planned.case):
         return why
     skipped = any(each.status == "skipped" and _smaller_axis(each.case, planned.case) for each in earlier)
     shows_end = planned.skip_after_oom and planned.case.option("scope", "model") == "model" and not skipped
-    too_large = beyond_memory_of(planned.case, memory_bytes) if memory_bytes and not shows_end else ""
-    return beyond_memory(planned, earlier) or too_large
+    too_large = larger_than_memory(planned.case, memory_bytes) if memory_bytes and not shows_end else ""
+    return smaller_too_large(planned, earlier) or too_large
 
 
-def unstaggered(case: Case) -> str:
+def staggered_ignored(case: Case) -> str:
     """Return why positions=staggered has no effect on a case; "" if it has or is not set."""
     steps = case.phase == "generate" and case.timing != "engine" and case.option("scope", "model") == "model"
     if case.option("positions") != "staggered" or (steps and case.system in ("ttt-linear", "ttt-mlp")):
@@ -39,10 +39,10 @@ def unstaggered(case: Case) -> str:
     return f"{case.system_backend} ignores positions=staggered; generate steps of whole TTT models outside vLLM do not"
 
 
-def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
+def smaller_too_large(planned: Planned, earlier: Iterable[Record]) -> str:
     """Return a message if `planned.skip_after_oom` and a smaller case was too large, else "".
 
-    Too large: it ran out of memory or time, or has a smaller batch that did not fit in the KV cache at once.
+    Too large: it ran out of memory or time, or is a smaller batch whose sequences did not all fit in the KV cache.
     """
     if not planned.skip_after_oom:
         return ""
@@ -55,7 +55,7 @@ def beyond_memory(planned: Planned, earlier: Iterable[Record]) -> str:
             return f"{size} {'did not fit' if record.status == 'oom' else 'exceeded the time limit'}"
         at_once = record.metrics.get("sequences_at_once") or record.case.batch
         if axis == "batch" and at_once < record.case.batch:
-            return f"only {at_once} sequences of {size} fitted at once, and were measured"
+            return f"only {at_once} sequences of {size} fit in the KV cache at once"
     return ""
 
 
@@ -67,7 +67,7 @@ def _smaller_axis(smaller: Case, case: Case) -> str:
     return ""
 
 
-def beyond_memory_of(case: Case, total: int) -> str:
+def larger_than_memory(case: Case, total: int) -> str:
     """Return why a model's weights and states cannot fit into `total` bytes, or "".
 
     An engine needs memory for only one sequence at a time. Single layers and models not in MODELS give "".

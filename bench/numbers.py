@@ -178,7 +178,7 @@ def _from_profile(profile: Profile, wanted: str | list[str], unit: str) -> Numbe
 
 
 def _runs(definition: Definition, source_of: SourceOf) -> list[list[str]]:
-    lines = [["run", "GPU", "measured", "commit", "results", "what is in it"]]
+    lines = [["run", "GPU", "measured", "commit", "results", "contents"]]
     for each in definition["runs"]:
         lines.append([f"`{each['run']}`", *_facts(source_of(each["run"])), each["note"]])
     return lines

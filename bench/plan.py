@@ -8,11 +8,11 @@ from typing import Any
 from bench.cases import adapters_of, ordered_jobs, suite_cases
 from bench.catalogue import CATALOGUE
 from bench.catalogue.suites import BUDGETS_S, DEFAULT_SUITES, GROUPS, SUITES, Suite, find_suite
-from bench.environments import no_interpreter, notes_on_starts, worker_launches
+from bench.environments import launch_notes, no_interpreter, worker_launches
 from bench.errors import UserError
 from bench.memory import skip_reason, total_memory_bytes
 from bench.models.case_model import Checkpoint, register_checkpoint
-from bench.request import LISTS, RunRequest, words
+from bench.request import LISTS, RunRequest, split_list
 from harness.measure.environment import snapshot
 from harness.measure.nvml import visible_gpus
 from harness.schema.case import Device
@@ -40,12 +40,12 @@ class Plan:
     catalogue: Catalogue
 
     @property
-    def here(self) -> bool:
+    def has_device(self) -> bool:
         return self.machine["device_kind"] == self.device
 
-    def refuse_elsewhere(self) -> None:
+    def require_device(self) -> None:
         """Raise UserError if this machine lacks the device to measure."""
-        if not self.here:
+        if not self.has_device:
             raise UserError(
                 "--device cuda: no CUDA GPU was found on this machine; `ttt-bench run SUITE --device cuda --dry-run` "
                 "plans a run for another machine"
@@ -68,57 +68,57 @@ class Plan:
         """Notes on workers that a .venv-NAME or systems.toml starts, or that lack an interpreter."""
         planned = {"/".join(job.pair): self.worker_launches[job.pair] for job in self.jobs}
         found = ((label, no_interpreter(launch), launch.command[0]) for label, launch in planned.items())
-        return [*notes_on_starts(planned), *(f"no {label}: {why} ({program})" for label, why, program in found if why)]
+        return [*launch_notes(planned), *(f"no {label}: {why} ({program})" for label, why, program in found if why)]
 
     def skip(self, planned: Planned, earlier: Sequence[Record]) -> str:
-        """Return why the scheduler skips a case, or "" to run it. earlier: its job's records so far."""
+        """Return why to skip a case, or "" to run it. earlier: the records of its job so far."""
         launch = self.worker_launches[planned.case.system, planned.case.backend]
-        memory_bytes = total_memory_bytes(self.machine) if self.here else None
+        memory_bytes = total_memory_bytes(self.machine) if self.has_device else None
         return no_interpreter(launch) or skip_reason(planned, earlier, memory_bytes)
 
     @cached_property
     def keys(self) -> frozenset[str]:
         return frozenset(planned.case.key for job in self.jobs for planned in job.cases)
 
-    def gpus(self, *, here: bool = True) -> list[str]:
+    def gpus(self, *, must_exist: bool = True) -> list[str]:
         """Return the GPUs of --gpus, as entries of CUDA_VISIBLE_DEVICES; [] without the option.
 
-        here: whether this machine must have them. Raises UserError for a missing GPU, or if the run is on the CPU.
+        must_exist: whether this machine must have them. Raises UserError for a missing GPU or a run on the CPU.
         """
         if (option := self.request.gpus) is None:
             return []
         if self.device != "cuda":
             raise UserError(f"--gpus {option}: this run is on the CPU; add --device cuda")
         there = visible_gpus()
-        wanted = there if option == "all" else list(words("--gpus", option))
+        wanted = there if option == "all" else list(split_list("--gpus", option))
         for name in wanted:
-            if here and name not in there:
+            if must_exist and name not in there:
                 raise UserError(f"--gpus {option}: GPU {name!r} was not found; this machine has {', '.join(there)}")
         return wanted
 
 
-def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
+def plan(request: RunRequest, before: Run | None = None) -> Plan:
     """Turn a request into jobs; register its checkpoint, if any. UserError for a wrong request.
 
-    of_run: the run that the request continues. If the request selects no cases, all cases of this run are planned.
+    before: the run that the request continues. If the request selects no cases, all cases of this run are planned.
     """
     machine = snapshot()
-    default = of_run.file.device if of_run else machine["device_kind"]
+    default = before.file.device if before else machine["device_kind"]
     if request.slurm is not None and slurm.parsed(request.slurm).gpu:
         default = "cuda"
     device: Device = default if request.device == "auto" else request.device
     if device == "cpu" and machine["device_kind"] != device:
         machine = snapshot(device)
     checkpoint = register_checkpoint(request.checkpoint) if request.checkpoint else None
-    if of_run and not any(getattr(request, name) for name in LISTS):
+    if before and not any(getattr(request, name) for name in LISTS):
         known = worker_launches()
-        for job in of_run.jobs:
+        for job in before.jobs:
             if job.pair not in known:
                 raise UserError(
-                    f"{of_run.folder}: this version lacks {'/'.join(job.pair)}, so the run cannot continue as a whole; "
+                    f"{before.folder}: this version lacks {'/'.join(job.pair)}, so the run cannot continue as a whole; "
                     "name the systems to continue with --systems"
                 )
-        return Plan(request, device, machine, of_run.jobs, of_run.catalogue)
+        return Plan(request, device, machine, before.jobs, before.catalogue)
     adapters_of(request.systems, device, checkpoint)  # reports a wrong name before a missing GPU
     cases: list[tuple[Suite, list[Planned]]] = []
     for name, systems in _suites(request, device, checkpoint, machine).items():
@@ -133,7 +133,7 @@ def plan(request: RunRequest, of_run: Run | None = None) -> Plan:
         cases.append((suite, suite_cases(suite, own, device, checkpoint)))
     everything = [each for _, planned in cases for each in planned]
     if not everything:
-        raise UserError(f"{' '.join(request.words())}: no case matches; drop an option or name another suite")
+        raise UserError(f"{' '.join(request.arguments())}: no case matches; drop an option or name another suite")
     entries = tuple(suite_entry(suite, planned, machine) for suite, planned in cases if planned)
     return Plan(request, device, machine, ordered_jobs(everything), replace(CATALOGUE, suites=entries))
 

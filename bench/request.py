@@ -60,7 +60,7 @@ class RunRequest(BaseModel):
             given["resume"] = True
         for name in LISTS:
             if isinstance(given.get(name), str):
-                given[name] = words(option_of(name), given[name])
+                given[name] = split_list(option_of(name), given[name])
         try:
             super().__init__(**given)
         except ValidationError as error:
@@ -78,13 +78,13 @@ class RunRequest(BaseModel):
     def limits(self) -> Limits:
         return Limits(self.time_limit_s, max(LEAST_START_S, self.time_limit_s))
 
-    def words(self) -> list[str]:
+    def arguments(self) -> list[str]:
         """Return the request as a command line: command, arguments and non-default options."""
         found = [self.command, *self.sides, *self.suites]
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
             if name not in ("command", "sides", "suites") and value != field.default:
-                found += [option_of(name)] if value is True else [option_of(name), _written(value)]
+                found += [option_of(name)] if value is True else [option_of(name), _formatted(value)]
         return found
 
     def published(self) -> "RunRequest":
@@ -97,15 +97,15 @@ class RunRequest(BaseModel):
             }
         )
 
-    def to_continue(self, out: Path, retry: str = "lost") -> str:
+    def resume_command(self, out: Path, retry: str = "lost") -> str:
         """Return the command line that continues the run in `out`.
 
         retry: "lost" adds --resume; "failed" adds --retry failed; "flagged" adds --retry flagged.
         """
-        again: dict[str, Any] = {"out": out, "resume": retry == "lost", "retry": retry}
+        changes: dict[str, Any] = {"out": out, "resume": retry == "lost", "retry": retry}
         if self.command == "run":  # run.json has the cases, device and budget
-            again |= dict.fromkeys(LISTS, ()) | {"device": "auto", "budget_s": None}
-        return shlex.join(["ttt-bench", *self.model_copy(update=again).words()])
+            changes |= dict.fromkeys(LISTS, ()) | {"device": "auto", "budget_s": None}
+        return shlex.join(["ttt-bench", *self.model_copy(update=changes).arguments()])
 
 
 def option_of(name: str) -> str:
@@ -113,13 +113,13 @@ def option_of(name: str) -> str:
     return _OPTIONS.get(name, f"--{name}")
 
 
-def _written(value: Any) -> str:
+def _formatted(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def words(option: str, text: str | None) -> tuple[str, ...]:
+def split_list(option: str, text: str | None) -> tuple[str, ...]:
     """Split comma-separated text into distinct words; () for None, UserError for no words."""
     if text is None:
         return ()

@@ -37,10 +37,10 @@ def open_run(work: Plan, out: Path, before: Run | None) -> Run:
 
     Raises UserError if the plan does not fit `before`, and RunError if another process works on `before`.
     """
-    if not work.machine["commit"] and (refusal := refusal_of_git()):
-        note(f"no record of this run will name its commit: {refusal}")
+    if not work.machine["commit"] and (error := refusal_of_git()):
+        note(f"no record of this run will name its commit: {error}")
     if before:
-        refuse_another_kind(before, work)
+        refuse_incompatible(before, work)
         return extended(work, out)
     return Run.create(out, file_of(work, "measure"))
 
@@ -56,7 +56,7 @@ def request_of(work: Plan) -> PastRequest:
     machine, published = work.machine, work.request.published()
     constant = {name: machine.get(name) for name in ("device", "device_kind", "gpu", "cpu", "software")}
     typed = published.model_dump(mode="json", exclude_defaults=True)
-    return PastRequest(utc_now(), tuple(published.words()), machine["commit"], machine["dirty"], constant, typed)
+    return PastRequest(utc_now(), tuple(published.arguments()), machine["commit"], machine["dirty"], constant, typed)
 
 
 def extended(work: Plan, out: Path) -> Run:
@@ -80,7 +80,7 @@ def retry_of(run: Run, retry: str) -> Retry:
     return lambda record: record.case.key in doubtful or (retry == "failed" and record.status != "ok")
 
 
-def refuse_another_kind(current: Run, work: Plan) -> None:
+def refuse_incompatible(current: Run, work: Plan) -> None:
     """Raise UserError if the cases of plan `work` cannot be added to the run `current`.
 
     `current` must come from `ttt-bench run`, with the same device and, if the request names one, the same --budget.
@@ -90,10 +90,10 @@ def refuse_another_kind(current: Run, work: Plan) -> None:
     if current.file.repeats > 1:
         raise UserError(f"{current.folder}: has rounds of `ttt-bench ab`, which cannot be resumed; name another folder")
     refuse_another_device(current, work)
-    own_s, asked_s = current.file.policy.budget_s, work.request.budget_s
-    if asked_s is not None and f"{own_s:g}" != f"{asked_s:g}":
+    own_s, requested_s = current.file.policy.budget_s, work.request.budget_s
+    if requested_s is not None and f"{own_s:g}" != f"{requested_s:g}":
         raise UserError(
-            f"{current.folder}: samples each case for {own_s:g} s, not {asked_s:g}; "
+            f"{current.folder}: samples each case for {own_s:g} s, not {requested_s:g}; "
             f"name another folder or use --budget {own_s:g}"
         )
 

@@ -16,7 +16,7 @@ from harness.schema.catalogue import FigureEntry
 
 @dataclass(frozen=True)
 class Panel(Stored):
-    """Cases of one phase: every combination of systems, sizes, batches, contexts and options."""
+    """Cases of one phase: all combinations of systems, backends, sizes, batches, contexts, state dtypes and options."""
 
     phase: str
     systems: tuple[str, ...]
@@ -25,7 +25,7 @@ class Panel(Stored):
     options: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
     sizes: tuple[str, ...] = ("1.3b",)
     scope: str = "model"  # or "layer"
-    l2: str = "warm"
+    l2: str = "warm"  # or "cold"
     timing: str = ""  # "" for the default of `cases.timing_of`
     skip_after_oom: bool = False  # whether to skip larger batches and contexts after the first case that does not fit
     backends: tuple[str, ...] = ()  # () for all
@@ -43,8 +43,8 @@ class Suite(Stored):
     figures: tuple[FigureEntry, ...] = ()
     device: str = "cuda"  # "" for any device
     min_samples: int = FEWEST  # per case, whatever the time budget
-    in_all: bool = True  # whether the group `all` has it, unlike tiny models, searches for settings and very long cases
-    budget_s: float = 0.0  # of sampling per case; 0 for BUDGETS_S. A run of several suites takes their highest
+    in_all: bool = True  # whether the group `all` contains it
+    budget_s: float = 0.0  # seconds of sampling per case; 0 for BUDGETS_S. A run of several suites uses the highest
 
 
 @dataclass(frozen=True)

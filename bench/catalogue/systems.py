@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 ANYWHERE = ("cpu", "cuda")
 BOTH, LAYER = ("model", "layer"), ("layer",)
-FORWARD, PREFILL, GENERATE, NO_REQUEST = ("forward",), ("forward", "request"), ("generate",), ("forward", "generate")
+FORWARD, PROMPTS, GENERATE, NO_REQUEST = ("forward",), ("forward", "request"), ("generate",), ("forward", "generate")
 VLLM, MAMBA = "make venv-vllm", "make venv-mamba"  # `make baselines` runs both
 # Up to this many tokens a 1.3B model's forward is launch-bound on a slow host; with more, a graph only costs memory.
 LAUNCH_BOUND_TOKENS = 8192
@@ -27,7 +27,7 @@ class Adapter:
     devices: tuple[str, ...] = ("cuda",)  # by default; on other devices it runs if --systems names it
     replays: bool = False  # whether a launch-bound forward is timed as replays of a CUDA graph
     engine: bool = False  # a serving engine, such as vLLM, that times itself
-    headline: bool = False  # the system's backend in figures of the paper's results
+    headline: bool = False  # whether figures of the paper's results show this backend of the system
     slow: bool = False  # a slow reference: its jobs run last, on a GPU only where a panel or --systems names it
     system: str = ""
 
@@ -39,9 +39,9 @@ class Adapter:
 def _ttt(learner: str) -> tuple[Adapter, ...]:
     kernels, planes = f"bench.systems.ttt.kernels:TTTKernels:{learner}", "float32-planes"
     return (
-        Adapter("thunderkittens", f"{kernels}:dual:thunderkittens", BOTH, "float32", phases=PREFILL, replays=True,
+        Adapter("thunderkittens", f"{kernels}:dual:thunderkittens", BOTH, "float32", phases=PROMPTS, replays=True,
                 headline=True),
-        Adapter("triton", f"{kernels}:dual:triton", BOTH, "float32", phases=PREFILL, replays=True),
+        Adapter("triton", f"{kernels}:dual:triton", BOTH, "float32", phases=PROMPTS, replays=True),
         Adapter("triton-dual", f"{kernels}:dual", BOTH, planes, phases=GENERATE, headline=True),
         Adapter("triton-primal", f"{kernels}:primal", BOTH, planes, phases=GENERATE),
         Adapter("vllm", "bench.systems.vllm.ttt:VllmTTT", state_dtype=planes, install=VLLM, engine=True),
@@ -76,7 +76,7 @@ _ADAPTERS: dict[str, tuple[Adapter, ...]] = {
     "mesanet": (_REGRESSOR,),
     "rwkv7": (Adapter("fla", f"{_FLA}.models:RWKV7", ("model",), "float32", MAMBA, NO_REQUEST, replays=True),),
 }
-# In the order of jobs: headlines first, of these the paper's systems first; slow references last.
+# In the order in which jobs run: headline backends first, slow references last, otherwise as in `_ADAPTERS`.
 ADAPTERS: tuple[Adapter, ...] = tuple(
     sorted(
         (replace(adapter, system=name) for name, adapters in _ADAPTERS.items() for adapter in adapters),

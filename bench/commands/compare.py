@@ -54,7 +54,7 @@ def ab(request: RunRequest, out: Path, fail_on: str | None, markdown: bool) -> N
     if changed := uncommitted(ROOT):
         raise UserError(f"{changed[0]}: differs from the commit; commit it or `git stash -u`, then compare")
     work = plan(request)
-    work.refuse_elsewhere()
+    work.require_device()
     note(*work.notes)
     if past := estimate.past_durations(work.machine, out):
         seconds = 2 * request.rounds * sum(estimate.job_seconds(job.cases, past) for job in work.jobs)
@@ -93,7 +93,7 @@ def _show(a: Path, b: Path, fail_on: float | None, markdown: bool) -> comparing.
     print(views.markdown(found) if markdown else views.text(found), end="", flush=True)
     empty = not found.counts.keys() - {"gained"}
     if empty or (found.elsewhere and fail_on is not None):
-        why = "no case has a result on both sides" if empty else "every case is from another device"
+        why = "no case has a result on both sides" if empty else "the devices differ in every case"
         note(f"the runs cannot be compared: {why}")
         sys.exit(NOT_COMPARABLE)
     return found
@@ -101,16 +101,16 @@ def _show(a: Path, b: Path, fail_on: float | None, markdown: bool) -> comparing.
 
 @contextmanager
 def _checkout(revision: str) -> Iterator[Path]:
-    commit, refusal = ask_git(ROOT, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
-    if refusal:
-        raise UserError(f"{revision}: is not a revision of this checkout: {refusal}")
+    commit, error = ask_git(ROOT, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
+    if error:
+        raise UserError(f"{revision}: is not a revision of this checkout: {error}")
     with tempfile.TemporaryDirectory(prefix="ttt-bench-ab-") as folder:
         root = Path(folder) / commit[:10]
         no_hooks = ("-c", f"core.hooksPath={os.devnull}")  # a user's hooks may fail in a worktree
         try:
-            _, refusal = ask_git(ROOT, *no_hooks, "worktree", "add", "--detach", str(root), commit, timeout_s=None)
-            if refusal:
-                raise UserError(f"{revision}: git cannot create a worktree in {folder}: {refusal}")
+            _, error = ask_git(ROOT, *no_hooks, "worktree", "add", "--detach", str(root), commit, timeout_s=None)
+            if error:
+                raise UserError(f"{revision}: git cannot create a worktree in {folder}: {error}")
             yield root
         finally:
             ask_git(ROOT, "worktree", "remove", "--force", str(root))

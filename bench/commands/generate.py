@@ -28,7 +28,7 @@ def generate(folder: Path, prompt: str, tokens: int) -> None:
     if not ids.numel():
         raise UserError("--prompt: the tokenizer finds no token in this text")
     if int(ids.max()) >= vocabulary:
-        raise UserError(f"{folder}: {TOKENIZER} gives token {int(ids.max())}; the model has only {vocabulary}")
+        raise UserError(f"{folder}: {TOKENIZER} gives token {int(ids.max())}; the model's vocabulary has {vocabulary}")
     model = HuggingFaceTTT.from_pretrained(folder)
     streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     model.generate(ids.to(model.device), max_new_tokens=tokens, do_sample=False, streamer=streamer, pad_token_id=0)

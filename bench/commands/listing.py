@@ -2,7 +2,7 @@
 
 from bench.catalogue.suites import GROUPS, SUITES
 from bench.catalogue.systems import ADAPTERS
-from bench.environments import no_interpreter, notes_on_starts, worker_launches
+from bench.environments import launch_notes, no_interpreter, worker_launches
 from bench.errors import CANNOT_IMPORT
 from bench.terminal import note, print_rows
 from harness.measure.environment import against_lock
@@ -12,7 +12,7 @@ from harness.workers.process import probe
 def list_systems() -> None:
     """Print a table of systems: package versions, or the reason why one cannot run here."""
     note("importing each system's packages takes a few seconds")
-    note(*notes_on_starts({adapter.label for adapter in ADAPTERS}))
+    note(*launch_notes({adapter.label for adapter in ADAPTERS}))
     starts = worker_launches()
     found = probe([starts[adapter.system, adapter.backend] for adapter in ADAPTERS])
     rows = []

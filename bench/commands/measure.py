@@ -12,7 +12,7 @@ from bench.catalogue.systems import ADAPTERS
 from bench.errors import CANNOT_IMPORT, INTERRUPTED
 from bench.plan import plan
 from bench.request import RunRequest
-from bench.run_folder import open_run, refuse_another_kind, resumed, retry_of
+from bench.run_folder import open_run, refuse_incompatible, resumed, retry_of
 from bench.terminal import note, print_rows
 from harness.schema.reason import counted
 from harness.schema.record import Record
@@ -26,7 +26,7 @@ def run(request: RunRequest, out: Path) -> None:
     """Measure the request's cases into `out`; exit status 1 if no case has a result."""
     before = resumed(request, out)
     work = plan(request, before)
-    work.refuse_elsewhere()
+    work.require_device()
     slots = slots_of(work.gpus(), work.device)
     current = open_run(work, out, before)
     jobs = with_keys(current.jobs, work.keys)
@@ -39,20 +39,20 @@ def run(request: RunRequest, out: Path) -> None:
             options = Options(jobs=jobs, limits=request.limits, retry=retry, skip=work.skip, on_event=progress)
             records = run_jobs(current, work.worker_launches, options, slots)
     except KeyboardInterrupt:
-        note(f"interrupted; to continue: {request.to_continue(out)}")
+        note(f"interrupted; to continue: {request.resume_command(out)}")
         sys.exit(INTERRUPTED)
-    _sum_up([record for record in records if record.case.key in work.keys], request, out)
+    _print_summary([record for record in records if record.case.key in work.keys], request, out)
 
 
-def _sum_up(records: Sequence[Record], request: RunRequest, out: Path) -> None:
+def _print_summary(records: Sequence[Record], request: RunRequest, out: Path) -> None:
     print(summary(records))
     if loaded := sum(record.status == "ok" and is_loaded(record.environment) for record in records):
         contended = f"{counted(loaded, 'case')} ran on a contended machine and will be flagged"
-        note(f"{contended}; to measure flagged cases again: {request.to_continue(out, 'flagged')}")
+        note(f"{contended}; to measure flagged cases again: {request.resume_command(out, 'flagged')}")
     note(*missing_packages(records))
     failed = any(record.status not in ("ok", "skipped", "oom") for record in records)
     if failed and request.retry != "failed":
-        note(f"to measure failed cases again: {request.to_continue(out, 'failed')}")
+        note(f"to measure failed cases again: {request.resume_command(out, 'failed')}")
     if records and not any(record.status == "ok" for record in records):
         sys.exit(f"ttt-bench: no case has a result; for the reasons: ttt-bench table {shlex.quote(str(out))}")
 
@@ -62,14 +62,14 @@ def dry_run(request: RunRequest, out: Path) -> None:
     earlier = resumed(request, out) if request.resume else None
     work = plan(request, earlier)
     if earlier:
-        refuse_another_kind(earlier, work)
-    work.gpus(here=False)  # raises UserError for a wrong --gpus
+        refuse_incompatible(earlier, work)
+    work.gpus(must_exist=False)  # raises UserError for a wrong --gpus
     note(*work.notes)
-    past = estimate.past_durations(work.machine if work.here else None, out)
-    rows, times, total, kept = [], list[float](), 0, 0
+    past = estimate.past_durations(work.machine if work.has_device else None, out)
+    rows, times, total, finished = [], list[float](), 0, 0
     for job in with_keys(earlier.joined(work.jobs) if earlier else work.jobs, work.keys):
         left = unfinished(earlier, job, 0, retry_of(earlier, request.retry)) if earlier else job.cases
-        kept += len(job.cases) - len(left)
+        finished += len(job.cases) - len(left)
         if not left:
             continue
         for planned in left:
@@ -83,8 +83,8 @@ def dry_run(request: RunRequest, out: Path) -> None:
     print_rows(("job", "cases", "phases", "time", "note"), rows)
     line = f"{counted(total, 'case')} in {counted(len(rows), 'job')}"
     line += f": {estimate.on_one_device(sum(times))}" if any(times) else ""
-    print(line + (f"; {counted(kept, 'case')} kept from before" if kept else ""))
-    note("`ttt-bench list`, on the machine that will measure, shows what can run there")
+    print(line + (f"; {counted(finished, 'case')} kept from before" if finished else ""))
+    note("to see which systems can run, call `ttt-bench list` on the machine that will measure")
 
 
 def summary(records: Sequence[Record]) -> str:

@@ -35,7 +35,7 @@ def profile(request: RunRequest, out: Path) -> None:
     refuse_submitted(out)
     before = Run.open(out) if Run.exists(out) else None
     work = plan(request, before)
-    work.refuse_elsewhere()
+    work.require_device()
     slots = slots_of(work.gpus(), work.device)
     tools = choose(request.way, work.device)
     new = "" if before else f"{out}: a new run, without latencies to compare its profiles with"
@@ -67,7 +67,7 @@ def profile(request: RunRequest, out: Path) -> None:
     try:
         found = profiler.jobs(jobs, slots)
     except KeyboardInterrupt:
-        note(f"interrupted; to continue: {request.to_continue(out)}")
+        note(f"interrupted; to continue: {request.resume_command(out)}")
         sys.exit(INTERRUPTED)
     if found and not any(each.status == "ok" for each in found):
         sys.exit(1)

@@ -47,7 +47,7 @@ def submit(request: RunRequest, out: Path) -> None:
         try:
             array = slurm.submit(str(out / SCRIPT))
         except slurm.SlurmError as error:
-            raise UserError(f"{error}; the run is planned; to submit it: {request.to_continue(out)}") from None
+            raise UserError(f"{error}; the run is planned; to submit it: {request.resume_command(out)}") from None
         write_atomically(out / slurm.JOB, array)
     note(*work.notes)
     jobs = counted(len(left), "job")
@@ -60,9 +60,9 @@ def submit(request: RunRequest, out: Path) -> None:
 
 
 def _command(request: RunRequest, out: Path) -> list[str]:
-    here = [f"{name}={value}" for name, value in path_of_code(os.environ).items()]
+    variables = [f"{name}={value}" for name, value in path_of_code(os.environ).items()]
     # -P keeps the working folder off sys.path.
-    command = ["env", *here, sys.executable, "-P", "-m", "bench", "work", str(out), "--keys", str(out / KEYS)]
+    command = ["env", *variables, sys.executable, "-P", "-m", "bench", "work", str(out), "--keys", str(out / KEYS)]
     if request.checkpoint:
         command += ["--checkpoint", str(request.checkpoint.resolve())]
     return command
@@ -76,7 +76,7 @@ def work(out: Path, keys: Path, checkpoint: Path | None) -> None:
     """
     task = slurm.Task.here()
     if task is None:
-        raise UserError("work: runs as a task of Slurm, and SLURM_JOB_ID is not set; see `ttt-bench run --slurm`")
+        raise UserError("work: must run in a Slurm task, and SLURM_JOB_ID is not set; see `ttt-bench run --slurm`")
     run = Run.open(out)
     request = RunRequest.stored(run.file.requests[-1].request if run.file.requests else {})
     with refusing(keys, "read", UserError):
@@ -86,8 +86,8 @@ def work(out: Path, keys: Path, checkpoint: Path | None) -> None:
     device = run.file.device
     machine = snapshot("cpu" if device == "cpu" else "")  # a node of a run on the CPU may have a GPU
     node = Plan(request, device, machine, tuple(jobs), run.catalogue)
-    if not node.here:
-        raise UserError(f"{out}: is a run on a GPU, and this task's node has none; request gpus=N by --slurm")
+    if not node.has_device:
+        raise UserError(f"{out}: is a run on a GPU, and this task's node has none; request gpus=N with --slurm")
     [slot] = slots_of(visible_gpus()[:1] if device == "cuda" else [], device)
     try:
         with Progress(f"task {task.number}") as progress:
@@ -97,4 +97,4 @@ def work(out: Path, keys: Path, checkpoint: Path | None) -> None:
     except KeyboardInterrupt:
         # Status 1 instead of 130, because the script restarts a task whose status is above 128.
         sys.exit("ttt-bench: interrupted; finished cases are kept")
-    print(f"task {task.number}: {len(done)} jobs done{': ' if done else ''}{', '.join(done)}")
+    print(f"task {task.number}: {counted(len(done), 'job')} done{': ' if done else ''}{', '.join(done)}")

@@ -30,12 +30,12 @@ def status(out: Path) -> None:
         print_rows(("job", "cases", "state"), rows)
     if done := len(run.jobs) - len(rows):
         print(f"{done} of {len(run.jobs)} jobs done")
-    of = f"{len(records)} of {sum(len(job.cases) for job in run.jobs) * run.file.repeats} cases"
-    print(f"{of}: {summary(records)}" if records else of)
+    progress = f"{len(records)} of {sum(len(job.cases) for job in run.jobs) * run.file.repeats} cases"
+    print(f"{progress}: {summary(records)}" if records else progress)
     if submitted:
         counts = ", ".join(f"{count} {state.lower()}" for state, count in Counter(states.values()).items())
         print(f"Slurm job {submitted}: {unknown or counts or 'ended'}")
     if rows and not holder:
         last = run.file.requests[-1].request if run.file.requests else {}  # {} in a run of version 0.1
-        command = RunRequest.stored(last).to_continue(out) if last and last.get("command") != "ab" else ""
+        command = RunRequest.stored(last).resume_command(out) if last and last.get("command") != "ab" else ""
         print("this run is not running" + (f"; to continue:\n  {command}" if command else ""))

@@ -59,11 +59,11 @@ def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning |
     Returns (section name in `tuning.toml`, settings); settings are None if no candidate passes its check.
     """
     config, dtype = _config(learner, SIZE), "float32" if precision == "float32" else "bfloat16"
-    some = generate_set(config, BATCH, dtype, form, precision)
-    name = some.state.tuned_as()
+    work = generate_set(config, BATCH, dtype, form, precision)
+    name = work.state.tuned_as()
     possible = candidates(f"ttt_{learner}", form, precision, sm90=name.startswith(SM90))
     tried = [each for each in possible if not each.matrix or compiles_narrow_dots()]
-    compile_all(partial(replace(some, launch=launch).advance, 0, compile_only=True) for launch in tried)
+    compile_all(partial(replace(work, launch=launch).advance, 0, compile_only=True) for launch in tried)
 
     def check(launch: Tuning) -> Checks:
         return check_generate(config, min(BATCH, KERNEL_CHECK_SEQUENCES), dtype, form, precision, launch)
@@ -71,8 +71,8 @@ def fastest_step(learner: str, form: str, precision: str) -> tuple[str, Tuning |
     def step_us(launch: Tuning) -> float:
         # on new sequences, because thousands of steps would change the state
         fresh = replace(generate_set(config, BATCH, dtype, form, precision), launch=launch)
-        work = steps_in_turn(fresh, config, dtype)
-        return _median_us(work.run) / work.units
+        steps = steps_in_turn(fresh, config, dtype)
+        return _median_us(steps.run) / steps.units
 
     return name, _fastest(f"ttt-{learner} {form} {precision}", tried, check, step_us)
 
@@ -120,17 +120,17 @@ def _median_us(run: Callable[[], object]) -> float:
 
 
 def _fastest(
-    what: str, tried: Sequence[Tuning], check: Callable[[Tuning], Checks], time_us: Callable[[Tuning], float]
+    label: str, tried: Sequence[Tuning], check: Callable[[Tuning], Checks], time_us: Callable[[Tuning], float]
 ) -> Tuning | None:
     from triton.runtime.errors import OutOfResources, PTXASError
 
-    took: dict[Tuning, float] = {}
+    times_us: dict[Tuning, float] = {}
     for launch in tried:
         try:
             fault = check(launch).reason
         except (OutOfResources, PTXASError) as error:
             fault = " ".join(str(error).split())
         if not fault:
-            took[launch] = time_us(launch)
-        note(f"{what} {launch}: {fault or f'{took[launch]:.1f} us'}")
-    return min(took, key=lambda launch: took[launch], default=None)
+            times_us[launch] = time_us(launch)
+        note(f"{label} {launch}: {fault or f'{times_us[launch]:.1f} µs'}")
+    return min(times_us, key=lambda launch: times_us[launch], default=None)

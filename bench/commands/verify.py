@@ -22,7 +22,7 @@ def verify(request: RunRequest) -> None:
     Exit status 1 if a case is incorrect, fails or has no reference, or if no case is ok.
     """
     work = plan(request)
-    work.refuse_elsewhere()
+    work.require_device()
     note(*work.notes)
     with tempfile.TemporaryDirectory() as folder:
         # run.json names this machine's GPU, so the scheduler refuses records of a worker that sees no GPU.

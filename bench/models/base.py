@@ -124,7 +124,7 @@ class ChunkedModel(CausalLM):
     model: Decoder
     # Tokens of a chunk, over all sequences of its group. A 1.3B model's widest activation then takes 0.4 GB.
     prefill_tokens = 32768
-    least_group_limit = 1  # lower limit of a group's maximum size; an even split makes groups smaller
+    least_group_capacity = 1  # sequences that a group may have, however long their prompts are
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ class ChunkedModel(CausalLM):
         raise NotImplementedError
 
     def _groups(self, batch: int, tokens: int) -> list[slice]:
-        most = max(self.least_group_limit, self.prefill_tokens // tokens)
+        most = max(self.least_group_capacity, self.prefill_tokens // tokens)
         size = ceil(batch / ceil(batch / most))
         return [slice(first, min(first + size, batch)) for first in range(0, batch, size)]
 

@@ -72,7 +72,7 @@ def checkpoint_folder(case: Case) -> Path | None:
 def checkpoint_missing(case: Case) -> str:
     """Return an error message if the case's checkpoint is not registered; otherwise ""."""
     name = str(case.option("checkpoint", ""))
-    return f"checkpoint {name}: name its folder by --checkpoint DIR" if name and name not in _registered() else ""
+    return f"checkpoint {name}: name its folder with --checkpoint DIR" if name and name not in _registered() else ""
 
 
 def config_of(case: Case) -> ModelConfig:

@@ -87,7 +87,7 @@ def copy_tensors(model: CausalLM, tensors: Iterable[tuple[str, Tensor]]) -> set[
             raise CheckpointError(f"{key}: differs from {given[name]}, which is stored too")
         weight.copy_(tensor)
         if not weight.isfinite().all():
-            what = f"numbers beyond {weight.dtype}" if tensor.isfinite().all() else "NaN or infinity"
+            what = f"values outside the range of {weight.dtype}" if tensor.isfinite().all() else "NaN or infinity"
             raise CheckpointError(f"{key}: holds {what}")
         given[name] = key
     if missing := [name for name in weights if name not in given]:
@@ -108,4 +108,4 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
                     yield key, opened.get_tensor(key)
         except (SafetensorError, OSError, UnicodeError) as error:
             why = getattr(error, "strerror", None) or error  # without the path
-            raise CheckpointError(f"{file.name}: not a whole safetensors file ({why})") from None
+            raise CheckpointError(f"{file.name}: not a complete safetensors file ({why})") from None

@@ -42,7 +42,7 @@ BACKBONES = ("mamba", "transformer")
 # base_lr in the inner learning rate base_lr * sigmoid(logit) / D (paper, section 3.1), by learner.
 BASE_LR = {"linear": 1.0, "mlp": 0.1}
 
-# A tiny TTT-MLP has a quarter of its parameters in W1 and W2. These SwiGLU widths keep tiny models within 4% in size.
+# SwiGLU widths that make tiny models nearly equal in size: W1 and W2 are a large part of a tiny TTT-MLP.
 _TINY_FFN_WIDTH = {"ttt-mlp": 240, "transformer": 416, "transformer-gqa": 416}
 _TINY_VOCABULARY = 512
 _CUT = "/"  # between the name of a size and its number of layers
@@ -214,7 +214,7 @@ def convolved_channels(config: ModelConfig | DeltaRuleConfig) -> int:
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """Count a model's parameters; a tied head and the embedding count once."""
+    """Count the parameters of a model other than Mamba-2; a tied head and the embedding count once."""
     tables = 2 if isinstance(config, TTTConfig) and not config.tied else 1  # embedding, head
     return tables * config.vocabulary * config.width + config.layers * _layer_parameters(config) + config.width
 

@@ -16,7 +16,7 @@ def model_class(config: ModelConfig) -> type[CausalLM]:
     if isinstance(config, TransformerConfig):
         return Transformer
     if isinstance(config, MambaConfig):
-        from bench.models.mamba import Mamba  # imports transformers, which takes seconds
+        from bench.models.mamba import Mamba  # imports transformers, which is slow
 
         return Mamba
     return TTTModel

@@ -22,7 +22,7 @@ from tk_kernels.edges.short_convolution import query_key, residual_convolution
 from tk_kernels.edges.swiglu_product import swiglu_product
 from tk_kernels.reference.layer import Rotation
 
-MOST_DEPENDENT = {"linear": 8, "mlp": 2}  # most sequences, by learner, for `is_dependent`
+MAX_PDL_BATCH = {"linear": 8, "mlp": 2}  # by learner: the largest batch that counts as small in `pdl_is_faster`
 ALIGNED = 8  # columns of 2 bytes per 16-byte load
 
 
@@ -40,28 +40,28 @@ class FusedBlock(TTTBlock):
         self._outer: OuterParameters
 
     def forward(self, h: Tensor, rope: Rotation, state: BlockState, inner_loop: InnerLoop) -> Tensor:
-        changed = self._follow_parameters(rope)
+        changed = self._refresh_packed(rope)
         layer = self.seq_modeling_block
         is_served = state.slots is not None or state.sequences is not None
         is_own_step = h.shape[1] == 1 and not is_served and not is_overlapped()
-        pdl = is_own_step and is_dependent(layer.config.learner, len(h)) and fits(h, self._projections)
+        pdl = is_own_step and pdl_is_faster(layer.config.learner, len(h)) and fits(h, self._projections)
         # `dependent_launch` needs a plain launch between two writes of a state, and after new parameters. In vLLM, the
         # kernel before the block writes its state.
         h, x = self._enter(h, state, pdl and not changed)
-        projected = product(x, self._projections, pdl)
+        projected = gemm(x, self._projections, pdl)
         projections = self._split(projected, rope, state, pdl)
         with operator_range():
             out = inner_loop(projections, self._outer, state.inner)
         norm, out = layer.post_norm, out.flatten(-2)
         if layer.config.backbone == "mamba":
             before = Norm(norm.weight, norm.eps, norm.bias, self._columns(projected, 2))
-            add_product_(h, out, layer.o_proj.weight, pdl, before)
+            add_gemm_(h, out, layer.o_proj.weight, pdl, before)
         else:
-            add_product_(h, norm(out), layer.o_proj.weight, pdl)
-        hidden = self._opened(h, pdl)
-        return add_product_(h, hidden, self.mlp.down_proj.weight, pdl)
+            add_gemm_(h, norm(out), layer.o_proj.weight, pdl)
+        hidden = self._swiglu_hidden(h, pdl)
+        return add_gemm_(h, hidden, self.mlp.down_proj.weight, pdl)
 
-    def _opened(self, h: Tensor, pdl: bool) -> Tensor:
+    def _swiglu_hidden(self, h: Tensor, pdl: bool) -> Tensor:
         """Return `silu(gate(x)) * up(x)` [B, T, F] for x = ffn_norm(h) and SwiGLU's projections."""
         norm = Norm(self.ffn_norm.weight, self.seq_modeling_block.config.norm_eps)
         if has_few_rows(h, self._gate_up, swiglu=True):
@@ -80,7 +80,7 @@ class FusedBlock(TTTBlock):
     def _split(self, projected: Tensor, rope: Rotation, state: BlockState, pdl: bool) -> Projections:
         # Columns: [convolution input, v, output gate, lr logits] (Mamba backbone), [q, v, k, lr logits] (Transformer).
         layer = self.seq_modeling_block
-        logits, bias = projected[..., self._rate_rows()], layer.learnable_ttt_lr_bias[:, 0]
+        logits, bias = projected[..., self._lr_rows()], layer.learnable_ttt_lr_bias[:, 0]
         shared, v = self._columns(projected, 0), layer.heads(self._columns(projected, 1))
         if state.qk_conv is None:
             k = self._columns(projected, 2)
@@ -95,7 +95,7 @@ class FusedBlock(TTTBlock):
         width = self.seq_modeling_block.config.width
         return projected[..., index * width : (index + 1) * width]
 
-    def _rate_rows(self) -> slice:
+    def _lr_rows(self) -> slice:
         config = self.seq_modeling_block.config
         return slice(3 * config.width, 3 * config.width + config.heads)
 
@@ -109,22 +109,22 @@ class FusedBlock(TTTBlock):
             for conv in (self.conv.conv, layer.conv_q, layer.conv_k):
                 # Kernels need the weights [C, 1, 4] with stride 1 along C.
                 conv.weight.data = conv.weight.data.permute(2, 1, 0).contiguous().permute(2, 1, 0)
-        self._made_of: list[int] = []
+        self._versions: list[int] = []
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # gives each parameter its own memory
         self._pack()
         return self
 
-    def _follow_parameters(self, rope: Rotation) -> bool:
+    def _refresh_packed(self, rope: Rotation) -> bool:
         """Recompute packed lr weights and token scales if outdated; return whether they were."""
         layer = self.seq_modeling_block
-        made_of = [weight._version for weight in (layer.learnable_ttt_lr_weight, layer.learnable_token_idx)]
-        changed = made_of != self._made_of
+        versions = [weight._version for weight in (layer.learnable_ttt_lr_weight, layer.learnable_token_idx)]
+        changed = versions != self._versions
         if changed:
-            self._projections[self._rate_rows()].copy_(layer.learnable_ttt_lr_weight[:, 0])
+            self._projections[self._lr_rows()].copy_(layer.learnable_ttt_lr_weight[:, 0])
             self._outer = layer.outer_parameters(rope)
-            self._made_of = made_of
+            self._versions = versions
         return changed
 
 
@@ -143,25 +143,25 @@ def pack(projections: Sequence[nn.Linear], spare_rows: int = 0) -> Tensor:
     return packed
 
 
-def is_dependent(learner: str, batch: int) -> bool:
+def pdl_is_faster(learner: str, batch: int) -> bool:
     """Return whether programmatic dependent launch (PDL) speeds up a generate step on an H200.
 
     learner: "linear" or "mlp". batch: number of sequences.
     PDL helps for small and for large batches. In between, thread blocks that wait for earlier kernels occupy SMs.
     """
-    return batch <= MOST_DEPENDENT[learner] or batch > MOST_ROWS_FEW_OUTPUTS  # above, cuBLAS launches prevent waiting
+    return batch <= MAX_PDL_BATCH[learner] or batch > MOST_ROWS_FEW_OUTPUTS  # above, cuBLAS launches come in between
 
 
 def has_few_rows(x: Tensor, weight: Tensor, *, swiglu: bool = False) -> bool:
     return x.shape[1] == 1 and fits(x, weight, swiglu=swiglu)
 
 
-def product(x: Tensor, weight: Tensor, pdl: bool) -> Tensor:
+def gemm(x: Tensor, weight: Tensor, pdl: bool) -> Tensor:
     """Return x [B, T, C] @ weight [N, C]^T."""
     return few_rows_product(x, weight, pdl=pdl) if has_few_rows(x, weight) else F.linear(x, weight)
 
 
-def add_product_(total: Tensor, x: Tensor, weight: Tensor, pdl: bool, before: Norm | None = None) -> Tensor:
+def add_gemm_(total: Tensor, x: Tensor, weight: Tensor, pdl: bool, before: Norm | None = None) -> Tensor:
     """Add x @ weight^T to `total` in place, and return `total`.
 
     total [B, T, C]; x [B, T, K] and weight [C, K] for any K.

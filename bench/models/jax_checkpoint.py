@@ -3,7 +3,7 @@
 The file is `streaming_params`, or `streaming_train_state` with the optimizer (ttt/infra/checkpoint.py of
 github.com/test-time-training/ttt-lm-jax). It is a stream of msgpack pairs (path, bytes). The bytes are one array in
 flax's msgpack: extension type 1 with (shape, dtype name, data in C order). Array shapes give the model's sizes;
-epsilon and RoPE theta are those of all published configurations.
+epsilon and RoPE theta have the values of all published configurations.
 """
 
 import json
@@ -59,10 +59,10 @@ def convert(file: Path, folder: Path, base_lr: float | None = None) -> None:
         raise CheckpointError(f"{folder}: exists; name a new folder")
     weights = {}
     for path, array in read_arrays(file):
-        name = renamed(path)
+        name = pytorch_name(path)
         if name in weights:
             raise CheckpointError(f"{file}: holds {'/'.join(path)} twice")
-        weights[name] = turned(path, array)
+        weights[name] = in_pytorch_layout(path, array)
     values = config_of_weights(file, weights, base_lr)
     folder.mkdir(parents=True)
     try:
@@ -93,14 +93,14 @@ def read_arrays(file: Path) -> Iterator[tuple[tuple[str, ...], Tensor]]:
                     array = torch.frombuffer(bytearray(data), dtype=DTYPES[dtype.decode()]).reshape(shape)
                     yield path[2:] if in_train_state else path, array
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError, msgpack.UnpackException) as error:
-            where = f"{'/'.join(path)}: no array" if path else "not a stream of msgpack'd (path, array) pairs"
+            where = f"{'/'.join(path)}: not an array" if path else "not a stream of msgpack'd (path, array) pairs"
             raise CheckpointError(f"{file}: {where} ({type(error).__name__}: {error})") from None
         # The unpacker raises no error if the file ends in the middle of a pair.
         if beyond := opened.seek(0, os.SEEK_END) - end:
-            raise CheckpointError(f"{file}: is truncated: its last {beyond} bytes are no whole (path, array) pair")
+            raise CheckpointError(f"{file}: is truncated: its last {beyond} bytes are no complete (path, array) pair")
 
 
-def renamed(path: tuple[str, ...]) -> str:
+def pytorch_name(path: tuple[str, ...]) -> str:
     """Return the name in the authors' PyTorch code for the weight at a JAX path."""
     name = ".".join(path)
     for jax, torch_name in _RENAMED:
@@ -108,7 +108,7 @@ def renamed(path: tuple[str, ...]) -> str:
     return name
 
 
-def turned(path: tuple[str, ...], array: Tensor) -> Tensor:
+def in_pytorch_layout(path: tuple[str, ...], array: Tensor) -> Tensor:
     """Return a JAX weight in PyTorch's layout: arrays named `kernel` are transposed.
 
     [in, out] becomes [out, in], and [4, 1, C] becomes [C, 1, 4]; the learning rate's [H, C, 1] becomes [H, 1, C].
@@ -122,12 +122,12 @@ def turned(path: tuple[str, ...], array: Tensor) -> Tensor:
 
 
 def config_of_weights(file: Path, weights: dict[str, Tensor], base_lr: float | None) -> dict[str, Any]:
-    """Derive config.json from {PyTorch name: weight}; CheckpointError if it is no TTT model."""
+    """Derive config.json from {PyTorch name: weight}; CheckpointError if it is not a TTT model."""
     block = "model.layers.0.seq_modeling_block."
     inner = (f"{block}W1", f"{block}learnable_token_idx")
     needed = ("model.embed_tokens.weight", "model.layers.0.mlp.gate_proj.weight", *inner)
     if missing := [name for name in needed if name not in weights]:
-        raise CheckpointError(f"{file}: holds no {missing[0]}, so it is no TTT model or truncated")
+        raise CheckpointError(f"{file}: holds no {missing[0]}, so it is not a TTT model, or truncated")
     embedding, gate, first, index = (weights[name] for name in needed)
     learner = "mlp" if f"{block}W2" in weights else "linear"
     layers = {name.split(".")[2] for name in weights if name.startswith("model.layers.")}

@@ -46,7 +46,7 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 
 def linear(inputs: int, outputs: int, device: torch.device, dtype: torch.dtype) -> nn.Linear:
-    """Return a projection without bias, uninitialized: filling 1.3B weights twice takes seconds."""
+    """Return a projection without bias, uninitialized, because the caller fills it."""
     return skip_init(nn.Linear, inputs, outputs, bias=False, device=device, dtype=dtype)
 
 

@@ -12,7 +12,7 @@ from bench.models.base import PackageModel, check_ids
 from bench.models.config import CONV_KERNEL, MambaConfig
 from bench.models.layers import INITIALIZER_RANGE, at_least_float32, layer_range
 
-MEMORY = 96  # standard deviation of x_proj's rows for B and C, times the width; see `remember`
+BC_STD = 96  # standard deviation of x_proj's rows for B and C, times the width
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Mamba(PackageModel):
         super().__init__()
         self.config, device = config, torch.device(device)
         if seed is None:
-            with torch.device("meta"):  # elsewhere, transformers draws random weights: 20 s for 1.3B on a CPU
+            with torch.device("meta"):  # on other devices, transformers draws random weights, which is slow
                 self.inner: Any = MambaForCausalLM(transformers_config(config)).eval()
             self.inner.to_empty(device=device).tie_weights()
         else:
@@ -46,9 +46,9 @@ class Mamba(PackageModel):
                 self.inner = MambaForCausalLM(transformers_config(config)).eval()
             remember(self.inner, config)
         mixers = [layer.mixer for layer in self.inner.backbone.layers]
-        kept = {weight for mixer in mixers for weight in (mixer.A_log, mixer.D, mixer.dt_proj.bias)}
+        wide = {weight for mixer in mixers for weight in (mixer.A_log, mixer.D, mixer.dt_proj.bias)}
         for weight in self.inner.parameters():
-            weight.data = weight.data.to(at_least_float32(dtype) if weight in kept else dtype)
+            weight.data = weight.data.to(at_least_float32(dtype) if weight in wide else dtype)
 
     def init_state(self, batch: int, context: int = 0) -> MambaState:
         cache: Any = DynamicCache(config=self.inner.config)
@@ -100,9 +100,9 @@ def remember(model: nn.Module, config: MambaConfig) -> None:
     """Scale the random weights for Mamba's B and C, so that the state visibly affects logits."""
     for name, weight in model.named_parameters():
         if name.endswith("x_proj.weight"):
-            made = weight[config.time_step_rank :]
-            # Otherwise the state would add only 1e-4 of a tiny model's output, and bfloat16 would hide a wrong scan.
-            made *= MEMORY / config.width / made.std()
+            rows = weight[config.time_step_rank :]
+            # Otherwise, the state would add so little to a tiny model's output that bfloat16 would hide a wrong scan.
+            rows *= BC_STD / config.width / rows.std()
 
 
 def transformers_config(config: MambaConfig) -> TransformersMambaConfig:

@@ -147,7 +147,7 @@ class Transformer(ChunkedModel):
         cache[0, :, :, start:end], cache[1, :, :, start:end] = k, v
         if start == 0:
             return causal_attention(q, k, v)
-        from torch.nn.attention.bias import causal_lower_right  # takes a second to import
+        from torch.nn.attention.bias import causal_lower_right  # slow to import
 
         mask = causal_lower_right(q.shape[2], end)
         return causal_attention(q, cache[0, :, :, :end], cache[1, :, :, :end], mask)

@@ -89,8 +89,8 @@ class BlockConv(nn.Module):
 class TTTLayer(nn.Module):
     """The TTT layer around its inner loop: projections, convolutions, norm, output gate.
 
-    Projections and norms are in `dtype`. The inner loop's parameters (W1, b1, ..., learnable_*, ttt_norm_*) are at
-    least in float32, because a mini-batch changes weights by less than half an ulp of bfloat16.
+    Projections and norms are in `dtype`.
+    The inner loop's parameters (W1, b1, ..., learnable_*, ttt_norm_*) are in at least float32.
     """
 
     def __init__(self, config: TTTConfig, device: torch.device, dtype: torch.dtype) -> None:
@@ -196,9 +196,9 @@ class TTTModel(ChunkedModel):
     operator: the inner loop, by default the dual form in PyTorch. block: `TTTBlock` or `fused.FusedBlock`.
     """
 
-    least_group_limit = 16  # enough sequences that every SM has a head, also with 12 heads
+    least_group_capacity = 16  # sequences that occupy every SM, even with 12 heads each
     overlapped_tokens = 8192  # per overlapped chunk: GEMMs stay efficient, and the second chunk starts early
-    many_chunks = 16  # a prompt of at least this many chunks has chunks of twice the length
+    many_chunks = 16  # a prompt that would have at least this many chunks is split into half as many
 
     def __init__(
         self,
@@ -296,8 +296,8 @@ class TTTModel(ChunkedModel):
     def _leaves_sms_idle(self, batch: int) -> bool:
         if self.device.type != "cuda" or not self.operator.one_block_per_head:
             return False
-        processors = torch.cuda.get_device_properties(self.device).multi_processor_count
-        return 2 * batch * self.config.heads <= processors
+        sms = torch.cuda.get_device_properties(self.device).multi_processor_count
+        return 2 * batch * self.config.heads <= sms
 
     def _hidden(self, ids: Tensor, state: TTTState, around: LayerScope = nullcontext) -> Tensor:
         start = None if state.length is None else state.length % self.config.mini_batch

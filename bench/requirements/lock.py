@@ -27,7 +27,7 @@ LOCKS = {
     "vllm": ("vLLM: Linux on x86-64, Python 3.12, CUDA 13.", (*LINUX, "--only-binary", ":all:")),
 }
 PACKAGE = re.compile(r"^([\w.-]+)(?:\[[\w,-]+\])?==(\S+)", re.MULTILINE)
-OF_CUDA = re.compile(r"^(?:nvidia-(?!ml-py)|cuda-)")
+CUDA_PACKAGE = re.compile(r"^(?:nvidia-(?!ml-py)|cuda-)")
 
 
 def compiled(*arguments: str, requirements: str = "") -> str:
@@ -47,11 +47,11 @@ def lock(name: str) -> str:
     text = compiled(*arguments, str((FOLDER / f"{name}.in").relative_to(PYPROJECT.parent)))
     blocks = re.split(r"^(?=[\w.-]+(?:\[[\w,-]+\])?==)", text, flags=re.MULTILINE)
     if name == "cpu":
-        blocks = [block for block in blocks if not OF_CUDA.match(block)]
+        blocks = [block for block in blocks if not CUDA_PACKAGE.match(block)]
     text = "".join(blocks)
     names = "\n".join(name for name, _ in PACKAGE.findall(text))
-    alone = [each for each in arguments if each not in (*PROJECT, "--generate-hashes", "--no-deps")]
-    newest = dict(PACKAGE.findall(compiled(*alone, "--no-deps", "-", requirements=names)))
+    options = [each for each in arguments if each not in (*PROJECT, "--generate-hashes", "--no-deps")]
+    newest = dict(PACKAGE.findall(compiled(*options, "--no-deps", "-", requirements=names)))
     sources = f"{name}.in and pyproject.toml" if PROJECT[0] in arguments else f"{name}.in"
     notes = {name: f"# newest: {version}\n" for name, version in newest.items()}
     text = PACKAGE.sub(lambda pin: pin[0] if pin[2] == newest[pin[1]] else notes[pin[1]] + pin[0], text)

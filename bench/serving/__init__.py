@@ -8,12 +8,12 @@ def register() -> None:
     """
     from transformers.models.auto.configuration_auto import AutoConfig
 
-    from bench.serving.hugging_face import HuggingFaceConfig, refusing
+    from bench.serving.hugging_face import HuggingFaceConfig, unusable_config
     from bench.serving.refusals import RELEASES
     from bench.systems.needs import other_release
 
     if why := other_release("vllm", *RELEASES):
-        AutoConfig.register(HuggingFaceConfig.model_type, refusing(why), exist_ok=True)
+        AutoConfig.register(HuggingFaceConfig.model_type, unusable_config(why), exist_ok=True)
         return
     AutoConfig.register(HuggingFaceConfig.model_type, HuggingFaceConfig, exist_ok=True)
     from bench.serving.settings import register_model

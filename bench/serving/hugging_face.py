@@ -18,11 +18,11 @@ class HuggingFaceConfig(PretrainedConfig):
         super().__init__(**defaults | values)
 
 
-def refusing(why: str) -> type[HuggingFaceConfig]:
+def unusable_config(why: str) -> type[HuggingFaceConfig]:
     """Return a configuration class whose constructor raises ValueError(why), so no checkpoint opens."""
 
-    class Refusing(HuggingFaceConfig):
+    class UnusableConfig(HuggingFaceConfig):
         def __init__(self, **values: Any) -> None:
             raise ValueError(why)
 
-    return Refusing
+    return UnusableConfig

@@ -113,7 +113,7 @@ class TTTForCausalLM(nn.Module, HasInnerState, IsAttentionFree, SupportsMambaPre
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         if self._is_warm:
-            raise ValueError("CUDA graphs hold values of the present weights: start vLLM again to load others")
+            raise ValueError("CUDA graphs use values of the current weights: start vLLM again to load others")
         return {f"ttt.{name}" for name in copy_tensors(self.ttt, weights)}
 
     @classmethod

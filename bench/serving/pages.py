@@ -25,7 +25,7 @@ from tk_kernels.reference.token_rows import mapped
 
 ALIGNED = 64  # bytes; makes offsets and strides multiples of 16 float32 numbers, for which Triton compiles the kernels
 
-# A step that runs as one batch has at most so many sequences, and at least so many tokens in total or per sequence.
+# A step that runs as one batch: most sequences, and fewest tokens in total or per sequence (one suffices).
 # The batch's kernel is faster, but it needs float32 copies of the states, and takes the CPU longer to launch.
 MOST_SEQUENCES, LEAST_TOKENS, LEAST_LENGTH = 64, 16384, 4096
 
@@ -50,9 +50,9 @@ def common_length(lengths: Sequence[int], computed: Sequence[int], mini_batch: i
     A batch has at most MOST_SEQUENCES sequences, all of one length and at the start of a mini-batch.
     It has at least LEAST_TOKENS tokens in total, or at least LEAST_LENGTH per sequence.
     """
-    alike = len(set(lengths)) == 1 and not any(before % mini_batch for before in computed)
+    uniform = len(set(lengths)) == 1 and not any(before % mini_batch for before in computed)
     is_long = sum(lengths) >= LEAST_TOKENS or lengths[0] >= LEAST_LENGTH
-    return lengths[0] if alike and is_long and len(lengths) <= MOST_SEQUENCES else 0
+    return lengths[0] if uniform and is_long and len(lengths) <= MOST_SEQUENCES else 0
 
 
 class Layout:
@@ -70,12 +70,12 @@ class Layout:
         self.spans: list[tuple[int, tuple[int, ...], torch.dtype]] = []  # offset, shape and dtype of each tensor
         self.page_bytes = 0
 
-        def place(x: Tensor) -> Tensor:
+        def add_span(x: Tensor) -> Tensor:
             self.spans.append((self.page_bytes, tuple(x.shape[1:]), x.dtype))
             self.page_bytes += -(-x.numel() * x.element_size() // ALIGNED) * ALIGNED
             return x
 
-        mapped(self._empty, place)
+        mapped(self._empty, add_span)
 
     def state(self, pages: Tensor) -> BlockState:
         """Return views of int8 `pages` [slots, bytes]: a layer's states [slots, ...], no positions."""
@@ -101,9 +101,9 @@ def hidden(model: TTTModel, layers: Sequence[BlockState], ids: Tensor, step: Ste
         h = model.model.embed_tokens(ids[None, : step.tokens])
         for state, block in zip(layers, model.blocks, strict=True):
             initial = block.seq_modeling_block.learner_weights()
-            learn = partial(operator.forward_packed, initial=initial, sequences=step)
+            inner_loop = partial(operator.forward_packed, initial=initial, sequences=step)
             inner = replace(state.inner, position=step.start)
-            h = block(h, model._rope, replace(state, inner=inner, sequences=step), learn)
+            h = block(h, model._rope, replace(state, inner=inner, sequences=step), inner_loop)
         return h[0]
     positions = step.positions[:, None].repeat(1, model.config.heads)  # as the kernels read them
     batch, slots = len(step.slots), step.slots

@@ -8,7 +8,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 
 from bench.models.hugging_face import read_config
 
-HEADS = 128  # a step reads 2^n prompts with at least so many heads, if it can; a GPU has about as many SMs
+HEADS = 128  # fewest heads of the prompts that share a step, if there are enough prompts; about one head per SM
 
 
 class TTTScheduler(AsyncScheduler):
@@ -31,8 +31,8 @@ class TTTScheduler(AsyncScheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         starts = (self.waiting or self.kv_holding_waiting) and len(self.running) < self.max_num_active_reqs
-        usual = self._fast_allowed and not (starts or throttle_prefills or self._pause_state)
-        if not usual or not (requests := self._generating()):
+        fast = self._fast_allowed and not (starts or throttle_prefills or self._pause_state)
+        if not fast or not (requests := self._generating()):
             if self._divides:
                 self.scheduler_config.long_prefill_token_threshold = self._tokens_per_prompt()
             return super().schedule(throttle_prefills)
@@ -77,15 +77,15 @@ class TTTScheduler(AsyncScheduler):
         prompts = ran.prompt_logprobs_dict or ran.prompt_token_id_logprobs_dict
         if not self._fast_allowed or not ran.sampled_token_ids or ran.logprobs or prompts or ran.num_nans_in_logits:
             return super().update_from_output(scheduler_output, ran)
-        reports = self.log_stats  # the first output's client gets the statistics, so vLLM's method must see it
+        stats_pending = self.log_stats  # the first output's client gets the statistics, so vLLM's method must see it
         index, sampled = ran.req_id_to_index, ran.sampled_token_ids
         for request_id, count in scheduler_output.num_scheduled_tokens.items():
             request = self.requests.get(request_id)
             if request is None or not self._continues(request, tokens := sampled[index[request_id]]):
                 rest[request_id] = count
                 continue
-            if reports:
-                reports, rest[request_id] = False, count
+            if stats_pending:
+                stats_pending, rest[request_id] = False, count
                 continue
             request.num_in_flight_tokens -= count
             request.num_output_placeholders -= 1

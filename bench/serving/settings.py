@@ -8,7 +8,7 @@ from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum, regis
 
 from bench.models.hugging_face import read_config
 from bench.serving.hugging_face import ARCHITECTURE
-from bench.serving.refusals import refused
+from bench.serving.refusals import unsupported_setting
 
 
 class TTTSettings(MambaModelConfig):
@@ -18,7 +18,7 @@ class TTTSettings(MambaModelConfig):
     def verify_and_update_config(cls, vllm_config: Any) -> None:
         """Raise ValueError for unsupported settings; default to `TTTScheduler` for async scheduling."""
         super().verify_and_update_config(vllm_config)
-        if why := refused(vllm_config, read_config(vllm_config.model_config.model).mini_batch):
+        if why := unsupported_setting(vllm_config, read_config(vllm_config.model_config.model).mini_batch):
             raise ValueError(why)
         scheduler = vllm_config.scheduler_config
         if scheduler.scheduler_cls is None and scheduler.async_scheduling is not False:

@@ -20,8 +20,8 @@ SMALL = ["--systems", "transformer", "--batch", "1", "--context", "32", "--devic
 
 def ttt_bench(*arguments: object, cwd: Path, env: Mapping[str, str] = os.environ) -> Done:
     """Run `ttt-bench` in a new process, which also tests a command's imports. Most tests use the faster `called`."""
-    places = os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))
-    environment = {**env, "PYTHONPATH": places, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))
+    environment = {**env, "PYTHONPATH": paths, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "bench", *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
 
@@ -60,6 +60,6 @@ def one_sentence(done: Done) -> str:
 
 
 def assert_one_sentence(done: Done, *words: str) -> None:
-    said = one_sentence(done)
+    line = one_sentence(done)
     for word in words:
-        assert word in said
+        assert word in line

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def without_torch(monkeypatch):
-    """Make workers of PyTorch systems run a fake adapter: importing torch takes two seconds per worker."""
+    """Make workers of PyTorch systems run a fake adapter: importing torch is slow."""
     from bench import environments
 
     fake = "tests.harness.fake_systems:Fake"

@@ -29,13 +29,13 @@ def assert_refused(config, path, message):
 
 
 def not_drawn(weight, *range_, **how):
-    """Fail if a random weight is drawn into memory: drawing 1.3B weights takes 20 s on a CPU."""
+    """Fail if a random weight is drawn into memory: drawing 1.3B weights is slow on a CPU."""
     assert weight.is_meta
     return weight
 
 
 @pytest.mark.parametrize("system", MODELS)
-def test_a_model_comes_back_as_it_was(system, tmp_path, monkeypatch):
+def test_a_saved_model_loads_unchanged(system, tmp_path, monkeypatch):
     config = model_config(system, "tiny")
     model = from_seed(config, 0, "cpu")
     tmp_path /= "new"
@@ -133,7 +133,7 @@ def test_a_weight_beyond_the_range_of_its_new_dtype(linear):
     tensors["model.norm.weight"][3] = 1e5
     save_file(tensors, path)
     load_weights(config, path.parent, "cpu", torch.bfloat16)
-    with pytest.raises(CheckpointError, match=r"model\.norm\.weight: holds numbers beyond torch\.float16"):
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight: holds values outside the range of torch\.float16"):
         load_weights(config, path.parent, "cpu", torch.float16)
 
 
@@ -146,7 +146,7 @@ def test_a_tied_head_may_stand_in_the_embeddings_place(linear):
     assert_refused(config, path, r"model\.embed_tokens\.weight: missing")
 
 
-def test_an_untied_head_is_its_own(linear):
+def test_an_untied_head_has_its_own_weight(linear):
     config, tensors, path = linear
     config, head = replace(config, tied=False), torch.randn(512, 128)
     assert_refused(config, path, r"lm_head\.weight: missing, expected \[512, 128\]")
@@ -168,14 +168,14 @@ def test_a_stored_head_must_be_the_embedding(linear):
     assert_refused(config, path, r"(lm_head|embed_tokens)\.weight: differs from (model\.embed_tokens|lm_head)\.weight")
 
 
-@pytest.mark.parametrize("kept", [0, 1000, -1])
-def test_a_truncated_file(linear, kept):
+@pytest.mark.parametrize("length", [0, 1000, -1])
+def test_a_truncated_file(linear, length):
     config, _, path = linear
-    path.write_bytes(path.read_bytes()[:kept])
-    assert_refused(config, path, r"model\.safetensors: not a whole safetensors file")
+    path.write_bytes(path.read_bytes()[:length])
+    assert_refused(config, path, r"model\.safetensors: not a complete safetensors file")
     path.unlink()
     path.symlink_to(path.with_name("gone"))
-    assert_refused(config, path, r": model\.safetensors: not a whole safetensors file \(No such file or directory\)$")
+    assert_refused(config, path, r"model\.safetensors: not a complete safetensors file \(No such file or directory\)$")
 
 
 def test_a_folder_without_weights(linear):

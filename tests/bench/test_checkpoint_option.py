@@ -30,7 +30,7 @@ from harness.schema.run import Run
 from harness.schema.run_file import Planned
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-RATE, THETA = 0.25, 50.0  # of the inner loop and of RoPE; no size of the table has them
+RATE, THETA = 0.25, 50.0  # base_lr and RoPE's theta; no model of SIZES has these values
 
 
 @pytest.fixture(autouse=True)
@@ -43,10 +43,10 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 def folder(tmp_path: Path) -> Path:
     base = model_config("ttt-mlp", "tiny", backbone="transformer", mini_batch=8)
     config = replace(base, base_lr=RATE, rope_theta=THETA, width=64, heads=1)
-    place = tmp_path / "my secret" / "my-model"
-    place.mkdir(parents=True)
-    save(from_seed(config, 7, "cpu", torch.float32), place)
-    return place
+    folder = tmp_path / "my secret" / "my-model"
+    folder.mkdir(parents=True)
+    save(from_seed(config, 7, "cpu", torch.float32), folder)
+    return folder
 
 
 def case_of(folder: Path, phase: str = "forward", **changes: object) -> Case:
@@ -55,7 +55,7 @@ def case_of(folder: Path, phase: str = "forward", **changes: object) -> Case:
     return Case("ttt-mlp", "torch", checkpoint.size, phase, 2, 20, "float32", options=tuple(options.items()), **changes)  # type: ignore[arg-type]
 
 
-def test_a_case_names_it_by_its_folders_name_and_content(folder: Path, tmp_path: Path) -> None:
+def test_a_case_names_a_checkpoint_by_folder_name_and_content(folder: Path, tmp_path: Path) -> None:
     found = read_checkpoint(folder)
     name, _, digest = found.name.partition("@")
     assert (name, len(digest), found.system, found.size) == ("my-model", 16, "ttt-mlp", "2x64")
@@ -70,7 +70,7 @@ def test_a_case_names_it_by_its_folders_name_and_content(folder: Path, tmp_path:
     assert read_checkpoint(folder).name != found.name
 
 
-def test_its_cases_have_its_own_options_on_its_own_system_alone(folder: Path) -> None:
+def test_a_checkpoint_runs_only_on_its_system_with_its_options(folder: Path) -> None:
     checkpoint = register_checkpoint(folder)
     planned = suite_cases(find_suite("quick"), RunRequest(batch="2"), "cpu", checkpoint)
     assert {each.case.system_backend for each in planned} == {"ttt-mlp/torch"}
@@ -93,18 +93,18 @@ def test_a_git_lfs_pointer_is_found_before_any_case(folder: Path, name: str) -> 
         plan(RunRequest(suites=("quick",), checkpoint=folder, device="cpu"))
 
 
-def test_a_case_whose_checkpoint_nobody_named_is_skipped(folder: Path) -> None:
+def test_a_case_with_an_unregistered_checkpoint_is_skipped(folder: Path) -> None:
     case = case_of(folder)
-    with pytest.raises(CheckpointError, match="name its folder by --checkpoint DIR"):
+    with pytest.raises(CheckpointError, match="name its folder with --checkpoint DIR"):
         checkpoint_folder(case)
     for memory_bytes in (None, int(80e9)):
-        assert "name its folder by --checkpoint DIR" in skip_reason(Planned(case), [], memory_bytes)
+        assert "name its folder with --checkpoint DIR" in skip_reason(Planned(case), [], memory_bytes)
     register_checkpoint(folder)
     assert skip_reason(Planned(case), [], None) == ""
 
 
 @pytest.mark.parametrize("phase", ["forward", "generate"])
-def test_verify_runs_its_weights_and_compares_every_token(folder: Path, phase: str) -> None:
+def test_verify_runs_the_checkpoint_and_compares_generated_tokens(folder: Path, phase: str) -> None:
     register_checkpoint(folder)
     adapter = TTTTorch()
     record = CaseRun(case_of(folder, phase), Policy(), "verify").record(adapter)
@@ -126,7 +126,7 @@ def test_generated_tokens_have_the_limits_of_the_coarser_state(folder: Path) -> 
     assert checks["generated_logits_relative_error"] == checks["logits_relative_error"] == 0.05
 
 
-def test_a_model_that_errs_late_in_what_it_generates_is_seen(folder: Path) -> None:
+def test_an_error_late_in_the_generated_tokens_is_found(folder: Path) -> None:
     register_checkpoint(folder)
     adapter, case = TTTTorch(), case_of(folder)
     model = adapter._model(case)
@@ -144,7 +144,7 @@ def test_a_model_that_errs_late_in_what_it_generates_is_seen(folder: Path) -> No
     assert "logits_relative_error" not in missed
 
 
-def test_a_run_says_its_name_and_never_its_path(folder: Path, tmp_path: Path) -> None:
+def test_a_run_stores_the_checkpoints_name_and_never_its_path(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "secret" / "out"
     request = RunRequest(
         suites=("quick",), batch="1", context="16", device="cpu", budget_s=0.05, checkpoint=folder, out=out
@@ -152,8 +152,8 @@ def test_a_run_says_its_name_and_never_its_path(folder: Path, tmp_path: Path) ->
     measure.run(request, out)
     run = Run.open(out)
     assert {record.status for record in run.records()} == {"ok"}
-    said = "run quick --batch 1 --context 16 --checkpoint my-model --device cpu --budget 0.05 --out out"
-    assert run.file.requests[0].arguments == tuple(said.split())
+    expected = "run quick --batch 1 --context 16 --checkpoint my-model --device cpu --budget 0.05 --out out"
+    assert run.file.requests[0].arguments == tuple(expected.split())
     assert run.file.requests[0].request["checkpoint"] == "my-model"
     texts = [path.read_text() for path in out.rglob("*") if path.is_file()]
     assert texts
@@ -162,12 +162,12 @@ def test_a_run_says_its_name_and_never_its_path(folder: Path, tmp_path: Path) ->
     assert json.loads(os.environ[VARIABLE]) == {found.name: str(folder)}
 
 
-def test_a_request_says_no_path_and_no_account() -> None:
+def test_a_stored_request_has_no_path_and_no_account() -> None:
     request = RunRequest(
         suites=("quick",), device="cpu", slurm="account=secret,nodelist=n7,tasks=1", out=Path("/home/alice/x")
     )
-    said = "run quick --device cpu --slurm account=...,nodelist=...,tasks=1 --out x"
-    assert request_of(plan(request)).arguments == tuple(said.split())
+    expected = "run quick --device cpu --slurm account=...,nodelist=...,tasks=1 --out x"
+    assert request_of(plan(request)).arguments == tuple(expected.split())
 
 
 def test_a_broken_file_is_named_without_its_path(folder: Path) -> None:
@@ -175,5 +175,5 @@ def test_a_broken_file_is_named_without_its_path(folder: Path) -> None:
     register_checkpoint(folder)
     record = CaseRun(case_of(folder), Policy(), "verify").record(TTTTorch())
     assert record.status == "failed"
-    assert "my-model: model.safetensors: not a whole" in record.reason
+    assert "my-model: model.safetensors: not a complete" in record.reason
     assert "secret" not in record.reason

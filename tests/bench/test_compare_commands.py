@@ -78,15 +78,15 @@ def ttt_bench(monkeypatch, *arguments):
     return end.value.code or 0
 
 
-def test_ab_finds_what_one_commit_made_slower(checkout, tmp_path, monkeypatch, capsys):
+def test_ab_finds_the_case_that_one_commit_made_slower(checkout, tmp_path, monkeypatch, capsys):
     old, new = commit(checkout, "old"), commit(checkout, "new", forward=1.05)
     monkeypatch.setattr(estimate, "past_durations", lambda *_: {"a case": 5.0})
     status = ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE, "--rounds", 3)
-    said = capsys.readouterr()
+    printed = capsys.readouterr()
     assert status == commands.REGRESSION
-    assert said.out.startswith("1 slower, 1 same.\n")
-    assert said.out.count("1 slower, 1 same.") == 1
-    assert f": {estimate.on_one_device(2 * 3 * 2 * 5.0)}\n" in said.err
+    assert printed.out.startswith("1 slower, 1 same.\n")
+    assert printed.out.count("1 slower, 1 same.") == 1
+    assert f": {estimate.on_one_device(2 * 3 * 2 * 5.0)}\n" in printed.err
     runs = [Run.open(tmp_path / "out" / "ab" / side) for side in ("old", "new")]
     found = compare(*runs)
     forward, generate = (row.result for row in found.rows)
@@ -97,7 +97,7 @@ def test_ab_finds_what_one_commit_made_slower(checkout, tmp_path, monkeypatch, c
     assert [run.file.requests[0].commit for run in runs] == [old, new]
     for run, ran in zip(runs, (old, new), strict=True):
         assert {record.environment["commit"] for record in run.records()} == {ran}
-    turns = [line.partition("] ")[2].partition(":")[0] for line in said.err.splitlines() if " ok " in line]
+    turns = [line.partition("] ")[2].partition(":")[0] for line in printed.err.splitlines() if " ok " in line]
     first, second = (f"round 1, old {old[:10]}", f"round 1, new {new[:10]}"), (f"round 2, new {new[:10]}",)
     assert list(dict.fromkeys(turns))[:3] == [*first, *second]
     assert (tmp_path / "started").read_text().split() == ["old", "new", "new", "old", "old", "new"]
@@ -119,10 +119,10 @@ def test_a_case_that_the_new_commit_lost_is_a_regression_and_is_not_tried_again(
     commit(checkout, "old")
     commit(checkout, "new", forward="1 / 0", generate=1.0)
     assert ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE, "--rounds", 2) == commands.REGRESSION
-    said = capsys.readouterr().out
-    assert "no result in B: unstarted" in said
+    printed = capsys.readouterr().out
+    assert "no result in B: unstarted" in printed
     assert [
-        f"{letter}: {side}, commit {git(checkout, 'rev-parse', revision)[:10]}" in said
+        f"{letter}: {side}, commit {git(checkout, 'rev-parse', revision)[:10]}" in printed
         for letter, side, revision in (("A", "old", "HEAD~1"), ("B", "new", "HEAD"))
     ] == [True, True]
     assert (tmp_path / "started").read_text().split() == ["old"]
@@ -135,13 +135,13 @@ def test_an_interpreter_that_runs_other_code_is_refused(checkout, tmp_path, monk
     (tmp_path / "systems.toml").write_text(f'["transformer/torch"]\ncommand = {json.dumps(command)}\n')
     status = ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE, "--rounds", 2)
     assert status == 2
-    said = f"transformer/torch: its worker ran the code of {new[:10]}, not of {old[:10]}"
-    assert said in capsys.readouterr().err
+    message = f"transformer/torch: its worker ran the code of {new[:10]}, not of {old[:10]}"
+    assert message in capsys.readouterr().err
 
 
 def test_a_mistake_in_ab_is_one_sentence(checkout, tmp_path, monkeypatch, capsys):
     commit(checkout, "old")
-    for arguments, said in (
+    for arguments, message in (
         (("HEAD", "nowhere"), "nowhere: is not a revision of this checkout: fatal: Needed a single revision"),
         (("HEAD", "--output=x"), "No such option"),
         (("HEAD", "HEAD", "--rounds", "1"), "--rounds 1: must be from 2 to 99"),
@@ -151,7 +151,7 @@ def test_a_mistake_in_ab_is_one_sentence(checkout, tmp_path, monkeypatch, capsys
     ):
         assert ttt_bench(monkeypatch, "ab", *arguments, *ONE) == 2
         error = capsys.readouterr().err
-        assert said in error
+        assert message in error
         assert len(error.splitlines()) == 1
     assert not (tmp_path / "started").exists()
 
@@ -176,16 +176,16 @@ def test_hooks_of_a_checkout_do_not_run_in_its_worktrees(checkout, tmp_path, mon
     assert git(checkout, "worktree", "list").count("\n") == 0
 
 
-def test_a_worktree_that_git_cannot_make_says_why_and_is_not_left(checkout, tmp_path, monkeypatch, capsys):
+def test_a_failed_worktree_is_reported_and_removed(checkout, tmp_path, monkeypatch, capsys):
     (checkout / ".gitattributes").write_text("*.bin filter=broken\n")
     (checkout / "weights.bin").write_text("x")
     commit(checkout, "old")
     git(checkout, "config", "filter.broken.smudge", "echo no network >&2; false")
     git(checkout, "config", "filter.broken.required", "true")
     assert ttt_bench(monkeypatch, "ab", "HEAD", "HEAD", *ONE) == 2
-    (said,) = capsys.readouterr().err.splitlines()
-    assert "HEAD: git cannot create a worktree in " in said
-    assert "no network" in said
+    (printed,) = capsys.readouterr().err.splitlines()
+    assert "HEAD: git cannot create a worktree in " in printed
+    assert "no network" in printed
     assert git(checkout, "worktree", "list").count("\n") == 0
 
 
@@ -201,7 +201,7 @@ def a_run(folder, ms, context=64, **gpu):
     small_runs.a_run(folder, measured if ms else small_runs.without(case))
 
 
-def test_compare_reports_and_fails_only_where_it_is_asked_to(tmp_path, monkeypatch, capsys):
+def test_compare_reports_and_fails_only_with_fail_on(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     a_run(tmp_path / "a", 10)
     a_run(tmp_path / "b", 12)
@@ -211,31 +211,31 @@ def test_compare_reports_and_fails_only_where_it_is_asked_to(tmp_path, monkeypat
     assert "1 case slower by more than 5% and by more than the run-to-run spread" in capsys.readouterr().out
     assert ttt_bench(monkeypatch, "compare", "b", "a", "--fail-on", "5%") == 0
     assert ttt_bench(monkeypatch, "compare", "a", "b", "--fail-on", "3%") == 2
-    said = capsys.readouterr()
-    assert said.err.startswith("ttt-bench: --fail-on 3%: ")
-    assert "`ttt-bench ab`" in said.err
+    printed = capsys.readouterr()
+    assert printed.err.startswith("ttt-bench: --fail-on 3%: ")
+    assert "`ttt-bench ab`" in printed.err
 
 
 def test_another_gpu_has_ratios_and_nothing_to_fail_on(tmp_path, monkeypatch, capsys):
     a_run(tmp_path / "a", 10)
     a_run(tmp_path / "b", 12, name="H200")
     assert ttt_bench(monkeypatch, "compare", tmp_path / "a", tmp_path / "b") == 0
-    said = capsys.readouterr()
-    assert said.err == ""
-    assert said.out.startswith("Another GPU: b takes 1.20 times as long as a.\n")
-    assert "differs: GPU H100 → H200" in said.out
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert printed.out.startswith("Another GPU: b takes 1.20 times as long as a.\n")
+    assert "differs: GPU H100 → H200" in printed.out
     failing = ttt_bench(monkeypatch, "compare", tmp_path / "a", tmp_path / "b", "--fail-on", "5%")
     assert failing == commands.NOT_COMPARABLE
-    assert "another device" in capsys.readouterr().err
+    assert "the devices differ in every case" in capsys.readouterr().err
 
 
 def test_another_driver_is_named_and_points_still_count(tmp_path, monkeypatch, capsys):
     a_run(tmp_path / "a", 10)
     a_run(tmp_path / "b", 10, driver="570")
     assert ttt_bench(monkeypatch, "compare", tmp_path / "a", tmp_path / "b", "--fail-on", "5%") == 0
-    said = capsys.readouterr().out
-    assert said.startswith("Confirmed: 1 of 1 reliable point within ")
-    assert "differs: driver 580 → 570" in said
+    printed = capsys.readouterr().out
+    assert printed.startswith("Confirmed: 1 of 1 reliable point within ")
+    assert "differs: driver 580 → 570" in printed
 
 
 def test_no_case_in_common_is_exit_status_3(tmp_path, monkeypatch, capsys):
@@ -243,9 +243,9 @@ def test_no_case_in_common_is_exit_status_3(tmp_path, monkeypatch, capsys):
     a_run(a, 10)
     a_run(b, 10, context=128)
     assert ttt_bench(monkeypatch, "compare", a, b) == commands.NOT_COMPARABLE
-    said = capsys.readouterr()
-    assert said.err == f"ttt-bench: {a} and {b} have no case in common\n"
-    assert said.out == ""
+    printed = capsys.readouterr()
+    assert printed.err == f"ttt-bench: {a} and {b} have no case in common\n"
+    assert printed.out == ""
 
 
 @pytest.mark.parametrize("options", [[], ["--fail-on", "10%"]])
@@ -253,9 +253,9 @@ def test_a_comparison_of_nothing_is_exit_status_3(tmp_path, monkeypatch, capsys,
     a_run(tmp_path / "a", 0)
     a_run(tmp_path / "b", 10)
     assert ttt_bench(monkeypatch, "compare", tmp_path / "a", tmp_path / "b", *options) == commands.NOT_COMPARABLE
-    said = capsys.readouterr()
-    assert "no case has a result on both sides" in said.err
-    assert "no result in A: failed, RuntimeError: no" in said.out
+    printed = capsys.readouterr()
+    assert "no case has a result on both sides" in printed.err
+    assert "no result in A: failed, RuntimeError: no" in printed.out
     # A case that only B lost is a regression.
     lost = ttt_bench(monkeypatch, "compare", tmp_path / "b", tmp_path / "a", *options)
     assert lost == (commands.REGRESSION if "--fail-on" in options else 0)

@@ -60,7 +60,7 @@ def model_of(learner: str, backbone: str = "mamba") -> Any:
     operator = KernelOperator(learner, forward_in_pytorch=True)
     model = from_seed(config, 0, "cuda", torch.bfloat16, operator=operator, block=FusedBlock)
     if not fused.fits(torch.empty(1, 1, 2048, device="cuda", dtype=torch.bfloat16), model.head):
-        pytest.skip("this GPU's products of few rows are not ours")
+        pytest.skip("this GPU does not run the project's few-row GEMMs")
     return model
 
 
@@ -84,11 +84,11 @@ def test_steps_on_a_gpu(
 ) -> None:
     model = model_of(learner, backbone)
     first = torch.randint(model.config.vocabulary, (batch,), device="cuda")
-    monkeypatch.setattr(fused, "is_dependent", lambda *_: True)
+    monkeypatch.setattr(fused, "pdl_is_faster", lambda *_: True)
     with torch.inference_mode():
         found = stepped(model, first)
         assert dependent == [False] * 3 + [True] * (len(dependent) - 3), "only the first step has new parameters"
-        monkeypatch.setattr(fused, "is_dependent", lambda *_: False)
+        monkeypatch.setattr(fused, "pdl_is_faster", lambda *_: False)
         plain = stepped(model, first)
     assert not dependent[-1]
     assert all(map(torch.equal, found, plain))
@@ -115,7 +115,7 @@ def test_parameters_that_change_between_steps_on_a_gpu(
 
     with torch.no_grad():  # inference mode does not count versions of parameters
         found = steps()
-        made_anew = names == "learnable_t"  # a block derives weights from these in the step
-        assert dependent == [False] * 3 + [not made_anew] * (len(dependent) - 3)
-        monkeypatch.setattr(fused, "is_dependent", lambda *_: False)
+        repacked = names == "learnable_t"  # a block derives weights from these in the step
+        assert dependent == [False] * 3 + [not repacked] * (len(dependent) - 3)
+        monkeypatch.setattr(fused, "pdl_is_faster", lambda *_: False)
         assert all(map(torch.equal, found, steps()))

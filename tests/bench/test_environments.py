@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.catalogue.systems import ADAPTERS
-from bench.environments import notes_on_starts, worker_launches
+from bench.environments import launch_notes, worker_launches
 from bench.errors import UserError
 from bench.plan import plan
 from bench.request import RunRequest
@@ -19,7 +19,7 @@ def file(tmp_path, monkeypatch):
     return tmp_path / "systems.toml"
 
 
-def test_an_interpreter_or_after_a_byte_order_mark_a_container_of_its_own(file):
+def test_a_system_can_have_its_own_interpreter_or_container(file):
     file.write_text('["mamba/torch"]\npython = "/opt/mamba/bin/python"\nenv = { A = "1" }\n')
     launch = worker_launches()["mamba", "torch"]
     assert (launch.command, launch.env) == (["/opt/mamba/bin/python"], {"A": "1"})
@@ -72,7 +72,7 @@ def test_cases_without_an_interpreter_are_skipped(file, exists):
         Path(".venv-vllm/bin/python").touch()
     work = plan(RunRequest(suites=("quick",), systems="mamba/torch,ttt-mlp/torch", device="cpu"))
     [first, other] = [job.cases[0] for job in sorted(work.jobs, key=lambda job: job.pair)]
-    why = "" if exists else "its interpreter does not exist; make it anew: `make baselines`"
+    why = "" if exists else "its interpreter does not exist; recreate it: `make baselines`"
     assert (work.skip(first, []), work.skip(other, [])) == (why, "")
     assert work.notes[1:] == ([] if exists else [f"no mamba/torch: {why} (.venv-vllm/bin/python)"])
 
@@ -90,7 +90,7 @@ def test_an_environment_that_exists_starts_its_systems(file, name):
     file.write_text(f'["{first}"]\nenv = {{ A = "1" }}\n["{second}"]\npython = "p"\n')
     assert [worker_launches()[*label.split("/")].command for label in (first, second)] == [[str(python)], ["p"]]
     sentence = f"systems.toml of this folder starts {first}, {second}; {python} starts {first}"
-    assert notes_on_starts((first, second, "ttt-mlp/torch")) == [sentence]
+    assert launch_notes((first, second, "ttt-mlp/torch")) == [sentence]
 
 
 def test_each_environment_has_its_own_lock(monkeypatch):
@@ -106,7 +106,7 @@ def test_each_environment_has_its_own_lock(monkeypatch):
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
-def test_what_the_tests_need_is_locked_for_either_machine(target):
+def test_the_packages_of_the_tests_are_locked_for_either_machine(target):
     root = Path(__file__).parents[2]
     wanted = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]["dev"]
     locked = {line.removesuffix(" \\") for line in (root / f"bench/requirements/{target}.txt").read_text().splitlines()}

@@ -48,7 +48,7 @@ def test_the_longest_jobs_go_first():
     assert [job.system for job in estimate.longest_first(jobs, past)] == ["a", "b", "c"]
 
 
-def test_a_case_takes_the_median_of_runs_on_its_kind_of_device_here_or_else_of_published_ones(tmp_path):
+def test_a_case_takes_the_median_of_earlier_runs_on_its_kind_of_device(tmp_path):
     both, elsewhere = a_case(1), a_case(2)
     a_run(tmp_path / "published/run", [both, elsewhere], 3.0, "H100")
     a_run(tmp_path / "runs/1", [both], 2.0)

@@ -53,7 +53,7 @@ def small(backbone: str) -> TTTConfig:
 
 # On a GPU only 16-bit models use the kernels for few rows; the interpreter runs them in float32.
 @pytest.fixture(params=["library", "few rows"] if INTERPRETED else ["library"])
-def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def gemms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run each test with PyTorch's GEMMs and, if Triton interprets kernels, again with this project's few-row GEMMs."""
     if request.param == "few rows":
         monkeypatch.setattr(
@@ -62,7 +62,7 @@ def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @backbones
-@pytest.mark.usefixtures("products")
+@pytest.mark.usefixtures("gemms")
 def test_one_sequence(backbone: str) -> None:
     assert error_of(*models(small(backbone)), (1, 2, -1), sequences=1) <= LIMIT[torch.float32]
 
@@ -70,13 +70,13 @@ def test_one_sequence(backbone: str) -> None:
 @backbones
 def test_groups_of_sequences_in_a_model_of_fused_blocks(backbone: str) -> None:
     fused, plain = models(small(backbone))
-    fused.least_group_limit, fused.prefill_tokens = 1, 16  # two sequences, each in chunks of a mini-batch
+    fused.least_group_capacity, fused.prefill_tokens = 1, 16  # two sequences, each in chunks of a mini-batch
     assert fused._groups(2, 21) == [slice(0, 1), slice(1, 2)]
     assert error_of(fused, plain, (5, 21, -2)) <= LIMIT[torch.float32]
 
 
 @backbones
-@pytest.mark.usefixtures("products")
+@pytest.mark.usefixtures("gemms")
 def test_every_epsilon(backbone: str) -> None:
     """Both models use the same epsilons: norms get inputs near 1e-3, so one doubled epsilon would change the logits."""
     ours, plain = models(small(backbone))
@@ -140,14 +140,14 @@ def test_a_model_on_a_gpu(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("heads", [2, 12, 16])
-def test_rows_of_the_shared_product_start_where_kernels_can_read_16_bytes(heads: int) -> None:
+def test_rows_of_the_packed_gemm_start_where_kernels_can_read_16_bytes(heads: int) -> None:
     config = replace(model_config("ttt-linear", "tiny"), width=64 * heads, heads=heads, layers=1)
     block = FusedBlock(config, torch.device("cpu"), torch.bfloat16)
     projected = torch.nn.functional.linear(torch.ones(1, config.width, dtype=torch.bfloat16), block._projections)
     assert projected.stride(0) % 8 == 0
-    assert projected[..., block._rate_rows()].shape == (1, heads)
+    assert projected[..., block._lr_rows()].shape == (1, heads)
 
 
 @pytest.mark.parametrize(("learner", "expected"), [("linear", [1, 2, 4, 8, 33, 64]), ("mlp", [1, 2, 33, 64])])
 def test_the_batches_with_dependent_launches(learner: str, expected: list[int]) -> None:
-    assert [batch for batch in (1, 2, 4, 8, 9, 32, 33, 64) if fused.is_dependent(learner, batch)] == expected
+    assert [batch for batch in (1, 2, 4, 8, 9, 32, 33, 64) if fused.pdl_is_faster(learner, batch)] == expected

@@ -42,7 +42,7 @@ def own_words(folder, count):
     return words
 
 
-def test_the_text_is_that_of_our_own_loop(folder, capsys, monkeypatch):
+def test_the_text_has_the_tokens_of_the_projects_loop(folder, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     generate(folder, PROMPT, 20)
     assert capsys.readouterr().out.split() == [f"w{number}" for number in own_words(folder, 20)]
@@ -61,7 +61,7 @@ def test_mistakes_are_one_sentence(folder):
     with pytest.raises(UserError, match=r"^--prompt: the tokenizer finds no token in this text$"):
         generate(folder, " ", 4)
     write_tokenizer(folder, 600)
-    with pytest.raises(UserError, match=r"tokenizer.json gives token 599; the model has only 512$"):
+    with pytest.raises(UserError, match=r"tokenizer.json gives token 599; the model's vocabulary has 512$"):
         generate(folder, "w599", 4)
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match=r"cannot read tokenizer\.json"):

@@ -106,7 +106,7 @@ def test_unsupported_settings_are_refused_by_name_and_value(key, value, tmp_path
 
 @pytest.mark.parametrize("odd", ["pre_conv", "share_qk", "use_gate"])
 @pytest.mark.parametrize("rest", [True, False])
-def test_a_backbone_between_the_two_is_refused(odd, rest, tmp_path):
+def test_mixed_backbone_settings_are_refused(odd, rest, tmp_path):
     values = {"pre_conv": rest, "share_qk": rest, "use_gate": rest} | {odd: not rest}
     with pytest.raises(CheckpointError, match=rf"{odd} = {json.dumps(not rest)}.*: must be all true .* or all false"):
         read_config(write(tmp_path, PUBLISHED | values))

@@ -123,7 +123,7 @@ def test_every_weight_comes_back_exactly(
     assert all(torch.equal(weight, again.weights()[name]) for name, weight in model.weights().items())
 
 
-def test_bfloat16_and_a_rate_of_the_run_are_kept(tmp_path: Path) -> None:
+def test_bfloat16_and_the_base_lr_of_the_run_are_preserved(tmp_path: Path) -> None:
     model, folder = model_of("mlp", dtype=torch.bfloat16), tmp_path / "made"
     write(tmp_path / "file", jax_params(model.weights()))
     convert_checkpoint(tmp_path / "file", folder, 0.5)
@@ -143,15 +143,15 @@ def test_bfloat16_and_a_rate_of_the_run_are_kept(tmp_path: Path) -> None:
         ),
         (
             lambda params: params.update({("model", "ln_f", "kernel"): packed(torch.ones(2), "int4")}),
-            "model/ln_f/kernel: no array .KeyError: 'int4'",
+            "model/ln_f/kernel: not an array .KeyError: 'int4'",
         ),
         (
             lambda params: params.update({("model", "ln_f", "kernel"): packed(torch.ones(2), "bfloat16")}),
-            "model/ln_f/kernel: no array .RuntimeError",
+            "model/ln_f/kernel: not an array .RuntimeError",
         ),
     ],
 )
-def test_another_file_is_refused_by_what_is_wrong(change: Any, words: str, tmp_path: Path) -> None:
+def test_an_unusable_file_is_refused_with_the_reason(change: Any, words: str, tmp_path: Path) -> None:
     params = jax_params(model_of("linear").weights())
     change(params)
     write(tmp_path / "file", params)
@@ -171,7 +171,7 @@ def test_a_truncated_file_is_refused(layers_last: bool, tmp_path: Path) -> None:
     whole = file.read_bytes()
     for length in (len(whole) - 1, len(whole) * 3 // 4, len(whole) // 2, 100):
         file.write_bytes(whole[:length])
-        with pytest.raises(UserError, match=r"is truncated: its last|no TTT model or truncated"):
+        with pytest.raises(UserError, match=r"is truncated: its last|not a TTT model, or truncated"):
             convert_checkpoint(file, tmp_path / "made", None)
         assert not (tmp_path / "made").exists()
 
@@ -191,14 +191,14 @@ def test_a_file_that_is_no_msgpack_and_a_folder_that_is_there_are_refused(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("output", "told"),
+    ("output", "message"),
     [
         (["-o", "new"], "none: cannot be read"),
         (["-o", "new", "--output=other"], "--output is given twice"),
     ],
 )
-def test_a_wrong_argument_is_one_sentence(output, told):
+def test_a_wrong_argument_is_one_sentence(output, message):
     command = [sys.executable, "-m", "bench.commands.convert", "none", *output]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"ttt-bench: {told}")
+    assert done.stderr.startswith(f"ttt-bench: {message}")

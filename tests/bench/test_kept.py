@@ -6,7 +6,7 @@ from importlib import import_module
 import pytest
 import torch
 
-from bench.kept import kept_bytes, window_bytes
+from bench.kept import conv_state_bytes, kept_bytes
 from bench.models.config import model_config
 from bench.models.factory import from_seed
 from harness.schema.case import Case
@@ -19,7 +19,7 @@ PRECISIONS = {"float32": "float32", "float32-planes": "planes", "bfloat16": "bfl
 @pytest.mark.parametrize("form", ["dual", "primal"])
 @pytest.mark.parametrize("state_dtype", PRECISIONS)
 @pytest.mark.parametrize("learner", ["linear", "mlp"])
-def test_a_state_of_generate(learner, state_dtype, form):
+def test_the_bytes_of_a_generate_state(learner, state_dtype, form):
     case = replace(CASE, system=f"ttt-{learner}", state_dtype=state_dtype)
     config = model_config(case.system, case.size)
     model = from_seed(config, 0, "cpu", torch.bfloat16)
@@ -27,13 +27,13 @@ def test_a_state_of_generate(learner, state_dtype, form):
     layers = model.init_state(case.batch, case.context).layers
     states = [generate.GenerateState.from_state(layer.inner, form, PRECISIONS[state_dtype]) for layer in layers]
     windows = [cache for layer in layers for cache in (layer.block_conv, layer.qk_conv)]
-    kept = [x for state in states for x in state.tensors()] + windows
+    tensors = [x for state in states for x in state.tensors()] + windows
     positions = case.batch * config.layers * config.heads * POSITION
-    assert sum(x.numel() * x.element_size() for x in kept) == case.batch * kept_bytes(config, case, form) + positions
+    assert sum(x.numel() * x.element_size() for x in tensors) == case.batch * kept_bytes(config, case, form) + positions
 
 
 @pytest.mark.parametrize("learner", ["linear", "mlp"])
-def test_a_state_after_whole_mini_batches(learner):
+def test_the_bytes_of_a_forward_state(learner):
     case = replace(CASE, system=f"ttt-{learner}", phase="forward", state_dtype="float32")
     config = model_config(case.system, case.size)
     layers = from_seed(config, 0, "cpu", torch.bfloat16).init_state(case.batch, case.context).layers
@@ -42,14 +42,14 @@ def test_a_state_after_whole_mini_batches(learner):
     assert sum(x.numel() * x.element_size() for x in weights + windows) == case.batch * kept_bytes(config, case)
 
 
-def test_a_transformer_has_no_convolutions_and_neither_has_the_backbone_of_one():
-    assert window_bytes(model_config("transformer", "1.3b"), 2) == 0
-    assert window_bytes(model_config("ttt-mlp", "1.3b", backbone="transformer"), 2) == 0
-    assert window_bytes(model_config("ttt-mlp", "1.3b"), 2) == 24 * 2 * 2048 * 3 * 2
-    assert window_bytes(model_config("mamba", "1.3b"), 2) == 48 * 4096 * 3 * 2
+def test_only_mamba_and_its_backbone_have_a_conv_state():
+    assert conv_state_bytes(model_config("transformer", "1.3b"), 2) == 0
+    assert conv_state_bytes(model_config("ttt-mlp", "1.3b", backbone="transformer"), 2) == 0
+    assert conv_state_bytes(model_config("ttt-mlp", "1.3b"), 2) == 24 * 2 * 2048 * 3 * 2
+    assert conv_state_bytes(model_config("mamba", "1.3b"), 2) == 48 * 4096 * 3 * 2
 
 
-def test_a_mamba_keeps_its_state_and_the_inputs_of_its_convolutions():
+def test_the_bytes_of_mamba_are_its_ssm_state_and_conv_state():
     case = replace(CASE, system="mamba", backend="torch", state_dtype="float32")
     config = model_config(case.system, "1.3b")
     state, windows = 48 * 4096 * 16 * 4, 48 * 4096 * 3 * 2
@@ -57,6 +57,6 @@ def test_a_mamba_keeps_its_state_and_the_inputs_of_its_convolutions():
 
 
 @pytest.mark.parametrize(("system", "kv_width"), [("transformer", 2048), ("transformer-gqa", 512)])
-def test_a_transformer_keeps_a_key_and_a_value_of_each_token(system, kv_width):
+def test_the_bytes_of_a_transformer_are_a_key_and_a_value_per_token(system, kv_width):
     case = replace(CASE, system=system, backend="torch", context=100)
     assert kept_bytes(model_config(system, "1.3b"), case) == 2 * 24 * kv_width * 100 * 2

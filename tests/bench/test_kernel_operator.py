@@ -112,7 +112,7 @@ def test_a_model_on_kernels(
 
 
 @learners
-def test_a_prefill_on_the_reference(learner: str, rotated_by_kernel: list[bool]) -> None:
+def test_a_forward_in_pytorch(learner: str, rotated_by_kernel: list[bool]) -> None:
     check(*models(config_of(learner), TTTBlock, forward_in_pytorch=True), prompt=14, steps=4)
     assert rotated_by_kernel == []
 
@@ -120,14 +120,14 @@ def test_a_prefill_on_the_reference(learner: str, rotated_by_kernel: list[bool])
 @learners
 @pytest.mark.parametrize("form", ["dual", "primal"])
 @pytest.mark.parametrize("precision", ["float32", "planes", "bfloat16"])
-def test_the_generate_state_has_the_form_and_precision_asked_for(learner: str, form: str, precision: str) -> None:
+def test_the_generate_state_has_the_requested_form_and_precision(learner: str, form: str, precision: str) -> None:
     kernels, _ = models(config_of(learner), TTTBlock, form=form, precision=precision, forward_in_pytorch=True)
     state = kernels.init_generate_state(2).layers[0].inner
     assert (state.form, state.precision) == (form, precision)
     assert kernels.operator.generate_state(state) is state
 
 
-def test_one_operator_may_serve_models_of_other_rotations(rotated_by_kernel: list[bool]) -> None:
+def test_one_operator_may_serve_models_with_different_rope(rotated_by_kernel: list[bool]) -> None:
     """The operator keeps a RoPE table between steps; each model's steps must use the table of that model."""
     first, first_plain = models(config_of("linear"), TTTBlock)
     second, second_plain = models(config_of("linear", **OTHER), TTTBlock)

@@ -50,7 +50,7 @@ def ttt_bench(*arguments: object, cwd: Path, path: Path | None = None, **env: st
     ],
 )
 @pytest.mark.usefixtures("two_gpus")
-def test_gpus_that_are_not_there(tmp_path: Path, command: str, gpus: str, visible: str, message: str) -> None:
+def test_missing_gpus_are_refused(tmp_path: Path, command: str, gpus: str, visible: str, message: str) -> None:
     done = ttt_bench(command, "quick", "--gpus", gpus, cwd=tmp_path, CUDA_VISIBLE_DEVICES=visible)
     assert message in one_sentence(done)
     assert not (tmp_path / "out").exists()
@@ -86,17 +86,17 @@ def test_a_run_is_submitted_once(tmp_path: Path, commands: Path) -> None:
         ("profile", *SMALL[:-2], "--device", "cpu", "--resume", "--out", "out"),
     ]
     for again in (call, (*call, "--resume"), *here):
-        said = one_sentence(ttt_bench(*again, cwd=tmp_path, path=commands))
-        assert "Slurm job 4711 is writing to it" in said
+        line = one_sentence(ttt_bench(*again, cwd=tmp_path, path=commands))
+        assert "Slurm job 4711 is writing to it" in line
     assert (tmp_path / "submitted").read_text() == "x\n"
     assert (tmp_path / "out" / "run.json").read_bytes() == planned
 
 
-def test_the_array_is_as_large_as_what_is_left(tmp_path: Path, commands: Path) -> None:
+def test_the_array_has_a_task_per_unfinished_job(tmp_path: Path, commands: Path) -> None:
     call = ("run", *SMALL, "--device", "cpu", "--slurm", "tasks=3", "--out", "out")
     fake_command(commands, "squeue", "")
-    said = ["2 tasks for 2 jobs of 4 cases", "1 task for 1 job of 2 cases", "out: every requested case is finished"]
-    for number, words in enumerate(said):
+    expected = ["2 tasks for 2 jobs of 4 cases", "1 task for 1 job of 2 cases", "out: every requested case is finished"]
+    for number, words in enumerate(expected):
         assert words in ttt_bench(*call, "--resume", cwd=tmp_path, path=commands).stdout
         run = Run.open(tmp_path / "out")
         for planned in run.jobs[number % 2].cases:
@@ -105,7 +105,7 @@ def test_the_array_is_as_large_as_what_is_left(tmp_path: Path, commands: Path) -
     assert (tmp_path / "submitted").read_text() == "x\n" * 2
 
 
-def test_status_says_who_works(tmp_path: Path, commands: Path) -> None:
+def test_status_names_the_slurm_job_of_each_running_job(tmp_path: Path, commands: Path) -> None:
     call = ("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2", "--out", "out")
     ttt_bench(*call, cwd=tmp_path, path=commands)
     text = ttt_bench("status", "out", cwd=tmp_path, path=commands).stdout
@@ -116,8 +116,8 @@ def test_status_says_who_works(tmp_path: Path, commands: Path) -> None:
     fake_command(commands, "squeue", 'echo "Invalid job id specified" >&2; exit 1')
     text = ttt_bench("status", "out", cwd=tmp_path, path=commands).stdout
     assert "running:" not in text
-    *_, said, command = text.splitlines()
-    assert said == "this run is not running; to continue:"
+    *_, last, command = text.splitlines()
+    assert last == "this run is not running; to continue:"
     assert command == "  ttt-bench run --slurm tasks=2 --resume --out out"
 
 
@@ -140,18 +140,18 @@ def test_status_counts_the_jobs_that_are_done(tmp_path: Path, capsys: pytest.Cap
     assert lines() == ["2 of 2 jobs done", "2 of 2 cases: 2 failed"]
 
 
-def test_what_slurm_refuses_is_said_and_the_plan_stays(tmp_path: Path, commands: Path) -> None:
+def test_an_error_of_sbatch_is_reported_and_the_plan_stays(tmp_path: Path, commands: Path) -> None:
     call = ("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2,partition=gpuu", "--out", "out")
     fake_command(commands, "sbatch", 'echo "sbatch: error: invalid partition specified: gpuu" >&2; exit 1')
-    said = one_sentence(ttt_bench(*call, cwd=tmp_path, path=commands))
-    assert "sbatch failed: sbatch: error: invalid partition specified: gpuu; the run is planned" in said
-    assert said.endswith("to submit it: ttt-bench run --slurm tasks=2,partition=gpuu --resume --out out")
+    line = one_sentence(ttt_bench(*call, cwd=tmp_path, path=commands))
+    assert "sbatch failed: sbatch: error: invalid partition specified: gpuu; the run is planned" in line
+    assert line.endswith("to submit it: ttt-bench run --slurm tasks=2,partition=gpuu --resume --out out")
     again = ttt_bench(*call, "--resume", cwd=tmp_path)  # where there is no command at all
     assert again.returncode == 2
     assert "sbatch is not installed on this machine" in again.stderr
 
 
-def test_work_is_for_slurm(tmp_path: Path) -> None:
+def test_work_needs_a_slurm_task(tmp_path: Path) -> None:
     work = ("work", "out", "--keys", "out/slurm.keys")
     assert "SLURM_JOB_ID is not set" in one_sentence(ttt_bench(*work, cwd=tmp_path))
     assert "out: no such folder" in one_sentence(ttt_bench(*work, cwd=tmp_path, SLURM_JOB_ID="1"))
@@ -172,11 +172,11 @@ def test_a_task_runs_the_cases_of_the_keys(tmp_path: Path, commands: Path) -> No
     assert [(record.case.key, record.status) for record in Run.open(tmp_path / "out").records()] == [(first, "ok")]
 
 
-def test_a_task_without_a_gpu_takes_no_job_of_a_run_of_one(tmp_path: Path, commands: Path) -> None:
+def test_a_task_without_a_gpu_runs_no_job_of_a_gpu_run(tmp_path: Path, commands: Path) -> None:
     call = ("run", "quick", "--systems", "transformer/torch", "--device", "cuda", "--slurm", "gpus=1", "--out", "out")
     assert ttt_bench(*call, cwd=tmp_path, path=commands).returncode == 0
     task = {"SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "0"}
     work = ("work", "out", "--keys", "out/slurm.keys")
-    said = one_sentence(ttt_bench(*work, cwd=tmp_path, path=commands, **task))
-    assert "out: is a run on a GPU, and this task's node has none" in said
+    line = one_sentence(ttt_bench(*work, cwd=tmp_path, path=commands, **task))
+    assert "out: is a run on a GPU, and this task's node has none" in line
     assert Run.open(tmp_path / "out").records() == []

@@ -24,9 +24,9 @@ def test_a_forward_of_the_transformer():
     config = model_config("transformer", "1.3b")
     embedding = config.vocabulary * config.width
     found = work(CASE)
-    products = 2 * (parameter_count(config) - embedding) * 16 * 2048
+    gemms = 2 * (parameter_count(config) - embedding) * 16 * 2048
     attention = 16 * 24 * 2 * 2048**2 * 2048
-    assert found.flops == products + 2 * 16 * embedding + attention
+    assert found.flops == gemms + 2 * 16 * embedding + attention
     assert found.bytes == 2 * parameter_count(config) + 8 * 16 * 2048 + 196_608 * 16 * 2048
 
 
@@ -37,7 +37,7 @@ def test_a_step_of_the_transformer_reads_weights_and_cache():
     assert found.flops == 2 * 512 * parameters + 24 * 4 * 512 * 2048 * 2048
 
 
-def test_a_grouped_cache_is_read_in_a_quarter_of_the_bytes_with_the_same_products():
+def test_a_grouped_cache_is_read_in_a_quarter_of_the_bytes_with_the_same_gemms():
     case, grouped = (
         replace(CASE, system=name, phase="generate", batch=512) for name in ("transformer", "transformer-gqa")
     )
@@ -110,7 +110,7 @@ def test_mamba_2_has_a_larger_state_and_convolves_b_and_c():
     assert apart[EDGES].bytes == 512 * 48 * (4096 + 2 * 128) * 4 * 2
 
 
-def test_a_prompt_of_ttt_is_that_of_its_mini_batches():
+def test_the_flops_of_ttt_follow_from_the_mini_batch_size():
     case = replace(CASE, system="ttt-linear")
     config = model_config("ttt-linear", "1.3b")
     for mini_batch in (16, 32):
@@ -127,7 +127,7 @@ def test_a_request_is_its_prompt_and_its_steps():
     assert work(replace(CASE, phase="request")).bytes == prompt.bytes + 128 * midway.bytes
 
 
-def test_the_gemms_of_an_unknown_model_count():
+def test_the_gemms_of_an_unknown_model_are_counted():
     config = SimpleNamespace(vocabulary=10, width=4)
     case = Case("rwkv7", "fla", "1.3b", "forward", 2, 8)
     found = model_work(config, 100, case)

@@ -25,7 +25,7 @@ def missed(found):
     return [check.name for check in checks(found, CASE) if not check.passed]
 
 
-def test_the_transformer_is_fair():
+def test_the_transformer_passes_every_check():
     assert facts().parameters == parameter_count(model_config("transformer", "tiny"))
     assert missed(facts()) == []
 
@@ -46,7 +46,7 @@ def test_every_difference_is_a_missed_check(changes, name):
     assert missed(facts(**changes)) == [name]
 
 
-def test_the_dtype_is_that_of_most_numbers():
+def test_the_dtype_is_the_dtype_of_most_elements():
     weights = {"decay": torch.zeros(3), "projection": torch.zeros(4, 4, dtype=torch.bfloat16)}
     assert facts_of(weights, 8).dtype == "bfloat16"
     assert facts_of(weights, 8).parameters == 19
@@ -60,7 +60,7 @@ def test_rows_of_the_head_are_counted():
     assert count_head_rows(lambda: torch.nn.Linear(4, 10)(hidden), head.weight)[1] == 0
 
 
-def test_the_check_of_an_adapter_includes_them_and_its_record_their_facts():
+def test_the_workload_of_an_adapter_has_the_checks_and_facts():
     workload = TorchTransformer().build(CASE)
     checked = workload.check()
     values = {check.name: check.value for check in checked.checks}
@@ -76,7 +76,7 @@ class Untied(TTTTorch):
         return from_seed(config, 0, "cpu", torch.float32)
 
 
-def test_a_head_that_is_not_the_embedding_is_seen():
+def test_the_rows_of_an_untied_head_are_counted():
     checked = Untied().build(replace(CASE, system="ttt-linear")).check()
     found = {check.name: check.value for check in checked.checks}
     assert (found["head_rows_per_prompt"], found["head_rows_not_seen"]) == (1, 0)

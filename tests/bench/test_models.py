@@ -77,14 +77,14 @@ def test_a_long_prompt_runs_in_chunks_with_the_same_result(models, name, monkeyp
 @pytest.mark.parametrize("name", ["ttt-linear", "ttt-mlp", "ttt-linear (T)", "ttt-mlp (T)", "transformer"])
 @pytest.mark.parametrize(("prefill_tokens", "least"), [(2 * TOKENS, 1), (32, 2)], ids=["whole prompts", "chunks"])
 @pytest.mark.parametrize("plan", [(19, 22), (7, -4, 30)], ids=str)
-def test_groups_of_sequences_give_what_all_give_together(models, name, plan, prefill_tokens, least, monkeypatch):
+def test_groups_of_sequences_give_the_logits_of_the_whole_batch(models, name, plan, prefill_tokens, least, monkeypatch):
     model, ids = models[name], random_ids(5, TOKENS)
     states = [model.init_state(5, TOKENS + 24) for _ in range(2)]
     together = run(model, ids, plan, states[0])
     sizes, hidden = [], type(model)._hidden
     monkeypatch.setattr(type(model), "_hidden", lambda self, x, s: (sizes.append(len(x)), hidden(self, x, s))[1])
     monkeypatch.setattr(type(model), "prefill_tokens", prefill_tokens)
-    monkeypatch.setattr(type(model), "least_group_limit", least)
+    monkeypatch.setattr(type(model), "least_group_capacity", least)
     assert_close(run(model, ids, plan, states[1]), together, TOLERANCE[torch.float64])
     assert min(sizes) < 5
     assert states[0].length == states[1].length
@@ -100,7 +100,7 @@ def test_one_forward_gives_the_logits_after_each_of_the_last_tokens(models, name
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_the_state_stays_where_it_is_and_can_be_reset(models, name):
+def test_the_state_stays_at_its_addresses_and_can_be_reset(models, name):
     model, ids = models[name], random_ids(2, 20)
     state = model.init_state(2, 20)
     addresses = [tensor.data_ptr() for tensor in tensors_of(state)]
@@ -135,7 +135,7 @@ def test_the_head_is_the_embedding(models, name):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_seed_gives_its_weights_and_leaves_the_global_one_alone(name):
+def test_a_seed_determines_the_weights_and_leaves_the_global_generator_alone(name):
     torch.manual_seed(7)
     expected = torch.rand(1)
     torch.manual_seed(7)
@@ -277,7 +277,7 @@ def test_parameter_counts_are_exact(system, size):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_models_of_a_size_are_of_a_size(size):
+def test_models_of_one_size_have_nearly_equal_parameter_counts(size):
     counts = [parameter_count(model_config(model, size)) for model in MODELS]
     assert max(counts) <= 1.08 * min(counts)
     heads, groups = (parameter_count(model_config(model, size)) for model in ("transformer", "transformer-gqa"))
@@ -307,12 +307,12 @@ def test_wrong_names_are_refused():
         TTTConfig("linear", 100, 64, 1, 3, base_lr=1.0)
 
 
-def test_the_default_dtype_is_the_device_s():
+def test_the_default_dtype_follows_the_device():
     assert (default_dtype("cpu"), default_dtype("cuda:0")) == (torch.float32, torch.bfloat16)
 
 
 @pytest.mark.parametrize("name", ["ttt-linear", "ttt-mlp"])
-def test_the_states_of_all_layers_are_made_together_and_are_those_of_each(models, name):
+def test_init_state_equals_the_states_of_single_layers(models, name):
     model = models[name]
     state = model.init_state(3)
     for block, layer in zip(model.model.layers, state.layers, strict=True):
@@ -320,23 +320,23 @@ def test_the_states_of_all_layers_are_made_together_and_are_those_of_each(models
         found, expected = tensors_of(layer), [*caches, *tensors_of(model._inner_state(block, 3))]
         assert all(map(torch.equal, found, expected))
         assert [(x.shape, x.dtype, x.is_contiguous()) for x in found] == [(x.shape, x.dtype, True) for x in expected]
-    first, last = (tensors_of(state.layers[place]) for place in (0, -1))
+    first, last = (tensors_of(state.layers[index]) for index in (0, -1))
     assert len({x.untyped_storage().data_ptr() for x in (*first, *last)}) == len(first) - 1  # both caches lie in one
 
 
 @pytest.mark.parametrize("name", ["ttt-linear", "transformer", "mamba"])
 def test_layers_have_ranges_only_if_they_are_on(models, name, monkeypatch):
-    marked = []
+    pushed = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda.nvtx, "range_push", marked.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", pushed.append)
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: None)
     run(models[name], random_ids(1, 2), (2,))
-    assert marked == []
+    assert pushed == []
     mark_layers(True)
     try:
         run(models[name], random_ids(1, 3), (2, -1))
     finally:
         mark_layers(False)
-    layers = [each for each in marked if each != "operator"]
+    layers = [each for each in pushed if each != "operator"]
     assert layers == 2 * [f"layer {index}" for index in range(models[name].config.layers)]
-    assert len(marked) - len(layers) == (len(layers) if name == "ttt-linear" else 0)
+    assert len(pushed) - len(layers) == (len(layers) if name == "ttt-linear" else 0)

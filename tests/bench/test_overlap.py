@@ -69,8 +69,8 @@ def test_chunks_enter_a_layer_in_their_order_and_the_caller_waits_for_all(log, m
     chunks, layers = TOKENS // CHUNK, config.layers
     assert log[:2] == [("first", "waits for", "caller"), ("second", "waits for", "caller")]
     assert log[-2:] == [("caller", "waits for", "first"), ("caller", "waits for", "second")]
-    lanes = [name for name, does, _ in log if does == "begins"]
-    assert lanes == (["first", "second"] * chunks)[:chunks]
+    streams = [name for name, does, _ in log if does == "begins"]
+    assert streams == (["first", "second"] * chunks)[:chunks]
     left: dict[int, int] = {}  # the event of a layer
     layer = -1
     for at, (name, does, what) in enumerate(log[2:-2], start=2):
@@ -106,7 +106,7 @@ def test_half_of_the_sms_must_be_idle(heads: int, batch: int, idle: bool, monkey
 @pytest.mark.gpu
 @pytest.mark.parametrize("learner", ["linear", "mlp"])
 @pytest.mark.parametrize("backbone", ["mamba", "transformer"])
-def test_on_a_gpu_two_chunks_at_once_are_bitwise_one_after_the_other(learner: str, backbone: str, monkeypatch) -> None:
+def test_overlapped_chunks_on_a_gpu_are_bitwise_sequential_chunks(learner: str, backbone: str, monkeypatch) -> None:
     config = replace(
         model_config(f"ttt-{learner}", "tiny", backbone=backbone), width=256, heads=4, layers=6, ffn_width=768
     )
@@ -126,7 +126,7 @@ def test_on_a_gpu_two_chunks_at_once_are_bitwise_one_after_the_other(learner: st
         assert all(map(torch.equal, found, expected))
 
 
-def test_a_product_knows_whether_it_is_overlapped(log) -> None:
+def test_is_overlapped_inside_a_chunk_only(log) -> None:
     overlap = overlap_module.Overlap(torch.device("cpu"))
     assert not overlap_module.is_overlapped()
     with overlap.chunk():

@@ -9,15 +9,9 @@ import pytest
 from bench import plan
 from bench.cases import adapters_of, ordered_jobs, suite_cases, timing_of
 from bench.catalogue import CATALOGUE, OPTION_DEFAULTS
-from bench.catalogue.suites import (
-    GROUPS,
-    SUITES,
-    Panel,
-    Suite,
-    find_suite,
-)
+from bench.catalogue.suites import GROUPS, SUITES, Panel, Suite, find_suite
 from bench.catalogue.systems import ADAPTERS
-from bench.memory import beyond_memory, beyond_memory_of, skip_reason
+from bench.memory import larger_than_memory, skip_reason, smaller_too_large
 from bench.models.config import SIZES
 from bench.request import RunRequest
 from harness.schema.case import Case
@@ -37,7 +31,7 @@ def adapter(label):
     return next(each for each in ADAPTERS if each.label == label)
 
 
-def test_suites_name_only_what_exists():
+def test_suites_name_only_known_systems_backends_and_sizes():
     assert len({suite.name for suite in SUITES}) == len(SUITES)
     for suite in SUITES:
         for panel in suite.panels:
@@ -51,7 +45,7 @@ def test_suites_name_only_what_exists():
 
 
 @pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.name)
-def test_every_case_is_there_once_and_without_default_options(suite):
+def test_each_case_is_unique_and_has_no_default_options(suite):
     found = cases(suite.name)
     assert found
     assert len({case.key for case in found}) == len(found)
@@ -199,33 +193,34 @@ def oom(each, status="oom"):
 )
 def test_larger_batches_are_skipped_after_one_that_did_not_fit(batch, status, earlier, why):
     system = "transformer/torch"
-    assert beyond_memory(of_batch(system, batch), [oom(of_batch(system, earlier), status)]) == why
-    assert beyond_memory(of_batch(system, batch, "forward"), [oom(of_batch(system, earlier), status)]) == ""
-    assert beyond_memory(replace(of_batch(system, batch), skip_after_oom=False), [oom(of_batch(system, earlier))]) == ""
+    assert smaller_too_large(of_batch(system, batch), [oom(of_batch(system, earlier), status)]) == why
+    assert smaller_too_large(of_batch(system, batch, "forward"), [oom(of_batch(system, earlier), status)]) == ""
+    unskipped = replace(of_batch(system, batch), skip_after_oom=False)
+    assert smaller_too_large(unskipped, [oom(of_batch(system, earlier))]) == ""
 
 
 def test_a_smaller_batch_with_another_timing_is_the_same_work():
     small, large = (of_batch("transformer/torch", batch, "forward") for batch in (1, 256))
     assert (small.case.timing, large.case.timing) == ("graph", "eager")
-    assert beyond_memory(large, [oom(small)]) == "batch 1 did not fit"
-    assert beyond_memory(small, [oom(small)]) == ""
+    assert smaller_too_large(large, [oom(small)]) == "batch 1 did not fit"
+    assert smaller_too_large(small, [oom(small)]) == ""
 
 
 def test_longer_contexts_are_skipped_after_one_that_did_not_fit():
     found = planned("long-context", "transformer/vllm")
-    assert beyond_memory(found[6], [oom(found[5])]) == "context 262144 did not fit"
-    assert beyond_memory(found[4], [oom(found[5])]) == ""
+    assert smaller_too_large(found[6], [oom(found[5])]) == "context 262144 did not fit"
+    assert smaller_too_large(found[4], [oom(found[5])]) == ""
     other = replace(found[5].case, batch=2)
-    assert beyond_memory(found[6], [Record(other, "oom", "out of memory")]) == ""
+    assert smaller_too_large(found[6], [Record(other, "oom", "out of memory")]) == ""
 
 
 def test_larger_batches_are_skipped_after_one_that_an_engine_could_not_hold_at_once():
     of_64, of_128 = (of_batch("transformer/vllm", batch) for batch in (64, 128))
     some = Record(of_64.case, "ok", samples_ms=[1.0], throttled=[False], metrics={"sequences_at_once": 40})
-    assert beyond_memory(of_128, [some]) == "only 40 sequences of batch 64 fitted at once, and were measured"
-    assert beyond_memory(of_128, [replace(some, metrics={"sequences_at_once": 64})]) == ""
+    assert smaller_too_large(of_128, [some]) == "only 40 sequences of batch 64 fit in the KV cache at once"
+    assert smaller_too_large(of_128, [replace(some, metrics={"sequences_at_once": 64})]) == ""
     longer = replace(of_64, case=replace(of_64.case, context=4096))
-    assert beyond_memory(longer, [some]) == ""
+    assert smaller_too_large(longer, [some]) == ""
 
 
 @pytest.mark.parametrize(
@@ -249,14 +244,14 @@ def test_a_case_that_would_ignore_staggered_positions_is_skipped(label, changes,
     assert skip_reason(Planned(case), [], None) == ("" if runs else why)
 
 
-def test_a_model_that_grows_is_tried_once_beyond_the_memory():
+def test_the_smallest_case_beyond_memory_is_tried_once():
     first, second = (of_batch("ttt-mlp/triton-dual", batch) for batch in (1024, 2048))
     assert skip_reason(first, [], int(85.5e9)) == ""
     assert skip_reason(second, [oom(first)], int(85.5e9)) == "batch 1024 did not fit"
     assert skip_reason(replace(first, skip_after_oom=False), [], int(85.5e9)).startswith("needs at least 123 GB")
 
 
-def test_a_model_that_grows_is_not_tried_beyond_one_that_was_skipped_for_its_size():
+def test_no_case_is_tried_beyond_one_that_was_skipped_for_its_size():
     smaller, larger = (of_batch("transformer/torch", batch) for batch in (512, 1024))
     known = Record(smaller.case, "skipped", "needs at least 209 GB")
     assert skip_reason(larger, [known], int(150e9)).startswith("needs at least 415 GB")
@@ -276,7 +271,7 @@ def test_a_model_that_grows_is_not_tried_beyond_one_that_was_skipped_for_its_siz
 def test_a_model_whose_sequences_cannot_fit_is_skipped_except_in_an_engine(suite, label, batch, context, gigabytes):
     (case,) = cases(suite, label, batch=str(batch), context=str(context))
     why = f"needs at least {gigabytes} GB and this machine has 85.5 GB" if gigabytes else ""
-    assert beyond_memory_of(case, int(85.5e9)) == why
+    assert larger_than_memory(case, int(85.5e9)) == why
 
 
 @pytest.mark.parametrize(("given", "published"), [("/else/out/a", "a"), ("out/a", "out/a")])

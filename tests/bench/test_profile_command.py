@@ -22,7 +22,7 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return folder, ttt_bench("profile", *SMALL, "--out", "run", cwd=folder)
 
 
-def test_a_run_of_its_own_holds_a_profile_of_each_case(profiled: Any) -> None:
+def test_a_new_run_has_a_profile_of_each_case(profiled: Any) -> None:
     folder, done = profiled
     assert done.returncode == 0, done.stderr
     run = Run.open(folder / "run")
@@ -35,7 +35,7 @@ def test_a_run_of_its_own_holds_a_profile_of_each_case(profiled: Any) -> None:
     assert str(folder) not in "".join(path.read_text() for path in (folder / "run" / "profiles").glob("*.json"))
 
 
-def test_it_prints_the_profiler_and_each_bottleneck(profiled: Any) -> None:
+def test_profile_prints_the_profiler_and_each_bottleneck(profiled: Any) -> None:
     _, done = profiled
     assert "torch.profiler" in done.stderr.splitlines()[0]
     assert "a new run, without latencies to compare its profiles with" in done.stderr.splitlines()[1]
@@ -43,7 +43,7 @@ def test_it_prints_the_profiler_and_each_bottleneck(profiled: Any) -> None:
     assert "of the time" in done.stdout
 
 
-def test_resuming_keeps_what_is_there(profiled: Any) -> None:
+def test_resuming_keeps_finished_profiles(profiled: Any) -> None:
     folder, _ = profiled
     before = {path.name: path.read_bytes() for path in (folder / "run" / "profiles").glob("*.json")}
     done = called("profile", *SMALL, "--out", "run", "--resume", cwd=folder)
@@ -51,7 +51,7 @@ def test_resuming_keeps_what_is_there(profiled: Any) -> None:
     assert {path.name: path.read_bytes() for path in (folder / "run" / "profiles").glob("*.json")} == before
 
 
-def test_an_interrupt_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_prints_the_command_to_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 

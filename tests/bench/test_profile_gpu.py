@@ -52,7 +52,7 @@ def profiled(
     return request.param, run, list(run.profiles().values())
 
 
-def test_what_a_profile_holds(profiled: tuple[str, Run, list[Profile]]) -> None:
+def test_the_content_of_a_profile(profiled: tuple[str, Run, list[Profile]]) -> None:
     kind, _, found = profiled
     assert found
     for profile in found:
@@ -74,7 +74,7 @@ def test_lower_bounds_lie_below_the_times(profiled: tuple[str, Run, list[Profile
             assert part.lower_bound_us is None or part.lower_bound_us <= 1.05 * part.time_us, part
 
 
-def test_kernels_and_gaps_are_the_latency_of_a_case_that_keeps_the_gpu_busy(
+def test_kernels_and_idle_time_are_the_latency_of_a_case_that_keeps_the_gpu_busy(
     profiled: tuple[str, Run, list[Profile]],
 ) -> None:
     kind, run, found = profiled
@@ -88,7 +88,7 @@ def test_kernels_and_gaps_are_the_latency_of_a_case_that_keeps_the_gpu_busy(
 
 
 @pytest.mark.skipif(shutil.which(ncu.PROGRAM) is None, reason="no ncu on the path")
-def test_ncu_counts_most_of_the_time_or_says_why_not(profiled: tuple[str, Run, list[Profile]]) -> None:
+def test_ncu_counts_most_of_the_time_or_notes_the_reason(profiled: tuple[str, Run, list[Profile]]) -> None:
     kind, _, found = profiled
     for profile in found:
         counted = [kernel for kernel in profile.kernels if kernel.counters]
@@ -96,8 +96,8 @@ def test_ncu_counts_most_of_the_time_or_says_why_not(profiled: tuple[str, Run, l
             assert "NVreg_RestrictProfilingToAdminUsers" in " ".join(profile.notes), profile.notes
             continue
         missed = 1 - sum(kernel.time_us for kernel in counted) / sum(kernel.time_us for kernel in profile.kernels)
-        told = f"counted no launch of kernels that take {missed:.0%} of the time" in " ".join(profile.notes)
-        assert told == (missed > 0.05), (missed, profile.notes)
+        noted = f"counted no launch of kernels that take {missed:.0%} of the time" in " ".join(profile.notes)
+        assert noted == (missed > 0.05), (missed, profile.notes)
         if kind != "prompt":  # a mini-batch of the reference in PyTorch has more launches than are counted
             assert missed < 0.2, profile.notes
         longest = max(counted, key=lambda kernel: kernel.time_us).counters
@@ -106,5 +106,5 @@ def test_ncu_counts_most_of_the_time_or_says_why_not(profiled: tuple[str, Run, l
 
 
 @pytest.mark.skipif(shutil.which(nsys.PROGRAM) is None, reason="no nsys on the path")
-def test_nsys_tells_times(profiled: tuple[str, Run, list[Profile]]) -> None:
+def test_times_come_from_nsys(profiled: tuple[str, Run, list[Profile]]) -> None:
     assert all("nsys" in profile.tools for profile in profiled[2])

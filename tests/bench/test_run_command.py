@@ -1,4 +1,4 @@
-"""`ttt-bench run`: the run folder, resumption, refusals and dry runs."""
+"""`ttt-bench run`: the run folder, resumption, user errors and dry runs."""
 
 import csv
 import io
@@ -111,7 +111,7 @@ def test_the_default_folder_has_the_current_time(tmp_path, only_planned):
 
 
 @pytest.mark.parametrize("exists", [False, True])
-def test_resuming_without_a_run_begins_one_as_without_resume(tmp_path, only_planned, exists):
+def test_resume_without_a_run_creates_one(tmp_path, only_planned, exists):
     notes = []
     for out, options in (("first", ()), ("second", ("--resume",))):
         if exists:
@@ -143,9 +143,10 @@ def test_cases_of_a_concurrent_call_are_kept(copied, monkeypatch, only_planned):
 
 def test_a_run_with_another_budget_is_not_continued(measured):
     folder, _ = measured
-    asked = ["run", "quick", *SMALL[:-1], "0.1", "--out", folder / "out", "--resume"]
+    arguments = ["run", "quick", *SMALL[:-1], "0.1", "--out", folder / "out", "--resume"]
     for more in ([], ["--dry-run"]):
-        assert_one_sentence(called(*asked, *more, cwd=folder), "samples each case for 0.05 s, not 0.1", "--budget 0.05")
+        done = called(*arguments, *more, cwd=folder)
+        assert_one_sentence(done, "samples each case for 0.05 s, not 0.1", "--budget 0.05")
     done = called("run", "quick", *SMALL[:-2], "--out", folder / "out", "--resume", "--dry-run", cwd=folder)
     assert done.returncode == 0, done.stderr
 
@@ -164,8 +165,8 @@ def test_a_run_on_another_cpu_model_is_not_continued(copied, command):
     values = json.loads((copied / "run.json").read_text())
     values["requests"][-1]["machine"]["device"] = "another CPU"
     (copied / "run.json").write_text(json.dumps(values))
-    asked = [command, "quick", *SMALL[:-2], "--out", "out", "--resume"]
-    assert_one_sentence(called(*asked, cwd=copied.parent), "out: is from another CPU, and this machine has")
+    arguments = [command, "quick", *SMALL[:-2], "--out", "out", "--resume"]
+    assert_one_sentence(called(*arguments, cwd=copied.parent), "out: is from another CPU, and this machine has")
 
 
 @pytest.mark.parametrize("machine", [{"device_kind": "cuda", "device": "H100"}, {}], ids=["here", "submitted"])
@@ -180,7 +181,7 @@ def test_a_run_on_a_gpu_takes_no_cases_for_a_cpu(measured, tmp_path, machine):
 
 
 @pytest.mark.parametrize(("commit", "lines"), [("", 1), ("a" * 40, 0)])
-def test_a_run_without_a_commit_says_why(tmp_path, monkeypatch, capsys, commit, lines):
+def test_a_run_without_a_commit_prints_the_reason(tmp_path, monkeypatch, capsys, commit, lines):
     monkeypatch.setattr(run_folder, "refusal_of_git", lambda: "fatal: detected dubious ownership")
     work = plan.plan(RunRequest(suites=("quick",), batch=(1,), context=(16,), device="cpu"))
     vars(work)["machine"] = work.machine | {"commit": commit}
@@ -216,11 +217,11 @@ def test_retry_flagged_measures_flagged_cases_again(copied):
             each["environment"]["cpu"] |= {"others_share": 0.5 if disturbed else 0.0, "idle_share": 0.0}
         file.write_text("".join(f"{json.dumps(each)}\n" for each in records))
     record = files[loaded][0]
-    asked = ("run", "quick", *SMALL, "--out", "out", "--retry", "flagged")
-    plan = called(*asked, "--dry-run", cwd=copied.parent)
+    arguments = ("run", "quick", *SMALL, "--out", "out", "--retry", "flagged")
+    plan = called(*arguments, "--dry-run", cwd=copied.parent)
     assert plan.stdout.split()[0] == Case(**record["case"]).key
     assert "1 case in 1 job" in plan.stdout
-    done = called(*asked, cwd=copied.parent)
+    done = called(*arguments, cwd=copied.parent)
     assert done.returncode == 0, done.stderr
     for file, before in files.items():
         assert len(file.read_text().splitlines()) == len(before) + (file == loaded)
@@ -272,11 +273,11 @@ def test_a_dry_run_plans_what_a_resumed_run_measures(copied):
     (file,) = (copied / "records").glob("*.jsonl")
     finished, *_ = file.read_text().splitlines(keepends=True)
     file.write_text(finished)
-    asked = ["run", "quick", *("64" if each == "32" else each for each in SMALL), "--out", "out", "--resume"]
-    lines = called(*asked, "--dry-run", cwd=copied.parent).stdout.splitlines()
+    arguments = ["run", "quick", *("64" if each == "32" else each for each in SMALL), "--out", "out", "--resume"]
+    lines = called(*arguments, "--dry-run", cwd=copied.parent).stdout.splitlines()
     assert lines[-1].startswith("2 cases in 1 job: ")
     assert "kept from before" not in lines[-1]
-    done = called(*asked, cwd=copied.parent)
+    done = called(*arguments, cwd=copied.parent)
     assert (done.returncode, done.stdout) == (0, "2 ok\n")
     assert "out: 2 cases to run\n" in done.stderr
     left = [line.split()[0] for line in lines if " tiny " in line]
@@ -284,8 +285,8 @@ def test_a_dry_run_plans_what_a_resumed_run_measures(copied):
 
 
 def test_a_phase_of_a_finished_run_is_kept(copied):
-    asked = [*SMALL[:-2], "--phase", "forward", "--out", "out", "--resume"]
-    done = called("run", "quick", *asked, cwd=copied.parent)
+    arguments = [*SMALL[:-2], "--phase", "forward", "--out", "out", "--resume"]
+    done = called("run", "quick", *arguments, cwd=copied.parent)
     assert (done.returncode, done.stdout) == (0, "1 ok\n")
     assert "out: 0 cases to run, 1 kept from before\n" in done.stderr
 

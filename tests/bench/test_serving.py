@@ -21,7 +21,7 @@ from bench.models.kernel_operator import KernelOperator
 from bench.serving import register
 from bench.serving.graphs import PromptGraphs
 from bench.serving.pages import Generating, Layout, common_length, hidden
-from bench.serving.refusals import refused
+from bench.serving.refusals import unsupported_setting
 from harness.measure.correctness import relative_error
 from tests.interpreter import DEVICE, INTERPRETED
 from tk_kernels.forward.operator import THUNDERKITTENS
@@ -212,18 +212,18 @@ def engine_config():
 )
 def test_refused_settings(part, name, value, why):
     config = engine_config()
-    assert refused(config, 16) == ""
+    assert unsupported_setting(config, 16) == ""
     setattr(getattr(config, part) if part else config, name, value)
-    assert re.match(why or "$", refused(config, 16))
+    assert re.match(why or "$", unsupported_setting(config, 16))
     if name == "mamba_block_size":
         config.cache_config.enable_prefix_caching = False
-        assert refused(config, 16) == ""
+        assert unsupported_setting(config, 16) == ""
 
 
 def test_breakable_graphs_are_refused(monkeypatch):
-    for value, why in (("0", "$"), ("1", "VLLM_USE_BREAKABLE_CUDAGRAPH=1: steps with prompts")):
+    for value, why in (("0", "$"), ("1", "VLLM_USE_BREAKABLE_CUDAGRAPH=1: vLLM cannot capture")):
         monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", value)
-        assert re.match(why, refused(engine_config(), 16))
+        assert re.match(why, unsupported_setting(engine_config(), 16))
 
 
 def test_vllm_finds_the_plug_in():
@@ -234,14 +234,14 @@ def test_vllm_finds_the_plug_in():
 def test_config_json_as_transformers_reads_it(tmp_path):
     from transformers import AutoConfig
 
-    from bench.serving.hugging_face import HuggingFaceConfig, refusing
+    from bench.serving.hugging_face import HuggingFaceConfig, unusable_config
 
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "ttt", "hidden_size": 128, "vocab_size": 512}))
     AutoConfig.register("ttt", HuggingFaceConfig, exist_ok=True)
     config = AutoConfig.from_pretrained(tmp_path)
     assert (config.architectures, config.hidden_size, config.vocab_size) == (["TTTForCausalLM"], 128, 512)
     with pytest.raises(ValueError, match=r"^too new$"):
-        refusing("too new")()
+        unusable_config("too new")()
 
 
 @pytest.mark.parametrize(("version", "tried"), [("0.32.1", False), ("0.34.0", False), ("0.33.2", True)])

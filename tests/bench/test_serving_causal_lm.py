@@ -19,7 +19,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_generate_gives_the_tokens_of_our_own_loop(folder):
+def test_generate_gives_the_tokens_of_the_projects_loop(folder):
     model = AutoModelForCausalLM.from_pretrained(folder)
     ids = torch.randint(512, (2, 21), generator=torch.Generator().manual_seed(0))
     made = model.generate(ids, max_new_tokens=24, do_sample=False, pad_token_id=0)

@@ -126,7 +126,7 @@ def test_prompts_after_generating_requests(vllm):
     assert (step.tokens, step.length) == (28, 0)
 
 
-def test_prompts_of_one_length_are_known_as_such(vllm):
+def test_prompts_of_one_length_can_run_as_one_batch(vllm):
     step = builder_of(vllm, split=0).build(0, requests([8192, 8192], [8192, 8224], [1, 2])).step
     assert (step.length, step.start.tolist()) == (8192, [0, 32])
     step = builder_of(vllm, split=1).build(0, requests([1, 16384], [9, 16384], [1, 2])).step
@@ -169,7 +169,7 @@ def test_padding_tokens_are_zeros(vllm, model, monkeypatch):
     assert pages.tolist() == [False, False, True]
 
 
-def test_a_cache_that_vllm_frees_is_not_kept(vllm, model):
+def test_a_cache_that_vllm_frees_is_released(vllm, model):
     (states,) = vllm.compilation_config.static_forward_context.values()
     assert isinstance(states.kv_cache, tuple)
     states.bind_kv_cache(torch.zeros(3, 1, 1, model.layout.page_bytes, dtype=torch.int8))

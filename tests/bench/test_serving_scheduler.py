@@ -78,9 +78,9 @@ def test_scheduler_returns_the_same_as_that_of_vllm(schedulers):
     ours._generating = lambda: found.append(generating()) or found[-1]
     for number in range(2500):
         while rng.random() < (0.4 if number % 400 < 40 else 0.03):
-            asked = random_request(rng, number)
+            request = random_request(rng, number)
             for scheduler in schedulers:
-                scheduler.add_request(asked())
+                scheduler.add_request(request())
             number += 10**6
         found.clear()
         steps = [scheduler.schedule() for scheduler in schedulers]

@@ -43,8 +43,8 @@ def test_a_terminal_without_an_arrow_shows_a_question_mark(tmp_path):
             ["run", "fig15-forward", "--device", "cpu"],
             ["suite fig15-forward: needs a CUDA GPU, and this run is on the CPU; without a GPU run quick, or plan"],
         ),
-        (["run", "quick", "--retry", "failed"], ["--retry: name the run by --out"]),
-        (["run", "quick", "--resume"], ["--resume: name the run by --out"]),
+        (["run", "quick", "--retry", "failed"], ["--retry: name the run with --out"]),
+        (["run", "quick", "--resume"], ["--resume: name the run with --out"]),
         (["run", "quick", "--retry", "failed", "--out", "a"], ["a: holds no run whose cases --retry could repeat"]),
         (["run", "quick", "--retry", "failed", "--out", "a", "--dry-run"], ["a: holds no run whose cases"]),
         (["run", "--gpus", "all", "--slurm", "gpus=1"], ["--gpus --slurm: use one of them"]),
@@ -64,7 +64,7 @@ def test_a_mistake_is_one_sentence(tmp_path, arguments, words):
     assert not list(tmp_path.iterdir())
 
 
-def test_no_gpu_where_one_is_asked_for(tmp_path):
+def test_a_gpu_that_is_requested_and_missing(tmp_path):
     done = called("run", "quick", "--device", "cuda", cwd=tmp_path)
     if done.returncode == 0:
         pytest.fail("a GPU was found: run this test on a machine without one")
