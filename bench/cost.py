@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from bench.kept import conv_state_bytes, generate_precision, mixer_state_bytes
 from bench.models.config import CONV_KERNEL, DeltaRuleConfig, MambaConfig, TransformerConfig, TTTConfig
+from bench.state_size import conv_state_bytes, generate_precision, mixer_state_bytes
 from harness.schema.case import Case
 from harness.schema.work import EDGES, HEAD, OTHER, PRODUCTS, SCAN, TTT, Work
 from tk_kernels.cost import COSTS, ELEMENT_BYTES
@@ -52,7 +52,7 @@ def _work(config: Any, parameters: int, case: Case, form: str) -> dict[str, Work
     table, tables = config.vocabulary * config.width, 1 if getattr(config, "tied", True) else 2
     weights, element = parameters - tables * table - _learner_elements(config), ELEMENT_BYTES[case.dtype]
     has_decays = isinstance(config, MambaConfig) and not config.groups  # Mamba's A, whose work counts with the scan
-    multiplied = weights - (config.layers * config.state_numbers if has_decays else 0)
+    multiplied = weights - (config.layers * config.state_elements if has_decays else 0)
     found = {
         PRODUCTS: Work(2 * multiplied * tokens, element * weights),
         HEAD: Work(2 * case.batch * table, element * table),
@@ -82,7 +82,7 @@ def _mixed(config: Any, case: Case, form: str) -> Work | None:
         flops = (4 if is_step else 2) * config.layers * tokens * case.context * config.width
         return Work(flops, batch * mixer_state_bytes(config, case))
     if isinstance(config, MambaConfig | DeltaRuleConfig):
-        flops = config.token_flops * config.layers * tokens * config.state_numbers
+        flops = config.token_flops * config.layers * tokens * config.state_elements
         return Work(flops, (2 if is_step else 1) * batch * mixer_state_bytes(config, case))
     if not isinstance(config, TTTConfig):
         return None

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bench.kept import kept_bytes
 from bench.models.case_model import checkpoint_missing, config_of
 from bench.models.config import MODELS, parameter_count
+from bench.state_size import state_bytes
 from harness.schema.case import Case
 from harness.schema.reason import format_number
 from harness.schema.record import Record
@@ -76,7 +76,7 @@ def larger_than_memory(case: Case, total: int) -> str:
         return ""
     config, form = config_of(case), "primal" if case.backend.endswith("primal") else "dual"
     sequences = 1 if case.timing == "engine" else case.batch
-    needed = parameter_count(config) * ELEMENT_BYTES[case.dtype] + sequences * kept_bytes(config, case, form)
+    needed = parameter_count(config) * ELEMENT_BYTES[case.dtype] + sequences * state_bytes(config, case, form)
     if needed <= total:
         return ""
     return f"needs at least {format_number(needed / 1e9)} GB and this machine has {format_number(total / 1e9)} GB"

@@ -21,8 +21,8 @@ from bench.catalogue import CATALOGUE
 from bench.catalogue.systems import ADAPTERS
 from bench.ending import guarded
 from bench.errors import UserError, unknown
-from bench.kept import kept_bytes
 from bench.models.config import model_config
+from bench.state_size import state_bytes
 from harness.quality import by_case
 from harness.schema.case import Case
 from harness.schema.files import read_regular, refusing, write_atomically
@@ -214,10 +214,10 @@ def _run_pairs(definition: Definition, source_of: SourceOf) -> list[list[str]]:
 
 
 def _states(definition: Definition, _: SourceOf) -> list[list[str]]:
-    caches = {name: kept_bytes(*_sequence(name)) for name in ("transformer", "transformer-gqa")}
+    caches = {name: state_bytes(*_sequence(name)) for name in ("transformer", "transformer-gqa")}
     lines = [["system", "state, MB", *(f"tokens until a larger {name} cache" for name in ("MHA", "GQA"))]]
     for name in definition["states"]:
-        state = kept_bytes(*_sequence(name))
+        state = state_bytes(*_sequence(name))
         larger_from = [f"{state // each + 1:,}" for each in caches.values()]
         lines.append([CATALOGUE.system_label(name), f"{state / 1e6:.1f}", *larger_from])
     return lines

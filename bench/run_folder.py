@@ -6,7 +6,7 @@ from bench.errors import UserError
 from bench.plan import Plan
 from bench.request import RunRequest
 from bench.terminal import note
-from harness.measure.environment import refusal_of_git
+from harness.measure.environment import git_error
 from harness.measure.interval import FEWEST
 from harness.quality import flagged
 from harness.schema.case import Mode
@@ -28,7 +28,7 @@ def resumed(request: RunRequest, out: Path) -> Run | None:
         return Run.open(out)
     if request.retry != "lost":
         raise UserError(f"{out}: holds no run whose cases --retry could repeat")
-    Run.refuse_held(out)
+    Run.refuse_existing(out)
     return None
 
 
@@ -37,7 +37,7 @@ def open_run(work: Plan, out: Path, before: Run | None) -> Run:
 
     Raises UserError if the plan does not fit `before`, and RunError if another process works on `before`.
     """
-    if not work.machine["commit"] and (error := refusal_of_git()):
+    if not work.machine["commit"] and (error := git_error()):
         note(f"no record of this run will name its commit: {error}")
     if before:
         refuse_incompatible(before, work)

@@ -13,7 +13,7 @@ from triton.runtime.jit import JITFunction
 from tk_kernels.edges import few_rows
 from tk_kernels.ttt_mlp import forward as mlp
 
-PROCESSORS = 132
+SMS = 132
 _run = JITFunction.run
 
 
@@ -27,7 +27,7 @@ def look_like_gpu(capability: int, shared_bytes: int, launched: Callable[..., No
     torch.cuda.is_available = lambda: True
     torch.cuda.device = lambda device: nullcontext()
     torch.cuda.get_device_capability = lambda *device: divmod(capability, 10)
-    torch.cuda.get_device_properties = lambda *device: SimpleNamespace(multi_processor_count=PROCESSORS)
+    torch.cuda.get_device_properties = lambda *device: SimpleNamespace(multi_processor_count=SMS)
     few_rows.shared_bytes = mlp.shared_bytes = lambda device: shared_bytes
     target = GPUTarget("cuda", capability, 32)
     active = SimpleNamespace(get_current_target=lambda: target, get_current_device=lambda: 0)

@@ -71,7 +71,7 @@ class Built:
     compiled: bool  # whether this call of `build` compiled it; False: it was in the cache
 
     @property
-    def ingredients(self) -> dict[str, str | None]:
+    def build_inputs(self) -> dict[str, str | None]:
         """The build's inputs, such as nvcc's version, read from build.json in the cache folder."""
         return json.loads((self.folder / MANIFEST).read_text())
 
@@ -98,7 +98,7 @@ def build(name: str) -> Built:
     Raises BuildError if the kernel cannot be compiled here.
     """
     with cache_errors(f"{name} cannot be built"):
-        wanted = ingredients(name)
+        wanted = build_inputs(name)
         cached = _cached(name, wanted)
         if cached is not None:
             return cached
@@ -116,7 +116,7 @@ def unavailable(name: str) -> str:
     if reason := hidden() or tvm_ffi or unsupported_gpu(lambda found: found == (9, 0), "a Hopper GPU (9.0)"):
         return reason
     try:
-        if _cached(name, ingredients(name)) is not None:
+        if _cached(name, build_inputs(name)) is not None:
             return ""
     except (BuildError, OSError, PackageNotFoundError) as error:
         return str(error)
@@ -185,7 +185,7 @@ def find_nvcc() -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-def ingredients(name: str) -> dict[str, str | None]:
+def build_inputs(name: str) -> dict[str, str | None]:
     """Return the inputs of a kernel's build, such as a source digest and nvcc's version.
 
     A missing tool or library has the value None. Raises BuildError for an unknown kernel, or if nvcc does not run.
@@ -233,7 +233,7 @@ def _folder(name: str, wanted: dict[str, str | None]) -> Path:
 def _cached(name: str, wanted: dict[str, str | None]) -> Built | None:
     built = Built(name, _folder(name, wanted), compiled=False)
     try:
-        made = built.ingredients
+        made = built.build_inputs
     except (OSError, ValueError):
         return None
     others = (each for each in ("compiler", "thunderkittens") if wanted[each] not in (None, made[each]))

@@ -50,7 +50,7 @@ def _ttt(learner: str) -> tuple[Adapter, ...]:
 
 
 _FLA = "bench.systems.fla"
-_REGRESSOR = Adapter("fla", f"{_FLA}.regressors:FlaRegressor", LAYER, "float32", MAMBA, FORWARD)
+_REGRESSOR = Adapter("fla", f"{_FLA}.regressors:FlaLayerAdapter", LAYER, "float32", MAMBA, FORWARD)
 _TRANSFORMERS = (
     Adapter("vllm", "bench.systems.vllm.transformer:VllmTransformer", install=VLLM, engine=True, headline=True),
     Adapter("torch", "bench.systems.transformer.pytorch:TorchTransformer", devices=ANYWHERE, replays=True, slow=True),

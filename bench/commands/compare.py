@@ -14,7 +14,7 @@ from bench.plan import Plan, plan
 from bench.request import RunRequest
 from bench.run_folder import file_of
 from bench.terminal import note
-from harness.measure.environment import ROOT, ask_git, commit_and_dirty, uncommitted
+from harness.measure.environment import ROOT, commit_and_dirty, run_git, uncommitted
 from harness.schema.run import Run
 from harness.schema.run_file import Job, RunFile
 from harness.workers.process import Launch
@@ -101,19 +101,19 @@ def _show(a: Path, b: Path, fail_on: float | None, markdown: bool) -> comparing.
 
 @contextmanager
 def _checkout(revision: str) -> Iterator[Path]:
-    commit, error = ask_git(ROOT, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
+    commit, error = run_git(ROOT, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
     if error:
         raise UserError(f"{revision}: is not a revision of this checkout: {error}")
     with tempfile.TemporaryDirectory(prefix="ttt-bench-ab-") as folder:
         root = Path(folder) / commit[:10]
         no_hooks = ("-c", f"core.hooksPath={os.devnull}")  # a user's hooks may fail in a worktree
         try:
-            _, error = ask_git(ROOT, *no_hooks, "worktree", "add", "--detach", str(root), commit, timeout_s=None)
+            _, error = run_git(ROOT, *no_hooks, "worktree", "add", "--detach", str(root), commit, timeout_s=None)
             if error:
                 raise UserError(f"{revision}: git cannot create a worktree in {folder}: {error}")
             yield root
         finally:
-            ask_git(ROOT, "worktree", "remove", "--force", str(root))
+            run_git(ROOT, "worktree", "remove", "--force", str(root))
 
 
 @dataclass

@@ -135,7 +135,7 @@ class MambaConfig:
         return -(-self.width // 16)
 
     @property
-    def state_numbers(self) -> int:
+    def state_elements(self) -> int:
         """Number of elements of the recurrent state per layer and sequence."""
         return self.inner_width * self.state_dim
 
@@ -154,7 +154,7 @@ class DeltaRuleConfig:
     vocabulary: int = VOCABULARY
 
     @property
-    def state_numbers(self) -> int:
+    def state_elements(self) -> int:
         """Number of elements of the recurrent state per layer and sequence."""
         return self.heads * self.key_dim * self.value_dim
 
@@ -168,7 +168,7 @@ def model_config(model: str, size: str, *, backbone: str = "mamba", mini_batch: 
     size: a name in SIZES, or NAME/LAYERS: `1.3b/2` has only 2 layers. Mamba has twice as many layers, here 4.
     backbone, mini_batch: only for TTT models. Raises ConfigError for an unknown name or a mini-batch below 1.
     """
-    name, layers = uncut(size)
+    name, layers = split_size(size)
     _require_one_of("model", model, MODELS)
     _require_one_of("size", name, tuple(SIZES))
     shape, vocabulary, ffn_width = SIZES[name], VOCABULARY, SIZES[name].ffn_width
@@ -196,7 +196,7 @@ def cut(size: str, layers: int) -> str:
     return f"{size}{_CUT}{layers}"
 
 
-def uncut(size: str) -> tuple[str, int]:
+def split_size(size: str) -> tuple[str, int]:
     """Split a size into (name, layers), 0 for all layers: `1.3b/2` gives ("1.3b", 2)."""
     name, _, layers = size.partition(_CUT)
     return (name, int(layers)) if layers.isdecimal() and int(layers) else (size, 0)

@@ -17,7 +17,7 @@ from bench.models.layers import operator_range, round_up
 from bench.models.operator import OuterParameters, Projections
 from bench.models.overlap import is_overlapped
 from bench.models.ttt import BlockState, InnerLoop, TTTBlock
-from tk_kernels.edges.few_rows import MOST_ROWS_FEW_OUTPUTS, Norm, few_rows_product, fits
+from tk_kernels.edges.few_rows import MOST_ROWS_FEW_OUTPUTS, Norm, few_rows_gemm, fits
 from tk_kernels.edges.short_convolution import query_key, residual_convolution
 from tk_kernels.edges.swiglu_product import swiglu_product
 from tk_kernels.reference.layer import Rotation
@@ -65,7 +65,7 @@ class FusedBlock(TTTBlock):
         """Return `silu(gate(x)) * up(x)` [B, T, F] for x = ffn_norm(h) and SwiGLU's projections."""
         norm = Norm(self.ffn_norm.weight, self.seq_modeling_block.config.norm_eps)
         if has_few_rows(h, self._gate_up, swiglu=True):
-            return few_rows_product(h, self._gate_up, norm, swiglu=True, pdl=pdl)
+            return few_rows_gemm(h, self._gate_up, norm, swiglu=True, pdl=pdl)
         return swiglu_product(norm(h), self._gate_up, concurrent=is_overlapped())
 
     def _enter(self, h: Tensor, state: BlockState, pdl: bool) -> tuple[Tensor, Tensor]:
@@ -158,7 +158,7 @@ def has_few_rows(x: Tensor, weight: Tensor, *, swiglu: bool = False) -> bool:
 
 def gemm(x: Tensor, weight: Tensor, pdl: bool) -> Tensor:
     """Return x [B, T, C] @ weight [N, C]^T."""
-    return few_rows_product(x, weight, pdl=pdl) if has_few_rows(x, weight) else F.linear(x, weight)
+    return few_rows_gemm(x, weight, pdl=pdl) if has_few_rows(x, weight) else F.linear(x, weight)
 
 
 def add_gemm_(total: Tensor, x: Tensor, weight: Tensor, pdl: bool, before: Norm | None = None) -> Tensor:
@@ -168,7 +168,7 @@ def add_gemm_(total: Tensor, x: Tensor, weight: Tensor, pdl: bool, before: Norm 
     before: a norm to apply to x first, with or without an output gate.
     """
     if has_few_rows(x, weight):
-        return few_rows_product(x, weight, before, out=total, pdl=pdl)
+        return few_rows_gemm(x, weight, before, out=total, pdl=pdl)
     x = before(x) if before is not None else x
     total.view(-1, total.shape[-1]).addmm_(x.view(-1, x.shape[-1]), weight.t())
     return total

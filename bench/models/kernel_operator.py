@@ -13,7 +13,7 @@ from bench.models.operator import (
     TorchOperator,
     learning_rates,
     ready_at,
-    ready_for_prefill,
+    ready_for_forward,
 )
 from tk_kernels import ROPE_THETA
 from tk_kernels.forward.operator import THUNDERKITTENS, forward_packed
@@ -56,7 +56,7 @@ class KernelOperator(TorchOperator):
             return super().forward(projections, outer, state, start)
         rope = not projections.ready and outer.rope_theta == ROPE_THETA  # the kernel's own RoPE has this theta only
         if not (rope or projections.ready):
-            projections = ready_for_prefill(projections, outer, state.position)
+            projections = ready_for_forward(projections, outer, state.position)
         q, k, v = projections[:3]
         lr = learning_rates(projections, outer)
         options = {"start": start, "rope": rope, "inplace": True, "backend": self._backend}

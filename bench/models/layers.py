@@ -25,7 +25,7 @@ class _Ranges:
     enabled = False  # ranges slow eager runs
 
 
-def mark_layers(enabled: bool) -> None:
+def enable_layer_ranges(enabled: bool) -> None:
     """Switch the NVTX ranges of layers and inner loops on or off, for all models."""
     _Ranges.enabled = enabled
 

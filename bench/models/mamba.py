@@ -44,7 +44,7 @@ class Mamba(PackageModel):
             with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
                 torch.manual_seed(seed)
                 self.inner = MambaForCausalLM(transformers_config(config)).eval()
-            remember(self.inner, config)
+            scale_b_and_c(self.inner, config)
         mixers = [layer.mixer for layer in self.inner.backbone.layers]
         wide = {weight for mixer in mixers for weight in (mixer.A_log, mixer.D, mixer.dt_proj.bias)}
         for weight in self.inner.parameters():
@@ -96,7 +96,7 @@ class Mamba(PackageModel):
 
 
 @torch.no_grad()
-def remember(model: nn.Module, config: MambaConfig) -> None:
+def scale_b_and_c(model: nn.Module, config: MambaConfig) -> None:
     """Scale the random weights for Mamba's B and C, so that the state visibly affects logits."""
     for name, weight in model.named_parameters():
         if name.endswith("x_proj.weight"):

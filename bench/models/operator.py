@@ -100,7 +100,7 @@ class TorchOperator:
         """
         if _is_primal(state):
             raise ValueError("prefill: needs a state of init_state or prefill, not of generate_state")
-        q, k, v, lr = ready_for_prefill(projections, outer, state.position)[:4]
+        q, k, v, lr = ready_for_forward(projections, outer, state.position)[:4]
         out, after = self._reference.forward(q, k, v, lr, *outer.learned, state, form=self.form, start=start)
         overwrite(state, after)
         return out
@@ -124,7 +124,7 @@ def _is_primal(state: Any) -> bool:
     return not hasattr(state, "k_rows")
 
 
-def ready_for_prefill(projections: Projections, outer: OuterParameters, position: Tensor) -> Projections:
+def ready_for_forward(projections: Projections, outer: OuterParameters, position: Tensor) -> Projections:
     """Apply RoPE and compute learning rates for T consecutive tokens of each sequence.
 
     position [B]: position of token 0 in its mini-batch. Ready projections are returned unchanged.

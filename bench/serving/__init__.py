@@ -10,9 +10,9 @@ def register() -> None:
 
     from bench.serving.hugging_face import HuggingFaceConfig, unusable_config
     from bench.serving.refusals import RELEASES
-    from bench.systems.needs import other_release
+    from bench.systems.needs import unsupported_release
 
-    if why := other_release("vllm", *RELEASES):
+    if why := unsupported_release("vllm", *RELEASES):
         AutoConfig.register(HuggingFaceConfig.model_type, unusable_config(why), exist_ok=True)
         return
     AutoConfig.register(HuggingFaceConfig.model_type, HuggingFaceConfig, exist_ok=True)

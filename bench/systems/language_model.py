@@ -6,9 +6,9 @@ import torch
 
 from bench import model_facts
 from bench.cost import model_work, total
-from bench.kept import kept_bytes
 from bench.models.config import MODELS
-from bench.models.layers import mark_layers
+from bench.models.layers import enable_layer_ranges
+from bench.state_size import state_bytes
 from bench.systems.logits import check_logits, limit_dtype, limit_factor_by_rounding, limit_settings
 from bench.systems.measured_peaks import peaks_of
 from bench.systems.model_calls import exact_dtype, last_logits, model_of, prefill_then_generate, random_ids
@@ -54,14 +54,16 @@ class LanguageModel:
     def build(self, case: Case) -> Workload:
         peaks = peaks_of(device())  # measured before the first model takes the GPU's memory
         model = self._model(case)
-        mark_layers(device() == "cuda")  # NVTX ranges; they slow runs on a CPU
+        enable_layer_ranges(device() == "cuda")  # NVTX ranges; they slow runs on a CPU
         work = self.phases[case.phase](self, model, case)
         self.prepare_kernels(work)
         read = self.prompt_tokens if case.phase == "generate" else None
         prompt = {} if read is None else {"prompt_tokens": str(read)}
         facts = model_facts.facts_of(model.weights(), model.head.shape[0])
-        cost = model_work(self.counted_as(model), facts.parameters, case, self.form)
-        state = {"state_bytes": case.batch * kept_bytes(model.config, case, self.form)} if case.system in MODELS else {}
+        cost = model_work(self.cost_config(model), facts.parameters, case, self.form)
+        state = (
+            {"state_bytes": case.batch * state_bytes(model.config, case, self.form)} if case.system in MODELS else {}
+        )
         return Workload(
             run=work.run,
             units=work.units,
@@ -81,7 +83,7 @@ class LanguageModel:
     def prepare_kernels(self, work: PhaseWork) -> None:
         """Compile or tune the kernels of `work`, then reset its state. By default, do nothing."""
 
-    def counted_as(self, model: Any) -> Any:
+    def cost_config(self, model: Any) -> Any:
         """Return the configuration from which `bench.cost` counts FLOPs and bytes."""
         return model.config
 

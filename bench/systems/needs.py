@@ -20,7 +20,7 @@ def cannot_import(*modules: str) -> str:
     return ""
 
 
-def other_release(package: str, oldest: str, newest: str) -> str:
+def unsupported_release(package: str, oldest: str, newest: str) -> str:
     """Return a message for an installed minor release outside `oldest` to `newest`, else ""."""
     version = versions_of((package,)).get(package, newest)
     if _minor(oldest) <= _minor(version) <= _minor(newest):

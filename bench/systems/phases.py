@@ -18,7 +18,7 @@ from bench.systems.logits import check_early_tokens, check_logits, choice_check,
 from bench.systems.model_calls import STEPS, exact_dtype, greedy_steps, last_logits, random_ids
 from bench.systems.on_device import device
 from harness.measure.correctness import Checks
-from harness.measure.cuda_clock import repeatable
+from harness.measure.cuda_clock import graph_replay
 from harness.measure.ranges import nvtx_range
 from harness.measure.system import REPLAYED
 from harness.schema.case import Case
@@ -248,7 +248,7 @@ class Generate(PhaseWork):
 
     def capture(self) -> None:
         if self._times_steps:
-            self._step = repeatable(self._one_step)
+            self._step = graph_replay(self._one_step)
 
     @property
     def tokens(self) -> int:
@@ -341,8 +341,8 @@ class Request(PhaseWork):
 
     def capture(self) -> None:
         if self._replays_prompt:
-            self._read_prompt = repeatable(self._read_prompt)
-        self._begin, self._step = repeatable(self._begin), repeatable(self._step)
+            self._read_prompt = graph_replay(self._read_prompt)
+        self._begin, self._step = graph_replay(self._begin), graph_replay(self._step)
 
     @property
     def tokens(self) -> int:

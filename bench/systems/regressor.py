@@ -75,7 +75,7 @@ class RecurrentLayer(ABC):
     settings: ClassVar[Mapping[str, str]] = {}  # additional settings for the record
 
     @property
-    def state_numbers(self) -> int:
+    def state_elements(self) -> int:
         """Number of elements in one sequence's state."""
         return self.heads * self.key_dim * self.value_dim
 
@@ -147,7 +147,7 @@ class LayerAdapter:
             if each.refill
         }
         workload = layer_workload(case, timed, refilled, exact, check, work, settings, layer.timed_check_tokens)
-        workload.metrics["state_bytes"] = 4 * case.batch * layer.state_numbers
+        workload.metrics["state_bytes"] = 4 * case.batch * layer.state_elements
         return workload
 
 

@@ -122,7 +122,7 @@ def side_stream() -> Any:
     return torch.cuda.Stream()  # for runs before a capture; only one, as cuBLAS allocates a workspace per stream
 
 
-def repeatable(run: Call) -> Call:
+def graph_replay(run: Call) -> Call:
     """Warm up `run`, capture it in a CUDA graph, return the replay; without a GPU, return `run`."""
     import torch
 

@@ -164,7 +164,7 @@ def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
     Return ("", None) if this variable is not set either.
     """
     root = root or ROOT
-    commit = ask_git(root, "rev-parse", "HEAD")[0] if (root / ".git").exists() else ""
+    commit = run_git(root, "rev-parse", "HEAD")[0] if (root / ".git").exists() else ""
     if commit:
         changed = uncommitted(root)
         return commit, None if changed is None else bool(changed)
@@ -173,22 +173,22 @@ def commit_and_dirty(root: Path | None = None) -> tuple[str, bool | None]:
     return commit, dirty
 
 
-def refusal_of_git() -> str:
+def git_error() -> str:
     """Return git's error on reading this checkout's commit; "" without an error or without a checkout."""
-    return ask_git(ROOT, "rev-parse", "HEAD")[1] if (ROOT / ".git").exists() else ""
+    return run_git(ROOT, "rev-parse", "HEAD")[1] if (ROOT / ".git").exists() else ""
 
 
 def uncommitted(root: Path) -> list[str] | None:
     """List changed files and untracked source files outside reports/results; None if git fails."""
     status = ("status", "--porcelain", "--untracked-files=all", "--", ".", _WITHOUT_RESULTS)
-    changes, error = ask_git(root, *status)
+    changes, error = run_git(root, *status)
     if error:
         return None
     lines = changes.splitlines()
     return [line[3:] for line in lines if not line.startswith("??") or line.rstrip('"').endswith(SOURCES)]
 
 
-def ask_git(root: Path, *arguments: str, timeout_s: float | None = 20) -> tuple[str, str]:
+def run_git(root: Path, *arguments: str, timeout_s: float | None = 20) -> tuple[str, str]:
     """Run git in `root`; return (stdout, "") on success, otherwise ("", error message)."""
     # Without locks: a killed `git status` would leave the repository locked.
     output, failure = output_of(["git", "--no-optional-locks", "-C", str(root), *arguments], timeout_s)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from harness.measure.cuda_clock import wait_for
 from harness.measure.ranges import is_recorded
 from harness.profiling.tools import kineto
-from harness.profiling.tools.trace import found_in
+from harness.profiling.tools.trace import region_fields
 from harness.schema.profile import ProfileError, Region
 
 
@@ -45,4 +45,4 @@ def profiled(device: str = "", units: int = 1) -> Iterator[Profiled]:
     found = Profiled()
     with kineto.recording(device, with_ranges=True) as launched:
         yield found
-    found.region = Region(units=units, **found_in(launched, launched))
+    found.region = Region(units=units, **region_fields(launched, launched))

@@ -15,7 +15,7 @@ from harness.measure.ranges import COUNTED_LAYER, LEAD, TIMED, nvtx_range, on_ra
 from harness.measure.system import Workload
 from harness.measure.timer import Clock, never_throttled, take_engine_samples, take_samples, warm_up, warm_up_engine
 from harness.profiling.tools import kineto
-from harness.profiling.tools.trace import Runs, found_in, last_runs, profile_fields
+from harness.profiling.tools.trace import Runs, last_runs, profile_fields, region_fields
 from harness.schema.case import Case
 from harness.schema.policy import Policy
 from harness.schema.profile import ProfileError
@@ -180,7 +180,7 @@ def _by_kineto(work: _Work, keep: Path | None) -> dict[str, Any]:
     on_cpu = work.device == "cpu"
     ranged = work.ranged(kineto.recording(work.device, with_ranges=True, keep=keep if on_cpu else None))
     if on_cpu:
-        return found_in(ranged, ranged) | {"units": work.units}
+        return region_fields(ranged, ranged) | {"units": work.units}
     if work.is_engine_generate:
         # Recording ranges slows a CPU-bound engine, so times come from a second batch without ranges.
         found = work.ranged(kineto.recording(work.device, with_ranges=False, keep=keep))

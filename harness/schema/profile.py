@@ -157,7 +157,7 @@ class Region(Stored):
             raise ValueError(f"kernels ran for {self.busy_us:g} us of a region of {self.region_us:g} us")
 
     @property
-    def gaps_us(self) -> float:
+    def idle_us(self) -> float:
         """Microseconds of `region_us` in which no kernel ran."""
         return max(0.0, self.region_us - self.busy_us)
 

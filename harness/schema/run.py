@@ -37,17 +37,17 @@ class Run:
     @classmethod
     def create(cls, folder: Path, file: RunFile) -> "Run":
         """Create a run in a new or empty folder; RunError if the folder has files or is locked."""
-        cls.refuse_held(folder)
+        cls.refuse_existing(folder)
         with refusing(folder, "written", RunError):
             folder.mkdir(parents=True, exist_ok=True)
         run = cls(folder, file)
         with run.held():
-            cls.refuse_held(folder)  # again: another process may have been first
+            cls.refuse_existing(folder)  # again: another process may have been first
             run.save()
         return run
 
     @staticmethod
-    def refuse_held(folder: Path) -> None:
+    def refuse_existing(folder: Path) -> None:
         """Raise RunError if `folder` is a file, or already has a run or other files."""
         with refusing(folder, "read", RunError):
             has_run, others = os.path.lexists(folder / FILE), listed(folder)

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from harness.schema.profile import Profile
 from harness.schema.reason import format_number
 from harness.schema.run import Run
-from reports.profiles.parts import GAPS, LABELS, kernel_parts, parts, within_sentence
+from reports.profiles.parts import IDLE, LABELS, kernel_parts, parts, within_sentence
 from reports.profiles.peaks import with_common_peaks
 from reports.profiles.words import AGREES, bound_of, cause, short
 from reports.resources import environment
@@ -77,7 +77,7 @@ class Diff:
 
     def _bottleneck(self, rows: list[TimeDiff]) -> str:
         longer = max(rows, key=lambda row: row.ms)
-        if longer.name == GAPS:
+        if longer.name == IDLE:
             return f"Idle time: {cause(self.b)}."
         by_name, before = kernel_parts(self.b), _kernel_ms(self.a)
         grown = {

@@ -14,7 +14,7 @@ from harness.measure.ranges import OPERATOR, is_layer
 from harness.schema.profile import Kernel, Region
 from harness.schema.work import EDGES, HEAD, OTHER, PRODUCTS, SCAN, TTT, Work, lower_bound_ms
 
-GAPS = "gaps"  # idle time
+IDLE = "gaps"  # idle time
 LABELS = {
     PRODUCTS: "GEMMs",
     TTT: "TTT kernel",
@@ -22,7 +22,7 @@ LABELS = {
     EDGES: "Convolutions, norms, elementwise",
     HEAD: "Head",
     OTHER: "Other",
-    GAPS: "Idle",
+    IDLE: "Idle",
 }
 _USED = 1.0  # percent of the tensor cores' peak from which a kernel counts as using them
 _COVERED = 0.9  # share of a part's time that kernels with known bounds must take to stand for the whole part
@@ -117,7 +117,7 @@ def parts(region: Region) -> list[ProfilePart]:
     together = sum(times.values())
     scale = region.busy_us / together if together else 1.0
     work = work_of(region, [part for part, time_us in times.items() if time_us])
-    found = {GAPS: ProfilePart(GAPS, region.gaps_us, 0, 0.0)}
+    found = {IDLE: ProfilePart(IDLE, region.idle_us, 0, 0.0)}
     for part, time_us in times.items():
         counted = lower_bounds[part] * time_us / covered[part] if covered[part] >= _COVERED * time_us > 0 else None
         modelled = _model_lower_bound_us(work.get(part), region)

@@ -9,7 +9,7 @@ from harness.quality import by_case, timed
 from harness.schema.profile import Kernel, Profile, Region
 from harness.schema.reason import format_number
 from harness.schema.record import Record
-from reports.profiles.parts import GAPS, is_fp32, kernel_peaks, parts, within_sentence
+from reports.profiles.parts import IDLE, is_fp32, kernel_peaks, parts, within_sentence
 
 HIGH = 0.6  # share of a peak from which the unit with that peak is the bottleneck
 AGREES = 0.03  # share of a record's latency within which a profile agrees with it
@@ -89,9 +89,9 @@ def _parts_sentence(region: Region) -> str:
     if not total:
         return "Nothing ran."
     shares = sorted(((part.time_us / total, part.name) for part in parts(region)), reverse=True)
-    busy = [(share, name) for share, name in shares if name != GAPS]
+    busy = [(share, name) for share, name in shares if name != IDLE]
     words = [f"{within_sentence(name)} {share:.0%}" for share, name in busy[:2] if share >= _MIN_SHARE]
-    idle = region.gaps_us / total
+    idle = region.idle_us / total
     clauses = [f"{' and '.join(words)} of the time"] if words else []
     clauses += [f"idle {idle:.0%}, {_idle(region)}"] if idle >= _MIN_IDLE else []
     joined = "; ".join(clauses)
@@ -99,7 +99,7 @@ def _parts_sentence(region: Region) -> str:
 
 
 def _bottleneck_sentence(region: Region) -> str:
-    idle = region.gaps_us / region.region_us if region.region_us else 0.0
+    idle = region.idle_us / region.region_us if region.region_us else 0.0
     kernel = max(region.kernels, key=lambda each: each.time_us, default=None)
     if idle > 0.5:
         return f"Mostly idle: {cause(region)}."
@@ -125,16 +125,16 @@ def _share_of_kernels(kernel: Kernel, region: Region) -> float:
 
 
 def _idle(region: Region) -> str:
-    if region.longest_gap_us > region.gaps_us / 2:
+    if region.longest_gap_us > region.idle_us / 2:
         return f"most of it in one wait of {format_number(region.longest_gap_us / 1e3, 2)} ms"
     launches = max(1, sum(kernel.launches for kernel in region.kernels))
     each, count = ("step", region.units) if _between_steps(region) else ("launch", launches)
-    return f"{format_number(region.gaps_us / count, 2)} µs per {each}: {cause(region)}"
+    return f"{format_number(region.idle_us / count, 2)} µs per {each}: {cause(region)}"
 
 
 def cause(region: Region) -> str:
     """Return the cause of the region's idle time in words, such as `CPU launch overhead`."""
-    if region.longest_gap_us > region.gaps_us / 2:
+    if region.longest_gap_us > region.idle_us / 2:
         return "one long wait for the host"
     if _between_steps(region):
         return "the engine's CPU work between steps"
@@ -147,7 +147,7 @@ def cause(region: Region) -> str:
 def _between_steps(region: Region) -> TypeGuard[Profile]:
     if not isinstance(region, Profile) or (region.case.timing, region.case.phase) != ("engine", "generate"):
         return False
-    return region.longest_gap_us * region.units > region.gaps_us / 2
+    return region.longest_gap_us * region.units > region.idle_us / 2
 
 
 def bound_of(kernel: Kernel, region: Region) -> str:

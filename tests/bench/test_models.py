@@ -6,9 +6,9 @@ import pytest
 import torch
 from plans import run
 
-from bench.models.config import MODELS, SIZES, ConfigError, TTTConfig, cut, model_config, parameter_count, uncut
+from bench.models.config import MODELS, SIZES, ConfigError, TTTConfig, cut, model_config, parameter_count, split_size
 from bench.models.factory import default_dtype, from_seed, model_class
-from bench.models.layers import mark_layers
+from bench.models.layers import enable_layer_ranges
 from bench.models.operator import TorchOperator
 from tests.tk_kernels.tensors import assert_close
 
@@ -289,8 +289,8 @@ def test_a_size_cut_to_fewer_layers_has_the_same_layers(model):
     config, whole = model_config(model, cut("1.3b", 2)), model_config(model, "1.3b")
     assert config.layers == whole.layers * 2 // 24
     assert replace(config, layers=whole.layers) == whole
-    assert uncut(cut("1.3b", 2)) == ("1.3b", 2)
-    assert uncut("1.3b") == ("1.3b", 0)
+    assert split_size(cut("1.3b", 2)) == ("1.3b", 2)
+    assert split_size("1.3b") == ("1.3b", 0)
     for wrong in ("1.3b/", "1.3b/0", "1.3b/two", "1.3b/2/3", "/2"):
         with pytest.raises(ConfigError):
             model_config(model, wrong)
@@ -332,11 +332,11 @@ def test_layers_have_ranges_only_if_they_are_on(models, name, monkeypatch):
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: None)
     run(models[name], random_ids(1, 2), (2,))
     assert pushed == []
-    mark_layers(True)
+    enable_layer_ranges(True)
     try:
         run(models[name], random_ids(1, 3), (2, -1))
     finally:
-        mark_layers(False)
+        enable_layer_ranges(False)
     layers = [each for each in pushed if each != "operator"]
     assert layers == 2 * [f"layer {index}" for index in range(models[name].config.layers)]
     assert len(pushed) - len(layers) == (len(layers) if name == "ttt-linear" else 0)

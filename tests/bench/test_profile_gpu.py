@@ -13,7 +13,7 @@ from harness.profiling.tools import ncu, nsys
 from harness.schema.profile import Profile
 from harness.schema.run import Run
 from harness.schema.work import HEAD, PRODUCTS, SCAN, TTT
-from reports.profiles.parts import GAPS, parts
+from reports.profiles.parts import IDLE, parts
 from reports.profiles.peaks import with_common_peaks
 from reports.profiles.words import AGREES, recorded
 from tk_kernels.ttt_linear import ops
@@ -61,7 +61,7 @@ def test_the_content_of_a_profile(profiled: tuple[str, Run, list[Profile]]) -> N
         assert min(profile.peaks.values()) > 0  # type: ignore[type-var, operator]
         assert profile.timeline.kernel
         assert not any(kernel.name.startswith("aten::") for kernel in profile.kernels)
-        names = {part.name for part in parts(profile)} - {GAPS}
+        names = {part.name for part in parts(profile)} - {IDLE}
         assert (names == {TTT}) if kind == "layer" else ({PRODUCTS, HEAD} <= names)
         if kind != "layer":
             assert (SCAN if kind == "steps" else TTT) in names

@@ -182,7 +182,7 @@ def test_a_run_on_a_gpu_takes_no_cases_for_a_cpu(measured, tmp_path, machine):
 
 @pytest.mark.parametrize(("commit", "lines"), [("", 1), ("a" * 40, 0)])
 def test_a_run_without_a_commit_prints_the_reason(tmp_path, monkeypatch, capsys, commit, lines):
-    monkeypatch.setattr(run_folder, "refusal_of_git", lambda: "fatal: detected dubious ownership")
+    monkeypatch.setattr(run_folder, "git_error", lambda: "fatal: detected dubious ownership")
     work = plan.plan(RunRequest(suites=("quick",), batch=(1,), context=(16,), device="cpu"))
     vars(work)["machine"] = work.machine | {"commit": commit}
     run_folder.open_run(work, tmp_path / "out", None)

@@ -162,7 +162,7 @@ def test_a_served_step_has_no_dependent_launches(monkeypatch):
 
         monkeypatch.setattr(fused, name, recorded)
 
-    for name in ("residual_convolution", "query_key", "few_rows_product"):
+    for name in ("residual_convolution", "query_key", "few_rows_gemm"):
         record(name)
     monkeypatch.setattr(fused, "fits", lambda *given, **named: True)
     config = replace(model_config("ttt-linear", "tiny"), layers=1)

@@ -238,12 +238,12 @@ def test_commit_of_a_checkout(package_in: Path) -> None:
 
 
 def test_git_explains_a_missing_commit(package_in: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert environment.refusal_of_git() == ""
+    assert environment.git_error() == ""
     (package_in / ".git").mkdir()
     (tmp_path / "git").write_text("#!/bin/sh\necho 'fatal: detected dubious ownership\n\n\tcall git' >&2\nexit 128\n")
     (tmp_path / "git").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert environment.refusal_of_git() == "fatal: detected dubious ownership call git"
+    assert environment.git_error() == "fatal: detected dubious ownership call git"
     assert environment.commit_and_dirty() == ("", None)
 
 

@@ -15,11 +15,11 @@ from harness.profiling.tools.trace import (
     Runs,
     Span,
     busy,
-    found_in,
     kernels_of,
     paths_at,
     profile_fields,
     ranges_of,
+    region_fields,
     timeline_of,
 )
 from harness.schema.profile import NAME_LIMIT, TIMELINE_LIMIT, Counters, ProfileError, Timeline, short_name
@@ -78,7 +78,7 @@ def test_a_kernel_starts_after_the_previous_one_on_its_stream() -> None:
 def test_an_empty_region_is_an_error() -> None:
     assert busy([]) == (0.0, 0.0)
     with pytest.raises(ProfileError, match="no operator of PyTorch"):
-        found_in([], [])
+        region_fields([], [])
 
 
 def test_a_kernel_that_ends_while_waiting_takes_no_time() -> None:
@@ -108,7 +108,7 @@ def test_a_recording_on_the_cpu_finds_the_operators_in_their_ranges(tmp_path: Pa
     assert (calls["aten::add"].path, calls["aten::mm"].path) == ((), ("forward", "layer 0"))
     took = {name: each.end_us - each.start_us for name, each in calls.items()}
     assert 0 <= calls["aten::linear"].own_us <= took["aten::linear"] - took["aten::mm"]
-    assert found_in(found, found)["busy_us"] <= took["aten::linear"] + took["aten::add"] + 0.01
+    assert region_fields(found, found)["busy_us"] <= took["aten::linear"] + took["aten::add"] + 0.01
     assert (tmp_path / "a.trace.json.gz").stat().st_size > 100
 
 
@@ -130,7 +130,7 @@ def test_nsys_separates_timed_runs_from_the_call_under_ranges(tmp_path: Path) ->
     ]
     assert [each.name for each in timed] == ["gemm(float*)", "_dual", "memory copy"]
     assert (timed[0].registers, timed[0].shared_bytes) == (32, 128)
-    region = found_in(timed, ranged)
+    region = region_fields(timed, ranged)
     assert (region["region_us"], region["busy_us"], region["longest_gap_us"]) == (7.0, 6.0, 1.0)
 
 
@@ -192,20 +192,20 @@ def test_the_timeline_is_the_first_run_with_the_ranges_of_the_call(tmp_path: Pat
     run = kineto.launched(GPU_TRACE)
     later = [replace(each, start_us=each.start_us + 1e3, end_us=each.end_us + 1e3, path=()) for each in run]
     after = [replace(each, start_us=each.start_us + 5e3, end_us=each.end_us + 5e3, path=()) for each in run]
-    timeline = found_in([*after, *later], run, runs=2)["timeline"]
+    timeline = region_fields([*after, *later], run, runs=2)["timeline"]
     assert timeline == Timeline(
         kernel=(1, 0, 2), range=(0, 1, -1), wait_ns=(0, 5000, -5000), time_ns=(10000, 20000, 10000)
     )
-    unlike = found_in([*after, *later], run[:2], runs=2)["timeline"]
+    unlike = region_fields([*after, *later], run[:2], runs=2)["timeline"]
     assert unlike.range == (-1, -1, -1)
-    more = found_in([*after, *later], [*run, run[0]], runs=2)["timeline"]
+    more = region_fields([*after, *later], [*run, run[0]], runs=2)["timeline"]
     assert more.range == (-1, -1, -1)
 
 
 def test_the_longest_idle_time_may_precede_others() -> None:
     launched = [Launched("a", 0, 10, 10), Launched("b", 40, 90, 50, shared_bytes=8), Launched("b", 95, 96, 1)]
     launched.append(Launched("b", 50, 55, 5, shared_bytes=64))  # on another stream
-    found = found_in(launched, [])
+    found = region_fields(launched, [])
     assert (found["region_us"], found["busy_us"], found["longest_gap_us"]) == (96, 61, 30)
     assert [(each.name, each.shared_bytes) for each in found["kernels"]] == [("b", 64), ("a", None)]
 
@@ -238,7 +238,7 @@ def test_the_timeline_is_one_step(paths: list[str], shown: int) -> None:
 
 def test_nanoseconds_survive_a_clock_since_1970() -> None:
     run = [Launched("a", 1.7e15 + 0.25, 1.7e15 + 1.5, 1.25), Launched("b", 1.7e15 + 2.0, 1.7e15 + 3.0, 1.0)]
-    found = found_in(run, run)["timeline"]
+    found = region_fields(run, run)["timeline"]
     assert (found.wait_ns, found.time_ns) == ((0, 500), (1250, 1000))
 
 
@@ -392,7 +392,7 @@ def test_long_names_with_different_middles_are_two_kernels() -> None:
     names = ["a" * 400 + middle + "a" * 400 for middle in "bc"]
     assert max(len(short_name(name)) for name in names) <= NAME_LIMIT
     assert short_name("void x\n(int)") == "void x (int)"
-    region = found_in([Launched(name, place, place + 1, 1.0) for place, name in enumerate(names)], [])
+    region = region_fields([Launched(name, place, place + 1, 1.0) for place, name in enumerate(names)], [])
     assert [kernel.launches for kernel in region["kernels"]] == [1, 1]
 
 
@@ -420,6 +420,6 @@ def test_the_export_of_an_h100_is_read(tmp_path: Path) -> None:
 
 def test_the_trace_of_an_h100_is_read() -> None:
     launched = kineto.launched(kineto.events_of((FIXTURES / "h100.trace.json").read_bytes()))
-    region = found_in(launched, launched)
+    region = region_fields(launched, launched)
     assert 1 <= len(launched) <= LAUNCHES
     assert 0 < region["busy_us"] <= region["region_us"]

@@ -48,7 +48,7 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     write_profile(run.folder, PROFILE)
     assert run.profiles() == {case().key: PROFILE}
-    assert (PROFILE.gaps_us, PROFILE.unit_ms) == (20.0, 0.05)
+    assert (PROFILE.idle_us, PROFILE.unit_ms) == (20.0, 0.05)
 
 
 def test_a_failed_profile_keeps_its_reason(tmp_path: Path) -> None:

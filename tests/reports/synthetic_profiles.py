@@ -8,7 +8,7 @@ import synthetic_records as synthetic
 
 from bench.cost import model_work
 from bench.models.config import model_config, parameter_count
-from harness.profiling.tools.trace import Launched, found_in
+from harness.profiling.tools.trace import Launched, region_fields
 from harness.schema.case import Case
 from harness.schema.profile import Counters, Profile, write_profile
 from harness.schema.run import Run
@@ -47,7 +47,7 @@ def profile_of(case: Case, latency_ms: float, counted: bool) -> Profile:
         for run in range(1, RUNS + 1)
         for each in ranged
     ]
-    found = found_in(timed, ranged, RUNS)
+    found = region_fields(timed, ranged, RUNS)
     if counted:
         found["kernels"] = tuple(
             kernel if kernel.name.startswith("Memset") else replace(kernel, counters=_counters(kernel))

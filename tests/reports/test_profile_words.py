@@ -10,8 +10,8 @@ from harness.schema.record import Record
 from harness.schema.work import Work
 from reports.profiles.parts import (
     EDGES,
-    GAPS,
     HEAD,
+    IDLE,
     OTHER,
     PRODUCTS,
     SCAN,
@@ -308,13 +308,13 @@ def test_a_kernel_in_two_ranges_is_split_between_their_parts() -> None:
         PRODUCTS: (60.0, 6),
         TTT: (12.0, 2),
         HEAD: (20.0, 2),
-        GAPS: (8.0, 0),
+        IDLE: (8.0, 0),
     }
 
 
 def test_overlapping_kernels_add_up_to_the_busy_time() -> None:
     found = replace(region(Kernel("gemm", 1, 80.0), Kernel("_dual", 1, 40.0)), busy_us=90.0, region_us=100.0)
-    assert [(part.name, part.time_us) for part in parts(found)] == [(PRODUCTS, 60.0), (TTT, 30.0), (GAPS, 10.0)]
+    assert [(part.name, part.time_us) for part in parts(found)] == [(PRODUCTS, 60.0), (TTT, 30.0), (IDLE, 10.0)]
 
 
 def test_lower_bounds_of_overlapping_parts_are_scaled_like_their_times() -> None:

@@ -24,8 +24,8 @@ from bench.models.factory import from_seed
 from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
 from bench.serving.pages import Layout, warm_up
-from tests.absent_gpu import PROCESSORS, compiled, look_like_gpu
-from tk_kernels.edges.few_rows import few_rows_product, fits
+from tests.absent_gpu import SMS, compiled, look_like_gpu
+from tk_kernels.edges.few_rows import few_rows_gemm, fits
 from tk_kernels.generate.common import SM90
 from tk_kernels.generate.tuning import tuning
 from tk_kernels.ttt_linear.forward import CROWDED
@@ -124,7 +124,7 @@ def portable(capability: int) -> None:
         operator = KernelOperator(learner, form, precision)
         model = from_seed(config, 0, "cpu", torch.bfloat16, operator=operator, block=FusedBlock)
         with torch.no_grad():
-            for batch, tokens in ((2, 17), (2, 32), (CROWDED * PROCESSORS // config.heads + 1, 32)):
+            for batch, tokens in ((2, 17), (2, 32), (CROWDED * SMS // config.heads + 1, 32)):
                 model.prefill(torch.zeros(batch, tokens, dtype=torch.int64), model.init_state(batch, 32))
             model.generate_step(torch.zeros(2, dtype=torch.int64), model.generate_state(model.init_state(2, 32)))
             if (form, precision) == ("dual", "planes"):
@@ -132,7 +132,7 @@ def portable(capability: int) -> None:
     size, weights = "1.3b", torch.empty(2 * 5504, 2048, dtype=torch.bfloat16)
     for rows in (torch.empty(count, 2048, dtype=torch.bfloat16) for count in (1, 3, 17, 64)):
         if fits(rows, weights, swiglu=True):
-            few_rows_product(rows, weights, swiglu=True)
+            few_rows_gemm(rows, weights, swiglu=True)
 
 
 if __name__ == "__main__":

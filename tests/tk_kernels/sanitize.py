@@ -126,8 +126,8 @@ def few_row_gemms() -> Iterator[str]:
         )
         norm = few_rows.Norm(weight, eps)
         for before in (None, norm, few_rows.Norm(weight, eps, weight, gate)):
-            few_rows.few_rows_product(x, weights, before, out=out, pdl=pdl)
-        few_rows.few_rows_product(x, weights, norm, swiglu=True, pdl=pdl)
+            few_rows.few_rows_gemm(x, weights, before, out=out, pdl=pdl)
+        few_rows.few_rows_gemm(x, weights, norm, swiglu=True, pdl=pdl)
         yield f"M={rows} N={outputs}{' PDL' * pdl}"
 
 

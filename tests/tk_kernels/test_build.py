@@ -107,13 +107,13 @@ def test_each_changed_input_makes_a_new_build(machine, monkeypatch, tmp_path):
 
 
 def test_a_copied_cache_works_without_nvcc_and_headers(machine, monkeypatch):
-    made = build.build(NAME).ingredients
+    made = build.build(NAME).build_inputs
     machine.without_nvcc()
     monkeypatch.setenv("THUNDERKITTENS_ROOT", "/nowhere")
     assert not build.build(NAME).compiled
-    assert build.build(NAME).ingredients == made
+    assert build.build(NAME).build_inputs == made
     assert (made["compiler"], len(made["thunderkittens"])) == ("13.0, V13.0.88", 12)
-    assert build.ingredients(NAME)["compiler"] is None
+    assert build.build_inputs(NAME)["compiler"] is None
     machine.source.write_text("// not what was built")
     with pytest.raises(build.BuildError, match="no nvcc"):
         build.build(NAME)

@@ -14,7 +14,7 @@ from tk_kernels.edges.few_rows import (
     MOST_ROWS_FEW_OUTPUTS,
     SHARED_BYTES,
     Norm,
-    few_rows_product,
+    few_rows_gemm,
     fits,
     shared_bytes,
     suits,
@@ -51,11 +51,11 @@ def test_fused_operations_around_a_gemm(dtype: torch.dtype, rows: int, before: s
         operand, norm = normed * F.gelu(gate.double(), approximate="tanh"), Norm(weight, EPS, bias, gate)
     if after == "swiglu":
         a, b = (operand @ weights.double().T).chunk(2, -1)
-        assert_close(few_rows_product(x, weights, norm, swiglu=True), F.silu(a) * b, 2 * LIMIT[dtype])
+        assert_close(few_rows_gemm(x, weights, norm, swiglu=True), F.silu(a) * b, 2 * LIMIT[dtype])
         return
     out = normal(rows, 1, 2 * N, dtype=dtype, seed=5)
     expected = operand @ weights.double().T + (out.double() if after == "residual" else 0)
-    got = few_rows_product(x, weights, norm, out=out if after == "residual" else None)
+    got = few_rows_gemm(x, weights, norm, out=out if after == "residual" else None)
     assert (got is out) is (after == "residual")
     assert_close(got, expected, 1.5 * LIMIT[dtype])
 
@@ -66,14 +66,14 @@ def test_many_outputs_are_computed_in_larger_tiles(rows: int, swiglu: bool) -> N
     x, weights = normal(rows, 136, dtype=BF16), normal(N * (1 + swiglu), 136, dtype=BF16) / 136**0.5
     gemm = x.double() @ weights.double().T
     expected = F.silu(gemm[:, :N]) * gemm[:, N:] if swiglu else gemm
-    assert_close(few_rows_product(x, weights, swiglu=swiglu), expected, 2 * LIMIT[BF16])
+    assert_close(few_rows_gemm(x, weights, swiglu=swiglu), expected, 2 * LIMIT[BF16])
 
 
 def test_nothing_is_written_after_the_last_row(monkeypatch: pytest.MonkeyPatch) -> None:
     memory, x, weights = normal(32, 37, dtype=BF16), normal(3, 160, dtype=BF16), normal(37, 160, dtype=BF16)
     before = memory.clone()
     monkeypatch.setattr(torch, "empty", lambda *shape, **_: memory[:3].view(shape))
-    got = few_rows_product(x, weights)
+    got = few_rows_gemm(x, weights)
     assert got.data_ptr() == memory.data_ptr()
     assert torch.equal(memory[3:], before[3:])
 
@@ -81,19 +81,19 @@ def test_nothing_is_written_after_the_last_row(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(("rows", "dtype"), [(2, torch.float32), (3, BF16)])
 def test_more_inputs_than_a_program_reads_at_once(rows: int, dtype: torch.dtype) -> None:
     x, weights = normal(rows, 5000, dtype=dtype), normal(3, 5000, dtype=dtype) / 5000**0.5
-    assert_close(few_rows_product(x, weights), x.double() @ weights.double().T, LIMIT[dtype])
+    assert_close(few_rows_gemm(x, weights), x.double() @ weights.double().T, LIMIT[dtype])
 
 
 def test_a_row_of_one_value_has_no_negative_variance() -> None:
     x, weights, ones = torch.full((1, 100), 300.1, device=DEVICE), normal(4, 100), torch.ones(100, device=DEVICE)
-    got = few_rows_product(x, weights, Norm(ones, EPS, ones, 30 * ones[None]))
+    got = few_rows_gemm(x, weights, Norm(ones, EPS, ones, 30 * ones[None]))
     assert_close(got, 30 * weights.double().sum(1)[None], 0.1)  # nearly only the norm's bias
 
 
 def test_rows_may_be_columns_of_a_wider_tensor() -> None:
     wide, weights = normal(4, 1, 300, dtype=BF16), normal(5, 100, dtype=BF16) / 10
     for x in (wide[:2, :, 100:200], wide[..., 200:]):
-        assert_close(few_rows_product(x, weights), x.double() @ weights.double().T, LIMIT[BF16])
+        assert_close(few_rows_gemm(x, weights), x.double() @ weights.double().T, LIMIT[BF16])
 
 
 def test_unsupported_arguments_are_named() -> None:
@@ -124,7 +124,7 @@ def test_unsupported_arguments_are_named() -> None:
         (gate.to("meta").as_strided((2, 64), (1 << 31, 1)), weights, {}, r"within 2\^31 elements"),
     ):
         with pytest.raises(ValueError, match=why):
-            few_rows_product(x, wrong, **options)
+            few_rows_gemm(x, wrong, **options)
 
 
 def test_few_rows_of_16_bits_suit() -> None:

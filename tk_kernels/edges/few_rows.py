@@ -38,7 +38,7 @@ SHARED_BYTES = 200_000  # shared memory that the largest tiles need
 
 @dataclass(frozen=True)
 class Norm:
-    """Norm of the rows of x [..., K] before a GEMM: the argument `before` of `few_rows_product`.
+    """Norm of the rows of x [..., K] before a GEMM: the argument `before` of `few_rows_gemm`.
 
     With only `weight` [K], it is RMSNorm. With `bias` [K] and `gate` [..., K], it is LayerNorm times gelu_tanh(`gate`).
     For one row of x, LayerNorm is computed from sums of x and x^2. Its float32 rounding errors then grow with the row's
@@ -62,7 +62,7 @@ def fits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
 
 
 def suits(x: Tensor, weights: Tensor, *, swiglu: bool = False) -> bool:
-    """Whether `few_rows_product` takes such tensors and is at least as fast as cuBLAS on an H100."""
+    """Whether `few_rows_gemm` takes such tensors and is at least as fast as cuBLAS on an H100."""
     most = MOST_ROWS if len(weights) >= MANY_OUTPUTS * (1 + swiglu) else MOST_ROWS_FEW_OUTPUTS
     few = x.shape[-1] <= x.numel() <= most * x.shape[-1]
     laid_out = x.ndim > 1 and x.stride(-1) == 1 and weights.is_contiguous() and _fits_int32_offsets(x)
@@ -80,7 +80,7 @@ def shared_bytes(device: torch.device) -> int:
 
 
 @on_its_device
-def few_rows_product(
+def few_rows_gemm(
     x: Tensor,
     weights: Tensor,
     before: Norm | None = None,

@@ -47,7 +47,7 @@ from tk_kernels.ttt_mlp import forward_gluon, forward_wide
 # Requirements of `forward_gluon`: head dimension, most tokens per mini-batch, least shared memory per block
 GLUON_HEAD_DIM, GLUON_MINI_BATCH, GLUON_SHARED_BYTES = 64, 16, 137_216
 # Largest head dimension and mini-batch for which `_forward` spills few registers
-IN_REGISTERS, MINI_BATCH_IN_REGISTERS = 64, 32
+MAX_HEAD_DIM_IN_REGISTERS, MAX_MINI_BATCH_IN_REGISTERS = 64, 32
 
 
 def run(
@@ -61,7 +61,7 @@ def run(
 ) -> None:
     heads, head_dim = q.shape[-2:]
     hidden = 4 * head_dim
-    row = "narrow" if head_dim <= IN_REGISTERS and mini_batch <= MINI_BATCH_IN_REGISTERS else "wide"
+    row = "narrow" if head_dim <= MAX_HEAD_DIM_IN_REGISTERS and mini_batch <= MAX_MINI_BATCH_IN_REGISTERS else "wide"
     options["grid"] = (sequences * heads,)
     if settings is None and takes_gluon(q, mini_batch):
         forward_gluon.forward.run(q, k, *rest, m=mini_batch, num_warps=forward_gluon.WARPS, **options)

@@ -54,7 +54,7 @@ from tk_kernels.ttt_mlp.reference import MLP
 
 __all__ = ["GenerateState", "available", "generate_step"]
 
-IN_REGISTERS = 64  # the largest head dimension whose weights fit the registers of a program
+MAX_HEAD_DIM_IN_REGISTERS = 64  # the largest head dimension whose weights fit the registers of a program
 WIDE = Tuning(warps=8, block=32)  # settings for wider heads
 
 
@@ -73,7 +73,7 @@ class GenerateState(StepState):
     sm90_widths = (256, 64)
 
     def default_launch(self) -> Tuning:
-        launch = WIDE if self.biases()[1].shape[2] > IN_REGISTERS else super().default_launch()
+        launch = WIDE if self.biases()[1].shape[2] > MAX_HEAD_DIM_IN_REGISTERS else super().default_launch()
         return replace(launch, matrix=False, registers=0) if launch.matrix and not compiles_narrow_dots() else launch
 
     def kernel(self, launch: Tuning) -> tuple[Any, dict[str, Any]]:
@@ -81,7 +81,7 @@ class GenerateState(StepState):
             return generate_sm90.dual, {}
         F, D = (bias.shape[2] for bias in self.biases())
         constants = portable_constants(self, launch.block) | {"F": F}
-        if D > IN_REGISTERS:
+        if D > MAX_HEAD_DIM_IN_REGISTERS:
             check_choice(f"the form for {D} channels", self.form, ("dual",))
             return generate_wide.dual, constants
         constants |= {"FP": triton.next_power_of_2(F), "MATRIX": launch.matrix}

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from bench.models.base import PackageModel, check_ids
-from bench.models.config import SIZES, VOCABULARY, DeltaRuleConfig, uncut
-from bench.systems.fla.regressors import FlaRegressor
+from bench.models.config import SIZES, VOCABULARY, DeltaRuleConfig, split_size
+from bench.systems.fla.regressors import FlaLayerAdapter
 from bench.systems.model_calls import STEPS, greedy_steps, last_logits, random_ids
 from bench.systems.needs import cannot_import, import_or_skip, no_gpu
 from bench.systems.on_device import device
@@ -170,7 +170,7 @@ class Fla(TunedLanguageModel):
 
     def build(self, case: Case) -> Workload:
         if case.option("scope", "model") == "layer":
-            return FlaRegressor().build(case)
+            return FlaLayerAdapter().build(case)
         if case.phase == "request":
             raise Skip("flash-linear-attention allocates a new state at every step, which a CUDA graph cannot replay")
         return super().build(case)
@@ -180,7 +180,7 @@ class Fla(TunedLanguageModel):
         import_or_skip("fla.models")
         import fla.models
 
-        size, layers = uncut(case.size)
+        size, layers = split_size(case.size)
         if size != SIZE:
             raise Skip(f"{case.system} supports only the size {SIZE}")
         config_class, model_class = (getattr(fla.models, name) for name in self.classes)
@@ -212,7 +212,7 @@ class GatedDeltaNet(Fla):
     classes = ("GatedDeltaNetConfig", "GatedDeltaNetForCausalLM")
     shape: ClassVar[dict[str, Any]] = {"hidden_size": SIZES[SIZE].width, "num_hidden_layers": 21}
 
-    def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
+    def cost_config(self, model: FlaModel) -> DeltaRuleConfig:
         config = model.inner.config
         key_dim, value_dim = config.head_dim, int(config.head_dim * config.expand_v)
         heads = config.num_heads
@@ -241,7 +241,7 @@ class RWKV7(Fla):
         "gate_low_rank_dim": 256,
     }
 
-    def counted_as(self, model: FlaModel) -> DeltaRuleConfig:
+    def cost_config(self, model: FlaModel) -> DeltaRuleConfig:
         config = model.inner.config
         return DeltaRuleConfig(  # omits the inputs of the token shift, which have 2% of the state's bytes
             config.hidden_size,

@@ -41,7 +41,7 @@ class DeltaRule(RecurrentLayer):
         return self.value_heads or self.heads
 
     @property
-    def state_numbers(self) -> int:
+    def state_elements(self) -> int:
         return self.states * self.key_dim * self.value_dim
 
     def work(self, case: Case) -> Work:
@@ -49,8 +49,10 @@ class DeltaRule(RecurrentLayer):
         decays = self.key_dim if self.vector_decay else 1
         keys = width * self.heads * self.key_dim * (1 + self.householder)  # and q
         values = width * (self.value_dim + self.householder * (self.value_dim + 1)) + 4 * decays  # and output, beta
-        moved = tokens * (keys + self.states * values) + 4 * case.batch * self.state_numbers
-        return Work((3 + 4 * self.householder) * tokens * self.state_numbers, moved)  # FLOPs: decay 1, pair 4, output 2
+        moved = tokens * (keys + self.states * values) + 4 * case.batch * self.state_elements
+        return Work(
+            (3 + 4 * self.householder) * tokens * self.state_elements, moved
+        )  # FLOPs: decay 1, pair 4, output 2
 
     def random_inputs(self, case: Case) -> dict[str, RandomInput]:
         """Draw q, k, v, beta and log-decays g.
@@ -108,7 +110,7 @@ class Mesa(RecurrentLayer):
     iterations: int = 30  # the default of the package's layer
 
     @property
-    def state_numbers(self) -> int:
+    def state_elements(self) -> int:
         return self.heads * self.key_dim * (self.key_dim + self.value_dim)
 
     def work(self, case: Case) -> Work:
@@ -116,7 +118,7 @@ class Mesa(RecurrentLayer):
         gram, values = (self.heads * self.key_dim * dim for dim in (self.key_dim, self.value_dim))
         row = width * 2 * (self.key_dim + self.value_dim) + 4 * 2  # q, k, v and output; beta and g
         flops = 3 * (gram + values) + 2 * self.iterations * gram + 2 * values  # per iteration, one K x K GEMV
-        return Work(tokens * flops, tokens * self.heads * row + 4 * case.batch * self.state_numbers)
+        return Work(tokens * flops, tokens * self.heads * row + 4 * case.batch * self.state_elements)
 
     def random_inputs(self, case: Case) -> dict[str, RandomInput]:
         """Draw q, k [B, T, H, K]; v [B, T, H, V]; beta, log-decays g [B, T, H]; lamb [H, K] >= 0.25."""
@@ -177,8 +179,8 @@ class TTTLinear(RecurrentLayer):
     settings: ClassVar[Mapping[str, str]] = {"function": "flash-linear-attention's, not the paper's"}
 
     @property
-    def state_numbers(self) -> int:
-        return super().state_numbers + self.heads * self.value_dim  # W and b
+    def state_elements(self) -> int:
+        return super().state_elements + self.heads * self.value_dim  # W and b
 
     def work(self, case: Case) -> Work:
         return layer_work(ttt_config_of(case), case)[TTT]
@@ -213,7 +215,7 @@ QWEN = (16, 128, 128, 32)
 CHUNKED = "fla.ops.gated_delta_rule:chunk_gated_delta_rule"
 
 
-class FlaRegressor(LayerAdapter):
+class FlaLayerAdapter(LayerAdapter):
     """Adapter of single layers of flash-linear-attention at width 2,048.
 
     Sources: Gated DeltaNet (arXiv 2412.06464), Kimi Delta Attention (2510.26692), Gated DeltaProduct (2502.10297).

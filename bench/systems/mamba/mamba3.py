@@ -38,10 +38,10 @@ class Mamba3(RecurrentLayer):
     @property
     def matrix_size(self) -> int:
         """Number of elements of S in one sequence: heads * key_dim * value_dim."""
-        return super().state_numbers
+        return super().state_elements
 
     @property
-    def state_numbers(self) -> int:
+    def state_elements(self) -> int:
         return self.matrix_size + self.heads * (self.key_dim + self.value_dim + self.angles)  # S, last k, v, angle sums
 
     def work(self, case: Case) -> Work:

@@ -101,12 +101,12 @@ class MambaSSM(TunedLanguageModel):
         """Return a random model; Mamba-1's x_proj is scaled so that logits depend on the state."""
         config = model_config("mamba", case.size)
         assert isinstance(config, MambaConfig)
-        from bench.models.mamba import remember
+        from bench.models.mamba import scale_b_and_c
 
         torch.manual_seed(0)
         model = MambaSSMModel(config, self.layer, device(), getattr(torch, case.dtype))
         if self.layer == "Mamba1":  # Mamba-2 needs no scaling: its B and C are as large as its other activations
-            remember(model.inner, config)
+            scale_b_and_c(model.inner, config)
         return model
 
     def reference(self, model: MambaSSMModel, dtype: torch.dtype) -> ScannedMamba:
@@ -137,7 +137,7 @@ class Mamba2SSM(MambaSSM):
         # a token's channels: inputs and z; B and C, 128 each; a time step per head of 64
         return (1 << 31) // (2 * config.inner_width + 2 * 128 + config.inner_width // 64)
 
-    def counted_as(self, model: MambaSSMModel) -> MambaConfig:
+    def cost_config(self, model: MambaSSMModel) -> MambaConfig:
         mixer = model.inner.backbone.layers[0].mixer
         return replace(model.config, state_dim=mixer.d_state, groups=mixer.ngroups)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bench.systems.logits import LOGIT_LIMITS, limit_dtype, limit_factor
 from harness.measure.correctness import Check, Checks
-from harness.measure.cuda_clock import repeatable
+from harness.measure.cuda_clock import graph_replay
 from harness.measure.system import Workload
 from harness.schema.case import Case
 
@@ -103,7 +103,7 @@ def _stepper(model: Any, ids: Tensor, tokens: int) -> Callable[[], Tensor]:
     def step() -> None:
         logits[:] = [model.generate_step(ids, state)[0]]
 
-    advance = repeatable(step)
+    advance = graph_replay(step)
     model.reset_state(state)  # capturing advanced it
 
     def next_logits(_: Any = state) -> Tensor:  # keeps the state alive: a graph writes to its memory

@@ -69,8 +69,8 @@ def _forward(case: Case, config: TTTConfig, backend: str) -> Workload:
 
     settings = {"checked": f"the first {checked_tokens} tokens of the last sequence"}
     if backend == THUNDERKITTENS:
-        ingredients = build_kernel(ops.KERNELS[config.mini_batch]).ingredients
-        settings |= {name: str(ingredients[name]) for name in ("compiler", "flags", "thunderkittens")}
+        build_inputs = build_kernel(ops.KERNELS[config.mini_batch]).build_inputs
+        settings |= {name: str(build_inputs[name]) for name in ("compiler", "flags", "thunderkittens")}
     return forward_workload(case, reference, inputs, forward, check, settings)
 
 

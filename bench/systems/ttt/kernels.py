@@ -4,10 +4,10 @@ from collections.abc import Collection
 from importlib import import_module
 from typing import Any
 
-from bench.kept import generate_precision
 from bench.models.case_model import ttt_config_of
 from bench.models.fused import FusedBlock
 from bench.models.kernel_operator import KernelOperator
+from bench.state_size import generate_precision
 from bench.systems.model_calls import model_of
 from bench.systems.ttt import kernel_layer
 from bench.systems.ttt.model import TTTLanguageModel
@@ -16,7 +16,7 @@ from harness.schema.case import Case
 from tk_kernels.edges import few_rows, swiglu_product
 from tk_kernels.forward.common import MINI_BATCHES
 from tk_kernels.forward.operator import HEAD_DIM, HEAD_DIMS, THUNDERKITTENS, TRITON
-from tk_kernels.ttt_mlp.generate import IN_REGISTERS
+from tk_kernels.ttt_mlp.generate import MAX_HEAD_DIM_IN_REGISTERS
 
 
 class TTTKernels(TTTLanguageModel):
@@ -72,5 +72,5 @@ class TTTKernels(TTTLanguageModel):
             return tuple(import_module(f"tk_kernels.ttt_{self.learner}.ops").KERNELS), (HEAD_DIM,)
         if self.forward_backend == TRITON:
             return MINI_BATCHES, HEAD_DIMS
-        most = IN_REGISTERS if (self.learner, self.form) == ("mlp", "primal") else HEAD_DIMS[-1]
+        most = MAX_HEAD_DIM_IN_REGISTERS if (self.learner, self.form) == ("mlp", "primal") else HEAD_DIMS[-1]
         return MINI_BATCHES, range(1, most + 1)

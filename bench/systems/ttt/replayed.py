@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.models.operator import OuterParameters, Projections, TorchOperator, ready_for_prefill
-from harness.measure.cuda_clock import repeatable
+from bench.models.operator import OuterParameters, Projections, TorchOperator, ready_for_forward
+from harness.measure.cuda_clock import graph_replay
 from tk_kernels.checks import common_position
 from tk_kernels.reference.token_rows import clone, mapped, overwrite
 
@@ -25,7 +25,7 @@ class ReplayedOperator(TorchOperator):
     def forward(self, projections: Projections, outer: OuterParameters, state: Any, start: int | None = None) -> Tensor:
         mini_batch = len(outer.token_scale)
         start = common_position(state.position, start, mini_batch)
-        ready = ready_for_prefill(projections, outer, state.position)
+        ready = ready_for_forward(projections, outer, state.position)
         size, tokens = max(1, PIECE_TOKENS // mini_batch) * mini_batch, ready.q.shape[1]
         whole = 0 if start else tokens // size * size
         out = torch.empty_like(ready.q)
@@ -54,5 +54,5 @@ class ReplayedOperator(TorchOperator):
                 out.copy_(result)
                 overwrite(state, after)
 
-            self._pieces[shape] = inputs, state, out, repeatable(advance)
+            self._pieces[shape] = inputs, state, out, graph_replay(advance)
         return self._pieces[shape]

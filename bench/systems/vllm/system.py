@@ -14,16 +14,16 @@ from typing import Any, ClassVar
 import torch
 
 from bench.cost import model_work, total
-from bench.kept import kept_bytes
 from bench.models.case_model import config_of
-from bench.models.config import parameter_count, uncut
+from bench.models.config import parameter_count, split_size
+from bench.state_size import state_bytes
 from bench.systems import token_times
 from bench.systems.blockwise import last_logits
 from bench.systems.checked_sequences import draw_sequences, not_compared
 from bench.systems.logits import choice_check, limit_factor, limit_settings
 from bench.systems.measured_peaks import peaks_of
 from bench.systems.model_calls import STEPS, model_of
-from bench.systems.needs import cannot_import, import_or_skip, no_gpu, other_release
+from bench.systems.needs import cannot_import, import_or_skip, no_gpu, unsupported_release
 from bench.systems.on_device import device
 from bench.systems.vllm.engine import DEFAULT_SEQS, MEMORY_SHARE, Batch, Engine, Settings
 from harness.measure.correctness import Check, Checks
@@ -74,7 +74,7 @@ class VllmSystem:
 
     def unavailable(self) -> str:
         # vllm.platforms.cuda imports the CUDA kernels; starting an engine imports the rest
-        return no_gpu() or other_release("vllm", *self.releases) or cannot_import("vllm", "vllm.platforms.cuda")
+        return no_gpu() or unsupported_release("vllm", *self.releases) or cannot_import("vllm", "vllm.platforms.cuda")
 
     def register(self) -> None:
         """Register the model's class object, so that vLLM needs no subprocess to inspect it."""
@@ -179,7 +179,7 @@ class VllmSystem:
 
     def _cache_bytes(self, case: Case, graphs: str) -> int | None:
         """Return the cache's size in bytes, or None if vLLM chooses it."""
-        name, layers = uncut(case.size)
+        name, layers = split_size(case.size)
         if not layers and graphs != "prompts":
             return None
         config, part = config_of(replace(case, size=name)), config_of(case)
@@ -189,12 +189,12 @@ class VllmSystem:
 
     def _sequences(self, case: Case) -> int:
         """Return max_num_seqs, rounded to few values: each new value starts another engine."""
-        each = self._state_bytes(replace(case, size=uncut(case.size)[0]))
+        each = self._state_bytes(replace(case, size=split_size(case.size)[0]))
         possible = min(case.batch, gpu_memory() // each)
         return DEFAULT_SEQS if possible <= DEFAULT_SEQS else max(MANY_SEQUENCES, 1 << (possible - 1).bit_length())
 
     def _state_bytes(self, case: Case) -> int:
-        return kept_bytes(config_of(case), replace(case, phase="generate", context=max(1, case.context)))
+        return state_bytes(config_of(case), replace(case, phase="generate", context=max(1, case.context)))
 
     def _check(self, engine: Engine, case: Case) -> Checks:
         if self._checked is None:

@@ -8,7 +8,7 @@ import torch
 
 from bench import serving
 from bench.models.case_model import ttt_config_of
-from bench.models.config import TTTConfig, uncut
+from bench.models.config import TTTConfig, split_size
 from bench.models.hugging_face import config_values
 from bench.serving.refusals import RELEASES
 from bench.systems.on_device import device
@@ -39,7 +39,7 @@ class VllmTTT(VllmSystem):
         super().register()
 
     def _sequences(self, case: Case) -> int:
-        whole = replace(case, size=uncut(case.size)[0])
+        whole = replace(case, size=split_size(case.size)[0])
         cache = self._cache_bytes(whole, "prompts")  # the smallest cache, as a margin
         assert cache is not None
         # max_num_seqs sets the largest CUDA graph, so it is at most the number of states that fit in vLLM's cache.

@@ -48,7 +48,7 @@ def serialized(launched: Iterable[Launched]) -> list[Launched]:
     return found
 
 
-def found_in(timed: Sequence[Launched], ranged: Sequence[Launched], runs: int = 1) -> dict[str, Any]:
+def region_fields(timed: Sequence[Launched], ranged: Sequence[Launched], runs: int = 1) -> dict[str, Any]:
     """Return a `Region`'s times, kernels, ranges and timeline, by field name.
 
     timed: launches of `runs` runs, for times, kernels and timeline. ranged: launches of one call, for ranges.
@@ -97,7 +97,7 @@ def profile_fields(launched: Sequence[Launched], ranged: Sequence[Launched], inf
     always, in other runs if it is over 3% of their time.
     """
     kept, runs, region_us, notes = _typical(launched, info)
-    found = found_in(kept, ranged, runs * info.calls)
+    found = region_fields(kept, ranged, runs * info.calls)
     busy_us, alone_us = found["busy_us"], runs * info.alone_us
     without_us, noted_us = max(alone_us, busy_us), (1 + NOTED_DELAY) * alone_us
     # A profiler delays launches and separates a graph's kernels. That delay is not idle time of the case.

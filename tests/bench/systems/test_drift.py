@@ -75,7 +75,7 @@ def test_the_state_outlives_the_capture_of_a_graph(monkeypatch):
         return lambda: alive.append(states[-1]() is not None)
 
     monkeypatch.setattr(model, "init_generate_state", made)
-    monkeypatch.setattr(drift_module, "repeatable", captured)
+    monkeypatch.setattr(drift_module, "graph_replay", captured)
     drift(model, run)
     assert alive == [True] * len(run.ids)
 

@@ -12,7 +12,7 @@ from bench.cost import model_work
 from bench.systems import regressor
 from bench.systems.fla import models as fla_models
 from bench.systems.fla.models import RWKV7, GatedDeltaNet
-from bench.systems.fla.regressors import FlaRegressor
+from bench.systems.fla.regressors import FlaLayerAdapter
 from harness.measure.measured_case import CaseRun
 from harness.measure.system import Skip
 from harness.schema.case import Case
@@ -99,7 +99,7 @@ def package(monkeypatch):
     monkeypatch.setattr(fla_models, "VOCABULARY", 40)
 
 
-@pytest.mark.parametrize("adapter", [GatedDeltaNet, FlaRegressor])
+@pytest.mark.parametrize("adapter", [GatedDeltaNet, FlaLayerAdapter])
 def test_a_broken_package_makes_its_systems_unavailable(tmp_path, monkeypatch, adapter):
     for name in [name for name in sys.modules if name.partition(".")[0] == "fla"]:
         monkeypatch.delitem(sys.modules, name)
@@ -212,7 +212,7 @@ def test_requests_and_other_sizes_are_skipped(package):
 )
 def test_a_step_reads_and_writes_the_matrix_of_every_head(adapter, config, state, windows, flops):
     config = SimpleNamespace(hidden_size=2048, num_hidden_layers=2, vocab_size=32000, **config)
-    shape = adapter().counted_as(SimpleNamespace(inner=SimpleNamespace(config=config)))
+    shape = adapter().cost_config(SimpleNamespace(inner=SimpleNamespace(config=config)))
     case = replace(CASE, system="rwkv7", batch=8, dtype="bfloat16", state_dtype="float32")
     parts = model_work(shape, 10**9, case)
     assert parts[SCAN] == Work(flops * 2 * 8 * state, 4 * 2 * 2 * 8 * state)
@@ -230,7 +230,7 @@ def test_the_counted_state_is_the_packages_state(adapter, system):
     ids = torch.ones(CASE.batch, dtype=torch.long, device="cuda")
     with torch.inference_mode():
         state = model.generate_step(ids, model.init_state(CASE.batch))[1]
-    shape = adapter.counted_as(model)
+    shape = adapter.cost_config(model)
     states = [layer.state["recurrent_state"] for layer in state.layers]
     assert len(states) == shape.layers == 2
-    assert all(each.numel() == CASE.batch * shape.state_numbers and each.dtype == torch.float32 for each in states)
+    assert all(each.numel() == CASE.batch * shape.state_elements and each.dtype == torch.float32 for each in states)

@@ -176,7 +176,7 @@ def done(monkeypatch):
 
 
 def test_each_model_is_tuned_and_a_request_is_captured_after_that(package, done, monkeypatch):
-    monkeypatch.setattr("bench.systems.phases.repeatable", lambda step: done.append("captured") or step)
+    monkeypatch.setattr("bench.systems.phases.graph_replay", lambda step: done.append("captured") or step)
     request = Case("mamba", "mamba-ssm", "tiny", "request", 3, 24, dtype="float32", options=(("steps", 3),))
     stepped, adapter = [], Small()
     step = MambaSSMModel.generate_step

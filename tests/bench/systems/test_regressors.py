@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bench.systems.fla.models import GatedDeltaNet
-from bench.systems.fla.regressors import DeltaRule, FlaRegressor
+from bench.systems.fla.regressors import DeltaRule, FlaLayerAdapter
 from bench.systems.mamba.mamba3 import Mamba3SSM, rotated
 from harness.measure.measured_case import CaseRun
 from harness.measure.system import Skip
@@ -20,7 +20,9 @@ from harness.schema.case import Case
 from harness.schema.policy import Policy
 
 CASE = Case("kda", "fla", "1.3b", "forward", 2, 70, dtype="float32", options=(("scope", "layer"),))
-ADAPTERS = {f"{name}/fla": GatedDeltaNet if name == "gated-deltanet" else FlaRegressor for name in FlaRegressor.layers}
+ADAPTERS = {
+    f"{name}/fla": GatedDeltaNet if name == "gated-deltanet" else FlaLayerAdapter for name in FlaLayerAdapter.layers
+}
 ADAPTERS["mamba3/mamba-ssm"] = Mamba3SSM
 del ADAPTERS["ttt-linear/fla"]  # see the fixture `ttt`
 # Arguments that each package's function gets besides the inputs.
@@ -32,7 +34,7 @@ ARGUMENTS["mamba3/mamba-ssm"] = {"return_final_states": True}
 
 def layer_of(label):
     adapter = ADAPTERS[label]
-    layers = FlaRegressor.layers if adapter is GatedDeltaNet else adapter.layers
+    layers = FlaLayerAdapter.layers if adapter is GatedDeltaNet else adapter.layers
     return layers[label.partition("/")[0]]
 
 
@@ -54,7 +56,7 @@ def package(monkeypatch):
     """Replace each package's kernel by its naive form plus an error, which a test sets in the returned dict."""
     state = {"error": 0.0}
     monkeypatch.setattr("bench.systems.regressor.prepare", lambda run: run())
-    for adapter in (FlaRegressor, Mamba3SSM):
+    for adapter in (FlaLayerAdapter, Mamba3SSM):
         monkeypatch.setattr(adapter, "layers", {name: small(name, each) for name, each in adapter.layers.items()})
     modules = {}
     for label in ADAPTERS:
@@ -124,7 +126,7 @@ def ttt(monkeypatch):
 
 def test_the_fastest_kernel_of_a_layer_is_timed_and_checked(ttt):
     case = replace(CASE, system="ttt-linear", batch=6, context=80)  # more sequences than are compared
-    record = CaseRun(case, Policy(budget_s=0)).record(FlaRegressor())
+    record = CaseRun(case, Policy(budget_s=0)).record(FlaLayerAdapter())
     assert record.status == "ok", record.reason
     assert record.settings["kernel"] == "fused_chunk_ttt_linear"
     assert record.settings["form_trials"] == "chunk_ttt_linear 4 ms; fused_chunk_ttt_linear 1 ms"
@@ -139,7 +141,7 @@ def test_the_fastest_kernel_of_a_layer_is_timed_and_checked(ttt):
         return out, *states
 
     ttt.result = off
-    record = CaseRun(replace(case, dtype="bfloat16"), Policy(budget_s=0)).record(FlaRegressor())
+    record = CaseRun(replace(case, dtype="bfloat16"), Policy(budget_s=0)).record(FlaLayerAdapter())
     assert record.reason.startswith("timed_output_relative_error")
 
 
@@ -262,9 +264,9 @@ def test_the_work_of_a_token_is_counted_by_the_state(package, label, numbers, fl
 
 def test_an_unsupported_case_is_skipped(package, monkeypatch):
     with pytest.raises(Skip, match=r"kda supports only the size 1\.3b"):
-        FlaRegressor().build(replace(CASE, size="tiny"))
+        FlaLayerAdapter().build(replace(CASE, size="tiny"))
     with pytest.raises(Skip, match=r"ttt-linear/fla does not support mini_batch=32; ttt-linear/torch does"):
-        FlaRegressor.layers["ttt-linear"].random_inputs(
+        FlaLayerAdapter.layers["ttt-linear"].random_inputs(
             replace(CASE, system="ttt-linear", options=(("mini_batch", 32),))
         )
     with pytest.raises(Skip, match="Mamba-3's kernel rounds its inputs to bfloat16"):

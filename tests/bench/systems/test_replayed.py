@@ -57,7 +57,7 @@ def test_a_mini_batch_longer_than_a_piece_is_one(monkeypatch: pytest.MonkeyPatch
 def test_whole_pieces_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     """192 tokens replay a 64-token graph three times per layer; prompts that start inside a mini-batch use no graph."""
     pieces, made = [], []
-    monkeypatch.setattr(replayed, "repeatable", lambda step: made.append(1) or (lambda: pieces.append(1) or step()))
+    monkeypatch.setattr(replayed, "graph_replay", lambda step: made.append(1) or (lambda: pieces.append(1) or step()))
     monkeypatch.setattr(replayed, "PIECE_TOKENS", 64)
     with torch.no_grad():
         through(ReplayedOperator("linear"), [192, 5, 130], "linear", 16, "cpu")

@@ -6,9 +6,9 @@ from importlib import import_module
 import pytest
 import torch
 
-from bench.kept import conv_state_bytes, kept_bytes
 from bench.models.config import model_config
 from bench.models.factory import from_seed
+from bench.state_size import conv_state_bytes, state_bytes
 from harness.schema.case import Case
 
 CASE = Case("ttt-linear", "triton-dual", "tiny", "generate", 3, 64, dtype="bfloat16")
@@ -29,7 +29,9 @@ def test_the_bytes_of_a_generate_state(learner, state_dtype, form):
     windows = [cache for layer in layers for cache in (layer.block_conv, layer.qk_conv)]
     tensors = [x for state in states for x in state.tensors()] + windows
     positions = case.batch * config.layers * config.heads * POSITION
-    assert sum(x.numel() * x.element_size() for x in tensors) == case.batch * kept_bytes(config, case, form) + positions
+    assert (
+        sum(x.numel() * x.element_size() for x in tensors) == case.batch * state_bytes(config, case, form) + positions
+    )
 
 
 @pytest.mark.parametrize("learner", ["linear", "mlp"])
@@ -39,7 +41,7 @@ def test_the_bytes_of_a_forward_state(learner):
     layers = from_seed(config, 0, "cpu", torch.bfloat16).init_state(case.batch, case.context).layers
     weights = [x for layer in layers for name, x in layer.inner._asdict().items() if name[0] in "Wb"]
     windows = [cache for layer in layers for cache in (layer.block_conv, layer.qk_conv)]
-    assert sum(x.numel() * x.element_size() for x in weights + windows) == case.batch * kept_bytes(config, case)
+    assert sum(x.numel() * x.element_size() for x in weights + windows) == case.batch * state_bytes(config, case)
 
 
 def test_only_mamba_and_its_backbone_have_a_conv_state():
@@ -53,10 +55,10 @@ def test_the_bytes_of_mamba_are_its_ssm_state_and_conv_state():
     case = replace(CASE, system="mamba", backend="torch", state_dtype="float32")
     config = model_config(case.system, "1.3b")
     state, windows = 48 * 4096 * 16 * 4, 48 * 4096 * 3 * 2
-    assert kept_bytes(config, case) == kept_bytes(config, replace(case, phase="forward")) == state + windows
+    assert state_bytes(config, case) == state_bytes(config, replace(case, phase="forward")) == state + windows
 
 
 @pytest.mark.parametrize(("system", "kv_width"), [("transformer", 2048), ("transformer-gqa", 512)])
 def test_the_bytes_of_a_transformer_are_a_key_and_a_value_per_token(system, kv_width):
     case = replace(CASE, system=system, backend="torch", context=100)
-    assert kept_bytes(model_config(system, "1.3b"), case) == 2 * 24 * kv_width * 100 * 2
+    assert state_bytes(model_config(system, "1.3b"), case) == 2 * 24 * kv_width * 100 * 2

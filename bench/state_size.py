@@ -7,7 +7,7 @@ from harness.schema.case import Case
 from tk_kernels.cost import COSTS, ELEMENT_BYTES
 
 
-def kept_bytes(config: Any, case: Case, form: str = "dual") -> int:
+def state_bytes(config: Any, case: Case, form: str = "dual") -> int:
     """Return bytes stored per sequence of `case`: KV cache or state, and convolution inputs.
 
     config: the model's configuration, of a class in `bench.models.config`.
@@ -25,7 +25,7 @@ def mixer_state_bytes(config: Any, case: Case, form: str = "dual") -> int:
     if isinstance(config, TransformerConfig):  # a key and a value per token and layer
         return 2 * config.layers * config.kv_width * case.context * size
     if not isinstance(config, TTTConfig):
-        return config.layers * config.state_numbers * size
+        return config.layers * config.state_elements * size
     cost, shape = COSTS[config.learner], (1, config.heads, config.head_dim)
     if case.phase == "forward":  # ends with a whole mini-batch, so the state caches no tokens
         return config.layers * cost.state_bytes(*shape, size)
