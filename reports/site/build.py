@@ -16,7 +16,7 @@ from reports.site.entry import PLOTLY, Entry, files_of, run_id
 from reports.site.history import histories
 from reports.site.pages import shared_files
 
-MARKER = "ttt-bench-site.json"  # identifies a folder as a site; has the paths of the files that the site wrote
+MARKER = "ttt-bench-site.json"  # identifies a folder as a site; lists the site's files
 
 
 def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] = lambda text: None) -> int:
@@ -30,7 +30,7 @@ def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] 
     opened: dict[str, Run] = {}
     for run in map(Run.open, runs):
         if (other := opened.setdefault(run_id(run), run)) is not run:
-            raise RecordError(f"{other.folder} and {run.folder}: are the same run; name one of them")
+            raise RecordError(f"{other.folder} and {run.folder} are the same run; name one of them")
     _write_marker(out, before)
     entries: list[Entry] = []
     written: set[str] = set()
@@ -55,7 +55,7 @@ def _files_of_site(out: Path) -> set[str]:
     try:
         return set(json.loads((out / MARKER).read_text("utf-8"))["files"])
     except (OSError, ValueError, TypeError, KeyError):
-        raise RecordError(f"{out}: is no site of ttt-bench, because it has no valid {MARKER}") from None
+        raise RecordError(f"{out}: is not a ttt-bench site, because {MARKER} is missing or invalid") from None
 
 
 def _write_marker(out: Path, files: set[str]) -> None:
