@@ -2,9 +2,9 @@
 
 const CACHE_FULL = "cache full"; // a flag
 
-/* The [flag, sign, meaning] of each flag of these rows that concerns the column `y`, the gravest first. */
+/* The [flag, sign, meaning] of each flag of these rows that concerns the column `y`, the most severe first. */
 function signsOf(rows, y) {
-  const flags = rows.flatMap((row) => (cell(row, "marks") ?? "").split(", "));
+  const flags = rows.flatMap((row) => (cell(row, "flags") ?? "").split(", "));
   return page.signs[y].filter(([flag]) => flags.includes(flag));
 }
 
@@ -59,13 +59,13 @@ class Points {
   }
 
   /* Why a point has no value: its status, or a metric that was not measured. */
-  whyNot(point) {
+  whyMissing(point) {
     const status = cell(point.lost, "status");
     return this.about(point.lost, point, status === "ok" ? `measured without ${page.labels[this.data.y]}` : status);
   }
 
-  isTried(point) {
-    return !page.untried.includes(cell(point.lost, "status"));
+  wasRun(point) {
+    return !page.not_run.includes(cell(point.lost, "status"));
   }
 
   /* The footnotes that explain the signs at these [line, points]. */
@@ -73,7 +73,7 @@ class Points {
     const points = lines.flatMap(([, all]) => all);
     const signed = points.filter((point) => point.y);
     const signs = signsOf(signed.flatMap((point) => point.measured), this.data.y);
-    const failed = points.filter((point) => !point.y).map((point) => this.isTried(point));
+    const failed = points.filter((point) => !point.y).map((point) => this.wasRun(point));
     return [
       ...signs.map(([flag, sign, meaning]) => `${sign} ${meaning}${flag === CACHE_FULL ? this.fullCounts(signed) : ""}`),
       ...(failed.includes(true) ? ["× no result"] : []),
@@ -90,7 +90,7 @@ class Points {
 
   /* [line's name, x, value with its interval] of a point, in words. */
   brief(line, point) {
-    const value = point.y ? `${this.data.y_title}: ${shown(point.y.value)}${point.y.low < point.y.high ? ` [${shown(point.y.low)}, ${shown(point.y.high)}]` : ""}` : this.whyNot(point);
+    const value = point.y ? `${this.data.y_title}: ${shown(point.y.value)}${point.y.low < point.y.high ? ` [${shown(point.y.low)}, ${shown(point.y.high)}]` : ""}` : this.whyMissing(point);
     return [line.name, `${this.data.x_title}: ${axisLabel(point.x)}`, value];
   }
 
@@ -102,7 +102,7 @@ class Points {
     const units = [...new Set(point.measured.map(unitOf))].filter((each) => !line.name.includes(each));
     const unit = units.length ? [units.join(" over ")] : [];
     if (!point.y) {
-      const why = [this.whyNot(point), cell(point.lost, "reason")].filter(Boolean).join(": ");
+      const why = [this.whyMissing(point), cell(point.lost, "reason")].filter(Boolean).join(": ");
       return [...parts, why.slice(0, 300), ...unit];
     }
     const notes = point.measured.filter((each) => cell(each, "notes")).map((each) => this.about(each, point, cell(each, "notes")));

@@ -54,7 +54,7 @@ def watched(browser, is_own: Callable[[str], bool], viewport=None, color_scheme=
     page, errors = _context(browser, **options).new_page(), []
     page.set_viewport_size(viewport or {"width": 1280, "height": 720})
     page.emulate_media(color_scheme=color_scheme)
-    page.on("console", lambda said: errors.append(f"console {said.type}: {said.text}"))
+    page.on("console", lambda message: errors.append(f"console {message.type}: {message.text}"))
     page.on("pageerror", lambda error: errors.append(f"error: {error}"))
     page.on("requestfailed", lambda request: errors.append(f"failed: {request.url[:80]}"))
     page.on("request", lambda request: _note_request(request.url, is_own, errors))

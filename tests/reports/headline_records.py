@@ -27,7 +27,7 @@ def views(table, catalogue):
     return [View(table, catalogue, figure) for figure in figures(table, catalogue)]
 
 
-def said(*records, suite="fig15-forward"):
+def headline_of(*records, suite="fig15-forward"):
     made = synthetic.of_suite(suite, *records)
     return findings.headline(made.table, made.catalogue, views(made.table, made.catalogue))
 
