@@ -196,8 +196,8 @@ class Drawing {
   endTexts(lines, room) {
     const parts = (line) => line.name.split(" · ");
     const measured = lines.filter((line) => !line.y).map((line) => parts(line).join(" ").split(" "));
-    const isTelling = (word) => measured.length < 2 || !measured.every((own) => own.includes(word));
-    const short = (line) => parts(line).map((part) => part.split(" ").filter(isTelling).join(" ")).filter(Boolean);
+    const isDistinctive = (word) => measured.length < 2 || !measured.every((own) => own.includes(word));
+    const short = (line) => parts(line).map((part) => part.split(" ").filter(isDistinctive).join(" ")).filter(Boolean);
     const within = (line, drop) => {
       const rest = line.y || !short(line).length ? parts(line) : short(line);
       while (rest.length > 1 && textWidth(rest.join(" · "), LABEL_SIZE) > room) rest[drop]();

@@ -48,7 +48,7 @@ def finding(view: View) -> str:
 
 
 def crossings(view: View) -> list[str]:
-    """For each pair of lines whose speeds clearly swap ranks once as x grows, say where."""
+    """State where two lines cross, for each pair whose order by speed clearly swaps once as x grows."""
     labels = view.labels(view.comparable, view.shared_settings)
     found = []
     for pair in combinations(view.compared, 2) if view.is_speed and not view.is_parts else ():
@@ -172,7 +172,7 @@ def flag_counts(rows: pd.DataFrame) -> list[str]:
 
 
 def _checked(view: View, claim: PaperClaim) -> str:
-    """Say whether a claim holds; "" if no x >= `claim.at_least` has results of both systems."""
+    """State whether a claim holds; "" if no x >= `claim.at_least` has results of both systems."""
     own, other = view.of_system(claim.system), view.of_system(claim.other)
     due = [x for x in view.tried_x if x >= claim.at_least]
     common = [x for x in due if x in own and x in other]

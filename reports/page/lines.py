@@ -69,7 +69,7 @@ class Looks:
     def __init__(self, table: pd.DataFrame, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
         self.systems = system_looks(table, catalogue)
-        self.taken = {self.systems[name].tone for name in table["system"].unique()}
+        self.used_tones = {self.systems[name].tone for name in table["system"].unique()}
         self.devices = table["device"].replace("", None).nunique()
         self.order = {name: number for number, name in enumerate(self.systems)}
         backends = [entry.name for entry in catalogue.backends]
@@ -127,13 +127,13 @@ class FigurePanel:
         stated, own_looks = self._stated_columns(columns), self._own_looks()
         pairs = {(key[0], key[1]) for key in groups}
         listed = {pair for pair in pairs if "/".join(pair) in self.entry.primary}
-        replaced = self.entry.primary_systems - {system for system, _ in listed}
+        unlisted = self.entry.primary_systems - {system for system, _ in listed}
         lines: list[Line] = []
         for key in sorted(groups, key=self._order):
             values, pair = dict(zip(columns, key, strict=True)), (key[0], key[1])
             look = own_looks.get(values[self._look_column]) or self.looks.of(*pair)
             line = self._line(values, stated, groups[key], look, self.looks.catalogue.backend_label(pair[1]))
-            lines.append(_distinct(replace(line, primary=pair in (listed or pairs) or pair[0] in replaced), lines))
+            lines.append(_distinct(replace(line, primary=pair in (listed or pairs) or pair[0] in unlisted), lines))
         return lines
 
     @cached_property
@@ -147,7 +147,7 @@ class FigurePanel:
             return {}
         found = sorted(self.rows[column].unique(), key=lambda value: (self.looks.backends.get(value, 0), value))
         own = self.looks.systems[self.rows["system"].iloc[0]]
-        tones = [own.tone, *(tone for tone in range(TONES) if tone not in self.looks.taken)]
+        tones = [own.tone, *(tone for tone in range(TONES) if tone not in self.looks.used_tones)]
         markers = [own.marker, *(marker for marker in MARKERS if marker != own.marker)]
         looks = (Look(tones[at % len(tones)], markers[at % len(markers)]) for at in range(len(found)))
         return dict(zip(found, looks, strict=True))
@@ -225,10 +225,10 @@ class FigurePanel:
         forms = forms_of(rows)
         if set(forms) < {"dual", "primal"}:
             return []
-        alike = self._with_defaults()
-        alike["backend"] = alike["backend"].str.removesuffix("-dual").str.removesuffix("-primal")
+        formless = self._with_defaults()
+        formless["backend"] = formless["backend"].str.removesuffix("-dual").str.removesuffix("-primal")
         columns = [*(column for column in self.identity() if column not in ("form", "timing")), "timing"]
-        primal, dual = (_grouped(alike[forms == form], columns) for form in ("primal", "dual"))
+        primal, dual = (_grouped(formless[forms == form], columns) for form in ("primal", "dual"))
         stated = self._stated_columns(columns)
         own_looks = self._own_looks() if self._look_column == "state_dtype" else {}
         lines: list[Line] = []

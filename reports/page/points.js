@@ -53,7 +53,7 @@ class Points {
     return signsOf(point.measured, this.data.y).map(([, sign]) => sign).join("");
   }
 
-  /* Words about a row of a point, with the prefix `baseline` for the divisor. */
+  /* The `words`, with the prefix `baseline` if the row is the divisor of the point. */
   about(row, point, words) {
     return row === point.row ? words : `baseline: ${words}`;
   }
@@ -75,14 +75,14 @@ class Points {
     const signs = signsOf(signed.flatMap((point) => point.measured), this.data.y);
     const failed = points.filter((point) => !point.y).map((point) => this.wasRun(point));
     return [
-      ...signs.map(([flag, sign, meaning]) => `${sign} ${meaning}${flag === CACHE_FULL ? this.fullCounts(signed) : ""}`),
+      ...signs.map(([flag, sign, meaning]) => `${sign} ${meaning}${flag === CACHE_FULL ? this.sequenceCounts(signed) : ""}`),
       ...(failed.includes(true) ? ["× no result"] : []),
       ...(failed.includes(false) ? ["– not run"] : []),
     ];
   }
 
   /* How many sequences the cache held, as in `: 172 of 512`, from the notes of the points. */
-  fullCounts(points) {
+  sequenceCounts(points) {
     const notes = points.flatMap((point) => point.measured.map((row) => /(\d+) of (\d+) sequences/.exec(cell(row, "notes") ?? ""))).filter(Boolean);
     const ends = (values) => [...new Set([smallest(values), largest(values)])].join("–");
     return notes.length ? `: ${ends(notes.map((found) => Number(found[1])))} of ${ends(notes.map((found) => Number(found[2])))}` : "";

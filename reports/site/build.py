@@ -34,19 +34,19 @@ def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] 
     _write_marker(out, before)
     entries: list[Entry] = []
     written: set[str] = set()
-    for found, run in opened.items():
-        entry, content = files_of(run, found)
+    for entry_id, run in opened.items():
+        entry, content = files_of(run, entry_id)
         entries.append(entry)
         written |= _write(out, content)
         on_run(f"[{len(entries)}/{len(runs)}] {run.folder.name}")
     entries.sort(key=lambda entry: (entry.updated, entry.id), reverse=True)
     shared = shared_files(entries, histories(entries), comparisons(entries))
     written |= _write(out, shared | {PLOTLY: plotly_source()})
-    others = [path for name in before - written if (path := out / name).is_file()]
-    for path in others:
+    outdated = [path for name in before - written if (path := out / name).is_file()]
+    for path in outdated:
         path.unlink()
     _write_marker(out, written)
-    return len(others)
+    return len(outdated)
 
 
 def _files_of_site(out: Path) -> set[str]:

@@ -71,28 +71,28 @@ def note_of(folder: Path) -> str:
         return ""
 
 
-def files_of(run: Run, found: str) -> tuple[Entry, dict[str, str]]:
+def files_of(run: Run, entry_id: str) -> tuple[Entry, dict[str, str]]:
     """Return (the run's index entry, {path in the site: content} of its page and downloads).
 
-    found: the run's id. A run without records has no files. Raises RecordError if the run is unreadable.
+    entry_id: the run's id. A run without records has no files. Raises RecordError if the run is unreadable.
     """
-    records, profiles, path = run.records(), run.profiles().values(), f"runs/{found}.html"
+    records, profiles, path = run.records(), run.profiles().values(), f"runs/{entry_id}.html"
     files: dict[str, str] = {}
     looks: dict[str, Look] = {}
     moments = [when for record in records if (when := utc_time(record.started_at))]
     if records:
-        page, table = run_page(run, records, profiles, found)
+        page, table = run_page(run, records, profiles, entry_id)
         files = {
             path: page,
-            f"downloads/{found}.csv": csv_text(table),
-            f"downloads/{found}.jsonl": "".join(f"{record.to_json()}\n" for record in records),
+            f"downloads/{entry_id}.csv": csv_text(table),
+            f"downloads/{entry_id}.jsonl": "".join(f"{record.to_json()}\n" for record in records),
         }
         looks = system_looks(table, run.catalogue)
     named = [(name, run.catalogue.system_label(name)) for name in dict.fromkeys(each.case.system for each in records)]
     entry = Entry(
         run=run,
         run_cases=RunCases.of(run, records),
-        id=found,
+        id=entry_id,
         updated=max(moments).isoformat(timespec="seconds") if moments else "",
         systems=tuple((name, label, looks[name].tone, looks[name].marker) for name, label in named),
         note=note_of(run.folder),

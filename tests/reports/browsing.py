@@ -30,10 +30,10 @@ def save(made: Made, folder: Path, name: str) -> Path:
 
 
 @contextmanager
-def opened(browser, path: Path, part: str = "", every: bool = True, **options) -> Iterator:
+def opened(browser, path: Path, part: str = "", draw_all: bool = True, **options) -> Iterator:
     """Open a report page; yield (page, list of its errors), and at the end fail if there are any.
 
-    part: URL fragment such as #id. every: draw all figures and unfold options. options: of a Playwright context.
+    part: URL fragment such as #id. draw_all: draw all figures and unfold options. options: for a Playwright context.
     """
     address = path.as_uri()
 
@@ -43,7 +43,7 @@ def opened(browser, path: Path, part: str = "", every: bool = True, **options) -
     with watched(browser, is_own, **options) as (page, errors):
         page.goto(address + part)
         page.wait_for_selector("html[data-ready]", state="attached")
-        if every:
+        if draw_all:
             page.evaluate("drawAll(figures)")
             open_options(page)
         yield page, errors

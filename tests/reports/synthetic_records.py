@@ -153,7 +153,7 @@ def _fig15() -> SuiteRecords:
         case = Case(system, backend, "1.3b", "forward", 16, context)
         yield "fig15-forward", ok(case, (_FORWARD_US[system] + quadratic) * 16 * context / 1e3)
         step = _STEP_MS[system] * (1 + (context / 2048 if system == "transformer" else 0))
-        case = Case(system, _stepping(backend), "1.3b", "generate", 512, context, timing="graph")
+        case = Case(system, _step_backend(backend), "1.3b", "generate", 512, context, timing="graph")
         if system == "transformer" and context > 8192:
             reason = "KV cache: 512 sequences of this length need 201 GB, 61 GB are free"
             yield "fig15-generate", lost(case, "oom", reason)
@@ -161,7 +161,7 @@ def _fig15() -> SuiteRecords:
             yield "fig15-generate", ok(case, step)
 
 
-def _stepping(backend: str) -> str:
+def _step_backend(backend: str) -> str:
     return "triton-dual" if backend == "thunderkittens" else backend
 
 
@@ -169,7 +169,7 @@ def _fig20() -> SuiteRecords:
     suite = "fig20-throughput"
     for (system, backend), power in product(PAPER_SYSTEMS, range(11)):
         batch = 1 << power
-        case = Case(system, _stepping(backend), "1.3b", "generate", batch, 2048, timing="graph")
+        case = Case(system, _step_backend(backend), "1.3b", "generate", batch, 2048, timing="graph")
         if batch > (256 if system == "transformer" else 512):
             yield suite, lost(case, "oom", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 12.00 GiB")
         else:

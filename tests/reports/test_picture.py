@@ -24,7 +24,7 @@ def test_picture_of_a_suite(browser, tmp_path):
         screenshot(browser, path, "fig99")
 
 
-def test_the_readmes_picture_says_what_the_page_says_today(browser, tmp_path):
+def test_the_readmes_picture_has_todays_captions(browser, tmp_path):
     write_report(RESULTS / "h200-paper", tmp_path / "page.html")
     start = b"iTXtDescription\0\0\0\0\0"
     today = screenshot(browser, tmp_path / "page.html").split(start)[1].split(b"IDAT")[0][:-8]

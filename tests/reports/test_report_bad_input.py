@@ -33,10 +33,10 @@ def all_equal():
 
 
 def no_number():
-    nameless = {"bytes": None, "flops": None, "sequences_at_once": None, "copy_gbs": None}
+    unknown = {"bytes": None, "flops": None, "sequences_at_once": None, "copy_gbs": None}
     records = [
         synthetic.ok(forward(2048), 3.0, tokens=0),
-        synthetic.ok(forward(4096), 3.0, metrics=nameless),
+        synthetic.ok(forward(4096), 3.0, metrics=unknown),
         synthetic.ok(forward(8192), 2e-9, metrics={"flops": 1e300, "bytes": 0.0}),
         synthetic.ok(forward(16384), 1e11),
     ]

@@ -18,7 +18,7 @@ def record(system, parameters=1_000_000, status="ok", size="1.3b", metrics=None,
     return Record(case, status, check=check, metrics=numbers, settings=properties, **timed)
 
 
-def test_models_alike_are_one_row_each():
+def test_equal_models_are_one_row():
     models = fairness([record("a"), record("a"), record("b", 1_070_000)])
     assert [(model.system, model.parameters) for model in models] == [("a", 1_000_000), ("b", 1_070_000)]
     assert models[0].head_rows_per_prompt == 1

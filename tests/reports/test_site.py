@@ -75,7 +75,7 @@ def test_an_interrupted_site_is_written_again(two_runs, tmp_path):
     assert (out / "index.html").exists()
 
 
-def test_the_same_run_twice_is_a_sentence_and_two_of_one_name_are_two_pages(two_runs, tmp_path):
+def test_the_same_run_twice_is_an_error_and_two_of_one_name_are_two_pages(two_runs, tmp_path):
     with pytest.raises(RecordError, match="are the same run"):
         write_site([two_runs[0], two_runs[0]], tmp_path / "site")
     assert not (tmp_path / "site").exists()  # refused before anything is written

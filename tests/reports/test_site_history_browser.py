@@ -75,7 +75,7 @@ def test_points_over_time_lead_to_their_runs_in_the_color_of_their_system(browse
         settle(page)
 
 
-def test_a_system_over_time_says_where_it_draws_the_time_of_a_token(browser, tmp_path):
+def test_times_are_per_token_if_sequence_counts_differ(browser, tmp_path):
     days = [[(a_case(64), 22, {"tokens": tokens}), (a_case(128), 22, {"tokens": 11})] for tokens in (11, 10)]
     site, path = over_time(tmp_path, *days)
     title = "document.getElementById('plot').layout.yaxis.title.text"
