@@ -10,7 +10,7 @@ from harness.schema.run import Run
 
 
 def write_report(run_folder: Path, out: Path) -> None:
-    """Write a run's HTML page to `out`. On failure, an existing file is kept.
+    """Write a run's HTML page to `out`. On failure, an existing file stays unchanged.
 
     Raises RecordError if the run is unreadable or has no records, or if `out` exists and is not an HTML page.
     """

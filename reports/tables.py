@@ -97,10 +97,10 @@ def distinguishing(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
     """Choose settings that distinguish rows of equal system, backend, phase, batch and context."""
     found: list[str] = []
     while True:
-        alike = table[table.duplicated([*_CASE, *found], keep=False)]
-        left = {name: int(alike.duplicated([*_CASE, *found, name]).sum()) for name in settings if name not in found}
+        equal = table[table.duplicated([*_CASE, *found], keep=False)]
+        left = {name: int(equal.duplicated([*_CASE, *found, name]).sum()) for name in settings if name not in found}
         best = min(left, key=left.__getitem__, default="")
-        if not best or left[best] >= alike.duplicated([*_CASE, *found]).sum():
+        if not best or left[best] >= equal.duplicated([*_CASE, *found]).sum():
             return found
         found.append(best)
 

@@ -143,9 +143,9 @@ class Drawing {
   targets() {
     const found = ([line, all], trace, axes, keep) => all.filter(keep).map((point, at) => [line, point, trace, at, axes]);
     const drawn = this.lines.flatMap((pair, at) => found(pair, at, "xy", (point) => point.y));
-    const lost = this.withFailures.flatMap((pair, lane) => found(pair, this.lines.length + lane, "xy2", (point) => !point.y));
+    const failures = this.withFailures.flatMap((pair, lane) => found(pair, this.lines.length + lane, "xy2", (point) => !point.y));
     const order = new Map(this.lines.map(([line], index) => [line, index]));
-    return [...drawn, ...lost].sort((a, b) => order.get(a[0]) - order.get(b[0]) || a[1].x - b[1].x);
+    return [...drawn, ...failures].sort((a, b) => order.get(a[0]) - order.get(b[0]) || a[1].x - b[1].x);
   }
 
   xAxis(shared) {

@@ -65,7 +65,7 @@ class Figure {
   /* The legend's entry of a line without a result, with the reason. */
   missingEntry(line) {
     const distinct = (words) => [...new Set(this.points.of(line).map(words))].filter(Boolean);
-    const reasons = distinct((point) => cell(point.lost, "reason")).join("\n");
+    const reasons = distinct((point) => cell(point.missing, "reason")).join("\n");
     const causes = distinct((point) => this.points.whyMissing(point)).join(", ");
     return element("li", { className: "missing", title: reasons, textContent: `${line.name}: no result (${causes})` });
   }

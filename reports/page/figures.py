@@ -66,8 +66,8 @@ def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
     for name in MACHINE_COLUMNS:
         known = [value for value in table[name].unique() if value]
         if len(known) == 1:
-            lost = (table[name] == "") & (table["status"] != "ok")
-            values[name] = table[name].where(~lost, known[0])
+            unknown = (table[name] == "") & (table["status"] != "ok")
+            values[name] = table[name].where(~unknown, known[0])
     return table.assign(**values)
 
 

@@ -197,9 +197,9 @@ def _out_of_memory(views: Iterable[View]) -> str:
         labels = view.labels(view.ranked)
         for line in view.ranked:
             rows = view.rows([line])
-            lost = rows[view.figure.x][rows["status"] == "oom"]
-            if len(lost):
-                at = f"{view.figure.title[:1].lower()}{view.figure.title[1:]} at {view.at(format_x(lost.min()))}"
+            oom = rows[view.figure.x][rows["status"] == "oom"]
+            if len(oom):
+                at = f"{view.figure.title[:1].lower()}{view.figure.title[1:]} at {view.at(format_x(oom.min()))}"
                 found.setdefault(at, []).append(labels[line.name])
     words = ", ".join(f"{listed(names)} ({where})" for where, names in found.items())
     return f"Did not fit in memory: {words}." if words else ""

@@ -76,7 +76,7 @@ def render(
     in_site: the run's id in a site; the page then links to the site's Plotly and downloads. With "", it embeds both.
     """
     table = frame(records, catalogue) if table is None else table
-    lost = failures(table, missing, catalogue)
+    failed = failures(table, missing, catalogue)
     timed = bool((table["samples"] > 0).any() or not (table["status"] == "ok").any())
     drawn = figures(table, catalogue) if timed else []
     views = [View(table, catalogue, figure) for figure in drawn]
@@ -99,9 +99,9 @@ def render(
         details=[[*crossings(view), *view.figure.remarks] for view in views],
         facts=[fact for fact in _facts(table, counts, timed, environments.versions) if fact[1]],
         suites=_by_suite(drawn),
-        lost=lost,
+        failed=failed,
         statuses={
-            each: STATUS_MEANINGS[each] for each in STATUS_MEANINGS if any(row["status"] == each for row in lost)
+            each: STATUS_MEANINGS[each] for each in STATUS_MEANINGS if any(row["status"] == each for row in failed)
         },
         fairness=fairness(records),
         catalogue=catalogue,
@@ -137,8 +137,8 @@ def failures(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue)
         | {"status": MISSING, "suites": suites.get(case.key, ()), "reason": ""}
         for case in missing
     ]
-    lost = [*table.loc[table["status"] != "ok", keys + axes].to_dict("records"), *planned]
-    groups = pd.DataFrame(lost, columns=keys + axes).groupby([*keys, "phase", "l2"], sort=False, dropna=False)
+    failed = [*table.loc[table["status"] != "ok", keys + axes].to_dict("records"), *planned]
+    groups = pd.DataFrame(failed, columns=keys + axes).groupby([*keys, "phase", "l2"], sort=False, dropna=False)
     return [
         dict(zip(keys, key[: len(keys)], strict=True)) | {"cases": len(rows), "which": _which(rows)}
         for key, rows in sorted(groups, key=lambda group: group[0])

@@ -38,14 +38,14 @@ class Points {
   }
 
   /* The points of a line; a line of ratios divides each row by its base row.
-     `lost`: the row that leaves a point without a value. `measured`: the rows whose flags concern the point. */
+     `missing`: the row that leaves a point without a value. `measured`: the rows whose flags concern the point. */
   of(line) {
     return line.rows.map((row, at) => {
       const own = this.value(row, line.y);
       const baseline = line.base_rows[at] ?? null;
       const y = baseline === null ? own : this.quotient(own, this.value(baseline));
       const measured = [row, baseline].filter((each) => each !== null && !line.y); // a lower bound is computed
-      return { row, x: cell(row, this.data.x), y, lost: y ? null : own ? baseline : row, measured };
+      return { row, x: cell(row, this.data.x), y, missing: y ? null : own ? baseline : row, measured };
     });
   }
 
@@ -60,12 +60,12 @@ class Points {
 
   /* Why a point has no value: its status, or a metric that was not measured. */
   whyMissing(point) {
-    const status = cell(point.lost, "status");
-    return this.about(point.lost, point, status === "ok" ? `measured without ${page.labels[this.data.y]}` : status);
+    const status = cell(point.missing, "status");
+    return this.about(point.missing, point, status === "ok" ? `measured without ${page.labels[this.data.y]}` : status);
   }
 
   wasRun(point) {
-    return !page.not_run.includes(cell(point.lost, "status"));
+    return !page.not_run.includes(cell(point.missing, "status"));
   }
 
   /* The footnotes that explain the signs at these [line, points]. */
@@ -81,7 +81,7 @@ class Points {
     ];
   }
 
-  /* How many sequences the cache held, as in `: 172 of 512`, from the notes of the points. */
+  /* How many sequences the KV cache held, as in `: 172 of 512`, from the notes of the points. */
   sequenceCounts(points) {
     const notes = points.flatMap((point) => point.measured.map((row) => /(\d+) of (\d+) sequences/.exec(cell(row, "notes") ?? ""))).filter(Boolean);
     const ends = (values) => [...new Set([smallest(values), largest(values)])].join("–");
@@ -102,7 +102,7 @@ class Points {
     const units = [...new Set(point.measured.map(unitOf))].filter((each) => !line.name.includes(each));
     const unit = units.length ? [units.join(" over ")] : [];
     if (!point.y) {
-      const why = [this.whyMissing(point), cell(point.lost, "reason")].filter(Boolean).join(": ");
+      const why = [this.whyMissing(point), cell(point.missing, "reason")].filter(Boolean).join(": ");
       return [...parts, why.slice(0, 300), ...unit];
     }
     const notes = point.measured.filter((each) => cell(each, "notes")).map((each) => this.about(each, point, cell(each, "notes")));

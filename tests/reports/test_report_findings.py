@@ -108,8 +108,8 @@ def test_overlapping_intervals_are_indistinguishable():
 @pytest.mark.parametrize(("theirs", "is_ranked"), [(4.1, False), (5.0, False), (7.0, True)])
 def test_a_flagged_point_wins_only_by_a_large_margin(theirs, is_ranked):
     loaded = synthetic.environment() | {"cpu": {"others_share": 0.5, "idle_share": 0.0}}
-    for doubtful in (spread({2048: theirs}, 0.0, *SLOW, count=3), forward({2048: theirs}, *SLOW, environment=loaded)):
-        found = finding(*forward({2048: 4.0}), *doubtful)
+    for flagged in (spread({2048: theirs}, 0.0, *SLOW, count=3), forward({2048: theirs}, *SLOW, environment=loaded)):
+        found = finding(*forward({2048: 4.0}), *flagged)
         assert ("too uncertain to rank" in found, "fastest" in found) == (not is_ranked, is_ranked)
 
 
