@@ -38,16 +38,16 @@ class Model:
     def words(self, catalogue: Catalogue) -> str:
         """Return size and options in words, and the requested dtype if the weights have another dtype."""
         options = [format_setting(catalogue.axis(name), value) for name, value in self.options]
-        asked = [] if self.weights_dtype in ("", self.dtype) else [f"{self.dtype} requested"]
-        return ", ".join([self.size, *options, *asked])
+        requested = [] if self.weights_dtype in ("", self.dtype) else [f"{self.dtype} requested"]
+        return ", ".join([self.size, *options, *requested])
 
 
 def fairness(records: Iterable[Record]) -> list[Model]:
     """Return the measured models, sorted by size and dtype; [] if no parameter count is known."""
-    timed = [each for each in records if each.status == "ok" and each.case.option("scope", "model") == "model"]
-    models = dict.fromkeys(_model(record) for record in timed)
-    counted = any(model.parameters is not None for model in models)
-    return sorted(models, key=lambda model: (model.size, model.dtype)) if counted else []
+    passed = [each for each in records if each.status == "ok" and each.case.option("scope", "model") == "model"]
+    models = dict.fromkeys(_model(record) for record in passed)
+    has_counts = any(model.parameters is not None for model in models)
+    return sorted(models, key=lambda model: (model.size, model.dtype)) if has_counts else []
 
 
 def _model(record: Record) -> Model:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from harness.schema.reason import printable
 
-_WHOLE = 100_000  # a width at which no line wraps
+_NO_WRAP = 100_000  # a width at which no line wraps
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool]) -> str:
@@ -42,7 +42,7 @@ def text(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[b
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
     out = StringIO()
-    Console(file=out, width=width or _WHOLE, color_system=None).print(table)
+    Console(file=out, width=width or _NO_WRAP, color_system=None).print(table)
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
 
 

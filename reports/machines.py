@@ -11,8 +11,8 @@ from reports.words import short_commit
 
 Name = tuple[str, str]  # (group, name) of a fact
 
-# Values below these keys are readings, such as a temperature, which change from case to case.
-_CHANGING = frozenset(("before", "after", "load_1m", "others_share", "idle_share"))
+# Keys of readings, such as the load, which change from case to case.
+_READINGS = frozenset(("before", "after", "load_1m", "others_share", "idle_share"))
 _VERSIONS = {
     "Driver": ("gpu", "driver"),
     "Power limit": ("gpu", "power limit"),
@@ -23,7 +23,7 @@ _VERSIONS = {
     "Versions": ("software", "versions"),
 }
 _UNITS = {"_bytes": ("GB", 1e9), "_mhz": ("MHz", 1), "_c": ("°C", 1), "_w": ("W", 1)}
-_MOST = 3  # a setting with more values depends on the case; only their number is shown
+_MAX_VALUES = 3  # a setting with more values depends on the case; only their number is shown
 # Settings that the page shows elsewhere.
 _ELSEWHERE = {
     *("weights_dtype", "token_ids", "kept_between_samples", "check_limits", "warning", "kernels"),
@@ -37,7 +37,7 @@ class Machines:
     """The environments and settings with which the records of a run were measured.
 
     common: {group, such as "gpu": {fact: value}} of the facts that have a single value in the run.
-    hardware: ({fact: value}, number of records) per machine, with the other facts except package versions.
+    hardware: ({fact: value}, number of records) per machine; only facts that differ, without package versions.
     backends: {(system, backend): {name: values in words}} for settings and for packages whose versions differ.
     versions: {label: values in words} of the driver, the power limit and the main packages.
     """
@@ -73,15 +73,15 @@ def machines(records: Iterable[Record]) -> Machines:
                 backend.setdefault(setting, {})[value] = None
     found.hardware = [(dict(machine), count) for machine, count in counts.items()]
     found.backends = {
-        place: {
-            name: " or ".join(values) if len(values) <= _MOST else f"{len(values)} values, by the case"
+        pair: {
+            name: " or ".join(values) if len(values) <= _MAX_VALUES else f"{len(values)} case-dependent values"
             for name, values in own.items()
         }
-        for place, own in backends.items()
+        for pair, own in backends.items()
         if own
     }
     versions = {label: " · ".join(filter(None, values.get(name, ()))) for label, name in _VERSIONS.items()}
-    found.versions = {label: said for label, said in versions.items() if said}
+    found.versions = {label: text for label, text in versions.items() if text}
     return found
 
 
@@ -89,14 +89,14 @@ def _facts(environment: Mapping[str, Any]) -> dict[Name, str]:
     """Return {(group, name): value in words} of an environment, without readings such as load."""
     facts: dict[Name, str] = {}
     for path, value in _leaves(environment):
-        if _CHANGING.intersection(path) or (path[0] == "variables" and not changes_speed(path[-1])):
+        if _READINGS.intersection(path) or (path[0] == "variables" and not changes_speed(path[-1])):
             continue
         *groups, last = path[1:] or path
         unit = next((unit for unit in _UNITS if last.endswith(unit)), "")
         named = " ".join([*groups, last.removesuffix(unit)])
         named = named if path[0] == "variables" else named.replace("_", " ")
-        name, said = (path[0] if len(path) > 1 else "", named), _said(value, unit)
-        facts[name] = f"{facts[name]}, {said}" if name in facts else said
+        name, text = (path[0] if len(path) > 1 else "", named), _text(value, unit)
+        facts[name] = f"{facts[name]}, {text}" if name in facts else text
     return facts
 
 
@@ -110,7 +110,7 @@ def _leaves(value: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tu
             yield from ((here, item) for item in (inner if isinstance(inner, list) else [inner]))
 
 
-def _said(value: Any, unit: str) -> str:
+def _text(value: Any, unit: str) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if not isinstance(value, int | float):

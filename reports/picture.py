@@ -13,13 +13,13 @@ from harness.schema.record import RecordError
 
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM_ARGS = ("--no-sandbox", "--disable-gpu")
-# CSS that hides the page's controls and adds a margin.
+# Hides the page's controls and adds a margin.
 PICTURE_STYLE = ".more, details, .top { display: none !important } .suite { padding: 0 24px } figure { border: 0 }"
 RESIZE_MS = 500  # time for figures to follow a change of their width
-_STARTS = {".png": (b"\x89png\r\n",), ".pdf": (b"%pdf",)}  # first bytes of a file, in lower case
+_FIRST_BYTES = {".png": (b"\x89png\r\n",), ".pdf": (b"%pdf",)}  # in lower case
 _HEADER_END = 33  # bytes of a PNG's signature and its first chunk
 _WIDTH = 1240  # CSS pixels of the page
-_INCH, _DOTS = 96, 300  # CSS pixels and printed dots per inch
+_CSS_PPI, _PRINT_DPI = 96, 300  # CSS pixels and printed dots per inch
 
 
 def write_picture(run_folder: Path, out: Path, figures: str = "", inches: float | None = None) -> None:
@@ -34,17 +34,17 @@ def write_picture(run_folder: Path, out: Path, figures: str = "", inches: float 
     from reports.publish import refuse_overwriting, write_report
 
     kind = out.suffix.lower()
-    if kind not in _STARTS:
+    if kind not in _FIRST_BYTES:
         raise RecordError(f"{out}: a picture is a PNG or a PDF; name a file that ends in .png or .pdf")
-    refuse_overwriting(out, kind[1:].upper(), _STARTS[kind])
+    refuse_overwriting(out, f"a {kind[1:].upper()}", _FIRST_BYTES[kind])
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
         write_report(run_folder, page)
         with chromium() as browser:
             if inches is None:
-                picture = take(browser, page, figures)
+                picture = screenshot(browser, page, figures)
             else:
-                picture = take_alone(browser, page, figures, inches, kind == ".pdf")
+                picture = paper_picture(browser, page, figures, inches, kind == ".pdf")
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(picture)
 
@@ -76,7 +76,7 @@ def chromium(*arguments: str) -> Iterator[Any]:
             browser.close()
 
 
-def take(browser: Any, report: Path, suite: str = "") -> bytes:
+def screenshot(browser: Any, report: Path, suite: str = "") -> bytes:
     """Return a PNG of a suite's figures; its metadata has the figures' titles and captions.
 
     report: the HTML file of the page. suite: the suite's name, or "" for the page's first suite with figures.
@@ -85,21 +85,21 @@ def take(browser: Any, report: Path, suite: str = "") -> bytes:
     section = _suite(page, suite)
     page.add_style_tag(content=PICTURE_STYLE)
     section.scroll_into_view_if_needed()
-    page.evaluate("drawAll(figures)")  # the style may put the figures below each other
+    page.evaluate("drawAll(figures)")  # the style may move figures below each other
     page.wait_for_timeout(RESIZE_MS)
-    words = section.locator("figure h3, figure .source, figcaption").all_inner_texts()
-    return _described(section.screenshot(), " ".join(words))
+    texts = section.locator("figure h3, figure .source, figcaption").all_inner_texts()
+    return _described(section.screenshot(), " ".join(texts))
 
 
 def _described(png: bytes, text: str) -> bytes:
     chunk = b"iTXtDescription\0\0\0\0\0" + " ".join(text.split()).encode()
-    whole = struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
-    return png[:_HEADER_END] + whole + png[_HEADER_END:]
+    described = struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    return png[:_HEADER_END] + described + png[_HEADER_END:]
 
 
-def take_alone(browser: Any, report: Path, suite: str, inches: float, is_pdf: bool) -> bytes:
+def paper_picture(browser: Any, report: Path, suite: str, inches: float, is_pdf: bool) -> bytes:
     """Return a suite's figures alone, `inches` wide: one PNG, or a PDF with a sheet per figure."""
-    page = _opened(browser, report, round(inches * _INCH), _DOTS / _INCH)
+    page = _opened(browser, report, round(inches * _CSS_PPI), _PRINT_DPI / _CSS_PPI)
     section = _suite(page, suite)
     numbers = section.locator("figure").evaluate_all("all => all.map(each => Number(each.dataset.figure))")
     page.evaluate("([numbers, inches]) => showAlone(numbers.map(n => figures[n]), inches)", [numbers, inches])
@@ -118,7 +118,7 @@ def _suite(page: Any, suite: str) -> Any:
     sections = page.locator("section.suite")
     names = [name.removeprefix("Figures of ") for name in sections.evaluate_all("all => all.map(e => e.ariaLabel)")]
     if not names or (suite and suite not in names):
-        asked = f"--figures {suite}: " if suite else ""
-        such = f"no such figures; there are {', '.join(names)}" if names else "no figures"
-        raise RecordError(f"{asked}the page has {such}")
+        option = f"--figures {suite}: " if suite else ""
+        problem = f"no such figures; there are {', '.join(names)}" if names else "no figures"
+        raise RecordError(f"{option}the page has {problem}")
     return sections.nth(names.index(suite) if suite else 0)

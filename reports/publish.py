@@ -10,14 +10,14 @@ from harness.schema.run import Run
 
 
 def write_report(run_folder: Path, out: Path) -> None:
-    """Write a run's HTML page to `out`. On failure, an existing file is kept.
+    """Write a run's HTML page to `out`. On failure, an existing file stays unchanged.
 
     Raises RecordError if the run is unreadable or has no records, or if `out` exists and is not an HTML page.
     """
     from reports.page.html import run_page
 
     run = Run.open(run_folder)
-    refuse_overwriting(out, "HTML page", (b"<!doctype html", b"<html"))
+    refuse_overwriting(out, "an HTML page", (b"<!doctype html", b"<html"))
     page, _ = run_page(run, _records(run), run.profiles().values())
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)
@@ -44,17 +44,17 @@ def write_table(run_folder: Path, fmt: str, columns: Sequence[str] = ()) -> None
 def _records(run: Run) -> list[Record]:
     records = run.records()
     if not records:
-        raise RecordError(f"{run.folder}: has no records yet; `ttt-bench status {run.folder}` says how to continue it")
+        raise RecordError(f"{run.folder}: has no records yet; `ttt-bench status {run.folder}` shows how to continue it")
     return records
 
 
 def refuse_overwriting(out: Path, kind: str, starts: tuple[bytes, ...]) -> None:
     """Raise RecordError if `out` is a folder or a file of another kind.
 
-    kind: the allowed kind in words, such as "PNG". starts: the possible first bytes of an allowed file, in lower case.
+    kind: the allowed kind in words, such as "a PNG". starts: possible first bytes of an allowed file, in lower case.
     """
     if out.exists():
         with refusing(out, "read", RecordError), out.open("rb") as file:
             start = file.read(512).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
         if not start.startswith(starts):
-            raise RecordError(f"{out}: is there and is no {kind}; it is left as it is, name another file")
+            raise RecordError(f"{out}: exists and is not {kind}; name another file")

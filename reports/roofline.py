@@ -17,7 +17,7 @@ RATE_COLUMNS = ("tflops", "gbs", "lower_bound_ms", "bound", "lower_bound_share",
 WORK_METRICS = ("flops", "bytes", *PEAKS)
 
 
-def explanation(case: Case, metrics: Mapping[str, float | None], latency_ms: float) -> dict[str, Any]:
+def roofline_columns(case: Case, metrics: Mapping[str, float | None], latency_ms: float) -> dict[str, Any]:
     """Return {column: value} of `RATE_COLUMNS` for a case; unknown: NaN, or "" for `bound`.
 
     metrics: the case's work and the measured peaks, by the names in `WORK_METRICS`.
@@ -29,15 +29,15 @@ def explanation(case: Case, metrics: Mapping[str, float | None], latency_ms: flo
     """
     # The work of a part of a layer is not counted.
     work = {} if case.option("part") else metrics
-    flops, moved = known(work.get("flops")), known(work.get("bytes"))
+    flops, byte_count = known(work.get("flops")), known(work.get("bytes"))
     latency_ms = positive(latency_ms)
-    computing_ms, moving_ms = needed_ms(flops, moved, work)
-    lower_bound_ms = math.nan if math.isnan(computing_ms + moving_ms) else max(computing_ms, moving_ms)
+    compute_ms, memory_ms = needed_ms(flops, byte_count, work)
+    lower_bound_ms = math.nan if math.isnan(compute_ms + memory_ms) else max(compute_ms, memory_ms)
     return {
         "tflops": flops / (latency_ms * 1e9),
-        "gbs": moved / (latency_ms * 1e6),
+        "gbs": byte_count / (latency_ms * 1e6),
         "lower_bound_ms": lower_bound_ms,
-        "bound": "" if math.isnan(lower_bound_ms) else "memory" if moving_ms >= computing_ms else "compute",
+        "bound": "" if math.isnan(lower_bound_ms) else "memory" if memory_ms >= compute_ms else "compute",
         "lower_bound_share": lower_bound_ms / latency_ms,
-        "copy_share": moving_ms / latency_ms,
+        "copy_share": memory_ms / latency_ms,
     }

@@ -20,7 +20,7 @@ from harness.schema.work import known, positive
 from harness.workers.machine_load import is_loaded, load_note
 from reports.fairness import FAIRNESS_METRICS
 from reports.profiles.peaks import common_peaks
-from reports.roofline import RATE_COLUMNS, WORK_METRICS, explanation
+from reports.roofline import RATE_COLUMNS, WORK_METRICS, roofline_columns
 
 CASE_COLUMNS = ("suites", "system", "backend", "size", "phase", "batch", "context")
 OUTCOME_COLUMNS = ("status", "reason")
@@ -37,15 +37,15 @@ SETTING_COLUMNS = ("dtype", "state_dtype", "timing", "l2")
 MACHINE_COLUMNS = ("device", "device_id", "commit")
 COLUMNS = CASE_COLUMNS + OUTCOME_COLUMNS + STATISTIC_COLUMNS + SETTING_COLUMNS + MACHINE_COLUMNS
 SAMPLE_COLUMNS = ("samples", "processes", "throttled", "stop", "started_at")
-NOTES, MARKS = "notes", "marks"
+NOTES, MARKS = "notes", "flags"
 # Numbers computed from other columns (`_computed`).
 COMPUTED_COLUMNS = ("model_size", "tokens_per_s_each", "flops_per_token", "flops_share", "tokens_per_j")
-_QUALITY = "_quality"  # a key of a row that is no column
-# The flags of a point, the gravest first.
+_QUALITY = "_quality"  # a key of a row, not a column
+# The flags of a point, the most severe first.
 CACHE_FULL, FEW_SAMPLES, LOADED, HOT = "cache full", "few samples", "contended", "thermally throttled"
 UNSTEADY = "unsteady"
-TIMES_OF_A_REQUEST = {"time_to_first_token_ms": "TTFT", "inter_token_latency_ms": "ITL"}
-UNSTEADY_TIMES = {name: f"unsteady {said}" for name, said in TIMES_OF_A_REQUEST.items()}
+REQUEST_TIMES = {"time_to_first_token_ms": "TTFT", "inter_token_latency_ms": "ITL"}
+UNSTEADY_TIMES = {name: f"unsteady {label}" for name, label in REQUEST_TIMES.items()}
 AMOUNTS = ("state_bytes", "peak_memory_gb")  # columns that do not depend on time
 # (flag, sign in a figure, meaning)
 SIGNS = (
@@ -58,13 +58,13 @@ SIGNS = (
         "§",
         f"unsteady: interval wider than ±{STEADY:.0%}, middle half of the samples wider than {STEADY:.0%}, or drift",
     ),
-    *((mark, "§", f"unsteady: interval wider than ±{STEADY:.0%}") for mark in UNSTEADY_TIMES.values()),
+    *((flag, "§", f"unsteady: interval wider than ±{STEADY:.0%}") for flag in UNSTEADY_TIMES.values()),
 )
-UNTRIED = ("skipped", "unstarted")  # statuses of cases that did not run; others without a result are failures
+NOT_RUN = ("skipped", "unstarted")  # statuses of cases that did not run; others without a result are failures
 # Settings whose values go into the column NOTES.
 NOTED_SETTINGS = ("check_limits", "warning")
 FIDELITY_METRICS = ("compared_tokens", "total_variation_first", "total_variation_last")
-# Metrics without a column: the page shows them as a rate, a note, or in a table of their own.
+# Metrics with a column only if the catalogue lists them: the page has rates, notes and other tables for them.
 _USED_METRICS = {*WORK_METRICS, *FAIRNESS_METRICS, *FIDELITY_METRICS, "sequences_at_once"}
 
 
@@ -99,12 +99,12 @@ def frame(
 
 def marks_in(cell: Any, y: str = "") -> tuple[str, ...]:
     """Return the flags in a `MARKS` cell; with `y`, only flags that concern the column `y`."""
-    marks = tuple(cell.split(", ")) if isinstance(cell, str) and cell else ()
-    return tuple(mark for mark in marks if not y or mark in marks_of(y))
+    flags = tuple(cell.split(", ")) if isinstance(cell, str) and cell else ()
+    return tuple(flag for flag in flags if not y or flag in flags_of(y))
 
 
-def marks_of(y: str) -> tuple[str, ...]:
-    """Return all flags that can concern the column `y`, the gravest first."""
+def flags_of(y: str) -> tuple[str, ...]:
+    """Return all flags that can concern the column `y`, the most severe first."""
     if y in AMOUNTS:
         return (CACHE_FULL,)
     return CACHE_FULL, FEW_SAMPLES, LOADED, HOT, UNSTEADY_TIMES.get(y, UNSTEADY)
@@ -169,7 +169,7 @@ def _row(
     row |= {name: math.nan if found.get(name) is None else found[name] for name in metrics}
     common = peaks[str(first.environment.get("device"))]
     reached = {name: highest for name, highest in common.items() if found.get(name)}
-    row |= explanation(first.case, found | reached, row["latency_ms"])
+    row |= roofline_columns(first.case, found | reached, row["latency_ms"])
     row |= _computed(first.case, row, known(reached.get("product_tflops")))
     row |= dict(zip(MACHINE_COLUMNS, machine_of(first), strict=True))
     row |= {
@@ -180,7 +180,7 @@ def _row(
         "started_at": min((record.started_at for record in group if record.started_at), default=""),
     }
     row[NOTES] = "; ".join(dict.fromkeys(_notes(group, found, row)))
-    return row | {MARKS: ", ".join(_marks(group, found, row))}
+    return row | {MARKS: ", ".join(_flags(group, found, row))}
 
 
 def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str, Any]:
@@ -196,9 +196,9 @@ def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str
         medians = [median(record.samples_ms) for record in measured]
         values["process_spread"] = (max(medians) - min(medians)) / latency
     if latency > 0 and all(record.tokens for record in measured):
-        # Per process, as the processes of an engine may run different numbers of sequences at once.
-        a_token = median(median(record.samples_ms) / record.tokens for record in measured)
-        values |= {"us_per_token": a_token * 1e3, "tokens_per_s": 1e3 / a_token if a_token else math.nan}
+        # Per process, because processes of an engine may run different numbers of sequences concurrently.
+        ms_per_token = median(median(record.samples_ms) / record.tokens for record in measured)
+        values |= {"us_per_token": ms_per_token * 1e3, "tokens_per_s": 1e3 / ms_per_token if ms_per_token else math.nan}
     return values
 
 
@@ -224,29 +224,29 @@ def _notes(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
     if case.timing == "engine":
         yield "timed by the engine itself"
     if is_cache_full(case, metrics):
-        yield f"{metrics['sequences_at_once']:.0f} of {case.batch} sequences at once: no more fit"
+        yield f"{metrics['sequences_at_once']:.0f} of {case.batch} sequences ran concurrently: no more fit"
     for record in group:
         prompt = record.settings.get("prompt_tokens", "")
         if prompt not in ("", "0", str(case.context)):  # 0: a recurrent model's initial state
-            yield f"read a prompt of {prompt}, not {case.context}"
-    before = [earlier for record in group for earlier in record.earlier if earlier.status not in UNTRIED]
-    if before:
-        results = (f"{median(each.samples_ms):.4g} ms" if each.samples_ms else each.status for each in before)
-        yield f"measured again; before: {', '.join(results)}"
+            yield f"the prompt had {prompt} tokens, not {case.context}"
+    earlier = [each for record in group for each in record.earlier if each.status not in NOT_RUN]
+    if earlier:
+        results = (f"{median(each.samples_ms):.4g} ms" if each.samples_ms else each.status for each in earlier)
+        yield f"measured again; earlier: {', '.join(results)}"
     if row["status"] == "ok":
-        yield from _doubts(group, row)
+        yield from _quality_notes(group, row)
 
 
-def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
+def _quality_notes(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
     found = row[_QUALITY]
     if found.few_samples:
-        apart = f" in {row['processes']} processes" if row["processes"] > 1 else ""
-        yield f"only {counted(row['samples'], 'sample')}{apart}: the bar is their range, no interval"
+        processes = f" in {row['processes']} processes" if row["processes"] > 1 else ""
+        yield f"only {counted(row['samples'], 'sample')}{processes}: the bar is their range, not a 95% interval"
     if found.unsteady:
         samples = [sample for record in group for sample in record.samples_ms]
-        yield f"samples from {min(samples):.4g} to {max(samples):.4g} ms: disturbed"
+        yield f"unsteady: samples from {min(samples):.4g} to {max(samples):.4g} ms"
     for name, low, high in found.unsteady_times:
-        yield f"{TIMES_OF_A_REQUEST[name]} between {low:.4g} and {high:.4g} ms (95%): disturbed"
+        yield f"{UNSTEADY_TIMES[name]}: 95% interval from {low:.4g} to {high:.4g} ms"
     if row["throttled"]:
         yield f"{row['throttled']} of {row['samples']} samples throttled"
     yield from (load_note(record.environment) for record in timed(group) if is_loaded(record.environment))
@@ -255,20 +255,20 @@ def _doubts(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
         if record.status != "ok":
             yield f"process {record.repeat + 1} of {len(group)}: {record.status}: {record.reason}"
         elif record.check is None:
-            yield "compared with no reference"
+            yield "not compared with a reference"
         elif record.check.get("unchecked"):
             yield str(record.check["unchecked"])
 
 
-def _marks(group: Sequence[Record], metrics: Mapping[str, float | None], row: Mapping[str, Any]) -> Iterator[str]:
+def _flags(group: Sequence[Record], metrics: Mapping[str, float | None], row: Mapping[str, Any]) -> Iterator[str]:
     if is_cache_full(group[0].case, metrics):
         yield CACHE_FULL
     found = row[_QUALITY]
     facts = (FEW_SAMPLES, found.few_samples), (LOADED, found.contended), (HOT, found.hot), (UNSTEADY, found.unsteady)
-    yield from (mark for mark, holds in facts if holds)
+    yield from (flag for flag, holds in facts if holds)
     yield from (UNSTEADY_TIMES[name] for name, *_ in found.unsteady_times)
 
 
 def is_cache_full(case: Case, metrics: Mapping[str, float | None]) -> bool:
-    """Return whether fewer sequences than the batch ran at once; False for "forward"."""
+    """Return whether fewer sequences than the batch ran concurrently; False for "forward"."""
     return case.phase != "forward" and (metrics.get("sequences_at_once") or case.batch) < case.batch

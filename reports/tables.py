@@ -14,7 +14,7 @@ from reports.grid import markdown, text
 from reports.stats import MARKS, OUTCOME_COLUMNS, option_columns
 from reports.words import short_commit
 
-MOST_COLUMNS = 8  # in a text table without --columns, unless more are needed to tell rows apart
+MAX_COLUMNS = 8  # in a Markdown or text table without --columns, unless more are needed to distinguish rows
 _CASE = ("system", "backend", "phase", "batch", "context")
 
 
@@ -33,7 +33,7 @@ def write_frame(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Catalogue
     if fmt in ("csv", "json"):
         out.write({"csv": csv_text, "json": _json_text}[fmt](table[chosen or list(table.columns)]))
     else:
-        _write_for_people(table, fmt, out, catalogue, chosen)
+        _write_formatted(table, fmt, out, catalogue, chosen)
 
 
 def plain(value: Any) -> Any:
@@ -64,11 +64,11 @@ def _json_text(table: pd.DataFrame) -> str:
     return json.dumps(rows, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _write_for_people(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Catalogue, chosen: list[str]) -> None:
+def _write_formatted(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Catalogue, chosen: list[str]) -> None:
     names = chosen or _chosen(table, catalogue)
-    same = {} if chosen else _same(table, names)
-    if said_once := ", ".join(f"{name} {text}" for name, text in same.items()):
-        out.write(f"in every row: {said_once}\n\n")
+    constant = {} if chosen else _constant_columns(table, names)
+    if words := ", ".join(f"{name} {text}" for name, text in constant.items()):
+        out.write(f"in every row: {words}\n\n")
     head = [_heading(name, catalogue) for name in names]
     columns = [[shown(value, catalogue.metric(name).scale) for value in table[name]] for name in names]
     numeric = [pd.api.types.is_numeric_dtype(table[name]) for name in names]
@@ -83,24 +83,24 @@ def _chosen(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
     ok = table["status"] == "ok"
     names = [
         *(name for name in _CASE if name in ("system", "backend") or _varies(table, name)),
-        *telling_apart(table, [*option_columns(table), "size", "state_dtype", "dtype", "l2"]),
+        *distinguishing(table, [*option_columns(table), "size", "state_dtype", "dtype", "l2"]),
         *([] if ok.all() else ["status"] if ok.any() else OUTCOME_COLUMNS),
         "latency_ms",
     ]
-    marks = [MARKS] if MARKS in table else []
+    flags = [MARKS] if MARKS in table else []
     numbers = [each.name for each in catalogue.metrics if each.text and each.name in table and each.name not in names]
     varied = [name for name in numbers if _varies(table, name)]
-    return [*names, *varied[: max(1, MOST_COLUMNS - len(names) - len(marks))], *marks]
+    return [*names, *varied[: max(1, MAX_COLUMNS - len(names) - len(flags))], *flags]
 
 
-def telling_apart(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
-    """Choose settings that tell apart rows of equal system, backend, phase, batch and context."""
+def distinguishing(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
+    """Choose settings that distinguish rows of equal system, backend, phase, batch and context."""
     found: list[str] = []
     while True:
-        alike = table[table.duplicated([*_CASE, *found], keep=False)]
-        left = {name: int(alike.duplicated([*_CASE, *found, name]).sum()) for name in settings if name not in found}
+        equal = table[table.duplicated([*_CASE, *found], keep=False)]
+        left = {name: int(equal.duplicated([*_CASE, *found, name]).sum()) for name in settings if name not in found}
         best = min(left, key=left.__getitem__, default="")
-        if not best or left[best] >= alike.duplicated([*_CASE, *found]).sum():
+        if not best or left[best] >= equal.duplicated([*_CASE, *found]).sum():
             return found
         found.append(best)
 
@@ -109,7 +109,7 @@ def _varies(table: pd.DataFrame, name: str) -> bool:
     return bool(table[name].nunique(dropna=False) > 1)
 
 
-def _same(table: pd.DataFrame, names: Sequence[str]) -> dict[str, str]:
+def _constant_columns(table: pd.DataFrame, names: Sequence[str]) -> dict[str, str]:
     wanted = ("suites", "size", "phase", "batch", "context", "dtype", "timing", "device", "commit")
     columns = [name for name in wanted if name not in names and len(table) and table[name].nunique(dropna=False) == 1]
     found = {name: printable(cell_text(table[name].iloc[0])) for name in columns}

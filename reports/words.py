@@ -47,8 +47,8 @@ def share_of(number: int, whole: int, thing: str) -> str:
 
 def short_commit(commit: str, digits: int = 10) -> str:
     """Return a commit with its hash shortened to `digits` characters; a suffix `DIRTY` stays."""
-    name, mark = commit.removesuffix(DIRTY), DIRTY if commit.endswith(DIRTY) else ""
-    return (name[:digits] if re.fullmatch(r"[0-9a-f]{11,}", name) else name) + mark
+    name, suffix = commit.removesuffix(DIRTY), DIRTY if commit.endswith(DIRTY) else ""
+    return (name[:digits] if re.fullmatch(r"[0-9a-f]{11,}", name) else name) + suffix
 
 
 def left_out(rows: pd.DataFrame, catalogue: Catalogue) -> list[str]:

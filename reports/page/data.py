@@ -10,8 +10,8 @@ from harness.schema.catalogue import Catalogue
 from harness.schema.reason import rounded
 from reports.page.figures import Figure, axis_title
 from reports.page.ranking import bar
-from reports.stats import MARKS, SETTING_COLUMNS, SIGNS, UNTRIED, marks_of, option_columns
-from reports.tables import cell_text, telling_apart
+from reports.stats import MARKS, NOT_RUN, SETTING_COLUMNS, SIGNS, flags_of, option_columns
+from reports.tables import cell_text, distinguishing
 
 DIGITS = 6  # significant digits of a number
 # Labels of columns that a run's catalogue does not label, or labels in older words.
@@ -36,8 +36,8 @@ def page_data(
     profiles: {row number: HTML id of the row's profile}.
     """
     varied = [name for name in _SETTINGS if name in table and table[name].nunique(dropna=False) > 1]
-    short = {*_SHORT, *varied, *telling_apart(table, [*SETTING_COLUMNS, *option_columns(table)])}
-    values, rows = dict.fromkeys(figure.y for figure in drawn), table.to_dict("records")
+    short = {*_SHORT, *varied, *distinguishing(table, [*SETTING_COLUMNS, *option_columns(table)])}
+    metrics, rows = dict.fromkeys(figure.y for figure in drawn), table.to_dict("records")
     return {
         "count": len(table),
         "columns": [_column(name, table[name]) for name in table.columns],
@@ -45,10 +45,10 @@ def page_data(
         "names": _names(table, catalogue),
         "labels": {name: _label(name, catalogue) for name in table.columns},
         "scales": {name: scale for name in table.columns if (scale := catalogue.metric(name).scale) != 1},
-        "signs": {y: [each for each in SIGNS if each[0] in marks_of(y)] for y in ("latency_ms", *values)},
+        "signs": {y: [each for each in SIGNS if each[0] in flags_of(y)] for y in ("latency_ms", *metrics)},
         # the ends of each row's error bar as multiples of its value
-        "bars": {y: [[rounded(end, DIGITS + 1) for end in bar(row, y)] for row in rows] for y in values},
-        "untried": UNTRIED,
+        "bars": {y: [[rounded(end, DIGITS + 1) for end in bar(row, y)] for row in rows] for y in metrics},
+        "not_run": NOT_RUN,
         "figures": [asdict(figure) for figure in drawn],
         "profiles": profiles,
     }

@@ -60,7 +60,7 @@ function roundValues(first, last) {
 class Drawing {
   constructor(points, lines, view) {
     Object.assign(this, { points, data: points.data, lines, view });
-    this.broken = lines.filter(([, all]) => all.some((point) => !point.y));
+    this.withFailures = lines.filter(([, all]) => all.some((point) => !point.y));
     this.notes = points.footnotes(lines);
     this.height = view.paper?.height ?? PLOT_HEIGHT;
     this.inner = this.height - MARGIN.top - MARGIN.bottom;
@@ -69,7 +69,7 @@ class Drawing {
   traces() {
     return [
       ...this.lines.map(([line, all]) => this.lineTrace(line, all)),
-      ...this.broken.map(([line, all], lane) => this.failedTrace(line, all, lane)),
+      ...this.withFailures.map(([line, all], lane) => this.failedTrace(line, all, lane)),
     ];
   }
 
@@ -82,7 +82,7 @@ class Drawing {
 
   lineTrace(line, points) {
     const drawn = points.filter((point) => point.y);
-    const colour = themed(tone(line));
+    const color = themed(tone(line));
     return {
       type: "scatter",
       mode: "lines+markers+text",
@@ -95,31 +95,31 @@ class Drawing {
         symmetric: false,
         array: drawn.map((point) => point.y.high - point.y.value),
         arrayminus: drawn.map((point) => point.y.value - point.y.low),
-        color: colour,
+        color,
         thickness: 1.2,
         width: 3,
       },
-      line: { color: colour, width: 2, dash: line.dash },
-      marker: this.marker(line, colour),
-      text: drawn.map((point) => this.points.signs(point)), // of flagged points
+      line: { color, width: 2, dash: line.dash },
+      marker: this.marker(line, color),
+      text: drawn.map((point) => this.points.signs(point)), // "" without flags
       textposition: "top left",
-      textfont: { size: 14, color: colour },
+      textfont: { size: 14, color },
       hovertext: drawn.map((point) => this.hover(line, point)),
       hoverinfo: "text",
       cliponaxis: false, // show whole markers at the axis ends
     };
   }
 
-  /* The marker of a line: that of its system, or a dash for a lower bound, which shows also at a single x. */
-  marker(line, colour) {
-    const edge = { color: colour, width: 1.5 };
+  /* The marker of a line; a lower bound has a dash, which is visible also at a single x. */
+  marker(line, color) {
+    const edge = { color, width: 1.5 };
     if (line.y) return { symbol: "line-ew", size: 10, line: edge };
-    return { symbol: line.marker, size: line.marker.startsWith("triangle") ? 10 : 8, color: line.hollow ? themed("--paper") : colour, line: edge };
+    return { symbol: line.marker, size: line.marker.startsWith("triangle") ? 10 : 8, color: line.hollow ? themed("--paper") : color, line: edge };
   }
 
   failedTrace(line, points, lane) {
     const failed = points.filter((point) => !point.y);
-    const colour = themed(tone(line));
+    const color = themed(tone(line));
     return {
       type: "scatter",
       mode: "markers",
@@ -127,10 +127,10 @@ class Drawing {
       x: failed.map((point) => point.x),
       y: failed.map(() => lane),
       marker: {
-        symbol: failed.map((point) => (this.points.isTried(point) ? "x-thin" : "line-ew")),
+        symbol: failed.map((point) => (this.points.wasRun(point) ? "x-thin" : "line-ew")),
         size: 7,
-        color: colour,
-        line: { color: colour, width: 2 },
+        color,
+        line: { color, width: 2 },
       },
       hovertext: failed.map((point) => this.hover(line, point)),
       hoverinfo: "text",
@@ -140,12 +140,12 @@ class Drawing {
   }
 
   /* [line, point, trace, index in the trace, axes] of all points, line by line. */
-  places() {
-    const kept = ([line, all], trace, axes, keep) => all.filter(keep).map((point, at) => [line, point, trace, at, axes]);
-    const drawn = this.lines.flatMap((pair, at) => kept(pair, at, "xy", (point) => point.y));
-    const lost = this.broken.flatMap((pair, lane) => kept(pair, this.lines.length + lane, "xy2", (point) => !point.y));
+  targets() {
+    const found = ([line, all], trace, axes, keep) => all.filter(keep).map((point, at) => [line, point, trace, at, axes]);
+    const drawn = this.lines.flatMap((pair, at) => found(pair, at, "xy", (point) => point.y));
+    const failures = this.withFailures.flatMap((pair, lane) => found(pair, this.lines.length + lane, "xy2", (point) => !point.y));
     const order = new Map(this.lines.map(([line], index) => [line, index]));
-    return [...drawn, ...lost].sort((a, b) => order.get(a[0]) - order.get(b[0]) || a[1].x - b[1].x);
+    return [...drawn, ...failures].sort((a, b) => order.get(a[0]) - order.get(b[0]) || a[1].x - b[1].x);
   }
 
   xAxis(shared) {
@@ -156,8 +156,8 @@ class Drawing {
     const isOwn = this.data.along && values.length > largest(this.data.lines.map((line) => line.rows.length));
     // A single value gets neighbors, so that the axis has ticks.
     if (values.length === 1) values.splice(0, 1, ...(log ? [values[0] / 2, values[0], 2 * values[0]] : [0, values[0] || 1]));
-    const place = log ? Math.log10 : Number;
-    const [first, last] = [place(values[0]), place(values.at(-1))];
+    const toAxis = log ? Math.log10 : Number;
+    const [first, last] = [toAxis(values[0]), toAxis(values.at(-1))];
     const pad = 0.05 * (last - first);
     const round = isOwn && log ? roundValues(first, last) : [];
     const ticks = round.length > 1 ? round : values;
@@ -196,12 +196,12 @@ class Drawing {
   endTexts(lines, room) {
     const parts = (line) => line.name.split(" · ");
     const measured = lines.filter((line) => !line.y).map((line) => parts(line).join(" ").split(" "));
-    const isTelling = (word) => measured.length < 2 || !measured.every((own) => own.includes(word));
-    const short = (line) => parts(line).map((part) => part.split(" ").filter(isTelling).join(" ")).filter(Boolean);
+    const isDistinctive = (word) => measured.length < 2 || !measured.every((own) => own.includes(word));
+    const short = (line) => parts(line).map((part) => part.split(" ").filter(isDistinctive).join(" ")).filter(Boolean);
     const within = (line, drop) => {
-      const kept = line.y || !short(line).length ? parts(line) : short(line);
-      while (kept.length > 1 && textWidth(kept.join(" · "), LABEL_SIZE) > room) kept[drop]();
-      return fitting(kept.join(" · "), LABEL_SIZE, room);
+      const rest = line.y || !short(line).length ? parts(line) : short(line);
+      while (rest.length > 1 && textWidth(rest.join(" · "), LABEL_SIZE) > room) rest[drop]();
+      return fitting(rest.join(" · "), LABEL_SIZE, room);
     };
     const texts = lines.map((line) => within(line, "pop"));
     return texts.map((text, at) => (texts.indexOf(text) === texts.lastIndexOf(text) ? text : within(lines[at], "shift")));
@@ -256,7 +256,7 @@ class Drawing {
   }
 
   layout(width) {
-    const lanes = this.broken.length;
+    const lanes = this.withFailures.length;
     const strip = lanes ? 0.05 + Math.min(LANE_HEIGHT * lanes, LANES_HEIGHT) : 0;
     const shared = {
       gridcolor: themed("--grid"),
@@ -279,10 +279,10 @@ class Drawing {
     const gap = MARGIN.right + LABEL_SHIFT;
     const labels = this.endLabels(range, pixels, LABEL_SHARE * width - gap);
     const right = gap + labels.width;
-    const [place, at] = [xaxis.type === "log" ? Math.log10 : Number, xaxis.ticktext];
+    const [toAxis, texts] = [xaxis.type === "log" ? Math.log10 : Number, xaxis.ticktext];
     const [from, to] = xaxis.range;
     const scale = (width - left - right) / (to - from);
-    xaxis.ticktext = this.thinned(xaxis.tickvals.map((value) => scale * place(value)), at);
+    xaxis.ticktext = this.thinned(xaxis.tickvals.map((value) => scale * toAxis(value)), texts);
     const note = { xref: "paper", yref: "paper", x: 0, y: 0, xanchor: "left", yanchor: "top", yshift: -46, showarrow: false, align: "left", font: { size: 11.5 } };
     return {
       autosize: true, // follow the element's width

@@ -37,7 +37,7 @@ class Figure {
     const button = this.host.querySelector("[data-role=svg]");
     button.disabled = !this.measured.length;
     button.onclick = async () => save(`${this.data.id}.svg`, "image/svg+xml", await paperSvg(this, Number(this.inches.value)));
-    this.plot.addEventListener("keydown", (event) => this.go(event));
+    this.plot.addEventListener("keydown", (event) => this.moveByKey(event));
     this.plot.addEventListener("blur", () => this.measured.length && Plotly.Fx.unhover(this.plot));
     this.more.onclick = () => {
       this.hasMore = !this.hasMore;
@@ -65,9 +65,9 @@ class Figure {
   /* The legend's entry of a line without a result, with the reason. */
   missingEntry(line) {
     const distinct = (words) => [...new Set(this.points.of(line).map(words))].filter(Boolean);
-    const reasons = distinct((point) => cell(point.lost, "reason")).join("\n");
-    const why = distinct((point) => this.points.whyNot(point)).join(", ");
-    return element("li", { className: "missing", title: reasons, textContent: `${line.name}: no result (${why})` });
+    const reasons = distinct((point) => cell(point.missing, "reason")).join("\n");
+    const causes = distinct((point) => this.points.whyMissing(point)).join(", ");
+    return element("li", { className: "missing", title: reasons, textContent: `${line.name}: no result (${causes})` });
   }
 
   visibleLines() {
@@ -101,14 +101,14 @@ class Figure {
     }
     const drawing = this.drawing();
     const layout = drawing.layout(this.plot.clientWidth);
-    this.places = drawing.places();
-    this.place = null;
+    this.targets = drawing.targets();
+    this.current = null;
     this.readout.textContent = ""; // the point may be hidden now
     this.plot.style.height = `${layout.height}px`; // Plotly takes the element's height when the window changes
     await Plotly.react(this.plot, drawing.traces(), layout, { responsive: true, displayModeBar: false, doubleClick: "reset" });
     if (this.isDrawn) return;
     this.isDrawn = true;
-    this.plot.on("plotly_hover", (event) => this.tellAt(event));
+    this.plot.on("plotly_hover", (event) => this.describeAt(event));
     this.plot.on("plotly_click", (event) => this.click(event));
   }
 
@@ -122,47 +122,47 @@ class Figure {
   }
 
   /* Left and Right move through the points line by line; Enter opens a point's profile. */
-  go(event) {
-    if (event.key === "Enter") this.openProfile(this.places?.[this.place]);
+  moveByKey(event) {
+    if (event.key === "Enter") this.openProfile(this.targets?.[this.current]);
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!step || !this.places?.length) return;
+    if (!step || !this.targets?.length) return;
     event.preventDefault();
-    const { length } = this.places;
-    this.place = Math.max(0, Math.min(length - 1, (this.place ?? (step > 0 ? -1 : length)) + step));
-    const [, , trace, at, axes] = this.places[this.place];
+    const { length } = this.targets;
+    this.current = Math.max(0, Math.min(length - 1, (this.current ?? (step > 0 ? -1 : length)) + step));
+    const [, , trace, at, axes] = this.targets[this.current];
     Plotly.Fx.hover(this.plot, [{ curveNumber: trace, pointNumber: at }], [axes]);
-    this.tell(this.places[this.place]);
+    this.describe(this.targets[this.current]);
   }
 
-  openProfile(place) {
-    if (!place) return;
-    const anchor = profileOf(place[1].row);
+  openProfile(target) {
+    if (!target) return;
+    const anchor = profileOf(target[1].row);
     if (anchor) goTo(anchor);
     else this.readout.append(" · This point has no profile: `ttt-bench profile` makes one.");
   }
 
   /* Describe a point below the plot. */
-  tell([line, point]) {
+  describe([line, point]) {
     const anchor = profileOf(point.row);
     this.readout.textContent = this.points.words(line, point).join(" · ");
     if (anchor) this.readout.append(" · ", element("a", { href: `#${anchor}`, className: "offer", textContent: "Profile of this point" }));
   }
 
-  placeAt({ points: [at] }) {
-    return this.places.find(([, , trace, number]) => trace === at.curveNumber && number === at.pointNumber);
+  targetAt({ points: [at] }) {
+    return this.targets.find(([, , trace, number]) => trace === at.curveNumber && number === at.pointNumber);
   }
 
-  tellAt(event) {
-    const place = this.placeAt(event);
-    if (place && place[1] !== this.described) this.tell(place);
-    this.described = place?.[1];
+  describeAt(event) {
+    const target = this.targetAt(event);
+    if (target && target[1] !== this.described) this.describe(target);
+    this.described = target?.[1];
   }
 
   /* A click opens the profile; a tap only describes the point. */
   click(event) {
-    const place = this.placeAt(event);
-    if (!place) return;
-    this.tell(place);
-    if (profileOf(place[1].row) && matchMedia("(hover: hover)").matches) this.openProfile(place);
+    const target = this.targetAt(event);
+    if (!target) return;
+    this.describe(target);
+    if (profileOf(target[1].row) && matchMedia("(hover: hover)").matches) this.openProfile(target);
   }
 }

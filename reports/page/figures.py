@@ -15,7 +15,7 @@ from reports.page.lines import FigurePanel, Line, Looks, forms_of, sortable
 from reports.stats import AMOUNTS, MACHINE_COLUMNS, option_columns
 from reports.words import share_of
 
-WIDE_RANGE = 30  # largest over smallest value from which a figure opens with a logarithmic axis
+WIDE_RANGE = 30  # largest over smallest value above which a figure opens with a logarithmic axis
 
 # Metrics whose intervals follow from that of the latency.
 LATENCIES, RATES = ("latency_ms", "us_per_token"), ("tokens_per_s", "tflops", "gbs")
@@ -66,8 +66,8 @@ def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
     for name in MACHINE_COLUMNS:
         known = [value for value in table[name].unique() if value]
         if len(known) == 1:
-            lost = (table[name] == "") & (table["status"] != "ok")
-            values[name] = table[name].where(~lost, known[0])
+            unknown = (table[name] == "") & (table["status"] != "ok")
+            values[name] = table[name].where(~unknown, known[0])
     return table.assign(**values)
 
 
@@ -123,7 +123,7 @@ class _Panel(FigurePanel):
         named = [self.suite] if self.suite.endswith(f"-{entry.phase}") else [self.suite or "other", entry.phase]
         is_prompt = (entry.x, entry.phase) == ("context", "request")
         figure = Figure(
-            **vars(replace(entry, y_log=entry.y_log or _spans_wide(rows, lines, entry.y))),
+            **vars(replace(entry, y_log=entry.y_log or _is_wide(rows, lines, entry.y))),
             id="-".join([*named, *filter(None, parts)]),
             suite=self.suite,
             caption=self._caption(),
@@ -133,7 +133,6 @@ class _Panel(FigurePanel):
             lines=lines + (self.bounds() if entry.lower_bound else []),
         )
         yield figure
-        # The paper's figures compare models. Other suites compare forms.
         if entry.forms and (pairs := self.form_pairs()):
             yield replace(
                 figure,
@@ -161,15 +160,15 @@ class _Panel(FigurePanel):
         return [f"{text[:1].upper()}{text[1:]}." for text in self._details(lines) if text]
 
     def _details(self, lines: list[Line]) -> Iterator[str]:
-        points = [point for line in self._at_first(lines) for point in _points(line)]
+        points = [point for line in self._shown_first(lines) for point in _points(line)]
         rows = self.rows.loc[sorted({row for point in points for row in point})]
         measured = rows[(rows["status"] == "ok") & (rows["samples"] > 0)]
         if len(measured):
-            ways = measured["timing"].unique()
-            yield " or ".join(self.looks.words("timing", way, self.entry.phase) for way in ways)
+            timings = measured["timing"].unique()
+            yield " or ".join(self.looks.words("timing", timing, self.entry.phase) for timing in timings)
             if self.entry.y not in AMOUNTS:
-                yield _points_words(measured, self.entry.y, any(line.base_rows for line in lines))
-        yield self._states()
+                yield _describe_points(measured, self.entry.y, any(line.base_rows for line in lines))
+        yield self._state_precisions()
         timed, throttled = {*measured.index}, {*measured.index[measured["throttled"] > 0]}
         complete = [point for point in points if timed.issuperset(point)]
         mixed = sum(rows["device_id"][list(point)].nunique() > 1 for point in complete)
@@ -179,13 +178,13 @@ class _Panel(FigurePanel):
         if slowed and self.entry.y not in AMOUNTS:
             yield f"the GPU was power-capped or thermally throttled at {share_of(slowed, len(complete), 'point')}"
 
-    def _at_first(self, lines: list[Line]) -> list[Line]:
+    def _shown_first(self, lines: list[Line]) -> list[Line]:
         """Return the lines visible when the page opens: primary lines with a result, else all lines."""
         rows, y = self.rows, self.entry.y
         found = {*rows.index[(rows["status"] == "ok") & rows[y].notna()]}
         return [line for line in lines if line.primary and not found.isdisjoint(line.rows)] or lines
 
-    def _states(self) -> str:
+    def _state_precisions(self) -> str:
         rows = self.rows[self.rows["state_dtype"] != ""]
         own = rows.groupby("system", sort=False)["state_dtype"].unique()
         systems: dict[str, list[str]] = {}
@@ -202,7 +201,7 @@ def _points(line: Line) -> list[tuple[int, ...]]:
     return list(zip(line.rows, line.base_rows, strict=True)) if line.base_rows else [(row,) for row in line.rows]
 
 
-def _spans_wide(rows: pd.DataFrame, lines: list[Line], y: str) -> bool:
+def _is_wide(rows: pd.DataFrame, lines: list[Line], y: str) -> bool:
     values = rows.loc[[row for line in lines if line.primary for row in line.rows], y].dropna()
     return len(values) > 0 and bool(values.max() > WIDE_RANGE * values.min())
 
@@ -212,26 +211,26 @@ def _widest_axis(rows: pd.DataFrame) -> str:
     return max(axes, key=lambda axis: rows[axis].nunique())
 
 
-def own_ends(y: str) -> tuple[str, str]:
+def interval_columns(y: str) -> tuple[str, str]:
     """Return the column names (low, high) for the interval of metric `y`; a table may lack these columns."""
     return f"{y}_low", f"{y}_high"
 
 
-def _points_words(measured: pd.DataFrame, y: str, are_ratios: bool) -> str:
+def _describe_points(measured: pd.DataFrame, y: str, are_ratios: bool) -> str:
     """Describe points and error bars in words. are_ratios: whether a point divides two medians."""
     samples, processes = measured["samples"], measured["processes"]
-    words = f"{'ratios of ' if are_ratios else ''}medians of {ends(samples)} samples"
-    if y not in LATENCIES + RATES and not any(name in measured for name in own_ends(y)):
+    words = f"{'ratios of ' if are_ratios else ''}medians of {value_range(samples)} samples"
+    if y not in LATENCIES + RATES and not any(name in measured for name in interval_columns(y)):
         return words
-    words += f", with {'95% intervals' if (samples / processes).max() >= FEWEST else 'ranges'} within one process"
-    words += ", divided worst case" if are_ratios else ""
+    bars = "95% intervals" if (samples / processes).max() >= FEWEST else "ranges"
+    words += f", with {'the widest ratios of ' if are_ratios else ''}{bars} within one process"
     if processes.max() > 1:
         spread = measured["process_spread"]
-        words += f", from {ends(processes)} processes per point"
-        words += f", which differ by {spread.median():.1%} in the median and {spread.max():.1%} at most"
+        words += f", from {value_range(processes)} processes per point"
+        words += f", which differ by {spread.median():.1%} in the median case and by at most {spread.max():.1%}"
     return words
 
 
-def ends(values: pd.Series) -> str:
+def value_range(values: pd.Series) -> str:
     """Return the smallest and the largest value, such as `2–16`."""
     return span(values.min(), values.max(), "–")

@@ -1,6 +1,6 @@
 /* A figure as an SVG for a paper: as a download, or alone on the page for picture.py. */
 
-const INCH = 125; // pixels per inch of a picture, which sets its text at 7 points
+const INCH = 125; // pixels per inch of a picture; its text is about 7 points high
 
 function save(name, type, text) {
   const link = element("a", { download: name, href: URL.createObjectURL(new Blob([text], { type })) });

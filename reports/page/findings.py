@@ -12,21 +12,21 @@ from reports.page.ranking import TIES, Standing, View, best_standing, standings
 from reports.stats import FEW_SAMPLES, HOT, LOADED, MARKS, UNSTEADY, UNSTEADY_TIMES, marks_in
 from reports.words import BETWEEN, format_x, left_out, listed, share_of
 
-_FLAGS = {
+_FLAG_WORDS = {
     FEW_SAMPLES: f"with fewer than {FEWEST} samples",
     LOADED: "contended",
     **dict.fromkeys((UNSTEADY, *UNSTEADY_TIMES.values()), "unsteady"),
     HOT: "thermally throttled",
 }
-_MOST_LETTERS = 130  # of a ranking in words; a longer ranking names only the most frequent winner
+_MAX_CHARACTERS = 130  # of a ranking in words; a longer ranking names only the most frequent winner
 
 
 def headline(table: pd.DataFrame, catalogue: Catalogue, views: Sequence[View]) -> list[str]:
     """Return sentences on the paper's claims, out-of-memory cases and missing backends."""
-    answering = [view for view in views if view.figure.primary] or views[:2]
-    claims = chain.from_iterable((_checked(view, claim) for claim in view.figure.claims) for view in answering)
+    primary = [view for view in views if view.figure.primary] or views[:2]
+    claims = chain.from_iterable((_checked(view, claim) for claim in view.figure.claims) for view in primary)
     missing = [f"{text[0].upper()}{text[1:]}." for text in left_out(table, catalogue)]
-    return list(filter(None, [*claims, _out_of_memory(answering), *missing]))
+    return list(filter(None, [*claims, _out_of_memory(primary), *missing]))
 
 
 def finding(view: View) -> str:
@@ -35,8 +35,8 @@ def finding(view: View) -> str:
     if figure.lines and figure.lines[0].base_rows:
         return _ratios(view)
     if words := _parts(view) if view.is_parts else _best(view) if figure.best else _winners(view):
-        held = listed(view.held)
-        return f"{held[:1].upper()}{held[1:]}: {words}." if held else f"{words}."
+        shared = listed(view.shared_settings)
+        return f"{shared[:1].upper()}{shared[1:]}: {words}." if shared else f"{words}."
     drawn = [line for line in figure.lines if not line.y and view.points(line)]
     points = [point for line in drawn for point in view.points(line)]
     if not points:
@@ -48,18 +48,18 @@ def finding(view: View) -> str:
 
 
 def crossings(view: View) -> list[str]:
-    """For each pair of lines whose speeds clearly swap ranks once as x grows, say where."""
-    labels = view.labels(view.alike, view.held)
+    """State where two lines cross, for each pair whose order by speed clearly swaps once as x grows."""
+    labels = view.labels(view.comparable, view.shared_settings)
     found = []
     for pair in combinations(view.compared, 2) if view.is_speed and not view.is_parts else ():
         one, other = ({point.x: point for point in view.points(line)} for line in pair)
         common = sorted(one.keys() & other.keys())
-        open_ = {x for x in common if one[x].is_level(other[x]) or one[x].hides(other[x])}
-        leads = {x: None if x in open_ else (one[x].value < other[x].value) == view.lower_is_better for x in common}
+        undecided = {x for x in common if one[x].is_equal(other[x]) or one[x].is_indistinguishable(other[x])}
+        leads = {x: None if x in undecided else (one[x].value < other[x].value) == view.lower_is_better for x in common}
         runs = [(lead, list(xs)) for lead, xs in groupby(common, key=leads.__getitem__)]
-        turns = [lead for lead, _ in runs]
+        order = [lead for lead, _ in runs]
         # A pair whose order is open at the smallest or the largest common x gets no sentence.
-        if turns in ([True, False], [False, True], [True, None, False], [False, None, True]):
+        if order in ([True, False], [False, True], [True, None, False], [False, None, True]):
             (lead, before), (_, after) = runs[0], runs[-1]
             first, second = (labels[line.name] for line in (pair if lead else pair[::-1]))
             until = f"{'up to' if len(before) > 1 else 'at'} {view.at(format_x(before[-1]))}"
@@ -115,10 +115,10 @@ def _winners(view: View) -> str:
     for standing in found:
         groups.setdefault(_who(standing, view), []).append(standing)
     words = {who: f"{who}{_where([each.x for each in own], view)}" for who, own in groups.items()}
-    if len("; ".join(words.values())) > _MOST_LETTERS:
+    if len("; ".join(words.values())) > _MAX_CHARACTERS:
         most = max(groups, key=lambda who: len(groups[who]))
         words = {most: f"{most} at {len(groups[most])} of {len(found)} values of {view.axis}"}
-    ahead = [standing for who in words for standing in groups[who] if len(standing.level) == 1]
+    ahead = [standing for who in words for standing in groups[who] if len(standing.tied) == 1]
     if ahead:
         last = max(ahead, key=lambda standing: standing.x)
         words[_who(last, view)] += _lead(last, view)
@@ -126,26 +126,26 @@ def _winners(view: View) -> str:
 
 
 def _who(standing: Standing, view: View) -> str:
-    if len(standing.level) == 1:
+    if len(standing.tied) == 1:
         least = "has the least" if view.lower_is_better else "has the most"
-        return f"{standing.level[0]} {'is fastest' if view.is_speed else least}"
-    if len(standing.level) > 3:
-        return f"{len(standing.level)} lines are {standing.tie}"
-    names = [label.split(BETWEEN) for label in standing.level]
+        return f"{standing.tied[0]} {'is fastest' if view.is_speed else least}"
+    if len(standing.tied) > 3:
+        return f"{len(standing.tied)} lines are {standing.tie}"
+    names = [label.split(BETWEEN) for label in standing.tied]
     shared = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, zip(*names, strict=False))]
     rests = [BETWEEN.join(name[len(shared) :]) for name in names]
     return f"{BETWEEN.join([*shared, ''])}{listed(rests)} are {standing.tie}"
 
 
 def _where(xs: list[float], view: View) -> str:
-    if xs == view.tried:
+    if xs == view.tried_x:
         return f" at every {view.axis}" if len(xs) > 1 else ""
-    return f" at {view.at(_among(xs, view.tried))}"
+    return f" at {view.at(_among(xs, view.tried_x))}"
 
 
 def _lead(last: Standing, view: View) -> str:
     (best, _), (after, next_who) = last.ranks[:2]
-    at = format_x(last.x) if len(view.tried) > 1 else view.at(format_x(last.x))
+    at = format_x(last.x) if len(view.tried_x) > 1 else view.at(format_x(last.x))
     if not view.is_speed:
         value = f"{format_number(best.value)} {view.metric.unit}".rstrip()
         return f": {value} at {at}, {next_who} {format_number(after.value)}"
@@ -159,25 +159,25 @@ def _best(view: View) -> str:
         return ""
     (best, who), (after, next_who) = found.ranks[:2]
     ahead = f"{format_number(best.value / after.value)} times {next_who}"
-    if next_who in found.level:
+    if next_who in found.tied:
         ahead = f"{found.tie} {TIES[found.tie]} {next_who}"
     return f"{who} reaches {format_number(best.value)} {view.metric.unit} at {view.at(format_x(best.x))}, {ahead}"
 
 
-def flags(rows: pd.DataFrame) -> list[str]:
+def flag_counts(rows: pd.DataFrame) -> list[str]:
     """Count the rows per kind of flag; return texts such as `3 unsteady` for counts above 0."""
-    found = [{_FLAGS[mark] for mark in marks_in(cell) if mark in _FLAGS} for cell in rows.get(MARKS, ())]
-    counts = {words: sum(words in own for own in found) for words in _FLAGS.values()}
+    found = [{_FLAG_WORDS[flag] for flag in marks_in(cell) if flag in _FLAG_WORDS} for cell in rows.get(MARKS, ())]
+    counts = {words: sum(words in own for own in found) for words in _FLAG_WORDS.values()}
     return [f"{count} {words}" for words, count in counts.items() if count]
 
 
 def _checked(view: View, claim: PaperClaim) -> str:
-    """Say whether a claim holds; "" if no x >= `claim.at_least` has results of both systems."""
+    """State whether a claim holds; "" if no x >= `claim.at_least` has results of both systems."""
     own, other = view.of_system(claim.system), view.of_system(claim.other)
-    due = [x for x in view.tried if x >= claim.at_least]
+    due = [x for x in view.tried_x if x >= claim.at_least]
     common = [x for x in due if x in own and x in other]
-    open_ = [x for x in common if own[x].hides(other[x])]
-    clear = [x for x in common if x not in open_]
+    undecided = [x for x in common if own[x].is_indistinguishable(other[x])]
+    clear = [x for x in common if x not in undecided]
     paper = f"In {view.figure.phase}, the paper's “{claim.text}”"
     if not clear:
         return f"{paper} is not decided at {_among(common, due)}." if common else ""
@@ -186,7 +186,7 @@ def _checked(view: View, claim: PaperClaim) -> str:
     missed = [x for x, factor in faster.items() if factor < 1 - claim.margin]
     result = "is exceeded" if claim.margin and min(faster.values()) > 1 + claim.margin else "holds"
     result = f"does not hold at {_among(missed, due)}" if missed else f"{result} at {_among(clear, due)}"
-    result += f" and is not decided at {_among(open_, due)}" if open_ else ""
+    result += f" and is not decided at {_among(undecided, due)}" if undecided else ""
     names = [view.catalogue.system_label(system) for system in (claim.system, claim.other)]
     return f"{paper} {result}: {names[0]} is {_span(faster.values())} times as fast as {names[1]}."
 
@@ -197,9 +197,9 @@ def _out_of_memory(views: Iterable[View]) -> str:
         labels = view.labels(view.ranked)
         for line in view.ranked:
             rows = view.rows([line])
-            lost = rows[view.figure.x][rows["status"] == "oom"]
-            if len(lost):
-                at = f"{view.figure.title[:1].lower()}{view.figure.title[1:]} at {view.at(format_x(lost.min()))}"
+            oom = rows[view.figure.x][rows["status"] == "oom"]
+            if len(oom):
+                at = f"{view.figure.title[:1].lower()}{view.figure.title[1:]} at {view.at(format_x(oom.min()))}"
                 found.setdefault(at, []).append(labels[line.name])
     words = ", ".join(f"{listed(names)} ({where})" for where, names in found.items())
     return f"Did not fit in memory: {words}." if words else ""

@@ -18,8 +18,8 @@ from reports.fairness import fairness
 from reports.machines import machines
 from reports.page.data import page_data
 from reports.page.embedding import packed, packed_plotly, plotly_source, script_hash
-from reports.page.figures import Figure, ends, figures
-from reports.page.findings import crossings, finding, flags, headline, small_models, unfinished
+from reports.page.figures import Figure, figures, value_range
+from reports.page.findings import crossings, finding, flag_counts, headline, small_models, unfinished
 from reports.page.ranking import View
 from reports.profiles.peaks import common_peaks
 from reports.profiles.section import Section, section
@@ -31,7 +31,7 @@ from reports.words import days, short_commit
 
 TITLE = "Test-Time Training, measured"
 PACKAGE = "reports.page"
-PROGRAM = ("table", "points", "drawing", "files", "figures", "page")
+SCRIPTS = ("table", "points", "drawing", "files", "figures", "page")
 MISSING = "missing"
 STATUS_MEANINGS = {
     "incorrect": "failed a correctness check and has no time",
@@ -41,7 +41,7 @@ STATUS_MEANINGS = {
     "timeout": "exceeded the time limit",
     "oom": "did not fit in memory",
     "skipped": "not run, for the reason given",
-    MISSING: "planned, without a record: the run ended early or still runs",
+    MISSING: "planned, without a record: the run ended early or is still running",
 }
 UNTIMED = "No case was timed: the run only profiled or checked its cases. `ttt-bench run` measures them."
 
@@ -76,11 +76,11 @@ def render(
     in_site: the run's id in a site; the page then links to the site's Plotly and downloads. With "", it embeds both.
     """
     table = frame(records, catalogue) if table is None else table
-    lost = failures(table, missing, catalogue)
+    failed = failures(table, missing, catalogue)
     timed = bool((table["samples"] > 0).any() or not (table["status"] == "ok").any())
     drawn = figures(table, catalogue) if timed else []
     views = [View(table, catalogue, figure) for figure in drawn]
-    sources = [source(PACKAGE, f"{name}.js") for name in PROGRAM]
+    sources = [source(PACKAGE, f"{name}.js") for name in SCRIPTS]
     program = "\n".join(['"use strict";', *sources, *([profile_script()] if profiled else [])])
     loader, plotly = source(PACKAGE, "load.js"), None if in_site else plotly_source()
     environments = machines(records)
@@ -99,9 +99,9 @@ def render(
         details=[[*crossings(view), *view.figure.remarks] for view in views],
         facts=[fact for fact in _facts(table, counts, timed, environments.versions) if fact[1]],
         suites=_by_suite(drawn),
-        lost=lost,
+        failed=failed,
         statuses={
-            each: STATUS_MEANINGS[each] for each in STATUS_MEANINGS if any(row["status"] == each for row in lost)
+            each: STATUS_MEANINGS[each] for each in STATUS_MEANINGS if any(row["status"] == each for row in failed)
         },
         fairness=fairness(records),
         catalogue=catalogue,
@@ -137,8 +137,8 @@ def failures(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue)
         | {"status": MISSING, "suites": suites.get(case.key, ()), "reason": ""}
         for case in missing
     ]
-    lost = [*table.loc[table["status"] != "ok", keys + axes].to_dict("records"), *planned]
-    groups = pd.DataFrame(lost, columns=keys + axes).groupby([*keys, "phase", "l2"], sort=False, dropna=False)
+    failed = [*table.loc[table["status"] != "ok", keys + axes].to_dict("records"), *planned]
+    groups = pd.DataFrame(failed, columns=keys + axes).groupby([*keys, "phase", "l2"], sort=False, dropna=False)
     return [
         dict(zip(keys, key[: len(keys)], strict=True)) | {"cases": len(rows), "which": _which(rows)}
         for key, rows in sorted(groups, key=lambda group: group[0])
@@ -148,7 +148,7 @@ def failures(table: pd.DataFrame, missing: Sequence[Case], catalogue: Catalogue)
 def _which(rows: pd.DataFrame) -> str:
     first = rows.iloc[0]
     cold = ["L2 cold"] if first["l2"] == "cold" else []
-    return ", ".join([first["phase"], *(f"{axis} {ends(rows[axis])}" for axis in ("batch", "context")), *cold])
+    return ", ".join([first["phase"], *(f"{axis} {value_range(rows[axis])}" for axis in ("batch", "context")), *cold])
 
 
 def _by_suite(drawn: list[Figure]) -> list[tuple[str, list[tuple[int, Figure]]]]:
@@ -168,7 +168,7 @@ def _facts(
     samples, throttled = int(table["samples"].sum()), int(table["throttled"].sum())
     commits = [short_commit(commit) for commit in table["commit"].unique() if commit]
     others = [f"{count} {status}" for status, count in sorted(counts.items()) if status != "ok"]
-    result = "measured" if timed else "without a time"
+    result = "measured" if timed else "passed, not timed"
     return [
         ("Device", " · ".join(devices_of(table)) or "not recorded", counted(units, "GPU") if units > 1 else ""),
         *((name, value, "") for name, value in versions.items()),
@@ -176,5 +176,5 @@ def _facts(
         ("Measured", days(table["started_at"]) or "not recorded", ""),
         ("Cases", f"{counts['ok']} of {counts.total()} {result}", ", ".join(others)),
         ("Samples", f"{samples:,}", f"{throttled:,} power-capped or throttled" if throttled else ""),
-        ("Flagged", ", ".join(flags(table)), ""),
+        ("Flagged", ", ".join(flag_counts(table)), ""),
     ]

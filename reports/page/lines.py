@@ -36,8 +36,8 @@ class Look:
 class Line(Look):
     """A line of a figure: one device model, commit, system, backend, size and set of options.
 
-    short: label of the system, state dtype or backend, whichever sets color and marker.
-        For a roofline bound, "lower bound" or a text such as "bound of float32".
+    short: label of the system, state dtype or backend, depending on which sets color and marker.
+        For a roofline bound, "lower bound" or a text such as "bound for float32".
     rows: row numbers in the table of `reports.stats.frame`, in order of x.
     base_rows: for a line of ratios, the rows of the denominators; else [].
     primary: whether the line answers the figure's question; the other lines are hidden at first.
@@ -69,7 +69,7 @@ class Looks:
     def __init__(self, table: pd.DataFrame, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
         self.systems = system_looks(table, catalogue)
-        self.taken = {self.systems[name].tone for name in table["system"].unique()}
+        self.used_tones = {self.systems[name].tone for name in table["system"].unique()}
         self.devices = table["device"].replace("", None).nunique()
         self.order = {name: number for number, name in enumerate(self.systems)}
         backends = [entry.name for entry in catalogue.backends]
@@ -115,8 +115,8 @@ class FigurePanel:
         """
         case = ("system", "backend", "size", "batch", "context", *SETTING_COLUMNS, *option_columns(self.rows))
         x = self.entry.along or self.entry.x
-        late = ("timing", "device_id", self.entry.x, x)
-        columns = [name for name in (*case, *MACHINE_COLUMNS) if name not in late]
+        omitted = ("timing", "device_id", self.entry.x, x)
+        columns = [name for name in (*case, *MACHINE_COLUMNS) if name not in omitted]
         if self.rows.duplicated([*columns, x]).any():
             columns.append("timing")
         return columns
@@ -127,13 +127,13 @@ class FigurePanel:
         stated, own_looks = self._stated_columns(columns), self._own_looks()
         pairs = {(key[0], key[1]) for key in groups}
         listed = {pair for pair in pairs if "/".join(pair) in self.entry.primary}
-        replaced = self.entry.primary_systems - {system for system, _ in listed}
+        unlisted = self.entry.primary_systems - {system for system, _ in listed}
         lines: list[Line] = []
-        for key in sorted(groups, key=self._rank):
+        for key in sorted(groups, key=self._order):
             values, pair = dict(zip(columns, key, strict=True)), (key[0], key[1])
             look = own_looks.get(values[self._look_column]) or self.looks.of(*pair)
             line = self._line(values, stated, groups[key], look, self.looks.catalogue.backend_label(pair[1]))
-            lines.append(_set_apart(replace(line, primary=pair in (listed or pairs) or pair[0] in replaced), lines))
+            lines.append(_distinct(replace(line, primary=pair in (listed or pairs) or pair[0] in unlisted), lines))
         return lines
 
     @cached_property
@@ -147,7 +147,7 @@ class FigurePanel:
             return {}
         found = sorted(self.rows[column].unique(), key=lambda value: (self.looks.backends.get(value, 0), value))
         own = self.looks.systems[self.rows["system"].iloc[0]]
-        tones = [own.tone, *(tone for tone in range(TONES) if tone not in self.looks.taken)]
+        tones = [own.tone, *(tone for tone in range(TONES) if tone not in self.looks.used_tones)]
         markers = [own.marker, *(marker for marker in MARKERS if marker != own.marker)]
         looks = (Look(tones[at % len(tones)], markers[at % len(markers)]) for at in range(len(found)))
         return dict(zip(found, looks, strict=True))
@@ -173,17 +173,17 @@ class FigurePanel:
         systems, found = set(rows["system"]), {}
         for column in columns:
             if column in own:
-                counts = self._filled(column).groupby(rows["system"]).nunique(dropna=False)
+                counts = self._with_default(column).groupby(rows["system"]).nunique(dropna=False)
                 found[column] = set(counts[counts > 1].index)
             elif column not in ("system", "backend") and rows[column].nunique() > 1:
                 found[column] = systems
         return found
 
-    def _filled(self, name: str) -> pd.Series:
+    def _with_default(self, name: str) -> pd.Series:
         column, default = self.rows[name].astype(object), self.looks.catalogue.axis(name).default
         return column if default is None else column.where(column.notna(), default)
 
-    def _rank(self, key: tuple[Any, ...]) -> tuple:
+    def _order(self, key: tuple[Any, ...]) -> tuple:
         return self.looks.order[key[0]], self.looks.backends[key[1]], [sortable(value) for value in key[2:]]
 
     def bounds(self) -> list[Line]:
@@ -208,14 +208,14 @@ class FigurePanel:
         return [self._bound(*bound, stated, dash) for bound, dash in zip(ordered, cycle(_BOUND_DASHES))]
 
     def _with_defaults(self) -> pd.DataFrame:
-        filled = {name: self._filled(name) for name in option_columns(self.rows)}
+        filled = {name: self._with_default(name) for name in option_columns(self.rows)}
         forms = forms_of(self.rows)
         filled["form"] = forms.astype(object).where(forms.notna(), filled["form"]) if "form" in filled else forms
         return self.rows.assign(**filled)
 
     def _bound(self, values: dict[str, Any], rows: list[int], stated: list[str], dash: str) -> Line:
         parts = filter(None, (self.looks.words(name, values[name]) for name in stated))
-        short = f"bound of {values['state_dtype']}" if "state_dtype" in stated else "lower bound"
+        short = f"bound for {values['state_dtype']}" if "state_dtype" in stated else "lower bound"
         name, look = BETWEEN.join(["Lower bound", *parts]), Look(0, MARKERS[0], dash)
         return Line(name=name, short=short, system=values["system"], rows=rows, y=BOUND, **vars(look))
 
@@ -225,10 +225,10 @@ class FigurePanel:
         forms = forms_of(rows)
         if set(forms) < {"dual", "primal"}:
             return []
-        alike = self._with_defaults()
-        alike["backend"] = alike["backend"].str.removesuffix("-dual").str.removesuffix("-primal")
+        formless = self._with_defaults()
+        formless["backend"] = formless["backend"].str.removesuffix("-dual").str.removesuffix("-primal")
         columns = [*(column for column in self.identity() if column not in ("form", "timing")), "timing"]
-        primal, dual = (_grouped(alike[forms == form], columns) for form in ("primal", "dual"))
+        primal, dual = (_grouped(formless[forms == form], columns) for form in ("primal", "dual"))
         stated = self._stated_columns(columns)
         own_looks = self._own_looks() if self._look_column == "state_dtype" else {}
         lines: list[Line] = []
@@ -243,7 +243,7 @@ class FigurePanel:
                 backend = self._shared_label(rows["backend"].loc[list(pairs[0])])
                 line = self._line(values, stated, [row for row, _ in pairs], look, backend)
                 line = replace(line, base_rows=[base for _, base in pairs])
-                lines.append(_set_apart(line, lines))
+                lines.append(_distinct(line, lines))
         return lines
 
     def _shared_label(self, backends: Iterable[str]) -> str:
@@ -259,8 +259,8 @@ def _grouped(rows: pd.DataFrame, columns: list[str]) -> dict[tuple[Any, ...], li
     return groups
 
 
-def _set_apart(line: Line, others: Sequence[Line]) -> Line:
-    """Return the line, with another dash or marker fill if one of `others` looks the same."""
+def _distinct(line: Line, others: Sequence[Line]) -> Line:
+    """Return the line; if one of `others` looks the same, with an unused dash and marker fill."""
     taken = {(other.dash, other.hollow) for other in others if (other.tone, other.marker) == (line.tone, line.marker)}
     first = DASHES.index(line.dash)
     dashes = [*DASHES[first:], *DASHES[:first]]

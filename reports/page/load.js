@@ -1,4 +1,4 @@
-/* Unpacks the programs and records of the page and runs its program. */
+/* Unpacks the page's scripts and records, and runs its main script. */
 
 /* The text of an element that `packed` of embedding.py wrote: gzip in base 64. */
 async function unpacked(id) {

@@ -2,7 +2,7 @@
 
 const page = JSON.parse(document.getElementById("page-data").textContent);
 const columns = new Map(page.columns.map(({ name, values, codes, numbers }) => [name, numbers ?? codes.map((code) => values[code])]));
-/* A value of the table; null for a column that no record fills. */
+/* A value of the table; null if unknown. */
 const cell = (row, name) => columns.get(name)?.[row] ?? null;
 /* The anchor of the profile of a row's case in the page; null without a profile. */
 const profileOf = (row) => page.profiles[row] ?? null;
@@ -23,8 +23,8 @@ function startResults() {
   startChooser(table);
   const words = document.getElementById("filter-text");
   const haystacks = [];
-  const called = (name, value) => [shown(value), page.names[name]?.[value] ?? ""];
-  const haystack = (row) => (haystacks[row] ??= [...columns.keys()].flatMap((name) => called(name, cell(row, name))).join("\n").toLowerCase());
+  const texts = (name, value) => [shown(value), page.names[name]?.[value] ?? ""];
+  const haystack = (row) => (haystacks[row] ??= [...columns.keys()].flatMap((name) => texts(name, cell(row, name))).join("\n").toLowerCase());
   words.oninput = () => {
     const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
     table.filter((row) => wanted.every((word) => haystack(row).includes(word)));
@@ -92,11 +92,11 @@ function startDownloads() {
 }
 
 const figures = [];
-const plotlyIsThere = document.getElementById("plotly") && run("plotly"); // the pages of a site share a file
+const plotlyIsThere = document.getElementById("plotly") && run("plotly"); // a site's pages load a shared file instead
 
 async function start() {
   const findings = document.getElementById("findings");
-  if (findings && matchMedia("(max-width: 40rem)").matches) findings.open = false; // the first figure comes first
+  if (findings && matchMedia("(max-width: 40rem)").matches) findings.open = false; // so that the first figure is on the screen
   await plotlyIsThere;
   for (const host of document.querySelectorAll("[data-figure]")) {
     figures.push(new Figure(host, page.figures[Number(host.dataset.figure)]));

@@ -2,9 +2,9 @@
 
 const CACHE_FULL = "cache full"; // a flag
 
-/* The [flag, sign, meaning] of each flag of these rows that concerns the column `y`, the gravest first. */
+/* The [flag, sign, meaning] of each flag of these rows that concerns the column `y`, the most severe first. */
 function signsOf(rows, y) {
-  const flags = rows.flatMap((row) => (cell(row, "marks") ?? "").split(", "));
+  const flags = rows.flatMap((row) => (cell(row, "flags") ?? "").split(", "));
   return page.signs[y].filter(([flag]) => flags.includes(flag));
 }
 
@@ -38,14 +38,14 @@ class Points {
   }
 
   /* The points of a line; a line of ratios divides each row by its base row.
-     `lost`: the row that leaves a point without a value. `measured`: the rows whose flags concern the point. */
+     `missing`: the row that leaves a point without a value. `measured`: the rows whose flags concern the point. */
   of(line) {
     return line.rows.map((row, at) => {
       const own = this.value(row, line.y);
       const baseline = line.base_rows[at] ?? null;
       const y = baseline === null ? own : this.quotient(own, this.value(baseline));
       const measured = [row, baseline].filter((each) => each !== null && !line.y); // a lower bound is computed
-      return { row, x: cell(row, this.data.x), y, lost: y ? null : own ? baseline : row, measured };
+      return { row, x: cell(row, this.data.x), y, missing: y ? null : own ? baseline : row, measured };
     });
   }
 
@@ -53,19 +53,19 @@ class Points {
     return signsOf(point.measured, this.data.y).map(([, sign]) => sign).join("");
   }
 
-  /* Words about a row of a point, with the prefix `baseline` for the divisor. */
+  /* The `words`, with the prefix `baseline` if the row is the divisor of the point. */
   about(row, point, words) {
     return row === point.row ? words : `baseline: ${words}`;
   }
 
   /* Why a point has no value: its status, or a metric that was not measured. */
-  whyNot(point) {
-    const status = cell(point.lost, "status");
-    return this.about(point.lost, point, status === "ok" ? `measured without ${page.labels[this.data.y]}` : status);
+  whyMissing(point) {
+    const status = cell(point.missing, "status");
+    return this.about(point.missing, point, status === "ok" ? `measured without ${page.labels[this.data.y]}` : status);
   }
 
-  isTried(point) {
-    return !page.untried.includes(cell(point.lost, "status"));
+  wasRun(point) {
+    return !page.not_run.includes(cell(point.missing, "status"));
   }
 
   /* The footnotes that explain the signs at these [line, points]. */
@@ -73,16 +73,16 @@ class Points {
     const points = lines.flatMap(([, all]) => all);
     const signed = points.filter((point) => point.y);
     const signs = signsOf(signed.flatMap((point) => point.measured), this.data.y);
-    const failed = points.filter((point) => !point.y).map((point) => this.isTried(point));
+    const failed = points.filter((point) => !point.y).map((point) => this.wasRun(point));
     return [
-      ...signs.map(([flag, sign, meaning]) => `${sign} ${meaning}${flag === CACHE_FULL ? this.fullCounts(signed) : ""}`),
+      ...signs.map(([flag, sign, meaning]) => `${sign} ${meaning}${flag === CACHE_FULL ? this.sequenceCounts(signed) : ""}`),
       ...(failed.includes(true) ? ["× no result"] : []),
       ...(failed.includes(false) ? ["– not run"] : []),
     ];
   }
 
-  /* How many sequences the cache held, as in `: 172 of 512`, from the notes of the points. */
-  fullCounts(points) {
+  /* How many sequences the KV cache held, as in `: 172 of 512`, from the notes of the points. */
+  sequenceCounts(points) {
     const notes = points.flatMap((point) => point.measured.map((row) => /(\d+) of (\d+) sequences/.exec(cell(row, "notes") ?? ""))).filter(Boolean);
     const ends = (values) => [...new Set([smallest(values), largest(values)])].join("–");
     return notes.length ? `: ${ends(notes.map((found) => Number(found[1])))} of ${ends(notes.map((found) => Number(found[2])))}` : "";
@@ -90,7 +90,7 @@ class Points {
 
   /* [line's name, x, value with its interval] of a point, in words. */
   brief(line, point) {
-    const value = point.y ? `${this.data.y_title}: ${shown(point.y.value)}${point.y.low < point.y.high ? ` [${shown(point.y.low)}, ${shown(point.y.high)}]` : ""}` : this.whyNot(point);
+    const value = point.y ? `${this.data.y_title}: ${shown(point.y.value)}${point.y.low < point.y.high ? ` [${shown(point.y.low)}, ${shown(point.y.high)}]` : ""}` : this.whyMissing(point);
     return [line.name, `${this.data.x_title}: ${axisLabel(point.x)}`, value];
   }
 
@@ -102,7 +102,7 @@ class Points {
     const units = [...new Set(point.measured.map(unitOf))].filter((each) => !line.name.includes(each));
     const unit = units.length ? [units.join(" over ")] : [];
     if (!point.y) {
-      const why = [this.whyNot(point), cell(point.lost, "reason")].filter(Boolean).join(": ");
+      const why = [this.whyMissing(point), cell(point.missing, "reason")].filter(Boolean).join(": ");
       return [...parts, why.slice(0, 300), ...unit];
     }
     const notes = point.measured.filter((each) => cell(each, "notes")).map((each) => this.about(each, point, cell(each, "notes")));

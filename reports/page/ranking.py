@@ -11,26 +11,26 @@ import pandas as pd
 
 from harness.schema.catalogue import Catalogue, MetricEntry
 from reports.compare.comparison import BETWEEN_RUNS
-from reports.page.figures import LATENCIES, RATES, Figure, own_ends
+from reports.page.figures import LATENCIES, RATES, Figure, interval_columns
 from reports.page.lines import Line
 from reports.stats import (
     FEW_SAMPLES,
     LOADED,
     MARKS,
+    NOT_RUN,
     UNSTEADY,
     UNSTEADY_TIMES,
-    UNTRIED,
     marks_in,
     option_columns,
 )
 from reports.words import BETWEEN, format_setting
 
-LEVEL = 0.05  # values that differ by a smaller share are level: runs on different days differ by 2 to 3%
-EQUAL, INDISTINGUISHABLE, UNRANKED = f"equal within {LEVEL:.0%}", "indistinguishable", "too uncertain to rank"
-# {words for lines that share a rank: the preposition before the other line}. UNRANKED is for flagged points.
+EQUAL_WITHIN = 0.05  # values that differ by at most this share are equal
+EQUAL, INDISTINGUISHABLE, UNRANKED = f"equal within {EQUAL_WITHIN:.0%}", "indistinguishable", "too uncertain to rank"
+# {words for lines that share a rank: the preposition before the other line}. UNRANKED: a point has a `doubt`.
 TIES = {EQUAL: "to", INDISTINGUISHABLE: "from", UNRANKED: "against"}
-DOUBTFUL = 0.5  # the LEVEL of flagged values: an unsteady step took 36% longer in a second run
-_UNSURE = {FEW_SAMPLES, LOADED, UNSTEADY, *UNSTEADY_TIMES.values()}  # flags that make a value doubtful
+FLAG_DOUBT = 0.5  # the `doubt` of points with a flag in `_DOUBT_FLAGS`
+_DOUBT_FLAGS = {FEW_SAMPLES, LOADED, UNSTEADY, *UNSTEADY_TIMES.values()}
 _LATENCY = ("latency_ms", "latency_ms_low", "latency_ms_high")
 _CASE_SETTINGS = ("size", "batch", "context", "dtype", "l2")  # lines that differ in one of these are not compared
 
@@ -40,7 +40,7 @@ class Point:
     """A measured point and its interval [low, high], in the unit of the figure.
 
     doubt: relative difference up to which this point and another one are too uncertain to rank.
-        On a GPU, it is 0 without flags such as "contended" or "unsteady".
+        On a GPU, it is 0 without a flag in `_DOUBT_FLAGS`; on a CPU, it is never 0.
     """
 
     x: float
@@ -49,32 +49,32 @@ class Point:
     high: float
     doubt: float = 0.0
 
-    def is_level(self, other: "Point", share: float = LEVEL) -> bool:
+    def is_equal(self, other: "Point", share: float = EQUAL_WITHIN) -> bool:
         return max(self.value, other.value) <= (1 + share) * min(self.value, other.value)
 
-    def hides(self, other: "Point") -> bool:
-        """Whether the points are too uncertain to tell which is better.
+    def is_indistinguishable(self, other: "Point") -> bool:
+        """Whether it is uncertain which point is better.
 
-        If one has a `doubt`, they are if their intervals overlap or they differ by at most the larger `doubt`.
-        If neither has one, they are if their intervals overlap and they differ by more than `LEVEL`.
+        With a `doubt`: the intervals overlap, or the values differ by at most the larger `doubt`.
+        Without: the intervals overlap, and the values differ by more than `EQUAL_WITHIN`.
         """
         overlap = max(self.low, other.low) <= min(self.high, other.high)
         if doubt := max(self.doubt, other.doubt):
-            return overlap or self.is_level(other, doubt)
-        return overlap and not self.is_level(other)
+            return overlap or self.is_equal(other, doubt)
+        return overlap and not self.is_equal(other)
 
 
 @dataclass(frozen=True)
 class Standing:
     """The ranking of the compared lines at one x, or by each line's highest value.
 
-    ranks: (point, label of its line), the best first. level: labels of the lines that share the first rank.
+    ranks: (point, label of its line), the best first. tied: labels of the lines that share the first rank.
     tie: why these lines share the rank, a key of `TIES`; unused for a single line.
     """
 
     x: float
     ranks: list[tuple[Point, str]]
-    level: tuple[str, ...]
+    tied: tuple[str, ...]
     tie: str
 
 
@@ -111,7 +111,7 @@ class View:
         return [line for line in drawn if line.primary or (line.system not in named and self.points(line))]
 
     @cached_property
-    def alike(self) -> list[Line]:
+    def comparable(self) -> list[Line]:
         """The ranked lines that may be compared with each other, because they agree in settings such as batch.
 
         Each measured line forms a candidate set: all ranked lines whose nonempty settings equal its own. The result is
@@ -130,13 +130,13 @@ class View:
 
     @cached_property
     def compared(self) -> list[Line]:
-        return self._measured(self.alike)
+        return self._measured(self.comparable)
 
     def _measured(self, lines: Iterable[Line]) -> list[Line]:
         return [line for line in lines if self.points(line)]
 
     @cached_property
-    def _apart(self) -> list[str]:
+    def _distinguishing(self) -> list[str]:
         """Columns of `table`, such as batch, that must be equal for two lines to be compared."""
         rows = self.rows(self.ranked)
         found = [name for name in _CASE_SETTINGS if rows[name].nunique() > 1]
@@ -146,17 +146,17 @@ class View:
         return [name for name in found if name not in (self.figure.x, self.figure.along)]
 
     def _settings(self, line: Line) -> dict[str, Any]:
-        values = self.table.loc[line.rows[0], self._apart]
+        values = self.table.loc[line.rows[0], self._distinguishing]
         return {name: value for name, value in values.items() if pd.notna(value) and value != ""}
 
     @cached_property
-    def tried(self) -> list[float]:
-        """Ascending values of x with a case that ran, successful or not, on any line of `alike`."""
-        rows = self.rows(self.alike)
-        return sorted(rows[self.figure.x][~rows["status"].isin(UNTRIED)].unique())
+    def tried_x(self) -> list[float]:
+        """Ascending values of x with a case that ran, successful or not, on any line of `comparable`."""
+        rows = self.rows(self.comparable)
+        return sorted(rows[self.figure.x][~rows["status"].isin(NOT_RUN)].unique())
 
     @cached_property
-    def held(self) -> list[str]:
+    def shared_settings(self) -> list[str]:
         """Settings, such as `batch 16`, that distinguish the compared lines from other lines of the figure."""
         values = dict(chain.from_iterable(self._settings(line).items() for line in self.compared))
         return [format_setting(self.catalogue.axis(name), value) for name, value in values.items()]
@@ -164,7 +164,7 @@ class View:
     def labels(self, lines: Sequence[Line], omitted: Collection[str] = ()) -> dict[str, str]:
         """Return {line name: the line's short name if unique among `lines`, else its name}.
 
-        omitted: parts of names to leave out, such as the settings in `held`.
+        omitted: parts of names to leave out, such as `shared_settings`.
         """
         shorts = [line.short for line in lines]
         longs = [BETWEEN.join(part for part in line.name.split(BETWEEN) if part not in omitted) for line in lines]
@@ -189,15 +189,15 @@ class View:
 
     def _read(self, line: Line) -> Iterator[Point]:
         x, y, scale = self.figure.x, self.figure.y, self.metric.scale
-        columns = (x, y, *own_ends(y), *_LATENCY, MARKS, "device_id", "status")
+        columns = (x, y, *interval_columns(y), *_LATENCY, MARKS, "device_id", "status")
         read = [name for name in dict.fromkeys(columns) if name in self.table]
         for cells in self.table.loc[list(line.rows), read].to_dict("records"):
             value = cells[y]
             if cells["status"] == "ok" and pd.notna(value) and value > 0:
                 low, high = (float(value) / scale * end for end in bar(cells, y))
-                flags = _UNSURE.intersection(marks_in(cells.get(MARKS), y))
-                doubt = DOUBTFUL if flags else 0.0
-                if not cells.get("device_id"):  # a contended CPU slows some systems tens of times, others not at all
+                flags = _DOUBT_FLAGS.intersection(marks_in(cells.get(MARKS), y))
+                doubt = FLAG_DOUBT if flags else 0.0
+                if not cells.get("device_id"):  # contention slows systems by very different factors
                     doubt = math.inf if LOADED in flags else max(doubt, BETWEEN_RUNS["cpu"])
                 yield Point(float(cells[x]), float(value) / scale, low, high, doubt)
 
@@ -216,11 +216,11 @@ class View:
         """Return the ranking at `x`. ranks: (point, label of its line) pairs in any order."""
         ordered = sorted(ranks, key=lambda rank: rank[0].value if self.lower_is_better else -rank[0].value)
         best = ordered[0][0]
-        level = tuple(label for point, label in ranks if best.is_level(point) or best.hides(point))
-        hidden = [point for point, _ in ordered[1:] if best.hides(point)]
-        uncertain = UNRANKED if any(point.doubt for point in (best, *hidden)) else INDISTINGUISHABLE
-        tie = uncertain if hidden else EQUAL
-        return Standing(x, ordered, level, tie)
+        tied = tuple(label for point, label in ranks if best.is_equal(point) or best.is_indistinguishable(point))
+        close = [point for point, _ in ordered[1:] if best.is_indistinguishable(point)]
+        uncertain = UNRANKED if any(point.doubt for point in (best, *close)) else INDISTINGUISHABLE
+        tie = uncertain if close else EQUAL
+        return Standing(x, ordered, tied, tie)
 
     def rows(self, lines: Iterable[Line]) -> pd.DataFrame:
         return self.table.loc[[row for line in lines for row in line.rows]]
@@ -229,7 +229,7 @@ class View:
 def standings(view: View) -> list[Standing]:
     """Return the ranking at each x with results of at least two compared lines, in order of x."""
     at: dict[float, list[tuple[Point, str]]] = {}
-    labels = view.labels(view.alike, view.held)
+    labels = view.labels(view.comparable, view.shared_settings)
     for line in view.compared if view.metric.better else ():
         for point in view.points(line):
             at.setdefault(point.x, []).append((point, labels[line.name]))
@@ -241,7 +241,7 @@ def best_standing(view: View) -> Standing | None:
 
     A line whose cases end (`reach`) before the x of the overall highest value is left out, because it may rise further.
     """
-    labels = view.labels(view.alike, view.held)
+    labels = view.labels(view.comparable, view.shared_settings)
     tops = [(max(view.points(line), key=lambda point: point.value), line) for line in view.compared]
     tops.sort(key=lambda top: -top[0].value)
     ranks = [(point, labels[line.name]) for point, line in tops if view.reach(line) >= tops[0][0].x]
@@ -256,7 +256,7 @@ def bar(cells: Mapping[str, Any], y: str) -> tuple[float, float]:
     Rates without an interval of their own use that of latency_ms, inverted.
     Returns (1, 1) if the interval is unknown.
     """
-    low, high = (cells.get(name, math.nan) for name in own_ends(y))
+    low, high = (cells.get(name, math.nan) for name in interval_columns(y))
     if y not in LATENCIES and pd.notna(low) and pd.notna(high):
         return low / cells[y], high / cells[y]
     middle, low, high = (cells[name] for name in _LATENCY)

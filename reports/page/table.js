@@ -1,6 +1,6 @@
 /* A sortable, filterable table. */
 
-const WORDS = ["suites", "reason", "notes"]; // columns that wrap
+const WRAPPED = ["suites", "reason", "notes"]; // columns that wrap
 const LONG = 30, LONG_LABEL = 15; // longer cells and labels, in characters, need a wide column
 const collator = new Intl.Collator("en", { numeric: true });
 const fourDigits = new Intl.NumberFormat("en", { minimumSignificantDigits: 4, maximumSignificantDigits: 4, useGrouping: false });
@@ -19,16 +19,16 @@ function element(tag, properties = {}, ...children) {
 const probe = document.body.appendChild(element("span", { hidden: true }));
 
 const darkTheme = matchMedia("(prefers-color-scheme: dark)");
-const colours = new Map(); // by name and theme, because computed styles are slow
+const colors = new Map(); // by name and theme, because computed styles are slow
 
 /* A color of style.css in the current theme. */
 function themed(name) {
   const key = `${name} ${probe.style.colorScheme || darkTheme.matches}`;
-  if (!colours.has(key)) {
+  if (!colors.has(key)) {
     probe.style.color = `var(${name})`;
-    colours.set(key, getComputedStyle(probe).color);
+    colors.set(key, getComputedStyle(probe).color);
   }
-  return colours.get(key);
+  return colors.get(key);
 }
 
 /* Unlike a call of Math.min with all values as arguments, these take any number of values. */
@@ -55,7 +55,7 @@ function compare(a, b, direction) {
    `link(row)`: the address of a column's cell. `signs(row)`: [flag, sign, meaning] of a row's latency. */
 class Table {
   constructor(host, { caption, columns, rows, cell, signs = () => [] }) {
-    Object.assign(this, { rows, cell, signs, kept: rows, sorted: { key: null, direction: 1 } });
+    Object.assign(this, { rows, cell, signs, filtered: rows, sorted: { key: null, direction: 1 } });
     this.head = element("tr");
     this.body = element("tbody");
     this.count = element("p", { className: "count" });
@@ -100,13 +100,13 @@ class Table {
   }
 
   filter(keep) {
-    this.kept = this.rows.filter(keep);
+    this.filtered = this.rows.filter(keep);
     this.draw();
   }
 
   draw() {
     const { key, direction } = this.sorted;
-    const rows = key === null ? this.kept : [...this.kept].sort((a, b) => compare(this.cell(a, key), this.cell(b, key), direction));
+    const rows = key === null ? this.filtered : [...this.filtered].sort((a, b) => compare(this.cell(a, key), this.cell(b, key), direction));
     this.body.replaceChildren();
     for (const row of rows) this.body.append(this.line(row));
     this.count.textContent = `${rows.length} of ${this.rows.length} rows`;
@@ -119,7 +119,7 @@ class Table {
       if (link) cell.replaceChildren(element("a", { href: link(row), textContent: cell.textContent }));
       if (key === "status") cell.dataset.status = value;
       if (key === "latency_ms") this.sign(cell, this.signs(row));
-      if (WORDS.includes(key)) cell.className = cell.textContent.length > LONG ? `${key} long` : key;
+      if (WRAPPED.includes(key)) cell.className = cell.textContent.length > LONG ? `${key} long` : key;
       return cell;
     }));
   }

@@ -16,7 +16,7 @@ from reports.site.entry import PLOTLY, Entry, files_of, run_id
 from reports.site.history import histories
 from reports.site.pages import shared_files
 
-MARKER = "ttt-bench-site.json"  # identifies a folder as a site; has the paths of the files that the site wrote
+MARKER = "ttt-bench-site.json"  # identifies a folder as a site; lists the site's files
 
 
 def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] = lambda text: None) -> int:
@@ -30,23 +30,23 @@ def write_site(runs: Sequence[Path], out: Path, on_run: Callable[[str], object] 
     opened: dict[str, Run] = {}
     for run in map(Run.open, runs):
         if (other := opened.setdefault(run_id(run), run)) is not run:
-            raise RecordError(f"{other.folder} and {run.folder}: are the same run; name one of them")
+            raise RecordError(f"{other.folder} and {run.folder} are the same run; name one of them")
     _write_marker(out, before)
     entries: list[Entry] = []
     written: set[str] = set()
-    for found, run in opened.items():
-        entry, content = files_of(run, found)
+    for entry_id, run in opened.items():
+        entry, content = files_of(run, entry_id)
         entries.append(entry)
         written |= _write(out, content)
         on_run(f"[{len(entries)}/{len(runs)}] {run.folder.name}")
     entries.sort(key=lambda entry: (entry.updated, entry.id), reverse=True)
     shared = shared_files(entries, histories(entries), comparisons(entries))
     written |= _write(out, shared | {PLOTLY: plotly_source()})
-    others = [path for name in before - written if (path := out / name).is_file()]
-    for path in others:
+    outdated = [path for name in before - written if (path := out / name).is_file()]
+    for path in outdated:
         path.unlink()
     _write_marker(out, written)
-    return len(others)
+    return len(outdated)
 
 
 def _files_of_site(out: Path) -> set[str]:
@@ -55,7 +55,7 @@ def _files_of_site(out: Path) -> set[str]:
     try:
         return set(json.loads((out / MARKER).read_text("utf-8"))["files"])
     except (OSError, ValueError, TypeError, KeyError):
-        raise RecordError(f"{out}: is no site of ttt-bench, because it has no valid {MARKER}") from None
+        raise RecordError(f"{out}: is not a ttt-bench site, because {MARKER} is missing or invalid") from None
 
 
 def _write_marker(out: Path, files: set[str]) -> None:

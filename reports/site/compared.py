@@ -13,11 +13,11 @@ from reports.compare.comparison import Comparison, compared
 from reports.profiles.diff import diff_of_runs
 from reports.site.entry import Entry
 
-_SHARED = 0.5  # two runs are compared if they share this part of the measured cases of the smaller run
+_MIN_SHARED = 0.5  # compared runs share at least this part of the measured cases of the smaller run
 
 
 @dataclass(frozen=True)
-class Compared:
+class RunPair:
     """Two runs of a site and their comparison; `a` is older.
 
     profiles: HTML that compares the profiles of the cases that both runs profiled; "" for none.
@@ -33,28 +33,28 @@ class Compared:
         return f"compared/{self.a.id}--{self.b.id}.html"
 
 
-def comparisons(entries: Sequence[Entry]) -> list[Compared]:
+def comparisons(entries: Sequence[Entry]) -> list[RunPair]:
     """Compare runs within each GPU model, and the newest across models. entries: newest first."""
-    timed = [entry for entry in entries if entry.run.file.mode == "measure" and entry.held.measured]
+    timed = [entry for entry in entries if entry.run.file.mode == "measure" and entry.run_cases.measured]
     pairs = {(a.id, b.id): (a, b) for a, b in _pairs(timed)}
-    return [Compared(a, b, compared(a.held, b.held), _profiles(a, b)) for a, b in pairs.values()]
+    return [RunPair(a, b, compared(a.run_cases, b.run_cases), _profiles(a, b)) for a, b in pairs.values()]
 
 
 def _pairs(entries: Sequence[Entry]) -> Iterator[tuple[Entry, Entry]]:
     by_model: dict[str, list[Entry]] = {}
     for entry in entries:
-        by_model.setdefault(entry.held.side.device, []).append(entry)
+        by_model.setdefault(entry.run_cases.side.device, []).append(entry)
     for at, entry in enumerate(entries):
         older = entries[at + 1 :]
-        alike = [each for each in by_model[entry.held.side.device] if _share(entry, each)]
-        for newest in alike[:1]:
+        comparable = [each for each in by_model[entry.run_cases.side.device] if _are_comparable(entry, each)]
+        for newest in comparable[:1]:
             if newest is not entry:
                 yield entry, newest
-        for before in [each for each in alike if each in older][:1]:
+        for before in [each for each in comparable if each in older][:1]:
             yield before, entry
-        for model, own in by_model.items() if alike[:1] == [entry] else ():
-            newest_other = [each for each in own if _share(entry, each)][:1]
-            if model != entry.held.side.device and newest_other and newest_other[0] in older:
+        for model, own in by_model.items() if comparable[:1] == [entry] else ():
+            newest_other = [each for each in own if _are_comparable(entry, each)][:1]
+            if model != entry.run_cases.side.device and newest_other and newest_other[0] in older:
                 yield newest_other[0], entry
 
 
@@ -62,6 +62,6 @@ def _profiles(a: Entry, b: Entry) -> Markup:
     return diff_of_runs(a.run, b.run, (a.name, b.name)) if a.profiles and b.profiles else Markup()
 
 
-def _share(one: Entry, other: Entry) -> bool:
-    a, b = one.held.measured, other.held.measured
-    return len(a & b) >= max(1, _SHARED * min(len(a), len(b)))
+def _are_comparable(one: Entry, other: Entry) -> bool:
+    a, b = one.run_cases.measured, other.run_cases.measured
+    return len(a & b) >= max(1, _MIN_SHARED * min(len(a), len(b)))

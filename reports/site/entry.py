@@ -21,7 +21,7 @@ _SLUG_LIMIT = 48
 
 @dataclass(frozen=True)
 class Entry:
-    """A run as the site's index shows it, with its cases for comparisons (`held`).
+    """A run as the site's index shows it, with its cases for comparisons (`run_cases`).
 
     id: unique in the site. updated: UTC start time of the last record; "" if no record has a time.
     systems: (name, label, color number, marker) of each system. note: the run's note in tables.toml, or "".
@@ -30,7 +30,7 @@ class Entry:
     """
 
     run: Run
-    held: RunCases
+    run_cases: RunCases
     id: str
     updated: str
     systems: tuple[tuple[str, str, int, str], ...]
@@ -42,7 +42,7 @@ class Entry:
 
     @property
     def name(self) -> str:
-        return self.held.side.name
+        return self.run_cases.side.name
 
 
 def slug(name: str) -> str:
@@ -53,7 +53,7 @@ def slug(name: str) -> str:
 def run_id(run: Run) -> str:
     """Return the folder's name as a slug and a hash of name, first command and its time."""
     name = run.folder.resolve().name
-    begun = [part for asked in run.file.requests[:1] for part in (asked.at, *asked.arguments)]
+    begun = [part for request in run.file.requests[:1] for part in (request.at, *request.arguments)]
     return f"{slug(name)}-{_digest([name, *begun])}"
 
 
@@ -63,36 +63,36 @@ def system_id(name: str) -> str:
 
 def note_of(folder: Path) -> str:
     """Return a run's note from section `[runs]` of the tables.toml next to its folder, or ""."""
-    place = folder.resolve()
+    run = folder.resolve()
     try:
-        rows = tomllib.loads((place.parent / "tables.toml").read_text("utf-8"))["runs"]["runs"]
-        return next((printable(str(row["note"])) for row in rows if row["run"] == place.name), "")
+        rows = tomllib.loads((run.parent / "tables.toml").read_text("utf-8"))["runs"]["runs"]
+        return next((printable(str(row["note"])) for row in rows if row["run"] == run.name), "")
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 
 
-def files_of(run: Run, found: str) -> tuple[Entry, dict[str, str]]:
+def files_of(run: Run, entry_id: str) -> tuple[Entry, dict[str, str]]:
     """Return (the run's index entry, {path in the site: content} of its page and downloads).
 
-    found: the run's id. A run without records has no files. Raises RecordError if the run is unreadable.
+    entry_id: the run's id. A run without records has no files. Raises RecordError if the run is unreadable.
     """
-    records, profiles, path = run.records(), run.profiles().values(), f"runs/{found}.html"
+    records, profiles, path = run.records(), run.profiles().values(), f"runs/{entry_id}.html"
     files: dict[str, str] = {}
     looks: dict[str, Look] = {}
-    moments = [when for record in records if (when := moment(record.started_at))]
+    moments = [when for record in records if (when := utc_time(record.started_at))]
     if records:
-        page, table = run_page(run, records, profiles, found)
+        page, table = run_page(run, records, profiles, entry_id)
         files = {
             path: page,
-            f"downloads/{found}.csv": csv_text(table),
-            f"downloads/{found}.jsonl": "".join(f"{record.to_json()}\n" for record in records),
+            f"downloads/{entry_id}.csv": csv_text(table),
+            f"downloads/{entry_id}.jsonl": "".join(f"{record.to_json()}\n" for record in records),
         }
         looks = system_looks(table, run.catalogue)
     named = [(name, run.catalogue.system_label(name)) for name in dict.fromkeys(each.case.system for each in records)]
     entry = Entry(
         run=run,
-        held=RunCases.of(run, records),
-        id=found,
+        run_cases=RunCases.of(run, records),
+        id=entry_id,
         updated=max(moments).isoformat(timespec="seconds") if moments else "",
         systems=tuple((name, label, looks[name].tone, looks[name].marker) for name, label in named),
         note=note_of(run.folder),
@@ -104,7 +104,7 @@ def files_of(run: Run, found: str) -> tuple[Entry, dict[str, str]]:
     return entry, files
 
 
-def moment(text: str) -> datetime | None:
+def utc_time(text: str) -> datetime | None:
     """Parse an ISO 8601 time and convert it to UTC; a time without a zone is in UTC. None for other text."""
     try:
         found = datetime.fromisoformat(text)

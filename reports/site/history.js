@@ -1,4 +1,4 @@
-/* The history of a case: a line for each kind of machine. */
+/* The history of a case: one line per device model and driver. */
 
 const page = JSON.parse(document.getElementById("page-data").textContent);
 const cases = new Map(page.cases.map((each) => [each.key, each]));
@@ -9,12 +9,12 @@ const DASHES = ["solid", "dash", "dot", "dashdot"];
 const SYMBOLS = [page.marker, ...["circle", "square", "diamond"].filter((each) => each !== page.marker)];
 const DAY = 86400e3; // ms
 
-/* The lines of text of a point: its run, time, commit and latency. */
-function said(line, at, unit) {
+/* The hover text of a point, as lines: run, machine, time, commit, latency. */
+function hoverLines(line, at, unit) {
   const interval = line.low[at] === null ? "" : ` (${shown(line.low[at])} to ${shown(line.high[at])})`;
   return [page.names[line.run[at]], line.machine, `${line.at[at].replace("T", " ")} UTC`, `commit ${line.commit[at] || "not recorded"}`, `${shown(line.ms[at])} ${unit}${interval}`]
-    .concat(line.sequences.length ? [`${line.sequences[at]} sequences at once`] : [])
-    .concat(line.doubtful.includes(at) ? ["few or drifting samples, or a contended or thermally throttled machine"] : []);
+    .concat(line.sequences.length ? [`${line.sequences[at]} concurrent sequences`] : [])
+    .concat(line.flagged.includes(at) ? ["flagged: fewer than six samples, unsteady times, or a contended or thermally throttled machine"] : []);
 }
 
 const address = (line, at) => `../runs/${line.run[at]}.html`;
@@ -22,11 +22,11 @@ const address = (line, at) => `../runs/${line.run[at]}.html`;
 function trace(line, number, unit) {
   const tone = themed(`--tone-${page.tone}`);
   const symbol = SYMBOLS[number % SYMBOLS.length];
-  const texts = line.at.map((_, at) => said(line, at, unit).map(neutral).join("<br>"));
+  const texts = line.at.map((_, at) => hoverLines(line, at, unit).map(neutral).join("<br>"));
   return {
     type: "scatter", mode: "lines+markers", name: neutral(line.machine), x: line.at, y: line.ms,
     line: { color: tone, dash: DASHES[number % DASHES.length], width: 1.5 },
-    marker: { size: 9, color: tone, symbol: line.at.map((_, at) => (line.doubtful.includes(at) ? `${symbol}-open` : symbol)) },
+    marker: { size: 9, color: tone, symbol: line.at.map((_, at) => (line.flagged.includes(at) ? `${symbol}-open` : symbol)) },
     error_y: { type: "data", symmetric: false, color: tone, thickness: 1, width: 2, array: line.ms.map((ms, at) => (line.high[at] ?? ms) - ms), arrayminus: line.ms.map((ms, at) => ms - (line.low[at] ?? ms)) },
     customdata: line.at.map((_, at) => address(line, at)), text: texts, hovertemplate: "%{text}<extra></extra>",
   };
@@ -59,8 +59,8 @@ async function draw() {
 
 function numbers(lines, unit) {
   const rows = lines.flatMap((line) => line.at.map((_, at) => ({ line, at }))).sort((a, b) => (a.line.at[a.at] < b.line.at[b.at] ? 1 : -1));
-  const held = lines.some(({ sequences }) => sequences.length) ? [["sequences", "Sequences at once", true]] : [];
-  const columns = [["at", "First sample, UTC"], ["run", "Run"], ["commit", "Commit"], ["ms", `Latency (${unit})`, true], ["low", "From", true], ["high", "To", true], ...held, ["machine", "Machine"]]
+  const sequences = lines.some(({ sequences }) => sequences.length) ? [["sequences", "Concurrent sequences", true]] : [];
+  const columns = [["at", "First sample, UTC"], ["run", "Run"], ["commit", "Commit"], ["ms", `Latency (${unit})`, true], ["low", "From", true], ["high", "To", true], ...sequences, ["machine", "Machine"]]
     .map(([key, label, numeric]) => ({ key, label, numeric: Boolean(numeric), scale: 1, names: Object.create(null) }));
   columns.find(({ key }) => key === "run").link = ({ line, at }) => address(line, at);
   const cell = ({ line, at }, key) => {

@@ -37,7 +37,7 @@ def source(run):
 
 
 def cases():
-    names = ("suites", "system", "backend", "batch", "context", "latency_ms", "marks", KEY)
+    names = ("suites", "system", "backend", "batch", "context", "latency_ms", "flags", KEY)
     return pd.DataFrame(
         [
             (("a",), "s", "x", 1, 2048, 0.12345, "", "k0"),

@@ -19,7 +19,7 @@ def test_the_committed_run_has_a_site(tmp_path):
     [
         (["site", "none", "-o", "new"], "none: no such folder"),
         (["site", ".", "-o", "new"], "is not a run"),
-        (["site", COMMITTED, "-o", ROOT], "is no site of ttt-bench"),
+        (["site", COMMITTED, "-o", ROOT], "is not a ttt-bench site"),
     ],
 )
 def test_a_mistake_is_a_sentence_and_leaves_nothing_behind(tmp_path, arguments, words):

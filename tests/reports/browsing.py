@@ -30,10 +30,10 @@ def save(made: Made, folder: Path, name: str) -> Path:
 
 
 @contextmanager
-def opened(browser, path: Path, part: str = "", every: bool = True, **options) -> Iterator:
+def opened(browser, path: Path, part: str = "", draw_all: bool = True, **options) -> Iterator:
     """Open a report page; yield (page, list of its errors), and at the end fail if there are any.
 
-    part: URL fragment such as #id. every: draw all figures and unfold options. options: of a Playwright context.
+    part: URL fragment such as #id. draw_all: draw all figures and unfold options. options: for a Playwright context.
     """
     address = path.as_uri()
 
@@ -43,7 +43,7 @@ def opened(browser, path: Path, part: str = "", every: bool = True, **options) -
     with watched(browser, is_own, **options) as (page, errors):
         page.goto(address + part)
         page.wait_for_selector("html[data-ready]", state="attached")
-        if every:
+        if draw_all:
             page.evaluate("drawAll(figures)")
             open_options(page)
         yield page, errors
@@ -54,7 +54,7 @@ def watched(browser, is_own: Callable[[str], bool], viewport=None, color_scheme=
     page, errors = _context(browser, **options).new_page(), []
     page.set_viewport_size(viewport or {"width": 1280, "height": 720})
     page.emulate_media(color_scheme=color_scheme)
-    page.on("console", lambda said: errors.append(f"console {said.type}: {said.text}"))
+    page.on("console", lambda message: errors.append(f"console {message.type}: {message.text}"))
     page.on("pageerror", lambda error: errors.append(f"error: {error}"))
     page.on("requestfailed", lambda request: errors.append(f"failed: {request.url[:80]}"))
     page.on("request", lambda request: _note_request(request.url, is_own, errors))

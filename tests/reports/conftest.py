@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def browser():
-    """One Chromium for all pages: its start takes two seconds, and compiling the page's scripts two more."""
+    """One Chromium for all pages, because it starts slowly and reuses the compiled scripts of a page."""
     import browsing
 
     with browsing.browser() as opened:
@@ -41,6 +41,6 @@ def page(shared):
 
 
 @pytest.fixture(scope="session")
-def one_place(tmp_path_factory):
+def page_folder(tmp_path_factory):
     """A folder in which tests write pages to one path, so that Chromium reuses the compiled scripts."""
     return tmp_path_factory.mktemp("page")

@@ -10,7 +10,7 @@ from reports.page.figures import figures
 from reports.page.ranking import View
 
 FAST, SLOW = ("ttt-linear", "thunderkittens"), ("transformer", "vllm")
-STEPPING = {"ttt-linear": "triton-dual", "transformer": "vllm", "mamba": "mamba-ssm"}
+STEP_BACKENDS = {"ttt-linear": "triton-dual", "transformer": "vllm", "mamba": "mamba-ssm"}
 
 
 def forward(latencies, system="ttt-linear", backend="thunderkittens", **fields):
@@ -27,7 +27,7 @@ def views(table, catalogue):
     return [View(table, catalogue, figure) for figure in figures(table, catalogue)]
 
 
-def said(*records, suite="fig15-forward"):
+def headline_of(*records, suite="fig15-forward"):
     made = synthetic.of_suite(suite, *records)
     return findings.headline(made.table, made.catalogue, views(made.table, made.catalogue))
 
@@ -54,7 +54,7 @@ def spread(latencies, wide, system="ttt-linear", backend="thunderkittens", count
 
 
 def stepped(system, latencies, lost=(), **fields):
-    backend = STEPPING[system]
+    backend = STEP_BACKENDS[system]
     cases = {
         batch: Case(system, backend, "1.3b", "generate", batch, 2048, timing="graph") for batch in (*latencies, *lost)
     }

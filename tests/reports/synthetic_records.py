@@ -107,11 +107,11 @@ class Made:
         return a_run(folder, *self.records, repeats=repeats, catalogue=self.catalogue).folder
 
 
-def made(told: Iterable[tuple[str, Record]]) -> Made:
+def made(pairs: Iterable[tuple[str, Record]]) -> Made:
     """Make a run from (suite, record) pairs; for each case and repeat, only the first record is kept."""
     members: dict[str, dict[str, None]] = {}
     records: dict[tuple[str, int], Record] = {}
-    for suite, record in told:
+    for suite, record in pairs:
         records.setdefault((record.case.key, record.repeat), record)
         members.setdefault(suite, {})[record.case.key] = None
     known = {suite.name: suite for suite in SUITES}
@@ -143,17 +143,17 @@ def paper_figures() -> list[Figure]:
     return figures(paper().table, paper().catalogue)
 
 
-Told = Iterator[tuple[str, Record]]
+SuiteRecords = Iterator[tuple[str, Record]]
 
 
-def _fig15() -> Told:
+def _fig15() -> SuiteRecords:
     contexts = [1024 << step for step in range(6)]
     for (system, backend), context in product(PAPER_SYSTEMS, contexts):
         quadratic = context / 32768 * 8 if system == "transformer" else 0
         case = Case(system, backend, "1.3b", "forward", 16, context)
         yield "fig15-forward", ok(case, (_FORWARD_US[system] + quadratic) * 16 * context / 1e3)
         step = _STEP_MS[system] * (1 + (context / 2048 if system == "transformer" else 0))
-        case = Case(system, _stepping(backend), "1.3b", "generate", 512, context, timing="graph")
+        case = Case(system, _step_backend(backend), "1.3b", "generate", 512, context, timing="graph")
         if system == "transformer" and context > 8192:
             reason = "KV cache: 512 sequences of this length need 201 GB, 61 GB are free"
             yield "fig15-generate", lost(case, "oom", reason)
@@ -161,15 +161,15 @@ def _fig15() -> Told:
             yield "fig15-generate", ok(case, step)
 
 
-def _stepping(backend: str) -> str:
+def _step_backend(backend: str) -> str:
     return "triton-dual" if backend == "thunderkittens" else backend
 
 
-def _fig20() -> Told:
+def _fig20() -> SuiteRecords:
     suite = "fig20-throughput"
     for (system, backend), power in product(PAPER_SYSTEMS, range(11)):
         batch = 1 << power
-        case = Case(system, _stepping(backend), "1.3b", "generate", batch, 2048, timing="graph")
+        case = Case(system, _step_backend(backend), "1.3b", "generate", batch, 2048, timing="graph")
         if batch > (256 if system == "transformer" else 512):
             yield suite, lost(case, "oom", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 12.00 GiB")
         else:
@@ -184,7 +184,7 @@ def _fig20() -> Told:
             yield suite, ok(case, _FORWARD_US[system] * batch * 2.048 * (1 + 0.7 / batch))
 
 
-def _fig8() -> Told:
+def _fig8() -> SuiteRecords:
     for part, power in product("wz", range(9)):
         mini_batch = 1 << power
         latency = 12 / mini_batch**0.7 + 1 if part == "w" else 1.5 + mini_batch / 40
@@ -193,7 +193,7 @@ def _fig8() -> Told:
         yield "fig8-minibatch", ok(case, latency, spread=0.05)
 
 
-def _dual_and_primal() -> Told:
+def _dual_and_primal() -> SuiteRecords:
     systems = ("ttt-linear", "ttt-mlp")
     for system, form, context in product(systems, ("dual", "primal"), [2048, 4096, 8192, 16384]):
         options = (("scope", "layer"), *((("form", form),) if form == "primal" else ()))
@@ -202,7 +202,7 @@ def _dual_and_primal() -> Told:
         yield "dual-vs-primal", ok(case, latency)
 
 
-def _requests() -> Told:
+def _requests() -> SuiteRecords:
     for (system, backend), prompt in product(PAPER_SYSTEMS, [512 << step for step in range(7)]):
         case = Case(system, backend, "1.3b", "request", 16, prompt)
         if system == "mamba":
@@ -219,7 +219,7 @@ def work(bytes_moved: float, flops: float, **metrics: float) -> dict[str, float]
     return {"bytes": bytes_moved, "flops": flops, "copy_gbs": 3000.0, "product_tflops": 600.0} | metrics
 
 
-def kernels() -> Told:
+def kernels() -> SuiteRecords:
     compiled = {"launches": 2, "registers": 168, "spilled_bytes": 0, "shared_bytes": 190_000}
     compiled |= {"sequences_that_fit": 5207, "state_bytes": 33_554_432, "energy_j_per_token": 0.0125}
     layer: dict[str, Any] = {"timing": "graph", "l2": "cold", "options": (("scope", "layer"),)}
@@ -238,7 +238,7 @@ def kernels() -> Told:
         yield "kernel-generate", ok(case, lower_bound_ms * 1.25, metrics=metrics)
 
 
-def fidelity() -> Told:
+def fidelity() -> SuiteRecords:
     for state, distance in (("float32", 1e-3), ("bfloat16", 2.5e-2)):
         how: dict[str, Any] = {"state_dtype": state, "timing": "graph", "options": (("compare", "float64"),)}
         metrics = {
@@ -254,7 +254,7 @@ def fidelity() -> Told:
         yield "generate-fidelity", ok(case, 1.5, metrics=metrics)
 
 
-def _quick() -> Told:
+def _quick() -> SuiteRecords:
     for (system, backend), size in product([*PAPER_SYSTEMS, ("ttt-linear", "torch")], [256, 512, 1024]):
         yield "quick", ok(Case(system, backend, "125m", "forward", 4, size), _FORWARD_US[system] * size / 90)
         batch = size // 64
@@ -270,7 +270,7 @@ def hostile() -> Made:
     image = '<img src=x onerror="window.injected = 2">'
     link = '<a href="javascript:window.injected=3">x</a><b>bold</b>'
     options = ((f"{image}", script), ("=cmd|' /C calc'!A0", "@SUM(1)"), ("__proto__", "x"), ("batch", "mine"))
-    place = environment(device=f"{link}{script}", commit=f'"><svg onload=window.injected=4>{script}')
+    machine = environment(device=f"{link}{script}", commit=f'"><svg onload=window.injected=4>{script}')
     named = {"size": f"{image}%{{x}}", "options": options}
     records = [
         (
@@ -278,7 +278,7 @@ def hostile() -> Made:
             ok(
                 Case(f"{link}{image}", f"{script}${{1}}", phase="forward", batch=4, context=context, **named),
                 3.0,
-                environment=place,
+                environment=machine,
             ),
         )
         for context in (256, 512)
@@ -287,16 +287,16 @@ def hostile() -> Made:
         '"onmouseover="window.injected=5', "&lt;b&gt;", phase="generate", batch=1, context=0, dtype="<script>", **named
     )
     reason = f'=HYPERLINK("x")\x1b[31m {script} {image}\u2028'
-    return made([*records, ("=suite<b>", Record(broken, "failed", reason, environment=place))])
+    return made([*records, ("=suite<b>", Record(broken, "failed", reason, environment=machine))])
 
 
 def many(count: int = 10_000) -> Made:
-    told = []
+    pairs = []
     axes = product(("quick", "fig15-forward", "kernel-forward"), PAPER_SYSTEMS, range(1, 2 + count // 12))
     for index, (suite, (system, backend), context) in enumerate(axes):
         if index == count:
             break
         case = Case(system, backend, suite, "forward", 16, 16 * context)
         latency = _FORWARD_US[system] * context
-        told.append((suite, ok(case, latency) if index % 25 else lost(case, "oom", f"no {index} GB")))
-    return made(told)
+        pairs.append((suite, ok(case, latency) if index % 25 else lost(case, "oom", f"no {index} GB")))
+    return made(pairs)

@@ -33,10 +33,10 @@ def all_equal():
 
 
 def no_number():
-    nameless = {"bytes": None, "flops": None, "sequences_at_once": None, "copy_gbs": None}
+    unknown = {"bytes": None, "flops": None, "sequences_at_once": None, "copy_gbs": None}
     records = [
         synthetic.ok(forward(2048), 3.0, tokens=0),
-        synthetic.ok(forward(4096), 3.0, metrics=nameless),
+        synthetic.ok(forward(4096), 3.0, metrics=unknown),
         synthetic.ok(forward(8192), 2e-9, metrics={"flops": 1e300, "bytes": 0.0}),
         synthetic.ok(forward(16384), 1e11),
     ]
@@ -68,11 +68,11 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("name", STRANGE)
-def test_an_unusual_run_draws_a_page_and_a_table(browser, one_place, tmp_path, capsys, name):
+def test_an_unusual_run_draws_a_page_and_a_table(browser, page_folder, tmp_path, capsys, name):
     made = STRANGE[name]()
     run = made.run(tmp_path / "run")
-    write_report(run, one_place / "page.html")
-    with browsing.opened(browser, one_place / "page.html") as (page, _):
+    write_report(run, page_folder / "page.html")
+    with browsing.opened(browser, page_folder / "page.html") as (page, _):
         browsing.open_options(page)
         browsing.open_all(page, ".rows")
         for axis in ("x", "y"):
@@ -90,8 +90,8 @@ def test_an_unusual_run_draws_a_page_and_a_table(browser, one_place, tmp_path, c
 
 
 @pytest.mark.parametrize("name", ["one point", "all equal", "paper"])
-def test_every_axis_of_every_figure_has_two_ticks(browser, one_place, paper_page, name):
-    path = paper_page if name == "paper" else browsing.save(STRANGE[name](), one_place, "page")
+def test_every_axis_of_every_figure_has_two_ticks(browser, page_folder, paper_page, name):
+    path = paper_page if name == "paper" else browsing.save(STRANGE[name](), page_folder, "page")
     with browsing.opened(browser, path) as (page, _):
         browsing.open_options(page)
         for log in (True, False):

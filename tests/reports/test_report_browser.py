@@ -33,9 +33,9 @@ def saved(tmp_path_factory, paper_page):
 
 @pytest.fixture(scope="module")
 def shared(browser, saved):
-    with browsing.opened(browser, saved["paper"], viewport={"width": 1280, "height": 900}) as (page, wrongs):
+    with browsing.opened(browser, saved["paper"], viewport={"width": 1280, "height": 900}) as (page, errors):
         browsing.open_options(page)
-        yield page, wrongs
+        yield page, errors
 
 
 def column(page, table, index):
@@ -86,16 +86,16 @@ def test_cases_without_a_result_are_crosses(page):
     assert [cross["x"] for cross in crosses] == [[1024]] * 4
 
 
-def test_the_notes_of_a_point_are_in_the_readout(browser, one_place):
+def test_the_notes_of_a_point_are_in_the_readout(browser, page_folder):
     cases = [Case("transformer", "vllm", "1.3b", "generate", batch, 2048) for batch in (1, 2, 4)]
     records = [synthetic.ok(case, 1.0, metrics={"sequences_at_once": 1}) for case in cases]
     with browsing.opened(
-        browser, browsing.save(synthetic.of_suite("fig20-throughput", *records), one_place, "page")
+        browser, browsing.save(synthetic.of_suite("fig20-throughput", *records), page_folder, "page")
     ) as (page, _):
         assert page.evaluate("document.querySelector('#figure-0 .plot').data[0].text") == ["", "†", "†"]
         page.locator("#figure-0").scroll_into_view_if_needed()
         page.locator("#figure-0 .xy .points path").last.hover(force=True)
-        page.locator("#figure-0 .readout", has_text="1 of 4 sequences at once").wait_for()
+        page.locator("#figure-0 .readout", has_text="1 of 4 sequences ran concurrently").wait_for()
 
 
 def test_legend_hides_one_line_of_one_figure(page):
@@ -229,10 +229,10 @@ def test_the_first_figure_is_seen_without_scrolling(browser, saved, viewport):
 
 
 @pytest.mark.parametrize(("width", "is_whole"), [(1280, True), (390, False)])
-def test_a_name_at_a_lines_end_is_truncated_only_without_room(browser, one_place, width, is_whole):
+def test_a_name_at_a_lines_end_is_truncated_only_without_room(browser, page_folder, width, is_whole):
     records = [synthetic.ok(Case("MAM" * 8, "torch", "1.3b", "forward", 1, 8192 << n), 1.0) for n in range(2)]
     right = "selector => [...document.querySelectorAll(selector)].map(e => e.getBoundingClientRect().right)"
-    path = browsing.save(synthetic.of_suite("long-context", *records), one_place, "page")
+    path = browsing.save(synthetic.of_suite("long-context", *records), page_folder, "page")
     with browsing.opened(browser, path, viewport={"width": width, "height": 900}) as (page, _):
         [shown] = page.locator("#figure-0 .annotation").all_text_contents()
         [end], room = (page.evaluate(right, f"#figure-0 {part}") for part in (".annotation text", ".main-svg"))
@@ -241,8 +241,8 @@ def test_a_name_at_a_lines_end_is_truncated_only_without_room(browser, one_place
 
 
 def test_names_of_one_systems_lines_differ_on_a_phone(browser, tmp_path):
-    places = ("mamba", "mamba-ssm"), ("transformer", "sdpa-flash"), ("transformer", "sdpa-cudnn")
-    cases = [Case(*place, "1.3b", "forward", 1, 8192 << n) for place in places for n in range(2)]
+    pairs = ("mamba", "mamba-ssm"), ("transformer", "sdpa-flash"), ("transformer", "sdpa-cudnn")
+    cases = [Case(*pair, "1.3b", "forward", 1, 8192 << n) for pair in pairs for n in range(2)]
     path = browsing.save(
         synthetic.of_suite("long-context", *(synthetic.ok(case, 1.0) for case in cases)), tmp_path, "p"
     )
@@ -266,19 +266,19 @@ def test_an_oom_case_has_no_point_even_with_a_metric(browser, tmp_path):
     assert max(value for value in drawn if value is not None) == 2e3
 
 
-def test_a_name_stands_at_its_lines_end_with_its_marker(browser, one_place):
+def test_a_name_stands_at_its_lines_end_with_its_marker(browser, page_folder):
     cases = [Case("ttt-linear", "thunderkittens", "1.3b", "forward", 1, context) for context in (8192, 65536)]
     records = [*(synthetic.ok(case, 9.0) for case in cases), synthetic.ok(replace(cases[0], system="ttt-mlp"), 20.0)]
-    path = browsing.save(synthetic.of_suite("long-context", *records), one_place, "page")
+    path = browsing.save(synthetic.of_suite("long-context", *records), page_folder, "page")
     with browsing.opened(browser, path) as (page, _):
         plot = page.locator("#figure-0 .nsewdrag").bounding_box()
         names = page.locator("#figure-0 .annotation text").all()
         boxes = {name.text_content(): name.bounding_box() for name in names}
-        colours = page.evaluate("[...document.querySelectorAll('#figure-0 .annotation tspan')].map(e => e.style.fill)")
+        colors = page.evaluate("[...document.querySelectorAll('#figure-0 .annotation tspan')].map(e => e.style.fill)")
         drawn = page.evaluate("document.querySelector('#figure-0 .plot').data.map((trace) => trace.line.color)")
     assert boxes.keys() == {"● TTT-Linear", "■ TTT-MLP"}
     assert all(box["x"] >= plot["x"] + plot["width"] - 1 for box in boxes.values())
-    assert set(colours) == set(drawn)
+    assert set(colors) == set(drawn)
 
 
 @pytest.fixture(scope="module")
@@ -303,8 +303,8 @@ def test_names_at_the_ends_of_many_lines_stay_in_the_plot(browser, steps, width)
         names = page.locator("#figure-0 .annotation text")
         boxes = [name.bounding_box() for name in names.all()]
         texts = [text.partition(" ")[2] for text in names.all_text_contents()]
-    centres = sorted(box["y"] + box["height"] / 2 for box in boxes)
-    assert plot["y"] - 1 <= centres[0] < centres[-1] <= plot["y"] + plot["height"] + 1
-    assert min(b - a for a, b in itertools.pairwise(centres)) > 12
+    centers = sorted(box["y"] + box["height"] / 2 for box in boxes)
+    assert plot["y"] - 1 <= centers[0] < centers[-1] <= plot["y"] + plot["height"] + 1
+    assert min(b - a for a, b in itertools.pairwise(centers)) > 12
     assert len(texts) == 10
     assert {"primal · bfloat16", "dual · float32"} <= {*texts}

@@ -10,21 +10,21 @@ from reports.page.html import render
 
 
 def record(system, parameters=1_000_000, status="ok", size="1.3b", metrics=None, head=1.0, **settings):
-    told = {"weights_dtype": "bfloat16", "kept_between_samples": "nothing", "token_ids": "new"} | settings
+    properties = {"weights_dtype": "bfloat16", "kept_between_samples": "nothing", "token_ids": "new"} | settings
     timed = {"samples_ms": [1.0], "throttled": [False]} if status == "ok" else {"reason": "why"}
     check = {"passed": True, "checks": [{"name": "head_rows_per_prompt", "value": head, "limit": 1, "passed": True}]}
     numbers = {"parameters": parameters, "vocabulary": 32000} | (metrics or {})
     case = Case(system, "torch", size, "forward", 1, 8)
-    return Record(case, status, check=check, metrics=numbers, settings=told, **timed)
+    return Record(case, status, check=check, metrics=numbers, settings=properties, **timed)
 
 
-def test_models_alike_are_one_row_each():
+def test_equal_models_are_one_row():
     models = fairness([record("a"), record("a"), record("b", 1_070_000)])
     assert [(model.system, model.parameters) for model in models] == [("a", 1_000_000), ("b", 1_070_000)]
     assert models[0].head_rows_per_prompt == 1
 
 
-def test_options_that_make_another_model_are_said():
+def test_options_that_change_the_model_are_listed():
     other = record("a", 1_010_000)
     other = replace(other, case=replace(other.case, options=(("backbone", "transformer"), ("compare", "float64"))))
     models = fairness([record("a"), other, replace(record("a"), case=other.case)])

@@ -116,7 +116,7 @@ def test_remarks_name_the_state_precision_of_systems():
     whole = synthetic.ok(replace(planes, backend="torch", state_dtype="float32"), 9.0)
     of_both = synthetic.of_suite("fig15-generate", synthetic.ok(planes, 4.0), whole, synthetic.ok(narrow, 8.0))
     (figure,) = figures(of_both.table, of_both.catalogue)
-    assert "state precision: bfloat16 (Mamba)" in details(figure)  # the names of the lines say the others
+    assert "state precision: bfloat16 (Mamba)" in details(figure)  # the lines' names have the other systems' precision
     alike = synthetic.of_suite("fig15-generate", synthetic.ok(planes, 4.0))
     assert "state precision" not in details(figures(alike.table, alike.catalogue)[0])
 
@@ -147,11 +147,11 @@ def test_a_system_without_its_headline_backend_is_shown_first_by_another():
     assert [line.primary for line in figure.lines if line.system == "ttt-linear"] == [True, False]
 
 
-@pytest.mark.parametrize(("throttled", "said"), [(1, "1 of the 2 points"), (2, "all 2 points")])
-def test_remarks_count_throttled_points(throttled, said):
+@pytest.mark.parametrize(("throttled", "expected"), [(1, "1 of the 2 points"), (2, "all 2 points")])
+def test_remarks_count_throttled_points(throttled, expected):
     records = [synthetic.ok(case(context=1024 << at), 1.0, throttled=[at < throttled] * 30) for at in range(2)]
     _, [figure] = drawn(*records)
-    assert f"throttled at {said}" in details(figure)
+    assert f"throttled at {expected}" in details(figure)
     _, [figure] = drawn(records[0])
     assert "throttled at the only point" in details(figure)
 
@@ -170,7 +170,7 @@ def test_timing_does_not_split_a_line():
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "said"),
+    ("one", "other", "expected"),
     [
         ({"dtype": "float32"}, {}, "float32"),
         ({"timing": "graph"}, {}, "timed in CUDA graphs"),
@@ -182,12 +182,12 @@ def test_timing_does_not_split_a_line():
         ({"options": (("form", "primal"),)}, {"options": (("form", "dual"),)}, "primal form"),
     ],
 )
-def test_a_different_setting_is_another_line_and_in_its_name(one, other, said):
+def test_a_different_setting_is_another_line_and_in_its_name(one, other, expected):
     records = [synthetic.ok(case(context=context, **fields), 1.0) for fields in (one, other) for context in (512, 1024)]
     _, [figure, *_] = drawn(*records)
     assert sorted(line.rows for line in figure.lines) == [[0, 1], [2, 3]]
-    assert said in next(line.name for line in figure.lines if line.rows == [0, 1])
-    assert said not in next(line.name for line in figure.lines if line.rows == [2, 3])
+    assert expected in next(line.name for line in figure.lines if line.rows == [0, 1])
+    assert expected not in next(line.name for line in figure.lines if line.rows == [2, 3])
 
 
 def test_names_omit_options_that_only_one_system_has():
@@ -201,7 +201,7 @@ def test_names_omit_options_that_only_one_system_has():
 
 def test_names_omit_defaults_and_states_of_systems_with_one_state():
     planes = case(backend="triton-dual", phase="generate", state_dtype="float32-planes")
-    elsewhere = replace(planes, options=(("mini_batch", 32),))  # so that of this backend 16 is filled in
+    elsewhere = replace(planes, options=(("mini_batch", 32),))  # so that the backend's other cases get the default 16
     made = synthetic.made(
         [
             ("quick", synthetic.ok(planes, 1.0)),
@@ -222,20 +222,20 @@ def test_names_omit_defaults_and_states_of_systems_with_one_state():
 
 
 @pytest.mark.parametrize(
-    ("places", "said"),
+    ("environments", "expected"),
     [
         ([{"device": "H100"}, {"device": "H200"}], ["H100", "H200"]),
         ([{"commit": "a" * 40}, {"commit": "b" * 40}], ["commit aaaaaaaa", "commit bbbbbbbb"]),
     ],
 )
-def test_no_line_joins_points_of_two_machines_or_commits(places, said):
+def test_no_line_joins_points_of_two_machines_or_commits(environments, expected):
     records = [
-        synthetic.ok(case(context=context), 1.0, environment=synthetic.environment(**place))
-        for place, contexts in zip(places, [(512, 1024), (2048, 4096)], strict=True)
+        synthetic.ok(case(context=context), 1.0, environment=synthetic.environment(**fields))
+        for fields, contexts in zip(environments, [(512, 1024), (2048, 4096)], strict=True)
         for context in contexts
     ]
     _, [figure] = drawn(*records)
-    assert [line.name for line in figure.lines] == [f"TTT-Linear · PyTorch · {each}" for each in said]
+    assert [line.name for line in figure.lines] == [f"TTT-Linear · PyTorch · {each}" for each in expected]
     assert [line.rows for line in figure.lines] == [[0, 1], [2, 3]]
     assert len({(line.dash, line.hollow) for line in figure.lines}) == 2
 
@@ -247,7 +247,7 @@ def test_a_line_joins_gpus_of_one_model():
     ]
     _, [figure] = drawn(*records[:2])
     assert [(line.name, line.rows) for line in figure.lines] == [("TTT-Linear · PyTorch", [0, 1])]
-    _, [figure] = drawn(*records)  # how it was timed tells two points at one x apart, not where
+    _, [figure] = drawn(*records)  # two points at one x differ in timing, not in the GPU
     assert [line.rows for line in figure.lines] == [[2], [0, 1]]
 
 

@@ -5,14 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 import synthetic_records as synthetic
-from headline_records import FAST, SLOW, finding, forward, said, spread, stepped, throughput, views, winner
+from headline_records import FAST, SLOW, finding, forward, headline_of, spread, stepped, throughput, views, winner
 
 from harness.schema.case import Case
 from harness.schema.reason import format_number
 from reports.page import findings
 from reports.page.findings import small_models, unfinished
 from reports.page.html import render
-from reports.page.ranking import DOUBTFUL, Point, View, bar
+from reports.page.ranking import FLAG_DOUBT, Point, View, bar
 from reports.words import left_out
 
 CONTEXTS = (1024, 2048, 4096, 8192)
@@ -92,25 +92,25 @@ def test_the_name_of_the_x_axis_in_a_sentence(x, name):
     assert View(None, synthetic.paper().catalogue, SimpleNamespace(x=x)).axis == name
 
 
-@pytest.mark.parametrize(("theirs", "level"), [(4.19, True), (4.21, False), (3.82, True), (3.8, False)])
-def test_values_within_five_percent_are_level(theirs, level):
+@pytest.mark.parametrize(("theirs", "is_equal"), [(4.19, True), (4.21, False), (3.82, True), (3.8, False)])
+def test_values_within_five_percent_are_equal(theirs, is_equal):
     found = winner({2048: 4.0, 4096: 4.0}, {2048: theirs, 4096: theirs})
-    assert (("equal within 5%" in found), ("fastest" in found)) == (level, not level)
+    assert (("equal within 5%" in found), ("fastest" in found)) == (is_equal, not is_equal)
 
 
-def test_overlapping_intervals_are_not_told_apart():
+def test_overlapping_intervals_are_indistinguishable():
     assert "indistinguishable" in finding(
         *spread({2048: 4.0}, 0.08, count=8), *spread({2048: 4.25}, 0.08, *SLOW, count=8)
     )
     assert "TTT-Linear is fastest" in finding(*spread({2048: 4.0}, 0.04), *spread({2048: 4.4}, 0.04, *SLOW))
 
 
-@pytest.mark.parametrize(("theirs", "told"), [(4.1, False), (5.0, False), (7.0, True)])
-def test_a_flagged_point_wins_only_by_a_large_margin(theirs, told):
+@pytest.mark.parametrize(("theirs", "is_ranked"), [(4.1, False), (5.0, False), (7.0, True)])
+def test_a_flagged_point_wins_only_by_a_large_margin(theirs, is_ranked):
     loaded = synthetic.environment() | {"cpu": {"others_share": 0.5, "idle_share": 0.0}}
-    for doubtful in (spread({2048: theirs}, 0.0, *SLOW, count=3), forward({2048: theirs}, *SLOW, environment=loaded)):
-        found = finding(*forward({2048: 4.0}), *doubtful)
-        assert ("too uncertain to rank" in found, "fastest" in found) == (not told, told)
+    for flagged in (spread({2048: theirs}, 0.0, *SLOW, count=3), forward({2048: theirs}, *SLOW, environment=loaded)):
+        found = finding(*forward({2048: 4.0}), *flagged)
+        assert ("too uncertain to rank" in found, "fastest" in found) == (not is_ranked, is_ranked)
 
 
 @pytest.mark.parametrize("theirs", [4.1, 120.0])
@@ -126,11 +126,11 @@ def test_a_contended_cpu_ranks_nothing(theirs):
     assert "too uncertain to rank against Mamba" in best
 
 
-@pytest.mark.parametrize(("theirs", "told"), [(4.1, False), (5.1, False), (5.3, True)])
-def test_a_cpu_ranks_only_points_that_are_far_apart(theirs, told):
+@pytest.mark.parametrize(("theirs", "is_ranked"), [(4.1, False), (5.1, False), (5.3, True)])
+def test_a_cpu_ranks_only_points_that_are_far_apart(theirs, is_ranked):
     idle = synthetic.environment() | {"device": "Xeon", "device_kind": "cpu", "gpu": None}
     found = finding(*forward({2048: 4.0}, environment=idle), *forward({2048: theirs}, *SLOW, environment=idle))
-    assert ("too uncertain to rank" in found, "fastest" in found) == (not told, told)
+    assert ("too uncertain to rank" in found, "fastest" in found) == (not is_ranked, is_ranked)
 
 
 def test_points_of_an_idle_cpu_are_ranked_next_to_contended_ones():
@@ -145,15 +145,15 @@ def test_points_of_an_idle_cpu_are_ranked_next_to_contended_ones():
 
 def test_the_ranking_omits_other_backends_and_lost_systems():
     gone = [synthetic.lost(Case("mamba", "mamba-ssm", "1.3b", "forward", 16, 2048), "oom", "no")]
-    beside = forward({2048: 1.0}, "transformer", "torch")
-    assert "TTT-Linear is fastest" in finding(*forward({2048: 4.0}), *forward({2048: 5.0}, *SLOW), *beside, *gone)
+    unlisted = forward({2048: 1.0}, "transformer", "torch")
+    assert "TTT-Linear is fastest" in finding(*forward({2048: 4.0}), *forward({2048: 5.0}, *SLOW), *unlisted, *gone)
 
 
 def layered(context, ms, system="ttt-linear", backend="torch", **case):
     return synthetic.ok(Case(system, backend, "125m", "generate", 8, context, **case), ms, spread=0.0)
 
 
-def test_only_cases_that_are_alike_are_compared():
+def test_only_cases_with_equal_settings_are_compared():
     ours = [layered(context, 4.0) for context in (64, 128)]
     theirs = [layered(context, 8.0, "mamba") for context in (64, 128)]
     assert finding(*ours, *theirs, suite="quick").startswith("Context 128: TTT-Linear is fastest")
@@ -162,7 +162,7 @@ def test_only_cases_that_are_alike_are_compared():
     assert "fastest" not in finding(*ours, layered(256, 4.0, "mamba"), suite="quick")
 
 
-def test_a_label_is_short_where_that_tells_lines_apart():
+def test_a_label_is_short_if_it_is_unique():
     ours = [layered(context, 4.0, backend=backend) for backend in ("torch", "triton-dual") for context in (64, 128)]
     found = finding(*ours, suite="quick")
     assert found == "Context 128: TTT-Linear · Triton dual and PyTorch are equal within 5%."
@@ -268,7 +268,7 @@ def test_an_unlisted_system_is_ranked_by_its_results():
 @pytest.mark.parametrize(("theirs", "expected"), [((128,), "at batch 128"), ((128, 256), "at batch 128"), ((), "")])
 def test_out_of_memory_is_named_at_the_smallest_x(theirs, expected):
     records = [*stepped("ttt-linear", {64: 8.0}), *stepped("mamba", {64: 8.0}, lost=theirs)]
-    found = [sentence for sentence in said(*records, suite="fig20-throughput") if "memory" in sentence]
+    found = [sentence for sentence in headline_of(*records, suite="fig20-throughput") if "memory" in sentence]
     assert [("Mamba" in each, "TTT-Linear" in each, expected in each) for each in found] == (
         [(True, False, True)] if expected else []
     )
@@ -289,8 +289,8 @@ def test_a_rate_is_higher_for_the_faster():
     figure = replace(suite.figures[0], y="tokens_per_s")
     catalogue = replace(made.catalogue, suites=(replace(suite, figures=(figure,)),))
     drawn = views(made.table, catalogue)
-    said = findings.finding(drawn[0])
-    assert "TTT-Linear is fastest, 2.50 times as fast as Transformer" in said
+    found = findings.finding(drawn[0])
+    assert "TTT-Linear is fastest, 2.50 times as fast as Transformer" in found
     claims = " ".join(findings.headline(made.table, catalogue, drawn))
     assert "from 8k tokens on” holds at 8k: TTT-Linear is 2.50 times as fast as Transformer." in claims
 
@@ -302,14 +302,14 @@ def test_a_value_has_the_bar_of_its_own_interval_or_the_inverse_of_its_latencys(
     assert bar(cells, "tokens_per_s") == pytest.approx((0.5, 1.25))
 
 
-def test_overlap_hides_points_that_are_not_level():
+def test_points_with_overlapping_intervals_are_indistinguishable_unless_equal():
     a, b = Point(1, 4.0, 3.8, 4.2), Point(1, 4.1, 3.9, 4.3)
-    assert a.is_level(b)
-    assert not a.hides(b)
-    assert Point(1, 4.0, 3.0, 7.5, 0.5).hides(Point(1, 7.0, 6.9, 7.1, 0.0))
-    unsteady = Point(1, 4.0, 3.8, 4.2, DOUBTFUL)
-    assert unsteady.hides(Point(1, 5.9, 5.8, 6.0, 0.0))
-    assert not unsteady.hides(Point(1, 6.2, 6.1, 6.3, 0.0))
+    assert a.is_equal(b)
+    assert not a.is_indistinguishable(b)
+    assert Point(1, 4.0, 3.0, 7.5, 0.5).is_indistinguishable(Point(1, 7.0, 6.9, 7.1, 0.0))
+    unsteady = Point(1, 4.0, 3.8, 4.2, FLAG_DOUBT)
+    assert unsteady.is_indistinguishable(Point(1, 5.9, 5.8, 6.0, 0.0))
+    assert not unsteady.is_indistinguishable(Point(1, 6.2, 6.1, 6.3, 0.0))
 
 
 def test_the_page_counts_flagged_cases():

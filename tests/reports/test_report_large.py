@@ -7,7 +7,7 @@ from reports.publish import write_report, write_table
 from tests.counting import calls_of
 
 FEW, RECORDS = 200, 2_000
-GROWTH = 10  # of calls, at most, for ten times as many
+GROWTH = 10  # largest ratio of calls, for ten times as many records
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def report(run, few):
     """Return (path of `run`'s report, number of Python calls to write it, the same for `few`)."""
-    write_report(few, few / "report.html")  # what is imported does not count
+    write_report(few, few / "report.html")  # so that imports do not count
     small = calls_of(write_report, few, few / "report.html")
     return run / "report.html", calls_of(write_report, run, run / "report.html"), small
 
@@ -41,7 +41,7 @@ def test_a_large_table_is_linear(run, few, capsys):
             capsys.readouterr()
             write_table(which, fmt)
 
-    write(few)  # what is imported does not count
+    write(few)  # so that imports do not count
     small, large = calls_of(write, few), calls_of(write, run)
     assert large <= GROWTH * small
     assert len(capsys.readouterr().out.splitlines()) == RECORDS + 1

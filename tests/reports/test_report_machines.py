@@ -66,7 +66,7 @@ def test_records_without_environment_are_left_out():
 def test_a_backend_has_its_settings_once_and_many_values_are_counted():
     records = [record({"split": str(at), "largest_graph": ("512", "8192")[at % 2], "checked": "64"}) for at in range(4)]
     found = machines([*records, record()])
-    assert found.backends == {("mamba", "torch"): {"split": "4 values, by the case", "largest graph": "512 or 8192"}}
+    assert found.backends == {("mamba", "torch"): {"split": "4 case-dependent values", "largest graph": "512 or 8192"}}
 
 
 def test_a_page_has_the_settings():
@@ -79,7 +79,7 @@ def test_a_page_has_the_settings():
 def test_a_page_of_one_machine_has_no_table_of_machines():
     cases = CASE, replace(CASE, batch=2)
     for units, is_there in (("ab", True), ("aa", False)):
-        places = [synthetic.environment(device_id=unit) for unit in units]
-        records = [synthetic.ok(case, 3.0, environment=place) for case, place in zip(cases, places, strict=True)]
+        environments = [synthetic.environment(device_id=unit) for unit in units]
+        records = [synthetic.ok(case, 3.0, environment=each) for case, each in zip(cases, environments, strict=True)]
         made = synthetic.of_suite("fig15-forward", *records)
         assert ("Machines (scrolls)" in render(made.records, made.catalogue)) == is_there

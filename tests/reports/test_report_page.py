@@ -141,18 +141,18 @@ def test_write_report_replaces_the_page_and_makes_its_folder(tmp_path):
     out = tmp_path / "new" / "report.html"
     for _ in range(2):
         write_report(run, out)
-    said = "Test-Time Training, measured: run, NVIDIA H100 80GB HBM3"
-    assert f"<title>{said}</title>" in out.read_text("utf-8")
+    title = "Test-Time Training, measured: run, NVIDIA H100 80GB HBM3"
+    assert f"<title>{title}</title>" in out.read_text("utf-8")
     assert [path.name for path in out.parent.iterdir()] == ["report.html"]
 
 
 @pytest.mark.parametrize(
     ("out", "message"),
     [
-        ("run/run.json", "is no HTML page"),
+        ("run/run.json", "is not an HTML page"),
         ("run", "Is a directory"),
-        ("thesis.tex", "is no HTML page"),
-        ("link.html", "is no HTML page"),
+        ("thesis.tex", "is not an HTML page"),
+        ("link.html", "is not an HTML page"),
     ],
 )
 def test_only_a_page_is_overwritten(tmp_path, out, message):
@@ -185,5 +185,5 @@ def test_a_run_without_timing_has_a_notice():
     case = Case("ttt-linear", "torch", "tiny", "forward", 1, 64)
     page = render([Record(case, "ok", environment=synthetic.environment())], PAPER.catalogue)
     assert "No case was timed" in page
-    assert "1 of 1 without a time" in page
+    assert "1 of 1 passed, not timed" in page
     assert "has a result" not in page.partition("</details>")[0]

@@ -7,16 +7,16 @@ import pytest
 import synthetic_records as synthetic
 
 from harness.schema.case import Case
-from reports.roofline import RATE_COLUMNS, explanation
+from reports.roofline import RATE_COLUMNS, roofline_columns
 
 CASE = Case("ttt-linear", "thunderkittens", "1.3b", "forward", 16, 2048)
 
 
 def explained(latency_ms=1.0, case=CASE, **metrics):
-    return explanation(case, metrics, latency_ms)
+    return roofline_columns(case, metrics, latency_ms)
 
 
-def test_a_kernel_bound_by_memory():
+def test_a_memory_bound_kernel():
     # 1.5 GB at 3,000 GB/s are 0.5 ms; 60 GFLOP at 600 TFLOP/s 0.1 ms
     found = explained(2.0, **synthetic.work(1.5e9, 6e10))
     assert found["bound"] == "memory"
@@ -25,7 +25,7 @@ def test_a_kernel_bound_by_memory():
     ] == pytest.approx([0.5, 0.25, 0.25, 30.0, 750.0])
 
 
-def test_a_kernel_bound_by_products():
+def test_a_compute_bound_kernel():
     found = explained(2.0, **synthetic.work(1.5e9, 6e11))
     assert found["bound"] == "compute"
     assert [found["lower_bound_ms"], found["lower_bound_share"], found["copy_share"]] == pytest.approx([1.0, 0.5, 0.25])
@@ -40,20 +40,20 @@ def test_rates_need_no_peaks_and_a_lower_bound_both():
     assert math.isnan(found["lower_bound_share"])
 
 
-def test_a_case_without_a_latency_keeps_its_lower_bound():
+def test_a_case_without_a_latency_has_a_lower_bound():
     found = explained(math.nan, **synthetic.work(3e9, 6e10))
     assert found["lower_bound_ms"] == 1.0
     assert math.isnan(found["lower_bound_share"])
 
 
-def test_the_work_of_a_part_of_a_layer_is_not_that_of_the_layer():
+def test_a_part_of_a_layer_has_no_work():
     part = replace(CASE, options=(("part", "w"),))
     found = explained(case=part, **synthetic.work(3e9, 6e10))
     assert all(math.isnan(found[name]) for name in RATE_COLUMNS if name != "bound")
 
 
 @pytest.mark.parametrize("metrics", [{}, {"bytes": None, "flops": None}, synthetic.work(3e9, 6e10, copy_gbs=0.0)])
-def test_what_is_not_known_is_nan(metrics):
+def test_unknown_values_are_nan(metrics):
     found = explained(**metrics)
     assert set(found) == set(RATE_COLUMNS)
     assert math.isnan(found["lower_bound_ms"])

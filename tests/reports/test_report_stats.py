@@ -13,16 +13,9 @@ from harness.quality import flagged, pooled_interval
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.record import Record
-from reports.page.findings import flags
+from reports.page.findings import flag_counts
 from reports.roofline import RATE_COLUMNS
-from reports.stats import (
-    COLUMNS,
-    COMPUTED_COLUMNS,
-    MARKS,
-    SAMPLE_COLUMNS,
-    frame,
-    marks_in,
-)
+from reports.stats import COLUMNS, COMPUTED_COLUMNS, MARKS, SAMPLE_COLUMNS, frame, marks_in
 
 FORWARD = Case("ttt-linear", "torch", "1.3b", "forward", 16, 2048, options=(("mini_batch", 32),))
 OTHER = Case("x", "y", "z", "generate", 1, 0)
@@ -36,7 +29,7 @@ def notes_of(*records):
     return frame(records, Catalogue()).get("notes", [""])[0]
 
 
-def test_every_metric_of_the_catalogue_that_is_recorded_is_a_column_and_so_is_one_of_a_stranger():
+def test_recorded_metrics_are_columns_with_and_without_a_catalogue_entry():
     metrics = {metric.name: 1.0 for metric in CATALOGUE.metrics} | {"wings": 2.0, "parameters": 1e9}
     table = table_of(synthetic.ok(FORWARD, 3.0, metrics=synthetic.work(3e9, 6e10) | metrics))
     after = list(table.columns)[list(table.columns).index(SAMPLE_COLUMNS[-1]) + 1 :]
@@ -49,13 +42,13 @@ def test_every_metric_of_the_catalogue_that_is_recorded_is_a_column_and_so_is_on
 
 
 @pytest.mark.parametrize(
-    ("case", "metrics", "settings", "note"),
+    ("changes", "metrics", "settings", "note"),
     [
-        ({"phase": "generate"}, {"sequences_at_once": 172}, {}, "172 of 256 sequences at once: no more fit"),
+        ({"phase": "generate"}, {"sequences_at_once": 172}, {}, "172 of 256 sequences ran concurrently: no more fit"),
         ({"phase": "generate"}, {"sequences_at_once": 256}, {"prompt_tokens": "2048"}, ""),
         ({}, {"sequences_at_once": 172}, {}, ""),
         ({"phase": "request"}, {}, {"prompt": "replayed from a graph"}, "the prompt is replayed from a CUDA graph"),
-        ({"phase": "generate"}, {}, {"prompt_tokens": "128"}, "read a prompt of 128, not 2048"),
+        ({"phase": "generate"}, {}, {"prompt_tokens": "128"}, "the prompt had 128 tokens, not 2048"),
         ({"phase": "generate"}, {}, {"prompt_tokens": "0"}, ""),
         ({"timing": "graph"}, {}, {}, "the prompt is replayed from a CUDA graph"),
         ({"timing": "graph", "options": {"scope": "layer"}}, {}, {}, ""),
@@ -64,21 +57,21 @@ def test_every_metric_of_the_catalogue_that_is_recorded_is_a_column_and_so_is_on
         ({}, {}, {"warning": "may be wrong", "weights_dtype": "bfloat16"}, "may be wrong"),
     ],
 )
-def test_what_a_reader_must_know_to_compare_a_latency_is_a_note(case, metrics, settings, note):
-    fields = {"phase": "forward", **case}
-    asked = Case("transformer", "vllm", "1.3b", batch=256, context=2048, **fields)
-    assert notes_of(synthetic.ok(asked, 3.0, metrics=metrics, settings=settings)) == note
+def test_differences_in_measurement_are_notes(changes, metrics, settings, note):
+    fields = {"phase": "forward", **changes}
+    case = Case("transformer", "vllm", "1.3b", batch=256, context=2048, **fields)
+    assert notes_of(synthetic.ok(case, 3.0, metrics=metrics, settings=settings)) == note
 
 
 @pytest.mark.parametrize(
-    ("fields", "note", "mark"),
+    ("fields", "note", "flag"),
     [
-        ({"count": 5}, "only 5 samples: the bar is their range, no interval", "few samples"),
+        ({"count": 5}, "only 5 samples: the bar is their range, not a 95% interval", "few samples"),
         ({"count": 6}, "", ""),
         ({"spread": 0.1}, "", ""),
-        ({"spread": 1.0}, "samples from 1.852 to 9.47 ms: disturbed", "unsteady"),
-        ({"count": 5, "spread": 1.0}, "only 5 samples: the bar is their range, no interval", "few samples"),
-        ({"check": None}, "compared with no reference", ""),
+        ({"spread": 1.0}, "unsteady: samples from 1.852 to 9.47 ms", "unsteady"),
+        ({"count": 5, "spread": 1.0}, "only 5 samples: the bar is their range, not a 95% interval", "few samples"),
+        ({"check": None}, "not compared with a reference", ""),
         ({"check": {"passed": True, "checks": [], "unchecked": "the outputs beyond 8k"}}, "the outputs beyond 8k", ""),
         ({"throttled": [True, True] + [False] * 28}, "2 of 30 samples throttled", ""),
         (
@@ -105,19 +98,19 @@ def test_what_a_reader_must_know_to_compare_a_latency_is_a_note(case, metrics, s
         ),
     ],
 )
-def test_doubts_about_a_number_are_notes_and_marks(fields, note, mark):
+def test_quality_problems_are_notes_and_flags(fields, note, flag):
     row = frame([synthetic.ok(FORWARD, 3.0, **fields)], Catalogue()).iloc[0]
-    assert (row.get("notes", ""), row.get("marks", "")) == (note, mark)
+    assert (row.get("notes", ""), row.get("flags", "")) == (note, flag)
 
 
-def test_a_case_that_was_measured_again_says_what_was_found_before():
+def test_a_case_that_was_measured_again_lists_earlier_results():
     record = synthetic.ok(FORWARD, 3.0)
     record.earlier = [
         synthetic.lost(FORWARD, "skipped", "no GPU"),
         synthetic.lost(FORWARD, "timeout", "no answer"),
         synthetic.ok(FORWARD, 4.0, spread=0.0),
     ]
-    assert notes_of(record) == "measured again; before: timeout, 4 ms"
+    assert notes_of(record) == "measured again; earlier: timeout, 4 ms"
     record.earlier = record.earlier[:1]
     assert notes_of(record) == ""
 
@@ -136,14 +129,14 @@ def test_the_page_counts_the_cases_that_retry_repeats():
         synthetic.ok(cases[6], 3.0, metrics={"sequences_at_once": 1}),
         synthetic.lost(cases[7], "failed", "no"),
     ]
-    assert [bool(flags(frame([record], Catalogue()))) for record in records] == [False, *[True] * 5, False, False]
+    assert [bool(flag_counts(frame([record], Catalogue()))) for record in records] == [False, *[True] * 5, False, False]
     assert flagged(records) == {case.key for case in cases[1:6]}
     assert flagged(records, {case.key for case in cases}) == {case.key for case in cases[1:5]}
 
 
-def test_a_full_cache_is_a_mark_even_of_few_samples():
+def test_a_full_cache_is_a_flag_even_of_few_samples():
     record = synthetic.ok(replace(OTHER, batch=4), 1.0, count=1, metrics={"sequences_at_once": 3})
-    assert frame([record], Catalogue())["marks"].tolist() == ["cache full, few samples"]
+    assert frame([record], Catalogue())["flags"].tolist() == ["cache full, few samples"]
 
 
 def test_latency_is_the_median_with_its_interval():
@@ -157,7 +150,7 @@ def test_latency_is_the_median_with_its_interval():
     assert math.isnan(row["process_spread"])
 
 
-def test_lower_bounds_are_those_of_the_highest_rates_that_any_process_of_the_run_saw():
+def test_lower_bounds_use_the_highest_peaks_of_the_run():
     def record(case, tflops, device):
         metrics = {"flops": 1e12, "bytes": 1e6, "product_tflops": tflops, "copy_gbs": 2000.0}
         return replace(synthetic.ok(case, 10.0, metrics=metrics), environment={"device": device})
@@ -182,15 +175,15 @@ def test_repeats_are_one_row_whose_latency_is_the_median_of_the_processes():
     ("processes", "interval"),
     [
         ([[1.0, 0.9, 1.1], [2.0, 1.9, 2.1], [4.0, 3.96, 4.04]], (2.0, 1.9, 2.1)),  # as wide as in the median process
-        ([[1.0, 0.9, 1.1], [1.5, 1.35, 1.65]], (1.25, 1.125, 1.375)),  # no wider as the two are apart
+        ([[1.0, 0.9, 1.1], [1.5, 1.35, 1.65]], (1.25, 1.125, 1.375)),  # not wider although the medians differ
         ([[0.0, 0.0], [0.0]], (0.0, 0.0, 0.0)),
     ],
 )
-def test_the_interval_is_that_within_a_process(processes, interval):
+def test_the_interval_is_within_a_process(processes, interval):
     assert pooled_interval(processes) == pytest.approx(interval)
 
 
-def test_a_case_is_ok_if_any_process_was_and_says_which_failed():
+def test_a_case_is_ok_if_any_process_was_and_notes_the_failed_ones():
     row = table_of(synthetic.lost(FORWARD, "killed", "signal 9"), synthetic.ok(FORWARD, 3.0, repeat=1)).iloc[0]
     assert (row["status"], row["reason"], row["samples"], row["processes"]) == ("ok", "", 30, 1)
     assert row["notes"] == "process 1 of 2: killed: signal 9"
@@ -214,11 +207,11 @@ def test_processes_of_a_case_have_the_largest_memory_and_the_first_start():
     assert row["started_at"] == "2026-03-01T10:00:05+00:00"
 
 
-def test_rates_of_processes_that_held_unlike_numbers_are_by_the_token():
-    held = ((10.0, 20), (12.0, 24), (18.0, 30))  # 2, 2 and 5/3 tokens a ms
+def test_rates_of_processes_with_different_sequence_counts_are_per_token():
+    times = ((10.0, 20), (12.0, 24), (18.0, 30))  # 2, 2 and 5/3 tokens/ms
     records = [
         Record(OTHER, "ok", samples_ms=[ms], throttled=[False], tokens=tokens, repeat=repeat)
-        for repeat, (ms, tokens) in enumerate(held)
+        for repeat, (ms, tokens) in enumerate(times)
     ]
     records[1].throttled[:] = [True]
     row = table_of(*records).iloc[0]
@@ -242,7 +235,7 @@ def drifted(by, early):
 
 
 @pytest.mark.parametrize(
-    ("samples", "marks"),
+    ("samples", "flags"),
     [
         (ends_of_interval(0.09), ""),
         (ends_of_interval(0.11), "unsteady"),
@@ -254,29 +247,29 @@ def drifted(by, early):
         (drifted(0.06, 3), ""),
     ],
 )
-def test_samples_are_unsteady_by_their_interval_their_quartiles_or_their_drift(samples, marks):
+def test_samples_are_unsteady_by_their_interval_their_quartiles_or_their_drift(samples, flags):
     record = replace(synthetic.ok(FORWARD, 3.0, count=len(samples)), samples_ms=samples)
     row = frame([record], Catalogue()).iloc[0]
-    assert row.get("marks", "") == marks
-    assert bool(row.get("notes", "")) is bool(marks)
+    assert row.get("flags", "") == flags
+    assert bool(row.get("notes", "")) is bool(flags)
 
 
 @pytest.mark.parametrize(
-    ("high", "count", "marks", "notes"),
+    ("high", "count", "flags", "notes"),
     [
-        (221.0, 7, "unsteady TTFT", "TTFT between 180 and 221 ms (95%): disturbed"),
+        (221.0, 7, "unsteady TTFT", "unsteady TTFT: 95% interval from 180 to 221 ms"),
         (219.0, 7, "", ""),
-        (221.0, 5, "few samples", "only 5 samples: the bar is their range, no interval"),
+        (221.0, 5, "few samples", "only 5 samples: the bar is their range, not a 95% interval"),
     ],
 )
-def test_a_request_is_unsteady_where_one_of_its_times_is(high, count, marks, notes):
+def test_a_request_is_unsteady_if_one_of_its_times_is(high, count, flags, notes):
     first = {"time_to_first_token_ms": 200.0, "time_to_first_token_ms_low": 180.0, "time_to_first_token_ms_high": high}
     request = replace(FORWARD, phase="request")
     row = frame([synthetic.ok(request, 900.0, count=count, metrics=first)], Catalogue()).iloc[0]
-    assert (row.get("marks", ""), row.get("notes", "")) == (marks, notes)
+    assert (row.get("flags", ""), row.get("notes", "")) == (flags, notes)
 
 
-def test_what_is_unsteady_is_said_of_its_own_column():
+def test_a_flag_concerns_only_its_own_column():
     cell = "few samples, unsteady TTFT"
     assert marks_in(cell) == ("few samples", "unsteady TTFT")
     assert marks_in(cell, "time_to_first_token_ms") == ("few samples", "unsteady TTFT")
@@ -286,25 +279,25 @@ def test_what_is_unsteady_is_said_of_its_own_column():
 
 
 @pytest.mark.parametrize(
-    ("environment", "marks"),
+    ("environment", "flags"),
     [
         ({"cpu": {"others_share": 0.43, "idle_share": 0.01}}, "contended"),
         ({"gpu": {"after": {"throttle_reasons": ["sw_thermal_slowdown"], "temperature_c": 88}}}, "thermally throttled"),
     ],
 )
-def test_one_disturbed_process_marks_the_case(environment, marks):
+def test_one_contended_or_hot_process_flags_the_case(environment, flags):
     records = [synthetic.ok(FORWARD, 3.0, repeat=n, environment=each) for n, each in enumerate(({}, environment, {}))]
-    assert frame(records, Catalogue())["marks"].tolist() == [marks]
+    assert frame(records, Catalogue())["flags"].tolist() == [flags]
 
 
-def test_a_process_that_failed_on_a_loaded_machine_is_no_doubt_of_those_that_were_timed():
+def test_a_process_that_failed_on_a_contended_machine_flags_no_timed_process():
     loaded = synthetic.environment() | {"cpu": {"others_share": 0.9, "idle_share": 0.0}}
     lost = Record(FORWARD, "failed", "late", repeat=2, environment=loaded)
     records = [*(synthetic.ok(FORWARD, 3.0, repeat=n, environment=synthetic.environment()) for n in (0, 1)), lost]
     assert MARKS not in frame(records, Catalogue())  # no row has a flag
 
 
-def test_of_repeats_a_process_that_failed_counts_only_where_all_did():
+def test_a_failed_process_counts_only_if_all_processes_failed():
     records = [synthetic.ok(FORWARD, 3.0, repeat=n, peak_memory_bytes=int(3e9)) for n in range(2)]
     late = Record(FORWARD, "timeout", "no end in 60 s", repeat=2, peak_memory_bytes=int(9e9), metrics={"wings": 9.0})
     row = table_of(replace(records[0], metrics={"wings": 1.0}), records[1], late).iloc[0]
@@ -319,7 +312,7 @@ def test_metrics_of_repeats_are_their_median():
     assert table_of(*records)["wings"].tolist() == [2.0]
 
 
-def test_a_lost_case_keeps_its_row_reason_and_memory_without_a_latency():
+def test_a_failed_case_has_a_row_with_reason_and_memory():
     row = table_of(Record(FORWARD, "oom", "needs 90 GB", peak_memory_bytes=80_000_000_000)).iloc[0]
     assert (row["status"], row["reason"], row["peak_memory_gb"]) == ("oom", "needs 90 GB", 80.0)
     assert all(math.isnan(row[name]) for name in ("latency_ms", "latency_ms_low", "us_per_token", "tokens_per_s"))
@@ -339,16 +332,16 @@ def test_an_option_cannot_overwrite_a_column():
     assert (row["batch"], row["option_batch"], row["samples"], row["option_samples"]) == (7, "mine", 30, "yours")
 
 
-def test_an_option_at_its_default_is_filled_in_where_others_of_its_system_and_backend_have_it():
+def test_an_options_default_is_filled_in_if_other_cases_of_the_backend_set_it():
     plain = replace(FORWARD, options=())
     table = table_of(*(synthetic.ok(case, 3.0) for case in (FORWARD, plain, OTHER)))
     assert [str(value) for value in table["mini_batch"]] == ["32", "16", "<NA>"]
 
 
-def test_an_option_at_its_default_is_filled_in_of_a_backends_cases_in_other_suites_too():
+def test_an_options_default_is_filled_in_across_suites():
     fla = replace(FORWARD, backend="fla", options=())
-    told = [("fig8-minibatch", FORWARD), ("fig8-minibatch", fla), ("another", replace(fla, context=4096))]
-    made = synthetic.made([(suite, synthetic.ok(case, 3.0)) for suite, case in told])
+    members = [("fig8-minibatch", FORWARD), ("fig8-minibatch", fla), ("another", replace(fla, context=4096))]
+    made = synthetic.made([(suite, synthetic.ok(case, 3.0)) for suite, case in members])
     assert made.table["mini_batch"].tolist() == [32, 16, 16]
 
 

@@ -64,7 +64,7 @@ def test_text_prints_constant_columns_once():
 
 
 @pytest.mark.parametrize("made", [PAPER, KERNELS, synthetic.made(synthetic.fidelity())])
-def test_no_rows_of_other_cases_look_alike(made):
+def test_rows_of_different_cases_differ(made):
     lines = [line for line in written(made, "markdown").splitlines() if line.startswith("|")]
     head = lines[0].split(" | ")
     assert {"latency_ms", "backend"} <= set(head)
@@ -74,15 +74,15 @@ def test_no_rows_of_other_cases_look_alike(made):
 
 def test_text_has_reasons_if_no_case_has_a_result():
     cases = [Case("a", "torch", "tiny", "forward", batch, 64) for batch in (1, 2, 3)]
-    missed, broken = (
+    incorrect, broken = (
         Record(cases[0], "incorrect", "error is 2, limit 1"),
         Record(cases[1], "failed", "ImportError: x"),
     )
-    text = written(synthetic.made([("quick", missed), ("quick", broken)]), "text")
+    text = written(synthetic.made([("quick", incorrect), ("quick", broken)]), "text")
     assert [re.split("  +", line)[-1] for line in text.splitlines()[-2:]] == ["error is 2, limit 1", "ImportError: x"]
     known = Record(cases[2], "ok", samples_ms=[1.0], throttled=[False])
     assert "ImportError" not in written(
-        synthetic.made([("quick", missed), ("quick", broken), ("quick", known)]), "text"
+        synthetic.made([("quick", incorrect), ("quick", broken), ("quick", known)]), "text"
     )
 
 
@@ -138,7 +138,7 @@ def test_csv_has_bottleneck_columns_and_text_omits_some():
     assert "registers" not in head
 
 
-def test_text_of_hostile_records_holds_no_escape_sequence_and_all_its_markup():
+def test_text_of_hostile_records_has_their_markup_and_no_escape_sequence():
     text = written(synthetic.hostile(), "text", ("all",))
     assert "\x1b" not in text
     assert '<img src=x onerror="window.injected = 2">' in text

@@ -18,8 +18,8 @@ DESK, PHONE = {"width": 1400, "height": 900}, {"width": 390, "height": 844}
 
 @pytest.fixture(scope="module")
 def shared(browser, paper_page):
-    with browsing.opened(browser, paper_page, viewport=DESK) as (page, wrongs):
-        yield page, wrongs
+    with browsing.opened(browser, paper_page, viewport=DESK) as (page, errors):
+        yield page, errors
 
 
 def test_a_median_and_its_interval_are_rounded_alike(page):

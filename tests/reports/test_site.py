@@ -53,10 +53,10 @@ def test_only_a_site_or_an_empty_folder_is_written_to(two_runs, tmp_path):
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "index.html").write_text("mine")
-    with pytest.raises(RecordError, match="is no site of ttt-bench"):
+    with pytest.raises(RecordError, match="is not a ttt-bench site"):
         write_site(two_runs, mine)
     (mine / MARKER).write_text('{"tool": "something else"}')
-    with pytest.raises(RecordError, match="is no site of ttt-bench"):
+    with pytest.raises(RecordError, match="is not a ttt-bench site"):
         write_site(two_runs, mine)
     assert (mine / "index.html").read_text() == "mine"
     (tmp_path / "empty").mkdir()
@@ -75,7 +75,7 @@ def test_an_interrupted_site_is_written_again(two_runs, tmp_path):
     assert (out / "index.html").exists()
 
 
-def test_the_same_run_twice_is_a_sentence_and_two_of_one_name_are_two_pages(two_runs, tmp_path):
+def test_the_same_run_twice_is_an_error_and_two_of_one_name_are_two_pages(two_runs, tmp_path):
     with pytest.raises(RecordError, match="are the same run"):
         write_site([two_runs[0], two_runs[0]], tmp_path / "site")
     assert not (tmp_path / "site").exists()  # refused before anything is written
@@ -90,11 +90,11 @@ def test_the_same_run_twice_is_a_sentence_and_two_of_one_name_are_two_pages(two_
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected"),
     [("../../x", "x"), ("Ä & <b>.html", "b-html"), ("\n", "x"), ("日本", "x"), ("CON", "con"), ("a" * 300, "a" * 48)],
 )
-def test_files_have_names_that_are_safe_anywhere(name, said):
-    assert slug(name) == said
+def test_files_have_names_that_are_safe_anywhere(name, expected):
+    assert slug(name) == expected
 
 
 def test_a_run_without_records_is_a_line_and_one_without_a_result_a_page(tmp_path):
@@ -133,7 +133,7 @@ def test_every_address_leads_to_a_file_of_the_site(two_runs, tmp_path):
             assert address.startswith(("#", "data:")) or (path.parent / target).is_file(), (path, address)
 
 
-def test_the_downloads_hold_what_the_run_does(tmp_path, capsys):
+def test_the_downloads_have_the_runs_records_and_table(tmp_path, capsys):
     folder = synthetic.paper().run(tmp_path / "paper")
     write_site([folder], tmp_path / "site")
     downloads = {path.suffix: path for path in (tmp_path / "site" / "downloads").iterdir()}
@@ -145,7 +145,7 @@ def test_the_downloads_hold_what_the_run_does(tmp_path, capsys):
     assert "<title>paper, " in page
 
 
-def test_the_index_has_the_note_of_a_run_beside_its_tables(tmp_path):
+def test_the_index_has_the_note_of_a_run_from_tables_toml(tmp_path):
     folder = synthetic.paper().run(tmp_path / "paper")
     tables = tmp_path / "tables.toml"
     tables.write_text('[runs]\nruns = [{ run = "paper", note = "two GPUs & <b>" }]\n')
@@ -164,7 +164,7 @@ def lines_of(out):
     return data["cases"][0]["lines"]
 
 
-def test_a_history_is_in_the_order_of_time(tmp_path):
+def test_a_history_is_in_order_of_time(tmp_path):
     runs = [nightly(tmp_path, day, 10 + day) for day in range(4)]
     for name, given in (("old-first", runs), ("new-first", runs[::-1])):
         write_site(given, tmp_path / name)
@@ -198,7 +198,7 @@ def test_a_bar_has_the_ends_of_its_interval(tmp_path):
     assert (line["low"], line["ms"], line["high"]) == ([9.95], [10], [20])
 
 
-def test_where_an_engine_held_unlike_numbers_of_sequences_the_time_of_a_token_is_drawn(tmp_path):
+def test_runs_with_different_sequence_counts_are_drawn_per_token(tmp_path):
     runs = []
     for day, (ms, tokens) in enumerate(((22, 11), (22.55, 11), (22.5, 10))):
         record = timed(a_case(), ms, tokens=tokens, at=f"2026-01-0{1 + day}T03:00:00+00:00")
@@ -211,18 +211,18 @@ def test_where_an_engine_held_unlike_numbers_of_sequences_the_time_of_a_token_is
 
 
 def test_no_line_joins_two_machines_or_drivers(tmp_path):
-    places = [on_gpu(), on_gpu("A100"), on_gpu(driver="590"), on_cpu(), on_cpu(cores=2)]
-    runs = [nightly(tmp_path, day, 10 + 5 * day, environment=place) for day, place in enumerate(places)]
+    machines = [on_gpu(), on_gpu("A100"), on_gpu(driver="590"), on_cpu(), on_cpu(cores=2)]
+    runs = [nightly(tmp_path, day, 10 + 5 * day, environment=machine) for day, machine in enumerate(machines)]
     write_site(runs, tmp_path / "site")
     assert [len(line["run"]) for line in lines_of(tmp_path / "site")] == [1] * 5
 
 
-def test_few_samples_and_a_loaded_machine_are_doubtful(tmp_path):
+def test_few_samples_and_a_loaded_machine_are_flagged(tmp_path):
     loaded = on_gpu(cpu={"others_share": 0.5, "idle_share": 0.01})
     days = [(10, {}), (15, {"samples": 3}), (15, {"environment": loaded}), (12, {})]
     write_site([nightly(tmp_path, day, ms, **changes) for day, (ms, changes) in enumerate(days)], tmp_path / "site")
     (line,) = lines_of(tmp_path / "site")
-    assert line["doubtful"] == [1, 2]
+    assert line["flagged"] == [1, 2]
 
 
 def compared_in(out):

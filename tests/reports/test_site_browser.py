@@ -8,7 +8,7 @@ from small_runs import a_case, a_run, on_commit, on_cpu, on_gpu, timed, without
 from reports.site.build import write_site
 
 PHONE = {"width": 390, "height": 844}
-CHECKED = {"light": (15,), "dark": (1, "color-contrast")}  # rules of axe that must hold, and which one is looked at
+CHECKED = {"light": (15,), "dark": (1, "color-contrast")}  # fewest passed rules of axe, and the only rule to check
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +64,11 @@ def test_axe_finds_no_violation(browser, site, scheme):
 
 def test_a_strangers_words_are_shown_and_never_run(browser, tmp_path):
     evil = "</script><script>window.injected = 1</script><img src=x onerror='window.injected = 2'>"
-    place = on_gpu(name=evil, commit=evil, software={evil: "1", "__proto__": "2"})
+    machine = on_gpu(name=evil, commit=evil, software={evil: "1", "__proto__": "2"})
     case = a_case(options=((evil, evil),), size=evil)
     runs = []
     for day in (1, 2):
-        records = [timed(case, 5 * day, place, at=f"2026-11-1{day}T03:00:00+00:00"), without(a_case(7), reason=evil)]
+        records = [timed(case, 5 * day, machine, at=f"2026-11-1{day}T03:00:00+00:00"), without(a_case(7), reason=evil)]
         runs.append(a_run(tmp_path / f"<img src=x onerror=window.injected={day}>", *records, at=str(day)).folder)
     site = tmp_path / "site"
     write_site(runs, site)

@@ -75,23 +75,23 @@ def test_points_over_time_lead_to_their_runs_in_the_color_of_their_system(browse
         settle(page)
 
 
-def test_a_system_over_time_says_where_it_draws_the_time_of_a_token(browser, tmp_path):
+def test_times_are_per_token_if_sequence_counts_differ(browser, tmp_path):
     days = [[(a_case(64), 22, {"tokens": tokens}), (a_case(128), 22, {"tokens": 11})] for tokens in (11, 10)]
     site, path = over_time(tmp_path, *days)
     title = "document.getElementById('plot').layout.yaxis.title.text"
     with opened(browser, site, path) as page:
         page.locator(".numbers summary").click()
-        [said] = page.evaluate(TRACES)
-        assert (said["y"], page.evaluate(title)) == ([2, 2.2], "latency, ms per token")
-        assert ["ms per token" in text for text in said["text"]] == [True, True]
-        assert [text.split("<br>")[-1] for text in said["text"]] == ["11 sequences at once", "10 sequences at once"]
+        [trace] = page.evaluate(TRACES)
+        assert (trace["y"], page.evaluate(title)) == ([2, 2.2], "latency, ms per token")
+        assert ["ms per token" in text for text in trace["text"]] == [True, True]
+        assert [text.split("<br>")[-1] for text in trace["text"]] == [f"{n} concurrent sequences" for n in (11, 10)]
         heads, newest = "#numbers thead th", "#numbers tbody tr:first-child td"
         row = dict(zip(page.locator(heads).all_inner_texts(), page.locator(newest).all_inner_texts(), strict=True))
-        assert (float(row["Latency (ms per token)"]), row["Sequences at once"]) == (2.2, "10")
+        assert (float(row["Latency (ms per token)"]), row["Concurrent sequences"]) == (2.2, "10")
         page.locator("#case").select_option(index=1)
         page.locator("#figure-title", has_text="T=128").wait_for()
         settle(page)
-        [said] = page.evaluate(TRACES)
-        assert (said["y"], page.evaluate(title)) == ([22, 22], "latency, ms")
-        assert not [text for text in said["text"] if "token" in text or "sequences" in text]
-        assert "Sequences at once" not in page.locator(heads).all_inner_texts()
+        [trace] = page.evaluate(TRACES)
+        assert (trace["y"], page.evaluate(title)) == ([22, 22], "latency, ms")
+        assert not [text for text in trace["text"] if "token" in text or "sequences" in text]
+        assert "Concurrent sequences" not in page.locator(heads).all_inner_texts()

@@ -10,7 +10,7 @@ import synthetic_records as synthetic
 from harness.schema.case import Case
 from reports.publish import write_report
 
-CHECKED = {"light": (25,), "dark": (1, "color-contrast")}  # rules that must pass, and a single rule
+CHECKED = {"light": (25,), "dark": (1, "color-contrast")}  # fewest passed rules, and the only rule to check
 
 
 def h100(folder):
@@ -19,28 +19,28 @@ def h100(folder):
 
 def on_a_cpu(folder):
     loaded = {"cpu": {"model": "Xeon", "cores": 2, "others_share": 0.5, "idle_share": 0.0}}
-    place = {"device": "Xeon", "device_kind": "cpu", "commit": "c" * 40, "dirty": False}
+    machine = {"device": "Xeon", "device_kind": "cpu", "commit": "c" * 40, "dirty": False}
     cases = [
         Case(system, "torch", "tiny", phase, batch, context, dtype="float32")
         for system in ("ttt-linear", "ttt-mlp", "transformer", "mamba")
         for phase, batch, context in [("forward", 2, 64 << n) for n in range(5)]
         + [("generate", 1 << n, 128) for n in range(5)]
     ]
-    records = [synthetic.ok(case, 3.0, count=40, environment=place | loaded) for case in cases[:-1]]
+    records = [synthetic.ok(case, 3.0, count=40, environment=machine | loaded) for case in cases[:-1]]
     return synthetic.of_suite("quick", *records, synthetic.lost(cases[-1], "failed", "it broke")).run(folder / "run")
 
 
 @pytest.mark.parametrize(("run", "theme"), [(h100, "light"), (on_a_cpu, "dark")])
-def test_axe_finds_no_violation(browser, one_place, tmp_path, run, theme):
-    write_report(run(tmp_path), one_place / "page.html")
-    with browsing.opened(browser, one_place / "page.html", color_scheme=theme) as (page, _):
+def test_axe_finds_no_violation(browser, page_folder, tmp_path, run, theme):
+    write_report(run(tmp_path), page_folder / "page.html")
+    with browsing.opened(browser, page_folder / "page.html", color_scheme=theme) as (page, _):
         browsing.open_all(page, "#figure-0 details, .chooser")
         assert not browsing.violations(page, *CHECKED[theme])
 
 
 @pytest.fixture(scope="module")
 def paper(browser, paper_page):
-    with browsing.opened(browser, paper_page, every=False) as (page, _):
+    with browsing.opened(browser, paper_page, draw_all=False) as (page, _):
         page.evaluate("drawAll(figures)")
         yield page
 
@@ -68,13 +68,13 @@ def test_keyboard_and_tap_describe_points(paper):
     paper.locator("#figure-0 .readout", has_text=re.compile("^TTT-MLP")).wait_for()
 
 
-def test_a_failed_point_is_told_by_keyboard_with_its_reason(paper):
+def test_a_failed_point_is_described_by_keyboard_with_its_reason(paper):
     number = paper.evaluate("page.figures.findIndex(figure => figure.id === 'fig20-throughput-generate')")
     paper.locator(f"#figure-{number} .plot").focus()
     for _ in range(11):
         paper.keyboard.press("ArrowRight")
-    said = paper.locator(f"#figure-{number} .readout").inner_text()
-    assert "Batch size (sequences): 1k · oom: torch.OutOfMemoryError" in said
+    text = paper.locator(f"#figure-{number} .readout").inner_text()
+    assert "Batch size (sequences): 1k · oom: torch.OutOfMemoryError" in text
     label = paper.locator(f"#figure-{number} .hoverlayer")
     browsing.eventually(paper, lambda: "oom" in label.text_content(), True)
 

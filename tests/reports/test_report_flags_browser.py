@@ -10,9 +10,9 @@ from harness.schema.case import Case
 
 
 @pytest.fixture(scope="module")
-def doubtful(browser, tmp_path_factory):
+def flagged(browser, tmp_path_factory):
     contexts = [2048 << step for step in range(5)]
-    elsewhere = (2048, 16384, 65536)  # no other system has the last
+    of_mamba = (2048, 16384, 65536)  # no other system has the last
     cases = [Case("transformer", "vllm", "1.3b", "generate", 512, context) for context in contexts]
     loaded = synthetic.environment() | {"cpu": {"others_share": 0.5, "idle_share": 0.0}}
     loaded["gpu"] = {"after": {"throttle_reasons": ["sw_thermal_slowdown"]}}
@@ -23,22 +23,22 @@ def doubtful(browser, tmp_path_factory):
         synthetic.lost(cases[3], "failed", "it broke"),
         synthetic.lost(cases[4], "skipped", "not here"),
         *(synthetic.ok(Case("transformer", "torch", "1.3b", "generate", 512, each), 9.0) for each in contexts[:2]),
-        *(synthetic.ok(Case("mamba", "mamba-ssm", "1.3b", "generate", 512, each), 1.1) for each in elsewhere),
+        *(synthetic.ok(Case("mamba", "mamba-ssm", "1.3b", "generate", 512, each), 1.1) for each in of_mamba),
     ]
-    folder = tmp_path_factory.mktemp("doubtful")
-    path = browsing.save(synthetic.of_suite("fig15-generate", *records), folder, "doubtful")
+    folder = tmp_path_factory.mktemp("flagged")
+    path = browsing.save(synthetic.of_suite("fig15-generate", *records), folder, "flagged")
     with browsing.opened(browser, path) as (page, _):
         yield page
 
 
-def test_each_flag_has_a_sign_and_a_footnote(doubtful):
-    data = doubtful.evaluate(
+def test_each_flag_has_a_sign_and_a_footnote(flagged):
+    data = flagged.evaluate(
         "document.querySelector('#figure-0 .plot').data.map(t => ({x: t.x, text: t.text, marker: t.marker}))"
     )
     assert dict(zip(data[0]["x"], data[0]["text"], strict=True)) == {2048: "†*", 4096: "‡¶", 8192: "§"}
     [lost] = [trace for trace in data if isinstance((trace.get("marker") or {}).get("symbol"), list)]
     assert dict(zip(lost["x"], lost["marker"]["symbol"], strict=True)) == {16384: "x-thin", 32768: "line-ew"}
-    said = doubtful.locator("#figure-0 .annotation").all_text_contents()[-1]
+    footnotes = flagged.locator("#figure-0 .annotation").all_text_contents()[-1]
     for words in (
         "† the KV cache held fewer sequences than requested: 5 of 512",
         "* fewer than 6",
@@ -48,23 +48,23 @@ def test_each_flag_has_a_sign_and_a_footnote(doubtful):
         "× no result",
         "– not run",
     ):
-        assert words in said
+        assert words in footnotes
 
 
-def test_numbers_of_the_results_have_their_signs(doubtful):
-    rows = doubtful.locator("#results-table tbody tr").all_inner_texts()
+def test_numbers_of_the_results_have_their_signs(flagged):
+    rows = flagged.locator("#results-table tbody tr").all_inner_texts()
     signed = {cell for row in rows for cell in row.split("\t") if re.match(r"[^\w\s]", cell)}
     assert {cell.split()[0] for cell in signed} == {"†*", "‡¶", "§"}
-    meaning = doubtful.locator("#results-table td", has_text="†*").get_attribute("title")
+    meaning = flagged.locator("#results-table td", has_text="†*").get_attribute("title")
     assert meaning == "the KV cache held fewer sequences than requested; fewer than 6 samples"
-    assert f"({meaning})" in doubtful.locator("#results-table td", has_text="†*").text_content()
+    assert f"({meaning})" in flagged.locator("#results-table td", has_text="†*").text_content()
 
 
 def test_the_size_of_a_state_has_no_flags_of_times(browser, tmp_path):
     cases = [Case("ttt-linear", "thunderkittens", "1.3b", "forward", 1, context) for context in (8192, 16384)]
-    kept = {"state_bytes": 1.3e7}
-    records = [synthetic.ok(cases[0], 4.0, spread=1.0, metrics=kept), synthetic.ok(cases[1], 8.0, metrics=kept)]
-    path = browsing.save(synthetic.of_suite("long-context", *records), tmp_path, "kept")
+    metrics = {"state_bytes": 1.3e7}
+    records = [synthetic.ok(cases[0], 4.0, spread=1.0, metrics=metrics), synthetic.ok(cases[1], 8.0, metrics=metrics)]
+    path = browsing.save(synthetic.of_suite("long-context", *records), tmp_path, "metrics")
     with browsing.opened(browser, path) as (page, _):
         signs = "n => document.querySelector(`#figure-${n} .plot`).data.flatMap(t => t.text || []).filter(Boolean)"
         assert "State (MB)" in page.locator("#figure-1 .ytitle").text_content()
@@ -115,4 +115,4 @@ def test_a_pair_has_the_signs_and_status_of_its_dual(pairs):
 
 def test_captions_of_pairs_describe_ratios(pairs):
     remarks = pairs.locator(".remarks").text_content()
-    assert "Ratios of medians of 3–30 samples, with 95% intervals within one process, divided worst case" in remarks
+    assert "Ratios of medians of 3–30 samples, with the widest ratios of 95% intervals within one process" in remarks

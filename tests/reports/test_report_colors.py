@@ -26,21 +26,21 @@ def named(name, theme):
     return linear(re.search(rf"--{name}: light-dark\((#\w{{6}}), (#\w{{6}})\)", STYLE)[1 + (theme == "dark")])
 
 
-def linear(colour):
-    values = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+def linear(color):
+    values = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     return [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in values]
 
 
-def luminance(colour):
-    return sum(weight * value for weight, value in zip(LUMINANCE, colour, strict=True))
+def luminance(color):
+    return sum(weight * value for weight, value in zip(LUMINANCE, color, strict=True))
 
 
-def deuteranope(colour):
-    return [min(1.0, max(0.0, sum(m * c for m, c in zip(row, colour, strict=True)))) for row in DEUTERANOPE]
+def deuteranope(color):
+    return [min(1.0, max(0.0, sum(m * c for m, c in zip(row, color, strict=True)))) for row in DEUTERANOPE]
 
 
-def lab(colour):
-    r, g, b = colour
+def lab(color):
+    r, g, b = color
     xyz = (
         (0.4124564 * r + 0.3575761 * g + 0.1804375 * b) / 0.95047,
         0.2126729 * r + 0.7151522 * g + 0.0721750 * b,
@@ -54,9 +54,9 @@ def difference(one, other):
     """Return the CIEDE2000 difference (Sharma, Wu and Dalal 2005) of two colors in L*a*b*."""
     (l1, a1, b1), (l2, a2, b2) = one, other
     mean = (math.hypot(a1, b1) + math.hypot(a2, b2)) / 2
-    grey = 1.5 - 0.5 * math.sqrt(mean**7 / (mean**7 + 25**7))
-    c1, c2 = math.hypot(grey * a1, b1), math.hypot(grey * a2, b2)
-    h1, h2 = (math.degrees(math.atan2(b, grey * a)) % 360 for a, b in ((a1, b1), (a2, b2)))
+    gray = 1.5 - 0.5 * math.sqrt(mean**7 / (mean**7 + 25**7))
+    c1, c2 = math.hypot(gray * a1, b1), math.hypot(gray * a2, b2)
+    h1, h2 = (math.degrees(math.atan2(b, gray * a)) % 360 for a, b in ((a1, b1), (a2, b2)))
     turn = (h2 - h1 + 180) % 360 - 180 if c1 * c2 else 0.0
     hue = 2 * math.sqrt(c1 * c2) * math.sin(math.radians(turn / 2))
     light, chroma = (l1 + l2) / 2, (c1 + c2) / 2
@@ -89,13 +89,13 @@ def test_the_measure_is_the_published_one(one, other, expected):
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("seen", [list, deuteranope])
 def test_any_two_tones_differ(theme, seen):
-    colours = [lab(seen(tone)) for tone in tones(theme)]
-    closest = min((difference(a, b), i, j) for (i, a), (j, b) in combinations(enumerate(colours), 2))
+    colors = [lab(seen(tone)) for tone in tones(theme)]
+    closest = min((difference(a, b), i, j) for (i, a), (j, b) in combinations(enumerate(colors), 2))
     assert closest[0] >= LEAST, closest
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_first_four_differ_in_grey(theme):
+def test_the_first_four_differ_in_gray(theme):
     lightness = sorted(lab(tone)[0] for tone in tones(theme)[:4])
     assert min(b - a for a, b in pairwise(lightness)) >= LEAST_LIGHTNESS, lightness
 

@@ -107,14 +107,14 @@ def test_a_figure_printed_alone_is_a_pdf_of_its_size(browser, saved):
 
 def test_figures_are_drawn_near_the_screen(browser, paper_page):
     drawn = "() => figures.filter((figure) => figure.isDrawn).map((figure) => figure.data.id)"
-    with browsing.opened(browser, paper_page, every=False) as (page, _):
+    with browsing.opened(browser, paper_page, draw_all=False) as (page, _):
         ids = page.evaluate("page.figures.map(({ id }) => id)")
         first = page.evaluate(drawn)
         assert first[0] == ids[0]
         assert ids[-1] not in first
         page.locator("figure").last.scroll_into_view_if_needed()
         browsing.eventually(page, lambda: ids[-1] in page.evaluate(drawn), True)
-    with browsing.opened(browser, paper_page, f"#{ids[-1]}", every=False) as (page, _):
+    with browsing.opened(browser, paper_page, f"#{ids[-1]}", draw_all=False) as (page, _):
         assert page.evaluate(drawn)[-1] == ids[-1]
         assert ids[0] not in page.evaluate(drawn)
         assert page.locator("figure.linked").evaluate_all("all => all.map((each) => each.id)") == [
