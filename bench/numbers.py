@@ -35,7 +35,7 @@ from reports.compare.views import NEAR
 from reports.profiles.parts import LABELS, parts
 from reports.profiles.peaks import common_peaks, with_common_peaks
 from reports.profiles.words import longest
-from reports.stats import MARKS, SIGNS, UNSTEADY, UNSTEADY_TIMES, frame, marks_in
+from reports.stats import FLAGS, SIGNS, UNSTEADY, UNSTEADY_TIMES, flags_in, frame
 from reports.words import short_commit
 
 BLOCK = re.compile(r"(<!-- table (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -141,7 +141,7 @@ def _cell(options: Mapping[str, Any], source_of: SourceOf) -> Number:
     row = found.iloc[0]
     if profile:
         return _from_profile(source.profiles[row[KEY]], profile, options.get("unit", "share"))
-    flags = marks_in(row.get(MARKS), options["value"])
+    flags = flags_in(row.get(FLAGS), options["value"])
     signs = [sign for flag, sign, _ in SIGNS if flag in flags]
     value = options.get("scale", 1) * float(row[options["value"]])
     return Number(value, " ".join([format_number(value), *signs]))
@@ -194,8 +194,8 @@ def _facts(source: Source) -> list[str]:
     commits = list(dict.fromkeys(short_commit(each, 8) for each in measured["commit"]))
     commit = commits[0] if len(commits) == 1 else counted(len(commits), "commit")
     flags = Counter[str]()
-    for cell in measured.get(MARKS, ()):  # a case with unsteady TTFT and unsteady ITL counts once
-        unique = dict.fromkeys(UNSTEADY if each in UNSTEADY_TIMES.values() else each for each in marks_in(cell))
+    for cell in measured.get(FLAGS, ()):  # a case with unsteady TTFT and unsteady ITL counts once
+        unique = dict.fromkeys(UNSTEADY if each in UNSTEADY_TIMES.values() else each for each in flags_in(cell))
         flags.update(unique.keys())
     planned = sum(len(job.cases) for job in source.run.jobs)
     results = [f"{len(measured)} of {planned}", *(f"{count} {flag}" for flag, count in flags.items())]

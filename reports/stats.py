@@ -37,7 +37,7 @@ SETTING_COLUMNS = ("dtype", "state_dtype", "timing", "l2")
 MACHINE_COLUMNS = ("device", "device_id", "commit")
 COLUMNS = CASE_COLUMNS + OUTCOME_COLUMNS + STATISTIC_COLUMNS + SETTING_COLUMNS + MACHINE_COLUMNS
 SAMPLE_COLUMNS = ("samples", "processes", "throttled", "stop", "started_at")
-NOTES, MARKS = "notes", "flags"
+NOTES, FLAGS = "notes", "flags"
 # Numbers computed from other columns (`_computed`).
 COMPUTED_COLUMNS = ("model_size", "tokens_per_s_each", "flops_per_token", "flops_share", "tokens_per_j")
 _QUALITY = "_quality"  # a key of a row, not a column
@@ -89,7 +89,7 @@ def frame(
     memberships = suites_of_cases(catalogue)
     metrics = metric_columns((metric for group in groups for record in group for metric in record.metrics), catalogue)
     rows = [_row(group, memberships.get(group[0].case.key, ()), metrics, peaks) for group in groups]
-    late = (*RATE_COLUMNS, *COMPUTED_COLUMNS, *metrics, NOTES, MARKS)
+    late = (*RATE_COLUMNS, *COMPUTED_COLUMNS, *metrics, NOTES, FLAGS)
     table = pd.DataFrame(rows, columns=[*COLUMNS, *SAMPLE_COLUMNS, *late])
     extra = _options([group[0].case for group in groups], table, catalogue)
     filled = [name for name in late if table[name].replace("", None).notna().any()]
@@ -97,8 +97,8 @@ def frame(
     return pd.concat([table[list(COLUMNS)], extra, table[list(SAMPLE_COLUMNS)], table[filled].convert_dtypes()], axis=1)
 
 
-def marks_in(cell: Any, y: str = "") -> tuple[str, ...]:
-    """Return the flags in a `MARKS` cell; with `y`, only flags that concern the column `y`."""
+def flags_in(cell: Any, y: str = "") -> tuple[str, ...]:
+    """Return the flags in a `FLAGS` cell; with `y`, only flags that concern the column `y`."""
     flags = tuple(cell.split(", ")) if isinstance(cell, str) and cell else ()
     return tuple(flag for flag in flags if not y or flag in flags_of(y))
 
@@ -117,7 +117,7 @@ def option_columns(table: pd.DataFrame) -> list[str]:
 
 def metric_columns(recorded: Iterable[str], catalogue: Catalogue) -> list[str]:
     """Return recorded metrics that need a column: the catalogue's in its order, others by name."""
-    taken = {*COLUMNS, *SAMPLE_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS, NOTES, MARKS}
+    taken = {*COLUMNS, *SAMPLE_COLUMNS, *RATE_COLUMNS, *COMPUTED_COLUMNS, NOTES, FLAGS}
     found = set(recorded) - taken
     known = [metric.name for metric in catalogue.metrics if metric.name in found]
     return [*known, *sorted(found - {metric.name for metric in catalogue.metrics} - _USED_METRICS)]
@@ -180,7 +180,7 @@ def _row(
         "started_at": min((record.started_at for record in group if record.started_at), default=""),
     }
     row[NOTES] = "; ".join(dict.fromkeys(_notes(group, found, row)))
-    return row | {MARKS: ", ".join(_flags(group, found, row))}
+    return row | {FLAGS: ", ".join(_flags(group, found, row))}
 
 
 def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from harness.schema.catalogue import Catalogue
 from harness.schema.reason import printable
 from harness.schema.record import RecordError, json_values
 from reports.grid import markdown, text
-from reports.stats import MARKS, OUTCOME_COLUMNS, option_columns
+from reports.stats import FLAGS, OUTCOME_COLUMNS, option_columns
 from reports.words import short_commit
 
 MAX_COLUMNS = 8  # in a Markdown or text table without --columns, unless more are needed to distinguish rows
@@ -87,7 +87,7 @@ def _chosen(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
         *([] if ok.all() else ["status"] if ok.any() else OUTCOME_COLUMNS),
         "latency_ms",
     ]
-    flags = [MARKS] if MARKS in table else []
+    flags = [FLAGS] if FLAGS in table else []
     numbers = [each.name for each in catalogue.metrics if each.text and each.name in table and each.name not in names]
     varied = [name for name in numbers if _varies(table, name)]
     return [*names, *varied[: max(1, MAX_COLUMNS - len(names) - len(flags))], *flags]

@@ -11,7 +11,7 @@ from harness.measure.environment import DIRTY
 from harness.schema.catalogue import AxisEntry, Catalogue
 from harness.schema.reason import LIMIT, clipped, format_number, span
 
-BETWEEN = " · "  # between the parts of the name of a line or case
+SEPARATOR = " · "  # between the parts of the name of a line or case
 
 
 def format_x(value: float) -> str:

@@ -8,14 +8,14 @@ from pydantic import AfterValidator, AliasChoices, ConfigDict, Field
 from harness.schema.case import STORED, Scalar, Stored, one_of
 
 # Styles that pages can draw.
-TONES = 8  # colours, numbered from 0
+TONES = 8  # colors, numbered from 0
 MARKERS = ("circle", "square", "diamond", "triangle-up", "pentagon", "triangle-down", "star")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
 @dataclass(frozen=True)
 class SystemEntry(Stored):
-    """Label and drawing style of a system in reports; `tone` is the index of its colour."""
+    """Label and drawing style of a system in reports; `tone` is the index of its color."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STORED | ConfigDict(extra="ignore")  # older runs have a `family`
 

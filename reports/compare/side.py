@@ -19,7 +19,7 @@ from harness.schema.reason import counted, printable
 from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.workers.machine_load import is_loaded
-from reports.words import BETWEEN, days, short_commit
+from reports.words import SEPARATOR, days, short_commit
 
 GPU_UNIT = "GPU unit"
 VARIABLES = "environment variables"
@@ -173,7 +173,7 @@ def _unfinished(run: Run, records: Sequence[Record]) -> str:
 
 def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) -> CaseSide:
     case, measured = records[0].case, timed(records)
-    name = printable(BETWEEN.join([catalogue.system_label(case.system), catalogue.backend_label(case.backend)]))
+    name = printable(SEPARATOR.join([catalogue.system_label(case.system), catalogue.backend_label(case.backend)]))
     middles = {record.repeat: median(record.samples_ms) for record in measured}
     medians = {repeat: middle for repeat, middle in middles.items() if 0 < middle < math.inf}
     tokens = {record.repeat: record.tokens or 1 for record in measured if record.repeat in medians}

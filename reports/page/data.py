@@ -10,7 +10,7 @@ from harness.schema.catalogue import Catalogue
 from harness.schema.reason import rounded
 from reports.page.figures import Figure, axis_title
 from reports.page.ranking import bar
-from reports.stats import MARKS, NOT_RUN, SETTING_COLUMNS, SIGNS, flags_of, option_columns
+from reports.stats import FLAGS, NOT_RUN, SETTING_COLUMNS, SIGNS, flags_of, option_columns
 from reports.tables import cell_text, distinguishing
 
 DIGITS = 6  # significant digits of a number
@@ -21,7 +21,7 @@ LABELS = {
     "bound": "Lower bound set by",
     "lower_bound_ms": "Lower bound (ms)",
     "lower_bound_share": "Share of lower bound",
-    MARKS: "Flags",
+    FLAGS: "Flags",
 }
 # The columns shown at first, together with settings that separate rows. The page's menu offers the others.
 _SHORT = ("system", "backend", "phase", "batch", "context", "status", "latency_ms", "us_per_token")

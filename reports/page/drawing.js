@@ -76,7 +76,7 @@ class Drawing {
   /* The hover text of a point: three lines. The readout below the plot has the rest. */
   hover(line, point) {
     const most = Math.min(60, Math.floor(innerWidth / 8) - 8); // characters that fit a phone
-    const [name, ...parts] = this.points.brief(line, point).map((text) => (text.length > most ? `${text.slice(0, most - 1)}…` : text)).map(neutral);
+    const [name, ...parts] = this.points.brief(line, point).map((text) => (text.length > most ? `${text.slice(0, most - 1)}…` : text)).map(escapeHtml);
     return [`<b>${name}</b>`, ...parts].join("<br>");
   }
 
@@ -86,7 +86,7 @@ class Drawing {
     return {
       type: "scatter",
       mode: "lines+markers+text",
-      name: neutral(line.name),
+      name: escapeHtml(line.name),
       x: drawn.map((point) => point.x),
       y: drawn.map((point) => point.y.value),
       error_y: {
@@ -167,7 +167,7 @@ class Drawing {
       range: [(log ? first : Math.min(0, first)) - pad, last + pad],
       tickvals: ticks,
       ticktext: ticks.map(axisLabel),
-      title: { text: neutral(this.data.x_title), standoff: 8 },
+      title: { text: escapeHtml(this.data.x_title), standoff: 8 },
       anchor: "y2",
     };
   }
@@ -188,7 +188,7 @@ class Drawing {
     const isLarge = log ? range[0] >= 0 && range[1] > 4 : range[1] > 1e4; // 100k instead of 100000
     // 1, 2 and 5 of each decade, or only decades over a wide range.
     const ticks = log ? { dtick: range[1] - range[0] > 2.5 ? 1 : "D2" } : { nticks: 7 };
-    return { ...shared, type: log ? "log" : "linear", range, tickformat: isLarge ? "~s" : "~g", ...ticks, domain: [strip, 1], showticklabels: this.lines.length > 0, title: { text: title.map(neutral).join("<br>"), standoff: 8 } };
+    return { ...shared, type: log ? "log" : "linear", range, tickformat: isLarge ? "~s" : "~g", ...ticks, domain: [strip, 1], showticklabels: this.lines.length > 0, title: { text: title.map(escapeHtml).join("<br>"), standoff: 8 } };
   }
 
   /* Shorten line names to `room` pixels: leave out last parts, or first parts if names would be equal. Measured lines
@@ -232,7 +232,7 @@ class Drawing {
     const sign = ({ line }) => (line.y ? DASH_SIGNS[line.dash] : MARKER_SIGNS[line.marker][Number(line.hollow)]);
     const texts = this.endTexts(labels.map(({ line }) => line), room - LABEL_SIZE - LABEL_GAP);
     const names = labels.map((label, index) => ({
-      text: `<span style="color: ${themed(tone(label.line))}">${sign(label)}</span> ${neutral(texts[index])}`,
+      text: `<span style="color: ${themed(tone(label.line))}">${sign(label)}</span> ${escapeHtml(texts[index])}`,
       xref: "paper",
       x: 1,
       xanchor: "left",
@@ -296,7 +296,7 @@ class Drawing {
       dragmode: matchMedia("(pointer: fine)").matches ? "zoom" : false,
       showlegend: false,
       shapes: this.data.lines.some((line) => line.base_rows.length) ? [one] : [],
-      annotations: [...(this.lines.length ? labels.names : [none]), ...(rows.length ? [{ ...note, text: rows.map(neutral).join("<br>") }] : [])],
+      annotations: [...(this.lines.length ? labels.names : [none]), ...(rows.length ? [{ ...note, text: rows.map(escapeHtml).join("<br>") }] : [])],
       xaxis,
       yaxis: this.yAxis(shared, strip, range, title),
       yaxis2: {

@@ -9,8 +9,8 @@ from harness.measure.interval import FEWEST
 from harness.schema.catalogue import Catalogue, PaperClaim
 from harness.schema.reason import format_number, span
 from reports.page.ranking import TIES, Standing, View, best_standing, standings
-from reports.stats import FEW_SAMPLES, HOT, LOADED, MARKS, UNSTEADY, UNSTEADY_TIMES, marks_in
-from reports.words import BETWEEN, format_x, left_out, listed, share_of
+from reports.stats import FEW_SAMPLES, FLAGS, HOT, LOADED, UNSTEADY, UNSTEADY_TIMES, flags_in
+from reports.words import SEPARATOR, format_x, left_out, listed, share_of
 
 _FLAG_WORDS = {
     FEW_SAMPLES: f"with fewer than {FEWEST} samples",
@@ -131,10 +131,10 @@ def _who(standing: Standing, view: View) -> str:
         return f"{standing.tied[0]} {'is fastest' if view.is_speed else least}"
     if len(standing.tied) > 3:
         return f"{len(standing.tied)} lines are {standing.tie}"
-    names = [label.split(BETWEEN) for label in standing.tied]
+    names = [label.split(SEPARATOR) for label in standing.tied]
     shared = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, zip(*names, strict=False))]
-    rests = [BETWEEN.join(name[len(shared) :]) for name in names]
-    return f"{BETWEEN.join([*shared, ''])}{listed(rests)} are {standing.tie}"
+    rests = [SEPARATOR.join(name[len(shared) :]) for name in names]
+    return f"{SEPARATOR.join([*shared, ''])}{listed(rests)} are {standing.tie}"
 
 
 def _where(xs: list[float], view: View) -> str:
@@ -166,7 +166,7 @@ def _best(view: View) -> str:
 
 def flag_counts(rows: pd.DataFrame) -> list[str]:
     """Count the rows per kind of flag; return texts such as `3 unsteady` for counts above 0."""
-    found = [{_FLAG_WORDS[flag] for flag in marks_in(cell) if flag in _FLAG_WORDS} for cell in rows.get(MARKS, ())]
+    found = [{_FLAG_WORDS[flag] for flag in flags_in(cell) if flag in _FLAG_WORDS} for cell in rows.get(FLAGS, ())]
     counts = {words: sum(words in own for own in found) for words in _FLAG_WORDS.values()}
     return [f"{count} {words}" for words, count in counts.items() if count]
 

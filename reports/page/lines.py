@@ -10,7 +10,7 @@ import pandas as pd
 
 from harness.schema.catalogue import DASHES, MARKERS, TONES, Catalogue, FigureEntry
 from reports.stats import MACHINE_COLUMNS, SETTING_COLUMNS, option_columns
-from reports.words import BETWEEN, format_setting, short_commit
+from reports.words import SEPARATOR, format_setting, short_commit
 
 BOUND = "lower_bound_ms"  # the column of the lower bound
 _BOUND_DASHES = ("dot", "dashdot")
@@ -160,7 +160,7 @@ class FigurePanel:
         columns = [column for column, systems in stated.items() if system in systems]
         parts = filter(None, (self.looks.words(column, values[column]) for column in columns))
         return Line(
-            name=BETWEEN.join([label, backend_label, *parts]),
+            name=SEPARATOR.join([label, backend_label, *parts]),
             short=self.looks.words(column, values[column]),
             system=system,
             rows=rows,
@@ -216,7 +216,7 @@ class FigurePanel:
     def _bound(self, values: dict[str, Any], rows: list[int], stated: list[str], dash: str) -> Line:
         parts = filter(None, (self.looks.words(name, values[name]) for name in stated))
         short = f"bound for {values['state_dtype']}" if "state_dtype" in stated else "lower bound"
-        name, look = BETWEEN.join(["Lower bound", *parts]), Look(0, MARKERS[0], dash)
+        name, look = SEPARATOR.join(["Lower bound", *parts]), Look(0, MARKERS[0], dash)
         return Line(name=name, short=short, system=values["system"], rows=rows, y=BOUND, **vars(look))
 
     def form_pairs(self) -> list[Line]:

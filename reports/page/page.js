@@ -92,12 +92,12 @@ function startDownloads() {
 }
 
 const figures = [];
-const plotlyIsThere = document.getElementById("plotly") && run("plotly"); // a site's pages load a shared file instead
+const plotlyLoaded = document.getElementById("plotly") && run("plotly"); // a site's pages load a shared file instead
 
 async function start() {
   const findings = document.getElementById("findings");
   if (findings && matchMedia("(max-width: 40rem)").matches) findings.open = false; // so that the first figure is on the screen
-  await plotlyIsThere;
+  await plotlyLoaded;
   for (const host of document.querySelectorAll("[data-figure]")) {
     figures.push(new Figure(host, page.figures[Number(host.dataset.figure)]));
   }

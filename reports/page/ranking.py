@@ -15,15 +15,15 @@ from reports.page.figures import LATENCIES, RATES, Figure, interval_columns
 from reports.page.lines import Line
 from reports.stats import (
     FEW_SAMPLES,
+    FLAGS,
     LOADED,
-    MARKS,
     NOT_RUN,
     UNSTEADY,
     UNSTEADY_TIMES,
-    marks_in,
+    flags_in,
     option_columns,
 )
-from reports.words import BETWEEN, format_setting
+from reports.words import SEPARATOR, format_setting
 
 EQUAL_WITHIN = 0.05  # values that differ by at most this share are equal
 EQUAL, INDISTINGUISHABLE, UNRANKED = f"equal within {EQUAL_WITHIN:.0%}", "indistinguishable", "too uncertain to rank"
@@ -167,7 +167,7 @@ class View:
         omitted: parts of names to leave out, such as `shared_settings`.
         """
         shorts = [line.short for line in lines]
-        longs = [BETWEEN.join(part for part in line.name.split(BETWEEN) if part not in omitted) for line in lines]
+        longs = [SEPARATOR.join(part for part in line.name.split(SEPARATOR) if part not in omitted) for line in lines]
         pairs = zip(lines, longs, strict=True)
         return {line.name: line.short if shorts.count(line.short) == 1 else long for line, long in pairs}
 
@@ -189,13 +189,13 @@ class View:
 
     def _read(self, line: Line) -> Iterator[Point]:
         x, y, scale = self.figure.x, self.figure.y, self.metric.scale
-        columns = (x, y, *interval_columns(y), *_LATENCY, MARKS, "device_id", "status")
+        columns = (x, y, *interval_columns(y), *_LATENCY, FLAGS, "device_id", "status")
         read = [name for name in dict.fromkeys(columns) if name in self.table]
         for cells in self.table.loc[list(line.rows), read].to_dict("records"):
             value = cells[y]
             if cells["status"] == "ok" and pd.notna(value) and value > 0:
                 low, high = (float(value) / scale * end for end in bar(cells, y))
-                flags = _DOUBT_FLAGS.intersection(marks_in(cells.get(MARKS), y))
+                flags = _DOUBT_FLAGS.intersection(flags_in(cells.get(FLAGS), y))
                 doubt = FLAG_DOUBT if flags else 0.0
                 if not cells.get("device_id"):  # contention slows systems by very different factors
                     doubt = math.inf if LOADED in flags else max(doubt, BETWEEN_RUNS["cpu"])

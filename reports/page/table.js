@@ -6,7 +6,7 @@ const collator = new Intl.Collator("en", { numeric: true });
 const fourDigits = new Intl.NumberFormat("en", { minimumSignificantDigits: 4, maximumSignificantDigits: 4, useGrouping: false });
 
 /* Escape text for Plotly, which reads some HTML. */
-function neutral(text) {
+function escapeHtml(text) {
   return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
 

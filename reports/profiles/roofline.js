@@ -40,7 +40,7 @@ function drawnRoofline({ names, kernels, roofline }) {
     return `${name}: ${shown(y)} TFLOP/s at ${shown(x)} FLOPs per byte, ${under}, ${shown(ms)} ms`;
   }
 
-  const colours = items.map(({ part }) => themed(`--part-${PARTS[part]}`));
+  const colors = items.map(({ part }) => themed(`--part-${PARTS[part]}`));
   const points = {
     type: "scatter",
     mode: "markers",
@@ -49,12 +49,12 @@ function drawnRoofline({ names, kernels, roofline }) {
     marker: {
       symbol: items.map(({ kernel }) => (kernel === null ? "diamond" : "circle")),
       size: items.map(({ kernel, ms }) => (kernel === null ? 11 : Math.max(SMALLEST, LARGEST * Math.sqrt(ms / total)))),
-      color: colours.map((colour, at) => (items[at].kernel === null ? themed("--paper") : colour)),
-      line: { width: 2, color: colours.map((colour, at) => (items[at].kernel === null ? colour : themed("--paper"))) },
+      color: colors.map((color, at) => (items[at].kernel === null ? themed("--paper") : color)),
+      line: { width: 2, color: colors.map((color, at) => (items[at].kernel === null ? color : themed("--paper"))) },
       opacity: 0.85,
     },
     customdata: items.map((item) => [words(item), item.kernel]),
-    hovertext: items.map((item) => neutral(words(item).split(", ").slice(0, 2).join(", "))),
+    hovertext: items.map((item) => escapeHtml(words(item).split(", ").slice(0, 2).join(", "))),
     hoverinfo: "text",
   };
   const log = (ends) => ({ type: "log", range: ends.map(Math.log10), dtick: 1, tickformat: "~r" });

@@ -28,7 +28,7 @@ async function drawProfile(host, build, choose, each = 1) {
     });
     return Plotly.react(host, traces, layout, { responsive: true, modeBarButtons: ZOOM, displaylogo: false });
   };
-  await plotlyIsThere;
+  await plotlyLoaded;
   await draw();
   redraws.push(draw);
   let current = -1;

@@ -51,12 +51,12 @@ function idleSpans(launches) {
 }
 
 /* Filled boxes of the items in the row with this number from the top. */
-function boxes(items, row, colour) {
+function boxes(items, row, color) {
   return {
     type: "scatter",
     mode: "none",
     fill: "toself",
-    fillcolor: themed(colour),
+    fillcolor: themed(color),
     hoverinfo: "skip",
     x: items.flatMap(({ from, to }) => [from * S, from * S, to * S, to * S, null]),
     y: items.flatMap(() => [-row, -row - 0.85, -row - 0.85, -row, null]),
@@ -85,7 +85,7 @@ function startTimeline(host, { names, timeline }, choose) {
   function labels([from, to]) {
     const letters = (span) => (((span.to - span.from) * S) / (to - from)) * ((host.clientWidth - SIDES.l - SIDES.r) / LETTER);
     const fitting = (span) => [span.name, span.name.replace("layer ", "")].find((name) => name.length <= letters(span)) ?? "";
-    return ranges.flatMap(([, spans]) => spans.map(fitting)).map(neutral);
+    return ranges.flatMap(([, spans]) => spans.map(fitting)).map(escapeHtml);
   }
 
   function build() {
@@ -105,7 +105,7 @@ function startTimeline(host, { names, timeline }, choose) {
         x: launches.flatMap(({ from, to }) => [from * S, ((from + to) / 2) * S, to * S]), // so that the nearest point is the pointed launch's
         y: launches.flatMap(({ lane }) => Array(3).fill(-ranges.length - lane - 0.42)),
         customdata: launches.flatMap((launch) => Array(3).fill([words(launch), launch.kernel])),
-        hovertext: launches.flatMap((launch) => Array(3).fill(neutral(nameOf(launch)))),
+        hovertext: launches.flatMap((launch) => Array(3).fill(escapeHtml(nameOf(launch)))),
         hoverinfo: "text",
       },
     ];

@@ -22,9 +22,9 @@ const address = (line, at) => `../runs/${line.run[at]}.html`;
 function trace(line, number, unit) {
   const tone = themed(`--tone-${page.tone}`);
   const symbol = SYMBOLS[number % SYMBOLS.length];
-  const texts = line.at.map((_, at) => hoverLines(line, at, unit).map(neutral).join("<br>"));
+  const texts = line.at.map((_, at) => hoverLines(line, at, unit).map(escapeHtml).join("<br>"));
   return {
-    type: "scatter", mode: "lines+markers", name: neutral(line.machine), x: line.at, y: line.ms,
+    type: "scatter", mode: "lines+markers", name: escapeHtml(line.machine), x: line.at, y: line.ms,
     line: { color: tone, dash: DASHES[number % DASHES.length], width: 1.5 },
     marker: { size: 9, color: tone, symbol: line.at.map((_, at) => (line.flagged.includes(at) ? `${symbol}-open` : symbol)) },
     error_y: { type: "data", symmetric: false, color: tone, thickness: 1, width: 2, array: line.ms.map((ms, at) => (line.high[at] ?? ms) - ms), arrayminus: line.ms.map((ms, at) => ms - (line.low[at] ?? ms)) },

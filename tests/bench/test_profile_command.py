@@ -39,7 +39,7 @@ def test_profile_prints_the_profiler_and_each_bottleneck(profiled: Any) -> None:
     _, done = profiled
     assert "torch.profiler" in done.stderr.splitlines()[0]
     assert "a new run, without latencies to compare its profiles with" in done.stderr.splitlines()[1]
-    assert done.stdout.count("ms of kernels and idle time; the run has no recorded latency of this case") == 2
+    assert done.stdout.count("ms of kernels and idle time; the run has no recorded latency for this case") == 2
     assert "of the time" in done.stdout
 
 

@@ -15,7 +15,7 @@ from harness.schema.catalogue import Catalogue
 from harness.schema.record import Record
 from reports.page.findings import flag_counts
 from reports.roofline import RATE_COLUMNS
-from reports.stats import COLUMNS, COMPUTED_COLUMNS, MARKS, SAMPLE_COLUMNS, frame, marks_in
+from reports.stats import COLUMNS, COMPUTED_COLUMNS, FLAGS, SAMPLE_COLUMNS, flags_in, frame
 
 FORWARD = Case("ttt-linear", "torch", "1.3b", "forward", 16, 2048, options=(("mini_batch", 32),))
 OTHER = Case("x", "y", "z", "generate", 1, 0)
@@ -271,11 +271,11 @@ def test_a_request_is_unsteady_if_one_of_its_times_is(high, count, flags, notes)
 
 def test_a_flag_concerns_only_its_own_column():
     cell = "few samples, unsteady TTFT"
-    assert marks_in(cell) == ("few samples", "unsteady TTFT")
-    assert marks_in(cell, "time_to_first_token_ms") == ("few samples", "unsteady TTFT")
-    assert marks_in(cell, "inter_token_latency_ms") == marks_in(cell, "latency_ms") == ("few samples",)
-    assert marks_in("cache full, unsteady", "state_bytes") == ("cache full",)
-    assert marks_in("cache full, unsteady", "tokens_per_s") == ("cache full", "unsteady")
+    assert flags_in(cell) == ("few samples", "unsteady TTFT")
+    assert flags_in(cell, "time_to_first_token_ms") == ("few samples", "unsteady TTFT")
+    assert flags_in(cell, "inter_token_latency_ms") == flags_in(cell, "latency_ms") == ("few samples",)
+    assert flags_in("cache full, unsteady", "state_bytes") == ("cache full",)
+    assert flags_in("cache full, unsteady", "tokens_per_s") == ("cache full", "unsteady")
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_a_process_that_failed_on_a_contended_machine_flags_no_timed_process():
     loaded = synthetic.environment() | {"cpu": {"others_share": 0.9, "idle_share": 0.0}}
     lost = Record(FORWARD, "failed", "late", repeat=2, environment=loaded)
     records = [*(synthetic.ok(FORWARD, 3.0, repeat=n, environment=synthetic.environment()) for n in (0, 1)), lost]
-    assert MARKS not in frame(records, Catalogue())  # no row has a flag
+    assert FLAGS not in frame(records, Catalogue())  # no row has a flag
 
 
 def test_a_failed_process_counts_only_if_all_processes_failed():

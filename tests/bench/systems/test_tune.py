@@ -72,7 +72,7 @@ def fastest():
 def test_the_fastest_that_passes_the_check_is_chosen(kernel, capsys):
     assert fastest() == ("cpu", FAST)
     took, faster, wrong, too_large = (line.partition("): ")[2] for line in capsys.readouterr().err.splitlines())
-    assert (took, faster) == ("200.0 us", "100.0 us")  # a call is the 16 steps of a mini-batch
+    assert (took, faster) == ("200.0 µs", "100.0 µs")  # a call is the 16 steps of a mini-batch
     assert "output_relative_error" in wrong
     assert "shared memory" in too_large
     assert kernel.compiled == [SLOW, FAST, WRONG, TOO_LARGE]
