@@ -56,7 +56,7 @@ SIGNS = (
     (
         UNSTEADY,
         "§",
-        f"unsteady: interval wider than ±{STEADY:.0%}, middle half of the samples wider than {STEADY:.0%}, or drift",
+        f"unsteady: interval wider than ±{STEADY:.0%}, middle half or processes wider than {STEADY:.0%}, or drift",
     ),
     *((flag, "§", f"unsteady: interval wider than ±{STEADY:.0%}") for flag in UNSTEADY_TIMES.values()),
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 from harness.measure.correctness import Check, Checks
 
-CHECKED_TOKENS = 16384  # maximum of compared tokens, over all sequences
+CHECKED_TOKENS = 16384  # maximum over all compared sequences, if there are several
 CHECKED_SEQUENCES = 4
 LONGEST_CHECKED = 65536  # maximum of compared tokens per sequence; for more, the reference would take minutes
 

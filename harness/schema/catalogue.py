@@ -34,8 +34,11 @@ class BackendEntry(Stored):
     dash: Annotated[str, one_of(*DASHES)]
 
 
-_OLDER_METRICS = {"floor_ms": "lower_bound_ms", "floor_share": "lower_bound_share"}  # name in older runs: name today
-_Metric = Annotated[str, AfterValidator(lambda name: _OLDER_METRICS.get(name, name))]
+# {name in older runs: name today}
+OLDER_METRICS = {"floor_ms": "lower_bound_ms", "floor_share": "lower_bound_share"} | {
+    f"time_between_tokens_ms{end}": f"inter_token_latency_ms{end}" for end in ("", "_low", "_high")
+}
+_Metric = Annotated[str, AfterValidator(lambda name: OLDER_METRICS.get(name, name))]
 
 
 @dataclass(frozen=True)

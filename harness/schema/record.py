@@ -13,12 +13,13 @@ from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, TypeA
 from pydantic.dataclasses import dataclass
 
 from harness.schema.case import Case, one_of
+from harness.schema.catalogue import OLDER_METRICS
 from harness.schema.files import read_regular, refusing
 from harness.schema.reason import clipped, invalid, printable
 
 SCHEMA_VERSION = 4  # of records
 _OLDEST = 2  # oldest version that can be read
-_OLDER_SETTINGS = {"gated": "checked", "gate_limits": "check_limits"}  # name in schemas 2 and 3: name today
+_OLDER_NAMES = {"gated": "checked", "gate_limits": "check_limits"} | OLDER_METRICS
 NOT_JSON = "is not JSON"
 MESSAGE_LIMIT = 5000  # characters; paths alone may have 4096
 
@@ -66,13 +67,16 @@ _Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0)]
 
 
-def _settings(values: Any) -> Any:
+def _under_todays_names(values: Any) -> Any:
     if not isinstance(values, dict):
         return values
-    return {_OLDER_SETTINGS.get(name, name): value for name, value in values.items()}
+    return {_OLDER_NAMES.get(name, name): value for name, value in values.items()}
 
 
-_Settings = Annotated[dict[Text, Annotated[Text, BeforeValidator(str)]], BeforeValidator(_settings)]
+_Metrics = Annotated[
+    dict[Text, Annotated[int | float | None, BeforeValidator(json_values)]], BeforeValidator(_under_todays_names)
+]
+_Settings = Annotated[dict[Text, Annotated[Text, BeforeValidator(str)]], BeforeValidator(_under_todays_names)]
 # An older version becomes the current one; other validators translate older names.
 _Schema = Annotated[int, Field(ge=_OLDEST, le=SCHEMA_VERSION), AfterValidator(lambda older: SCHEMA_VERSION)]
 _Status = Annotated[str, BeforeValidator(lambda text: "incorrect" if text == "gate" else text), one_of(*STATUSES)]
@@ -108,7 +112,7 @@ class Record:
     stop: Annotated[str, one_of("", "interval", "budget", "count")] = ""
     peak_memory_bytes: _Count | None = None
     check: Annotated[JsonObject | None, Field(validation_alias=AliasChoices("check", "gate"))] = None
-    metrics: dict[Text, Annotated[int | float | None, BeforeValidator(json_values)]] = field(default_factory=dict)
+    metrics: _Metrics = field(default_factory=dict)
     settings: _Settings = field(default_factory=dict)
     environment: JsonObject = field(default_factory=dict)
     started_at: Text = ""

@@ -96,7 +96,7 @@ def test_throttling_is_queried_at_intervals(install: Any, monkeypatch: pytest.Mo
     assert gpu.seen_reasons == {"sw_power_cap"}
 
 
-def test_the_highest_throttled_temperature_is_kept_until_forget(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_highest_throttled_temperature_is_kept_until_reset(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reading at the end would be too low: the GPU cools while a profiler writes its trace."""
     fake = install(FakeNvml(reasons=0x20))
     gpu = nvml.open_gpu()

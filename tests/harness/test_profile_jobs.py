@@ -295,7 +295,7 @@ def test_timed_runs_without_kernels_fail(tmp_path: Path, fake: Any) -> None:
     ("does", "why"),
     [
         ("kill late", "nsys failed: it was killed by SIGKILL; use --with torch instead"),
-        ("no importer", "nsys failed: it wrote no report: Importer error status: Importation failed.; use --with"),
+        ("no importer", "nsys failed: it wrote no report: Importer error status: Importation failed.; use --with tor"),
         ("unreadable", "nsys could not read its report: the report cannot be opened; try again (--resume"),
         ("hang", "nsys did not end within 1 s and was killed; try a smaller case"),
     ],

@@ -159,7 +159,7 @@ def test_a_record_compares_versions_with_the_lock(folder: Path, locked: dict[str
 
 def test_verify_only(folder: Path) -> None:
     records = measured(folder, [case("work"), case("miss"), case("kill")], mode="verify")
-    assert statuses(records) == ["ok", "incorrect", "ok"]  # verify does not call `run` again
+    assert statuses(records) == ["ok", "incorrect", "ok"]  # verify does not call `run`
     assert all(not record.samples_ms for record in records)
 
 

@@ -100,7 +100,7 @@ SOLVED_TOKENS = 32  # tokens whose linear systems the naive MesaNet solves in on
 
 @dataclass(frozen=True)
 class Mesa(RecurrentLayer):
-    """A MesaNet layer: each query solves a factor least-squares problem over all tokens so far.
+    """A MesaNet layer: each query solves a decayed least-squares problem over all tokens so far.
 
     With k and q of norm 1: G = exp(g) G + beta k k^T; S = exp(g) S + beta k v^T; o = S^T (G + Diag(lamb))^-1 q.
     The states G [K, K] and S [K, V] are per head. Source: arXiv 2506.05233.
