@@ -46,15 +46,15 @@ class _Entry(BaseModel):
 
 
 def launch_notes(labels: Container[str]) -> list[str]:
-    """Return a note on the `labels` that a .venv-NAME or systems.toml starts; [] if there are none."""
-    entries, starts = _read(), defaultdict[str, list[str]](list)
+    """Return a note on the `labels` in systems.toml or run by a .venv-NAME; [] if there are none."""
+    entries, systems = _read(), defaultdict[str, list[str]](list)
     for each in (adapter for adapter in ADAPTERS if adapter.label in labels):
         entry = entries.get(each.label, _Entry())
         if each.label in entries:
-            starts[f"{SYSTEMS_FILE} of this folder"].append(each.label)
+            systems[f"{SYSTEMS_FILE} in this folder configures"].append(each.label)
         if not (entry.command or entry.python) and (program := _interpreter(each)) != sys.executable:
-            starts[program].append(each.label)
-    return ["; ".join(f"{starter} starts {', '.join(own)}" for starter, own in starts.items())] if starts else []
+            systems[f"{program} runs"].append(each.label)
+    return ["; ".join(f"{words} {', '.join(own)}" for words, own in systems.items())] if systems else []
 
 
 def worker_launches(device: str = "") -> dict[tuple[str, str], Launch]:

@@ -206,8 +206,9 @@ def _run_pairs(definition: Definition, source_of: SourceOf) -> list[list[str]]:
     lines = [["b over a, time per token", "points", "median", *(f"within {bar:.0%}" for bar in NEAR), "farthest"]]
     for each in definition["apart"]:
         rows = compare(source_of(each["a"]).run, source_of(each["b"]).run).rows
-        change, farthest = median(row.result.ratio - 1 for row in rows), max(rows, key=lambda row: row.apart)
-        within = [str(sum(row.apart <= bar for row in rows)) for bar in NEAR]
+        change = median(row.result.ratio - 1 for row in rows)
+        farthest = max(rows, key=lambda row: row.relative_difference)
+        within = [str(sum(row.relative_difference <= bar for row in rows)) for bar in NEAR]
         far = f"{farthest.result.ratio - 1:+.1%}: {farthest.name} {farthest.phase}"
         lines.append([each["label"], str(len(rows)), f"{change:+.1%}", *within, far])
     return lines

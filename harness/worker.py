@@ -41,7 +41,7 @@ def answer(system: SystemAdapter | None, request: dict[str, Any]) -> dict[str, A
     system = load(request["entry"]) if "entry" in request else system
     assert system is not None, "no system was named"
     if request["do"] == "probe":
-        reason = sentence(system.unavailable())  # first: it may import torch, which a snapshot describes
+        reason = sentence(system.unavailable())  # first: it may import torch, whose threads `snapshot` counts
         environment, versions = snapshot(), versions_of(system.packages)
         environment["software"] = environment["software"] | versions
         return {"reason": reason, "versions": versions, "environment": environment}

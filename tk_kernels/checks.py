@@ -5,7 +5,7 @@ from torch import Tensor
 
 from tk_kernels import check_choice
 
-# The state's dtype, by the dtype of the tokens
+# The state's dtype, by the dtype of q, k and v
 STATE_DTYPE = {torch.float64: torch.float64, torch.float32: torch.float32, torch.bfloat16: torch.float32}
 
 
@@ -36,10 +36,10 @@ def check_devices(**tensors: Tensor | None) -> None:
 
 
 def check_tokens(tokens: dict[str, Tensor], lr: Tensor, layout: str, dtypes: tuple[torch.dtype, ...]) -> None:
-    """Raise ValueError unless the tokens' shapes and dtypes and the shape of lr fit together.
+    """Raise ValueError unless q, k, v share a shape and one of `dtypes`, and lr fits.
 
-    The tokens share a shape and one of `dtypes`; lr has that shape without the last axis.
-    layout: the tokens' shape in letters, such as "[B, T, H, D]"; only its number of dimensions is checked.
+    tokens: {name: tensor} of q, k and v, or of two of these. lr has their shape without the last axis.
+    layout: their shape in letters, such as "[B, T, H, D]"; only its number of dimensions is checked.
     """
     first, *others = tokens
     x = tokens[first]
@@ -79,7 +79,7 @@ def common_position(position: Tensor, start: int | None, mini_batch: int) -> int
     """
     values = sorted(set(position.tolist())) if start is None else [start]
     if len(values) > 1:
-        raise ValueError(f"state.position holds {values}: forward needs one position for all sequences")
+        raise ValueError(f"state.position holds {values}: must be one position for all sequences")
     found = values[0] if values else 0
     if not 0 <= found < mini_batch:
         name = "state.position" if start is None else "start"

@@ -92,7 +92,7 @@ def _show(a: Path, b: Path, fail_on: float | None, markdown: bool) -> comparing.
         )
     print(views.markdown(found) if markdown else views.text(found), end="", flush=True)
     empty = not found.counts.keys() - {"gained"}
-    if empty or (found.elsewhere and fail_on is not None):
+    if empty or (found.other_device and fail_on is not None):
         why = "no case has a result on both sides" if empty else "the devices differ in every case"
         note(f"the runs cannot be compared: {why}")
         sys.exit(NOT_COMPARABLE)

@@ -80,10 +80,10 @@ def dry_run(request: RunRequest, out: Path) -> None:
         skipped = Counter(filter(None, (work.skip(planned, []) for planned in left)))
         why = "; ".join(f"{count} skipped: {reason}" for reason, count in skipped.most_common(1))
         rows.append((job.name, str(len(left)), phases, estimate.in_words(times[-1] or None), why))
-    print_rows(("job", "cases", "phases", "time", "note"), rows)
+    print_rows(("job", "cases", "phases", "estimated time", "note"), rows)
     line = f"{counted(total, 'case')} in {counted(len(rows), 'job')}"
     line += f": {estimate.on_one_device(sum(times))}" if any(times) else ""
-    print(line + (f"; {counted(finished, 'case')} kept from before" if finished else ""))
+    print(line + (f"; {counted(finished, 'case')} finished earlier" if finished else ""))
     note("to see which systems can run, call `ttt-bench list` on the machine that will measure")
 
 

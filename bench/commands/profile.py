@@ -58,7 +58,7 @@ def profile(request: RunRequest, out: Path) -> None:
     )
     every, left = (sum(map(len, cases)) for cases in ([job.cases for job in jobs], map(profiler.pending, jobs)))
     if request.resume:
-        print(f"{out}: {counted(every - left, 'profile')} kept from before", flush=True)
+        print(f"{out}: {counted(every - left, 'profile')} finished earlier", flush=True)
     profiler.on_times = lambda profile: print(f"timed, counters follow: {profile.case.label}", flush=True)
     numbers, latencies = count(1), recorded(run.records())
     profiler.on_profile = lambda found: print(

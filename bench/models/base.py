@@ -123,7 +123,7 @@ class ChunkedModel(CausalLM):
 
     model: Decoder
     # Tokens of a chunk, over all sequences of its group. A 1.3B model's widest activation then takes 0.4 GB.
-    prefill_tokens = 32768
+    chunk_tokens = 32768
     least_group_capacity = 1  # sequences that a group may have, however long their prompts are
 
     def __init__(self) -> None:
@@ -172,7 +172,7 @@ class ChunkedModel(CausalLM):
         raise NotImplementedError
 
     def _groups(self, batch: int, tokens: int) -> list[slice]:
-        most = max(self.least_group_capacity, self.prefill_tokens // tokens)
+        most = max(self.least_group_capacity, self.chunk_tokens // tokens)
         size = ceil(batch / ceil(batch / most))
         return [slice(first, min(first + size, batch)) for first in range(0, batch, size)]
 
@@ -183,7 +183,7 @@ class ChunkedModel(CausalLM):
         return hidden[:, -1]
 
     def _chunk_length(self, batch: int) -> int:
-        return max(1, self.prefill_tokens // batch)
+        return max(1, self.chunk_tokens // batch)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return F.linear(self.model.norm(hidden), self.head)

@@ -11,8 +11,8 @@ from bench.serving.hugging_face import ARCHITECTURE
 from bench.serving.refusals import unsupported_setting
 
 
-class TTTSettings(MambaModelConfig):
-    """Check of an engine's settings, which vLLM calls once before the engine starts."""
+class TTTModelConfig(MambaModelConfig):
+    """Hook that vLLM calls before an engine starts: check its settings, set its scheduler."""
 
     @classmethod
     def verify_and_update_config(cls, vllm_config: Any) -> None:
@@ -26,9 +26,9 @@ class TTTSettings(MambaModelConfig):
 
 
 def register_model() -> None:
-    """Register the model's class, its backend and the check of its settings in vLLM."""
-    if ARCHITECTURE not in ModelRegistry.get_supported_archs():  # a process may have registered the class itself
+    """Register the model's class, its attention backend and its configuration hook in vLLM."""
+    if ARCHITECTURE not in ModelRegistry.get_supported_archs():  # an adapter may have registered the class object
         ModelRegistry.register_model(ARCHITECTURE, f"bench.serving.model:{ARCHITECTURE}")
     backend = "bench.serving.metadata.TTTBackend"
     register_backend(MambaAttentionBackendEnum.CUSTOM, backend, is_mamba=True)
-    MODELS_CONFIG_MAP[ARCHITECTURE] = TTTSettings
+    MODELS_CONFIG_MAP[ARCHITECTURE] = TTTModelConfig

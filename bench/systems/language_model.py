@@ -55,29 +55,29 @@ class LanguageModel:
         peaks = peaks_of(device())  # measured before the first model takes the GPU's memory
         model = self._model(case)
         enable_layer_ranges(device() == "cuda")  # NVTX ranges; they slow runs on a CPU
-        work = self.phases[case.phase](self, model, case)
-        self.prepare_kernels(work)
+        phase = self.phases[case.phase](self, model, case)
+        self.prepare_kernels(phase)
         read = self.prompt_tokens if case.phase == "generate" else None
         prompt = {} if read is None else {"prompt_tokens": str(read)}
         facts = model_facts.facts_of(model.weights(), model.head.shape[0])
-        cost = model_work(self.cost_config(model), facts.parameters, case, self.form)
+        work = model_work(self.cost_config(model), facts.parameters, case, self.form)
         state = (
             {"state_bytes": case.batch * state_bytes(model.config, case, self.form)} if case.system in MODELS else {}
         )
         return Workload(
-            run=work.run,
-            units=work.units,
-            tokens=work.tokens,
+            run=phase.run,
+            units=phase.units,
+            tokens=phase.tokens,
             device=device(),
-            capture=work.capture,
-            inputs={"ids": Input(work.ids, "tokens", model.config.vocabulary, 0, work.token_axis)},
-            timed_check=work.timed_check,
-            renews_past=work.renews_past,
+            capture=phase.capture,
+            inputs={"ids": Input(phase.ids, "tokens", model.config.vocabulary, 0, phase.token_axis)},
+            timed_check=phase.timed_check,
+            renews_past=phase.renews_past,
             check=lambda: self._check(model, case),
-            measured=work.measured,
-            metrics=facts.metrics() | total(cost).metrics() | state | peaks,
-            work=cost,
-            settings=facts.settings() | self.settings(case) | prompt | work.settings,
+            measured=phase.measured,
+            metrics=facts.metrics() | total(work).metrics() | state | peaks,
+            work=work,
+            settings=facts.settings() | self.settings(case) | prompt | phase.settings,
         )
 
     def prepare_kernels(self, work: PhaseWork) -> None:
@@ -88,7 +88,7 @@ class LanguageModel:
         return model.config
 
     def reference(self, model: Any, dtype: torch.dtype) -> Any:
-        """Return a reference: same weights in `dtype`; methods `init_state`, `prefill`, `logits`."""
+        """Return a model in `dtype` with the same weights; it has `init_state`, `prefill`, `logits`."""
         reference = type(model)(model.config, device(), dtype)
         reference.copy_weights(model)
         return reference
@@ -98,7 +98,7 @@ class LanguageModel:
         return self.reference(model, dtype)
 
     def rounded_reference(self, model: Any, case: Case) -> Any:
-        """Return a reference in the case's dtype, whose error lowers the limits; None: fixed limits."""
+        """Return a reference in the case's dtype; its error bounds the limits. None: fixed limits."""
         return None if case.dtype == "float32" else self.timed_check_reference(model, getattr(torch, case.dtype), case)
 
     def _model(self, case: Case) -> Any:

@@ -158,7 +158,7 @@ def _captured(batch: Sequence[Call]) -> Call:
     try:
         with torch.cuda.graph(graph):
             _run_all(batch)
-    except Exception as error:  # the end of the capture raises another error on top
+    except Exception as error:  # ending a failed capture raises another error; its __context__ is the first
         why = of_exception(error.__context__ if isinstance(error.__context__, Exception) else error)
         raise RuntimeError(f"the work cannot be captured in a CUDA graph: {why}") from error
     return graph.replay

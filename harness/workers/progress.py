@@ -50,7 +50,7 @@ class Progress:
         slot = f"{event.slot}: " if event.slot else ""
         if event.kind == "plan":
             self.total = event.total
-            kept = f", {event.kept} kept from before" if event.kept else ""
+            kept = f", {event.kept} finished earlier" if event.kept else ""
             self._print(f"{self._title + ': ' if self._title else ''}{counted(event.total, 'case')} to run{kept}")
         elif event.kind == "start" and event.planned is not None:
             room = max(12, self._rich.console.width - _BAR_WIDTH - _NUMBERS_WIDTH)
@@ -71,7 +71,7 @@ def outcome(record: Record) -> str:
     if record.samples_ms:
         latency_ms = median(record.samples_ms)
         result = f"{latency_ms * 1e3:.4g} µs" if latency_ms < 1 else f"{latency_ms:.4g} ms"
-        result += f" median of {len(record.samples_ms)}"
+        result += f", median of {counted(len(record.samples_ms), 'sample')}"
         if is_hot(record.environment):
             result += f", {heat_note(record.environment)}"
         elif any(record.throttled):

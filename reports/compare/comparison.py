@@ -14,16 +14,16 @@ from harness.schema.reason import counted
 from harness.schema.record import RecordError
 from harness.schema.run import Run
 from reports.compare.decision import BAR, LEAST_ROUNDS, CaseResult, decide
-from reports.compare.side import GPU_UNIT, VARIABLES, CaseSide, RunCases, Side
+from reports.compare.side import GPU_ID, VARIABLES, CaseSide, RunCases, Side
 from reports.stats import FEW_SAMPLES, HOT, LOADED, UNSTEADY
 
-OTHER_HOST = "CPU overhead of another host"
+MAYBE_OTHER_HOST = "CPU-bound, perhaps on another host"
 STORED_BAR = 0.05  # see run-to-run spread in reports/results/README.md
 # 95th percentile of differences between runs: one GPU, two GPUs of one model at equal clocks, CPU
 BETWEEN_RUNS = {"gpu": 0.02, "gpus": 0.03, "cpu": 0.3}
 WITHIN_NOISE = "same within noise"
-ELSEWHERE = ("another GPU", "another CPU")
-OUTCOMES = ("slower", "lost", "faster", "gained", "same", WITHIN_NOISE, "undecided", "unreliable", *ELSEWHERE)
+OTHER_DEVICE = ("another GPU", "another CPU")
+OUTCOMES = ("slower", "lost", "faster", "gained", "same", WITHIN_NOISE, "undecided", "unreliable", *OTHER_DEVICE)
 MAX_VALUE_PAIRS = 3  # a difference with more pairs (A's value, B's value) is listed without values
 
 
@@ -73,7 +73,7 @@ class Row:
     doubt: str = ""
 
     @property
-    def apart(self) -> float:
+    def relative_difference(self) -> float:
         """The relative difference of the two times: longer / shorter - 1."""
         return max(self.result.ratio, 1 / self.result.ratio) - 1
 
@@ -101,7 +101,7 @@ class Comparison:
     missing: the cases without a result in at least one of the runs.
     interleaved: whether A and B come from one `ttt-bench ab` with at least `LEAST_ROUNDS` rounds.
     fail_on: the slowdown (0.01 for 1%) beyond which a case counts as regressed.
-    near: the run-to-run spread, as a fraction: 95% of the cases of two runs of the same packages differ by less.
+    run_spread: run-to-run spread as a fraction, from `BETWEEN_RUNS`: "cpu" if a case ran on a CPU, else "gpus".
     """
 
     a: Side
@@ -111,18 +111,18 @@ class Comparison:
     missing: tuple[Missing, ...]
     interleaved: bool
     fail_on: float
-    near: float
+    run_spread: float
 
     @property
-    def elsewhere(self) -> str:
+    def other_device(self) -> str:
         """Outcome "another GPU" or "another CPU" if the devices differ in every row, else ""."""
         outcomes = [row.result.outcome for row in self.rows]
-        return outcomes[0] if outcomes and set(outcomes) <= {*ELSEWHERE} else ""
+        return outcomes[0] if outcomes and set(outcomes) <= {*OTHER_DEVICE} else ""
 
     @property
     def regressions(self) -> int:
         """The number of cases that are lost or regressed; 0 if the devices differ in every row."""
-        if self.elsewhere:
+        if self.other_device:
             return 0
         return sum(row.result.regressed for row in self.rows) + sum(each.outcome == "lost" for each in self.missing)
 
@@ -130,7 +130,7 @@ class Comparison:
     def counts(self) -> dict[str, int]:
         """{outcome: number of cases}; no lost or gained cases if the devices differ in every row."""
         outcomes = [row.result.outcome for row in self.rows]
-        if not self.elsewhere:
+        if not self.other_device:
             outcomes += [each.outcome for each in self.missing]
         return {outcome: outcomes.count(outcome) for outcome in OUTCOMES if outcome in outcomes}
 
@@ -149,16 +149,16 @@ def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
             raise RecordError(f"{run.folder}: has no records to compare")
     if not sides[0].cases.keys() & sides[1].cases.keys():
         raise NotComparable(f"{a.folder} and {b.folder} have no case in common")
-    return compared(*sides, fail_on)
+    return compare_cases(*sides, fail_on)
 
 
-def compared(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
+def compare_cases(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
     """Return the comparison of two runs' cases.
 
     In one `ttt-bench ab`, a case regresses if its slowdown significantly exceeds `fail_on`.
     In separate runs, a case regresses if its outcome is "slower" and its slowdown exceeds `fail_on`.
     """
-    both = [Pair(a.cases[key], b.cases[key]) for key in a.cases if key in a.measured and key in b.measured]
+    both = [CasePair(a.cases[key], b.cases[key]) for key in a.cases if key in a.measured and key in b.measured]
     interleaved = bool(a.ab_command) and a.ab_command == b.ab_command and min(a.repeats, b.repeats) >= LEAST_ROUNDS
     results = _round_results(both, fail_on) if interleaved else [_result(pair, fail_on) for pair in both]
     rows = [pair.row(result) for pair, result in zip(both, results, strict=True)]
@@ -166,7 +166,7 @@ def compared(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
         a.side,
         b.side,
         tuple(_differences(both)),
-        tuple(sorted(rows, key=lambda row: -row.apart)),
+        tuple(sorted(rows, key=lambda row: -row.relative_difference)),
         tuple(_missing(a, b)),
         interleaved,
         fail_on if interleaved else max(fail_on, STORED_BAR),
@@ -175,7 +175,7 @@ def compared(a: RunCases, b: RunCases, fail_on: float = BAR) -> Comparison:
 
 
 @dataclass(frozen=True)
-class Pair:
+class CasePair:
     a: CaseSide
     b: CaseSide
 
@@ -202,18 +202,18 @@ class Pair:
         if self.a.tokens_words != self.b.tokens_words:
             tokens = ", ".join(f"{side.tokens_words} in {name}" for name, side in sides.items())
             yield f"concurrent sequences differ: tokens per sample are {tokens}"
-        if self.on_other_hosts:
-            yield OTHER_HOST
+        if self.maybe_on_other_hosts:
+            yield MAYBE_OTHER_HOST
         if hot := [name for name, side in sides.items() if side.quality.hot]:
             yield f"thermally throttled in {' and '.join(hot)}"
         if unsteady := [name for name, side in sides.items() if side.quality.any_unsteady]:
             yield f"unsteady in {' and '.join(unsteady)}"
         throttled = [name for name, side in sides.items() if side.throttled]
         if len(throttled) == 1:
-            yield f"throttled in {throttled[0]} only"
+            yield f"power-capped or thermally throttled in {throttled[0]} only"
 
     @property
-    def elsewhere(self) -> str:
+    def other_device(self) -> str:
         """Outcome "another GPU" or "another CPU" if the case ran on different devices, else ""."""
         a, b = self.a.device, self.b.device
         name = next((name for name in (*a, *b) if a.get(name) != b.get(name)), "")
@@ -225,11 +225,11 @@ class Pair:
 
     @property
     def on_other_gpus(self) -> bool:
-        return self.a.facts.get(GPU_UNIT) != self.b.facts.get(GPU_UNIT)
+        return self.a.facts.get(GPU_ID) != self.b.facts.get(GPU_ID)
 
     @property
-    def on_other_hosts(self) -> bool:
-        """Whether the case is host-bound and ran on different GPUs, whose hosts may differ in speed."""
+    def maybe_on_other_hosts(self) -> bool:
+        """Whether the case is host-bound and ran on different GPUs, perhaps of different hosts."""
         return self.a.host_bound and self.on_other_gpus
 
     @property
@@ -241,7 +241,7 @@ class Pair:
         """The first reason why the times are too uncertain, such as "contended"; "" for none."""
         sides = self.a.quality, self.b.quality
         causes = {
-            OTHER_HOST: self.on_other_hosts,
+            MAYBE_OTHER_HOST: self.maybe_on_other_hosts,
             LOADED: any(side.contended for side in sides),
             HOT: any(side.hot for side in sides),
             FEW_SAMPLES: any(side.few_samples for side in sides),
@@ -251,25 +251,25 @@ class Pair:
         return next((cause for cause, holds in causes.items() if holds), "")
 
 
-def _round_results(pairs: Sequence[Pair], fail_on: float) -> list[CaseResult]:
-    enough = [len(pair.log_ratios) >= LEAST_ROUNDS and not pair.elsewhere for pair in pairs]
+def _round_results(pairs: Sequence[CasePair], fail_on: float) -> list[CaseResult]:
+    enough = [len(pair.log_ratios) >= LEAST_ROUNDS and not pair.other_device for pair in pairs]
     results = iter(decide([pair.log_ratios for pair, has in zip(pairs, enough, strict=True) if has], fail_on))
     return [
         next(results) if has else _result(pair, fail_on, "undecided") for pair, has in zip(pairs, enough, strict=True)
     ]
 
 
-def _result(pair: Pair, fail_on: float, outcome: str = "") -> CaseResult:
+def _result(pair: CasePair, fail_on: float, outcome: str = "") -> CaseResult:
     """Return a case's result from the medians of both runs, without pairing their rounds."""
     where = "cpu" if pair.on_cpu else "gpus" if pair.on_other_gpus else "gpu"
     middle, half = pair.b.middle - pair.a.middle, math.hypot(pair.a.half, pair.b.half, BETWEEN_RUNS[where])
-    outcome = pair.elsewhere or outcome or _stored_outcome(pair, middle, half)
+    outcome = pair.other_device or outcome or _stored_outcome(pair, middle, half)
     regressed = outcome == "slower" and middle > math.log1p(fail_on)
     ratio, low, high = (math.exp(each) for each in (middle, middle - half, middle + half))
     return CaseResult(outcome, ratio, low, high, regressed)
 
 
-def _stored_outcome(pair: Pair, middle: float, half: float) -> str:
+def _stored_outcome(pair: CasePair, middle: float, half: float) -> str:
     if pair.doubt:
         return "unreliable"
     if abs(middle) > max(half, math.log1p(STORED_BAR)):
@@ -277,7 +277,7 @@ def _stored_outcome(pair: Pair, middle: float, half: float) -> str:
     return WITHIN_NOISE if abs(middle) <= pair.noise else "undecided"
 
 
-def _differences(pairs: Sequence[Pair]) -> Iterator[Difference]:
+def _differences(pairs: Sequence[CasePair]) -> Iterator[Difference]:
     found: dict[str, dict[tuple[str, str], list[str]]] = {}
     for pair in pairs:
         a, b = ({**side.device, **side.facts} for side in (pair.a, pair.b))

@@ -21,7 +21,7 @@ from harness.schema.run import Run
 from harness.workers.machine_load import is_loaded
 from reports.words import SEPARATOR, days, short_commit
 
-GPU_UNIT = "GPU unit"
+GPU_ID = "GPU id"
 VARIABLES = "environment variables"
 SAMPLING = ("budget_s", "min_samples", "warmup_s")  # settings of older records; now in run.json
 NO_GPU = "none"  # stands for the GPU in a CPU measurement
@@ -235,7 +235,7 @@ def _facts_of(record: Record) -> dict[str, str]:
     gpu, cpu, software, variables = (
         record.environment.get(part) or {} for part in ("gpu", "cpu", "software", "variables")
     )
-    facts = {"commit": _commit(record.environment), GPU_UNIT: _text(gpu.get("device_id"))}
+    facts = {"commit": _commit(record.environment), GPU_ID: _text(gpu.get("device_id"))}
     facts |= {"driver": _text(gpu.get("driver")), "CPU": _text(cpu.get("model")), "CPU cores": _text(cpu.get("cores"))}
     facts |= {"CPU threads": _text(cpu["threads"])} if "threads" in cpu else {}
     facts |= {name: _text(version) for name, version in software.items()}

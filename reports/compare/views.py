@@ -8,7 +8,7 @@ from statistics import median
 
 from harness.schema.reason import counted, format_number, printable, span
 from reports import grid
-from reports.compare.comparison import BETWEEN_RUNS, ELSEWHERE, OUTCOMES, STORED_BAR, Comparison, Missing, Row
+from reports.compare.comparison import BETWEEN_RUNS, OTHER_DEVICE, OUTCOMES, STORED_BAR, Comparison, Missing, Row
 from reports.compare.decision import BAR, SAME
 
 COLUMNS = ("outcome", "B/A", "95% interval", "A µs per token", "B µs per token", "case", "notes")
@@ -18,12 +18,12 @@ STORED_MEANING = (
     f"Differences up to {STORED_BAR:.0%} (CPU: {BETWEEN_RUNS['cpu']:.0%}) count as noise. `ttt-bench ab` measures two "
     f"commits alternately and detects smaller differences, above {BAR:.0%}."
 )
-ELSEWHERE_MEANING = "Cases measured on different devices have a ratio, but do not count as slower or faster."
+OTHER_DEVICE_MEANING = "Cases measured on different devices have a ratio, but do not count as slower or faster."
 NUMERIC = (False, True, True, True, True, False, False)
 NEAR = (0.01, 0.02, 0.03)  # `bench.numbers` counts the points within each of these relative differences
 MAX_LISTED_CASES = 12  # more cases without a comparison are counted by system
 MARKDOWN_ROWS = 100  # GitHub takes comments of up to 65,536 characters
-MAX_DEVIATING = 0.05  # in a confirmed run, at most this share of reliable points is lost or beyond `near`
+MAX_DEVIATING = 0.05  # in a confirmed run, at most this share of reliable points is lost or beyond `run_spread`
 MAX_LISTED_GROUPS = 3  # groups of cases that the answer lists
 
 
@@ -32,18 +32,19 @@ def answer(comparison: Comparison) -> str:
     rows = comparison.rows
     if not rows:
         return "Nothing was compared: no case has a result in both runs."
-    if comparison.elsewhere:
+    if comparison.other_device:
         return _ratios(comparison)
     if comparison.interleaved:
         return _counts(comparison)
     reliable = [row for row in rows if not row.doubt]
-    beyond = [row for row in reliable if row.apart > comparison.near]
+    beyond = [row for row in reliable if row.relative_difference > comparison.run_spread]
     total, deviating = len(reliable), len(beyond) + comparison.counts.get("lost", 0)
     word = "Confirmed" if deviating <= MAX_DEVIATING * total else "Not confirmed"
-    head = f"{word}: {total - len(beyond)} of {counted(total, 'reliable point')} within {comparison.near:.0%}."
+    head = f"{word}: {total - len(beyond)} of {counted(total, 'reliable point')} within {comparison.run_spread:.0%}."
     if 2 * total < len(rows):
         head = f"Undecided: {total} of {counted(len(rows), 'point')} reliable."
-    groups = _groups(f"Over {comparison.near:.0%}", beyond), _groups("Unreliable", [row for row in rows if row.doubt])
+    doubtful = _groups("Unreliable", [row for row in rows if row.doubt])
+    groups = _groups(f"Over {comparison.run_spread:.0%}", beyond), doubtful
     return " ".join(filter(None, [head, *groups, _counts(comparison, {"slower", "faster", "lost"})]))
 
 
@@ -54,7 +55,7 @@ def _counts(comparison: Comparison, only: Set[str] = frozenset(OUTCOMES)) -> str
 
 def _ratios(comparison: Comparison) -> str:
     ratios = sorted(row.result.ratio for row in comparison.rows)
-    where, a, b = comparison.elsewhere, comparison.a.name, comparison.b.name
+    where, a, b = comparison.other_device, comparison.a.name, comparison.b.name
     times = f"{where[0].upper()}{where[1:]}: {b} takes {median(ratios):.2f} times as long as {a}"
     if len(ratios) == 1:
         return f"{times}."
@@ -122,7 +123,7 @@ def _listed(cases: list[Missing]) -> str:
 
 def closing(comparison: Comparison) -> list[str]:
     """Return lines with the outcome counts, the meaning of the outcomes, and the regressions."""
-    counts = "" if comparison.elsewhere else _counts(comparison)
+    counts = "" if comparison.other_device else _counts(comparison)
     lines = [counts] if counts not in ("", answer(comparison)) else []
     if comparison.interleaved:
         lines.append(
@@ -131,8 +132,8 @@ def closing(comparison: Comparison) -> list[str]:
         )
     else:
         outcomes = {row.result.outcome for row in comparison.rows}
-        lines += [ELSEWHERE_MEANING] if outcomes & {*ELSEWHERE} else []
-        lines += [STORED_MEANING] if outcomes - {*ELSEWHERE} else []
+        lines += [OTHER_DEVICE_MEANING] if outcomes & {*OTHER_DEVICE} else []
+        lines += [STORED_MEANING] if outcomes - {*OTHER_DEVICE} else []
     if comparison.regressions:
         lost = comparison.counts.get("lost", 0)
         lines += [f"{counted(lost, 'case')} lost: a result in A, none in B."] if lost else []

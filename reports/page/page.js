@@ -4,17 +4,17 @@ const page = JSON.parse(document.getElementById("page-data").textContent);
 const columns = new Map(page.columns.map(({ name, values, codes, numbers }) => [name, numbers ?? codes.map((code) => values[code])]));
 /* A value of the table; null if unknown. */
 const cell = (row, name) => columns.get(name)?.[row] ?? null;
-/* The anchor of the profile of a row's case in the page; null without a profile. */
+/* The HTML id of a row's profile; null if it has none. */
 const profileOf = (row) => page.profiles[row] ?? null;
-/* The GPU of a row, if the run has several. */
-const severalUnits = new Set((columns.get("device_id") ?? []).filter(Boolean)).size > 1;
-const unitOf = (row) => (severalUnits && cell(row, "device_id") ? `GPU ${cell(row, "device_id")}` : "");
+const hasSeveralGpus = new Set((columns.get("device_id") ?? []).filter(Boolean)).size > 1;
+/* The GPU of a row, such as `GPU 5eedf00d`; "" if unknown, or if the run has only one. */
+const gpuOf = (row) => (hasSeveralGpus && cell(row, "device_id") ? `GPU ${cell(row, "device_id")}` : "");
 const numeric = new Set(page.columns.filter(({ numbers }) => numbers).map(({ name }) => name));
 const allRows = [...Array(page.count).keys()];
 
-/* The columns with these `names` as a Table takes them; in a column, `names` maps values to labels. */
-function tableColumns(names) {
-  return names.map((key) => ({ key, label: page.labels[key] ?? key, numeric: numeric.has(key), scale: page.scales[key] ?? 1, names: page.names[key] ?? Object.create(null) }));
+/* The table's columns for these keys; a column's `names` maps its values to labels. */
+function tableColumns(keys) {
+  return keys.map((key) => ({ key, label: page.labels[key] ?? key, numeric: numeric.has(key), scale: page.scales[key] ?? 1, names: page.names[key] ?? Object.create(null) }));
 }
 
 function startResults() {
@@ -44,14 +44,14 @@ function startChooser(table) {
   };
 }
 
-/* Go to an anchor; if the address has it, follow it again. */
+/* Set the URL's hash; if it is set already, fire hashchange again. */
 function goTo(anchor) {
   if (location.hash === `#${anchor}`) dispatchEvent(new HashChangeEvent("hashchange"));
   else location.hash = anchor;
 }
 
-/* Highlight the figure that the address names, and scroll to it. */
-function followAddress(figures) {
+/* Highlight the figure of the URL's hash, and scroll to it. */
+function showLinkedFigure(figures) {
   const named = figures.find(({ link }) => link.hash === location.hash);
   for (const figure of figures) figure.host.classList.toggle("linked", figure === named);
   named?.host.scrollIntoView();
@@ -74,13 +74,13 @@ function startDrawing(figures) {
   const observer = new IntersectionObserver(() => drawInView(figures), { rootMargin: `${NEAR}px` });
   for (const { host } of figures) observer.observe(host);
   addEventListener("hashchange", () => {
-    followAddress(figures);
+    showLinkedFigure(figures);
     drawInView(figures);
   });
   addEventListener("click", ({ target }) => {
-    if (target.closest("a")?.hash === location.hash) followAddress(figures); // the same address raises no hashchange
+    if (target.closest("a")?.hash === location.hash) showLinkedFigure(figures); // a click on the current hash fires no hashchange
   });
-  followAddress(figures);
+  showLinkedFigure(figures);
   return drawInView(figures);
 }
 

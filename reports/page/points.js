@@ -68,16 +68,16 @@ class Points {
     return !page.not_run.includes(cell(point.missing, "status"));
   }
 
-  /* The footnotes that explain the signs at these [line, points]. */
+  /* The footnotes on the flags and missing values of these [line, points]. */
   footnotes(lines) {
     const points = lines.flatMap(([, all]) => all);
     const signed = points.filter((point) => point.y);
     const signs = signsOf(signed.flatMap((point) => point.measured), this.data.y);
-    const failed = points.filter((point) => !point.y).map((point) => this.wasRun(point));
+    const ran = points.filter((point) => !point.y).map((point) => this.wasRun(point));
     return [
       ...signs.map(([flag, sign, meaning]) => `${sign} ${meaning}${flag === CACHE_FULL ? this.sequenceCounts(signed) : ""}`),
-      ...(failed.includes(true) ? ["× no result"] : []),
-      ...(failed.includes(false) ? ["– not run"] : []),
+      ...(ran.includes(true) ? ["× no result"] : []),
+      ...(ran.includes(false) ? ["– not run"] : []),
     ];
   }
 
@@ -94,31 +94,31 @@ class Points {
     return [line.name, `${this.data.x_title}: ${axisLabel(point.x)}`, value];
   }
 
-  /* A point in words: line, x, value, samples, work, notes. */
+  /* A point in words: line, x, value or why it is missing, samples, GPUs, roofline, notes. */
   words(line, point) {
     const { row } = point;
     const [name, x, value] = this.brief(line, point);
     const parts = [name, x];
-    const units = [...new Set(point.measured.map(unitOf))].filter((each) => !line.name.includes(each));
-    const unit = units.length ? [units.join(" over ")] : [];
+    const gpus = [...new Set(point.measured.map(gpuOf))].filter((each) => !line.name.includes(each));
+    const gpu = gpus.length ? [gpus.join(" over ")] : [];
     if (!point.y) {
       const why = [this.whyMissing(point), cell(point.missing, "reason")].filter(Boolean).join(": ");
-      return [...parts, why.slice(0, 300), ...unit];
+      return [...parts, why.slice(0, 300), ...gpu];
     }
     const notes = point.measured.filter((each) => cell(each, "notes")).map((each) => this.about(each, point, cell(each, "notes")));
-    if (line.y) return [...parts, `${shown(point.y.value)}, set by ${cell(row, "bound")}`, ...notes];
+    if (line.y) return [...parts, `${value}, ${cell(row, "bound")}-bound`, ...notes];
     const samples = point.measured.map((each) => this.about(each, point, this.sampleWords(each)));
-    return [...parts, value, ...samples, ...unit, ...this.work(row), ...notes];
+    return [...parts, value, ...samples, ...gpu, ...this.roofline(row), ...notes];
   }
 
   sampleWords(row) {
     const [samples, processes, spread] = ["samples", "processes", "process_spread"].map((name) => cell(row, name));
     const words = `${samples} sample${samples === 1 ? "" : "s"}`;
-    return spread === null ? words : `${words} of ${processes} processes, which differ by ${shown(100 * spread)}%`;
+    return spread === null ? words : `${words} of ${processes} processes; process medians differ by up to ${shown(100 * spread)}%`;
   }
 
   /* The lower bound and the rates, if the record has them. */
-  work(row) {
+  roofline(row) {
     const [share, tflops, gbs] = ["lower_bound_share", "tflops", "gbs"].map((name) => cell(row, name));
     if (share === null) return [];
     return [`lower bound (${cell(row, "bound")}): ${Math.round(100 * share)}% of the latency, ${Math.round(gbs)} GB/s, ${shown(tflops)} TFLOP/s`];

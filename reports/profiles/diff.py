@@ -12,10 +12,10 @@ from harness.schema.reason import format_number
 from harness.schema.run import Run
 from reports.profiles.parts import IDLE, LABELS, kernel_parts, parts, within_sentence
 from reports.profiles.peaks import with_common_peaks
-from reports.profiles.words import AGREES, bound_of, cause, short
+from reports.profiles.words import TOLERANCE, bound_of, cause, short
 from reports.resources import environment
 
-_MIN_SHARE = 0.1  # of the differences, for a part or the rest to be in the sentence
+_MIN_SHARE = 0.1  # `sentence` omits smaller parts (share of the summed |ms|) and a smaller rest (of the total |ms|)
 _TABLE_KERNELS = 12  # kernels per table
 
 
@@ -62,7 +62,7 @@ class Diff:
 
     @property
     def sentence(self) -> str:
-        """How much slower or faster `b` is, in total and by part; if slower by over `AGREES`, the bottleneck."""
+        """Total difference and its largest parts; if slower by over `TOLERANCE`, the bottleneck."""
         ms = self.b.unit_ms - self.a.unit_ms
         rows = self.parts
         whole = sum(abs(row.ms) for row in rows)
@@ -72,7 +72,7 @@ class Diff:
         changes += f", others {_signed(rest)}" if changes and abs(rest) >= _MIN_SHARE * abs(ms) else ""
         word = "slower" if ms > 0 else "faster"
         total = f"{format_number(abs(ms))} ms ({abs(ms) / self.a.unit_ms:.1%}) {word} than" if ms else "As fast as"
-        why = self._bottleneck(rows) if ms > AGREES * self.a.unit_ms else ""
+        why = self._bottleneck(rows) if ms > TOLERANCE * self.a.unit_ms else ""
         return f"{total} {self.a_title}{f': {changes}' if changes else ''}.{why and f' {why}'}"
 
     def _bottleneck(self, rows: list[TimeDiff]) -> str:

@@ -12,7 +12,7 @@ from harness.schema.record import Record
 from reports.profiles.parts import IDLE, is_fp32, kernel_peaks, parts, within_sentence
 
 HIGH = 0.6  # share of a peak from which the unit with that peak is the bottleneck
-AGREES = 0.03  # share of a record's latency within which a profile agrees with it
+TOLERANCE = 0.03  # share of a record's latency within which a profile agrees with it
 _MIN_SHARE = 0.005  # a smaller share would be shown as 0%
 _MIN_IDLE = 0.1  # share of the time from which the sentence has idle time
 _SHORT = 80  # characters of a short name
@@ -58,8 +58,8 @@ def agreement(region: Region, recorded: Recorded | None) -> str:
     if not (recorded and recorded.ms):
         return f"{text}; the run has no recorded latency for this case"
     off = region.unit_ms / recorded.ms - 1
-    agrees = abs(off) <= AGREES or _is_on_cpu(region)  # on a CPU, the profiler slows every operator
-    beyond = "" if agrees else f": not within {AGREES:.0%}"
+    agrees = abs(off) <= TOLERANCE or _is_on_cpu(region)  # on a CPU, the profiler slows every operator
+    beyond = "" if agrees else f": not within {TOLERANCE:.0%}"
     by = "0.0%" if round(off, 3) == 0 else f"{off:+.1%}".replace("-", "−")
     return f"{text}, recorded {format_number(recorded.ms, 4)} ms ({by}{beyond})"
 

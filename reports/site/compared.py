@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from reports.compare.comparison import Comparison, compared
+from reports.compare.comparison import Comparison, compare_cases
 from reports.profiles.diff import diff_of_runs
 from reports.site.entry import Entry
 
@@ -37,7 +37,7 @@ def comparisons(entries: Sequence[Entry]) -> list[RunPair]:
     """Compare runs within each GPU model, and the newest across models. entries: newest first."""
     timed = [entry for entry in entries if entry.run.file.mode == "measure" and entry.run_cases.measured]
     pairs = {(a.id, b.id): (a, b) for a, b in _pairs(timed)}
-    return [RunPair(a, b, compared(a.run_cases, b.run_cases), _profiles(a, b)) for a, b in pairs.values()]
+    return [RunPair(a, b, compare_cases(a.run_cases, b.run_cases), _profiles(a, b)) for a, b in pairs.values()]
 
 
 def _pairs(entries: Sequence[Entry]) -> Iterator[tuple[Entry, Entry]]:

@@ -60,7 +60,7 @@ def test_openmp_threads_of_a_worker_on_a_cpu_soon_sleep(file, monkeypatch):
     file.write_text('["mamba/torch"]\nenv = { GOMP_SPINCOUNT = "7" }\n')
     assert worker_launches("cpu")["mamba", "torch"].env["GOMP_SPINCOUNT"] == "7"
     file.unlink()
-    monkeypatch.setenv("GOMP_SPINCOUNT", "9")  # the user's own setting counts
+    monkeypatch.setenv("GOMP_SPINCOUNT", "9")  # the user's own setting takes precedence
     assert not any("GOMP_SPINCOUNT" in launch.env for launch in worker_launches(device="cpu").values())
 
 
@@ -89,7 +89,7 @@ def test_an_environment_that_exists_starts_its_systems(file, name):
     first, second, *_ = own
     file.write_text(f'["{first}"]\nenv = {{ A = "1" }}\n["{second}"]\npython = "p"\n')
     assert [worker_launches()[*label.split("/")].command for label in (first, second)] == [[str(python)], ["p"]]
-    sentence = f"systems.toml of this folder starts {first}, {second}; {python} starts {first}"
+    sentence = f"systems.toml in this folder configures {first}, {second}; {python} runs {first}"
     assert launch_notes((first, second, "ttt-mlp/torch")) == [sentence]
 
 

@@ -10,10 +10,9 @@ import pytest
 import torch
 from plans import run
 
-from bench.models import fused
 from bench.models.config import TTTConfig, model_config
 from bench.models.factory import from_seed
-from bench.models.fused import FusedBlock
+from bench.models.fused import FusedBlock, pdl_is_faster
 from tests.interpreter import DEVICE, INTERPRETED
 from tk_kernels.edges.few_rows import MOST_ROWS_FEW_OUTPUTS
 
@@ -57,7 +56,7 @@ def gemms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Run each test with PyTorch's GEMMs and, if Triton interprets kernels, again with this project's few-row GEMMs."""
     if request.param == "few rows":
         monkeypatch.setattr(
-            fused, "fits", lambda x, weights, swiglu=False: x.numel() <= MOST_ROWS_FEW_OUTPUTS * x.shape[-1]
+            "bench.models.fused.fits", lambda x, weights, swiglu=False: x.numel() <= MOST_ROWS_FEW_OUTPUTS * x.shape[-1]
         )
 
 
@@ -70,7 +69,7 @@ def test_one_sequence(backbone: str) -> None:
 @backbones
 def test_groups_of_sequences_in_a_model_of_fused_blocks(backbone: str) -> None:
     fused, plain = models(small(backbone))
-    fused.least_group_capacity, fused.prefill_tokens = 1, 16  # two sequences, each in chunks of a mini-batch
+    fused.least_group_capacity, fused.chunk_tokens = 1, 16  # two sequences, each in chunks of a mini-batch
     assert fused._groups(2, 21) == [slice(0, 1), slice(1, 2)]
     assert error_of(fused, plain, (5, 21, -2)) <= LIMIT[torch.float32]
 
@@ -79,15 +78,15 @@ def test_groups_of_sequences_in_a_model_of_fused_blocks(backbone: str) -> None:
 @pytest.mark.usefixtures("gemms")
 def test_every_epsilon(backbone: str) -> None:
     """Both models use the same epsilons: norms get inputs near 1e-3, so one doubled epsilon would change the logits."""
-    ours, plain = models(small(backbone))
+    fused, plain = models(small(backbone))
     tiny = "embed_tokens|conv.conv|conv_q|ttt_norm|o_proj|down_proj"
     if backbone == "transformer":
         tiny += "|q_proj"
-    for name, weight in ours.weights().items():
+    for name, weight in fused.weights().items():
         if re.search(tiny, name):
             weight *= 1e-3
-    plain.copy_weights(ours)
-    found, expected = (logits_of(model, (5, -1)) for model in (ours, plain))
+    plain.copy_weights(fused)
+    found, expected = (logits_of(model, (5, -1)) for model in (fused, plain))
     assert (found - expected).norm() <= LIMIT[torch.float32] * expected.norm()
     norms = [module for module in plain.modules() if isinstance(module, torch.nn.RMSNorm | torch.nn.LayerNorm)]
     assert len(norms) == (5 if backbone == "mamba" else 4)
@@ -106,7 +105,7 @@ def test_every_parameter_may_change_between_calls(backbone: str) -> None:
     for name, weight in fused.weights().items():
         weight += 0.1 * torch.randn(weight.shape, generator=generator).to(weight)
         found = logits_of(fused, (2,))
-        assert (found - expected).norm() > 1e-3 * expected.norm(), f"{name} does not count"
+        assert (found - expected).norm() > 1e-3 * expected.norm(), f"{name} has no effect"
         plain.copy_weights(fused)
         expected = logits_of(plain, (2,))
         assert (found - expected).norm() <= LIMIT[torch.float32] * expected.norm(), name
@@ -150,4 +149,4 @@ def test_rows_of_the_packed_gemm_start_where_kernels_can_read_16_bytes(heads: in
 
 @pytest.mark.parametrize(("learner", "expected"), [("linear", [1, 2, 4, 8, 33, 64]), ("mlp", [1, 2, 33, 64])])
 def test_the_batches_with_dependent_launches(learner: str, expected: list[int]) -> None:
-    assert [batch for batch in (1, 2, 4, 8, 9, 32, 33, 64) if fused.pdl_is_faster(learner, batch)] == expected
+    assert [batch for batch in (1, 2, 4, 8, 9, 32, 33, 64) if pdl_is_faster(learner, batch)] == expected

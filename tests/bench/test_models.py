@@ -68,22 +68,22 @@ def test_a_long_prompt_runs_in_chunks_with_the_same_result(models, name, monkeyp
     whole = run(model, ids, (TOKENS,))
     lengths = []
     hidden = type(model)._hidden
-    monkeypatch.setattr(type(model), "prefill_tokens", 40)
+    monkeypatch.setattr(type(model), "chunk_tokens", 40)
     monkeypatch.setattr(type(model), "_hidden", lambda self, x, s: (lengths.append(x.shape[1]), hidden(self, x, s))[1])
     assert_close(run(model, ids, (TOKENS,)), whole, TOLERANCE[torch.float64])
     assert lengths == ([40, 1, 40, 1] if name.startswith("transformer") else [16, 16, 9])
 
 
 @pytest.mark.parametrize("name", ["ttt-linear", "ttt-mlp", "ttt-linear (T)", "ttt-mlp (T)", "transformer"])
-@pytest.mark.parametrize(("prefill_tokens", "least"), [(2 * TOKENS, 1), (32, 2)], ids=["whole prompts", "chunks"])
+@pytest.mark.parametrize(("chunk_tokens", "least"), [(2 * TOKENS, 1), (32, 2)], ids=["whole prompts", "chunks"])
 @pytest.mark.parametrize("plan", [(19, 22), (7, -4, 30)], ids=str)
-def test_groups_of_sequences_give_the_logits_of_the_whole_batch(models, name, plan, prefill_tokens, least, monkeypatch):
+def test_groups_of_sequences_give_the_logits_of_the_whole_batch(models, name, plan, chunk_tokens, least, monkeypatch):
     model, ids = models[name], random_ids(5, TOKENS)
     states = [model.init_state(5, TOKENS + 24) for _ in range(2)]
     together = run(model, ids, plan, states[0])
     sizes, hidden = [], type(model)._hidden
     monkeypatch.setattr(type(model), "_hidden", lambda self, x, s: (sizes.append(len(x)), hidden(self, x, s))[1])
-    monkeypatch.setattr(type(model), "prefill_tokens", prefill_tokens)
+    monkeypatch.setattr(type(model), "chunk_tokens", chunk_tokens)
     monkeypatch.setattr(type(model), "least_group_capacity", least)
     assert_close(run(model, ids, plan, states[1]), together, TOLERANCE[torch.float64])
     assert min(sizes) < 5

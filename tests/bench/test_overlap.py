@@ -85,7 +85,7 @@ def test_chunks_enter_a_layer_in_their_order_and_the_caller_waits_for_all(log, m
         else:
             assert layer == layers
     monkeypatch.setattr(TTTModel, "_leaves_sms_idle", lambda self, batch: False)
-    model.prefill_tokens = CHUNK
+    model.chunk_tokens = CHUNK
     assert all(map(torch.equal, overlapped, prefilled(model, ids)))
 
 
@@ -120,7 +120,7 @@ def test_overlapped_chunks_on_a_gpu_are_bitwise_sequential_chunks(learner: str, 
     assert model._leaves_sms_idle(2)
     attempts = [prefilled(model, ids) for _ in range(5)]
     monkeypatch.setattr(TTTModel, "_leaves_sms_idle", lambda self, batch: False)
-    model.prefill_tokens = 2048
+    model.chunk_tokens = 2048
     expected = prefilled(model, ids)
     for found in attempts:
         assert all(map(torch.equal, found, expected))

@@ -47,7 +47,7 @@ def test_resuming_keeps_finished_profiles(profiled: Any) -> None:
     folder, _ = profiled
     before = {path.name: path.read_bytes() for path in (folder / "run" / "profiles").glob("*.json")}
     done = called("profile", *SMALL, "--out", "run", "--resume", cwd=folder)
-    assert (done.returncode, done.stdout) == (0, "run: 2 profiles kept from before\n")
+    assert (done.returncode, done.stdout) == (0, "run: 2 profiles finished earlier\n")
     assert {path.name: path.read_bytes() for path in (folder / "run" / "profiles").glob("*.json")} == before
 
 

@@ -15,7 +15,7 @@ from harness.schema.run import Run
 from harness.schema.work import HEAD, PRODUCTS, SCAN, TTT
 from reports.profiles.parts import IDLE, parts
 from reports.profiles.peaks import with_common_peaks
-from reports.profiles.words import AGREES, recorded
+from reports.profiles.words import TOLERANCE, recorded
 from tk_kernels.ttt_linear import ops
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,7 +84,7 @@ def test_kernels_and_idle_time_are_the_latency_of_a_case_that_keeps_the_gpu_busy
     warm = [profile for profile in found if profile.case.l2 == "warm"]
     assert warm
     for profile in warm:
-        assert profile.unit_ms == pytest.approx(latencies[profile.case.key].ms, rel=AGREES)
+        assert profile.unit_ms == pytest.approx(latencies[profile.case.key].ms, rel=TOLERANCE)
 
 
 @pytest.mark.skipif(shutil.which(ncu.PROGRAM) is None, reason="no ncu on the path")

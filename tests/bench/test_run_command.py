@@ -196,7 +196,7 @@ def test_a_run_without_results_exits_with_1_and_retry_measures_it_again(tmp_path
     done = called("run", "quick", *SMALL, "--out", "out", cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert {record.status for record in records_of(tmp_path / "out")} == {"unstarted"}
-    assert "ttt-bench: systems.toml of this folder starts transformer/torch\n" in done.stderr
+    assert "ttt-bench: systems.toml in this folder configures transformer/torch\n" in done.stderr
     command = done.stderr.partition("to measure failed cases again: ttt-bench ")[2].splitlines()[0]
     assert command == "run --out out --retry failed"
     (tmp_path / "systems.toml").unlink()
@@ -276,7 +276,7 @@ def test_a_dry_run_plans_what_a_resumed_run_measures(copied):
     arguments = ["run", "quick", *("64" if each == "32" else each for each in SMALL), "--out", "out", "--resume"]
     lines = called(*arguments, "--dry-run", cwd=copied.parent).stdout.splitlines()
     assert lines[-1].startswith("2 cases in 1 job: ")
-    assert "kept from before" not in lines[-1]
+    assert "finished earlier" not in lines[-1]
     done = called(*arguments, cwd=copied.parent)
     assert (done.returncode, done.stdout) == (0, "2 ok\n")
     assert "out: 2 cases to run\n" in done.stderr
@@ -288,7 +288,7 @@ def test_a_phase_of_a_finished_run_is_kept(copied):
     arguments = [*SMALL[:-2], "--phase", "forward", "--out", "out", "--resume"]
     done = called("run", "quick", *arguments, cwd=copied.parent)
     assert (done.returncode, done.stdout) == (0, "1 ok\n")
-    assert "out: 0 cases to run, 1 kept from before\n" in done.stderr
+    assert "out: 0 cases to run, 1 finished earlier\n" in done.stderr
 
 
 def test_a_dry_run_for_several_gpus_or_slurm_estimates_the_time_on_one(tmp_path):

@@ -34,8 +34,8 @@ def shown(stream: Any) -> str:
 def test_plain_lines() -> None:
     lines = shown(io.StringIO()).splitlines()
     assert lines == [
-        "quick: 2 cases to run, 3 kept from before",
-        f"[1/2] ok      {case(batch=7).label}: 12.5 ms median of 3",
+        "quick: 2 cases to run, 3 finished earlier",
+        f"[1/2] ok      {case(batch=7).label}: 12.5 ms, median of 3 samples",
         f"[2/2] oom     {case('oom').label}: CUDA out of [memory] at a.cu:100: x",
     ]
 
@@ -70,7 +70,7 @@ def test_outcome_names_the_cause_of_lower_clocks(reasons: list[str], note: str) 
     after = {"throttle_reasons": reasons, "temperature_c": 88}
     record = ok_record(samples=(0.0123, 0.0123), environment={"gpu": {"after": after}})
     record.throttled[1] = bool(reasons)
-    assert outcome(record) == f"ok      {case().label}: 12.3 µs median of 2{note}"
+    assert outcome(record) == f"ok      {case().label}: 12.3 µs, median of 2 samples{note}"
 
 
 def test_each_outcome_names_its_gpu() -> None:

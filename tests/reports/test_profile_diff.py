@@ -34,7 +34,7 @@ def test_the_sentence_names_the_parts_and_the_bottleneck_of_the_kernel_that_diff
     [
         (SLOW, FAST, "0.210 ms (17.4%) faster than A: TTT kernel −0.242 ms, GEMMs +0.0350 ms."),
         (FAST, FAST, "As fast as A."),
-        # A slowdown of at most `AGREES` gets no bottleneck.
+        # A slowdown of at most `TOLERANCE` gets no bottleneck.
         (FAST, replace(FAST, region_us=1020.0), "0.0200 ms (2.0%) slower than A: idle +0.0200 ms."),
         (
             FAST,

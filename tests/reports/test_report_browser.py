@@ -208,7 +208,7 @@ def check_phone(page):
     assert page.evaluate("(s => s.scrollWidth > s.clientWidth)(document.querySelector('#results-table .scroller'))")
     page.evaluate("document.querySelector('#results-table .scroller').scrollLeft = 150")
     edges = "[...document.querySelectorAll('#results-table tr > :first-child')].map(e => e.getBoundingClientRect().x)"
-    assert set(page.evaluate(edges)) == {17}  # a row keeps its name
+    assert set(page.evaluate(edges)) == {17}  # the first column is sticky
 
 
 def test_phone_scrolls_only_inside_tables(browser, saved):

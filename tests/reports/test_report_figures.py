@@ -247,7 +247,7 @@ def test_a_line_joins_gpus_of_one_model():
     ]
     _, [figure] = drawn(*records[:2])
     assert [(line.name, line.rows) for line in figure.lines] == [("TTT-Linear · PyTorch", [0, 1])]
-    _, [figure] = drawn(*records)  # two points at one x differ in timing, not in the GPU
+    _, [figure] = drawn(*records)  # two points at one x: timing splits the line, the GPU does not
     assert [line.rows for line in figure.lines] == [[2], [0, 1]]
 
 

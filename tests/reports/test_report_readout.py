@@ -43,4 +43,4 @@ def test_a_point_of_several_processes_names_their_spread(browser, page_folder):
         page.locator("#figure-0 .plot").focus()
         page.keyboard.press("ArrowRight")
         text = page.locator("#figure-0 .readout").inner_text()
-        assert "samples of 3 processes, which differ by 1.980%" in text
+        assert "samples of 3 processes; process medians differ by up to 1.980%" in text

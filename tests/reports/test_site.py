@@ -114,23 +114,23 @@ def test_a_run_without_records_is_a_line_and_one_without_a_result_a_page(tmp_pat
     assert not (out / "over-time").exists()
 
 
-class Markup(HTMLParser):
+class Links(HTMLParser):
     def __init__(self, text):
         super().__init__()
-        self.addresses = []
+        self.urls = []
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
-        self.addresses += [value for name, value in attributes if name in ("href", "src")]
+        self.urls += [value for name, value in attributes if name in ("href", "src")]
 
 
 def test_every_address_leads_to_a_file_of_the_site(two_runs, tmp_path):
     out = tmp_path / "site"
     write_site(two_runs, out)
     for path in out.rglob("*.html"):
-        for address in Markup(path.read_text()).addresses:
-            target = address.partition("#")[0].partition("?")[0]
-            assert address.startswith(("#", "data:")) or (path.parent / target).is_file(), (path, address)
+        for url in Links(path.read_text()).urls:
+            target = url.partition("#")[0].partition("?")[0]
+            assert url.startswith(("#", "data:")) or (path.parent / target).is_file(), (path, url)
 
 
 def test_the_downloads_have_the_runs_records_and_table(tmp_path, capsys):

@@ -25,18 +25,18 @@ from torch.nn.functional import gelu
 EPS = 1e-6
 
 Weights = tuple[Tensor, ...]
-Model = Callable[[Tensor, Weights], Tensor]  # x, weights -> f(x)
+ModelFunction = Callable[[Tensor, Weights], Tensor]  # x, weights -> f(x)
 Loss = Callable[[Weights, Tensor, Tensor], Tensor]  # weights, k, v -> a scalar
 
 
-class State(NamedTuple):
+class NaiveState(NamedTuple):
     weights: Weights  # at the start of the current mini-batch
     sums: Weights  # sum of lr_j * d loss_j / d weight over the tokens of this mini-batch so far
     position: int  # number of tokens of this mini-batch so far, 0 to m - 1
 
 
-def fresh_state(*weights: Tensor) -> State:
-    return State(weights, tuple(map(torch.zeros_like, weights)), 0)
+def fresh_state(*weights: Tensor) -> NaiveState:
+    return NaiveState(weights, tuple(map(torch.zeros_like, weights)), 0)
 
 
 def linear(x: Tensor, weights: Weights) -> Tensor:
@@ -57,17 +57,17 @@ def layer_norm(z: Tensor, ln_weight: Tensor, ln_bias: Tensor) -> Tensor:
 
 
 def train(
-    f: Model,
+    f: ModelFunction,
     loss: Loss,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     lr: Tensor,
     token_scale: Tensor,
-    state: State,
+    state: NaiveState,
     *,
     read_updated: bool = True,
-) -> tuple[Tensor, State]:
+) -> tuple[Tensor, NaiveState]:
     """Train f on each token t, then evaluate f(q_t); return (all f(q_t) [T, D], next state).
 
     One head of one sequence: q, k, v [T, D], lr [T], token_scale [m].
@@ -82,12 +82,12 @@ def train(
         weights_t = tuple(w - token_scale[i] * total for w, total in zip(weights, sums, strict=True))
         outputs.append(f(q[t], weights_t if read_updated else weights)[None])
         complete = i == len(token_scale) - 1
-        state = fresh_state(*weights_t) if complete else State(weights, sums, i + 1)
+        state = fresh_state(*weights_t) if complete else NaiveState(weights, sums, i + 1)
     return torch.cat(outputs), state
 
 
 def forward(
-    model: Model,
+    model: ModelFunction,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -95,21 +95,21 @@ def forward(
     token_scale: Tensor,
     ln_weight: Tensor,
     ln_bias: Tensor,
-    state: State,
+    state: NaiveState,
     *,
     read_updated: bool = True,
-) -> tuple[Tensor, State]:
+) -> tuple[Tensor, NaiveState]:
     """Return the outputs [T, D] of T tokens of one head, and the state after them.
 
     model: `linear` or `mlp`. q, k, v [T, D], lr [T], token_scale [m], ln_weight, ln_bias [D].
     read_updated: evaluate `model` at q_t with the weights after token t. False: with those of the mini-batch's start.
     """
 
-    def f(x: Tensor, weights: Weights) -> Tensor:
+    def normalized(x: Tensor, weights: Weights) -> Tensor:
         return layer_norm(model(x, weights), ln_weight, ln_bias)
 
     def loss(weights: Weights, k: Tensor, v: Tensor) -> Tensor:
-        return (f(k, weights) - (v - k)).square().sum() / 2
+        return (normalized(k, weights) - (v - k)).square().sum() / 2
 
-    read, state = train(f, loss, q, k, v, lr, token_scale, state, read_updated=read_updated)
+    read, state = train(normalized, loss, q, k, v, lr, token_scale, state, read_updated=read_updated)
     return q + read, state

@@ -65,7 +65,7 @@ def _forward(
     q_batch, q_token, q_head: strides of q over B, T and H; likewise for k and v.
     Other tensors are contiguous: lr [B, T, H], token_scale [m], ln_weight, ln_bias [H, D], and out [B, T, H, D].
     W [B, H, D, D], b [B, H, D]: weights before the tokens. W_out, b_out: weights after them, to write.
-    k_rows, g_rows [B, H, m, D]: to write, the last mini-batch's keys and lr * G. G is the loss's gradient at K W + b.
+    k_rows, g_rows [B, H, m, D]: to write, the last mini-batch's keys and lr * the loss's gradient at K W + b.
     m: tokens per mini-batch. M, DP: m and D padded to powers of two. S: pipeline stages of the loads.
     DOT: dtype of matmul operands. GRAD_SCALE: factor on gradients and weights in registers, 1024 for float16.
     PACKED: q, k, v, out are [tokens, H, D], lr is [tokens, H]. cu_seqlens, start, slots: fields of `Packed`.
@@ -186,7 +186,7 @@ def _forward(
         mean, rstd = normalization(s0, s1, D)
         x = Q_part + gamma * (Y - mean[None, :, None]) * rstd[None, :, None] + beta
         tl.store(out + token[None, :, None] * (H * D) + o[:, None, :], x.to(out.dtype.element_ty), mask=part)
-        if t + m >= T:  # store the pending rows; rows past T are 0
+        if t + m >= T:  # store the last mini-batch's rows; rows past T are 0
             row_mask = row[None, :, None] & (o < D)[:, None, :]
             rows = pid * (m * D) + i[None, :, None] * D + o[:, None, :]
             K_last = tl.load(keys_part, mask=part_k, other=0)  # again: K_part would occupy registers in the loop

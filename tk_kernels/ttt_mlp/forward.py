@@ -237,7 +237,7 @@ def _forward(
         mean, rstd = normalization(s0, s1, D)
         x = Q.to(tl.float32) + gamma * (Z2bar - mean[:, None]) * rstd[:, None] + beta
         tl.store(out + token[:, None] * (H * D) + d[None, :], x.to(out.dtype.element_ty), mask=mask)
-        if t + m >= T:  # store the pending rows; rows past T are 0, except in X2
+        if t + m >= T:  # store the last mini-batch's rows; rows past T are 0, except in X2
             rows = pid * (m * D) + i[:, None] * D + d[None, :]
             wide = pid * (m * F) + i[None, :, None] * F + f[:, None, :]
             row_mask, wide_mask = row[:, None] & inside[None, :], row[None, :, None] & (f >= 0)[:, None, :]

@@ -15,14 +15,14 @@ from harness.measure.correctness import Check, relative_error
 from harness.schema.case import Case
 from tk_kernels.reference.token_rows import mapped, to_float64
 
-Call = tuple[Projections, Tensor]  # inputs of one layer's operator in float64, and the operator's outputs
+OperatorCall = tuple[Projections, Tensor]  # inputs of one layer's operator in float64, and the operator's outputs
 
 
 class RecordedOperator:
     """Operator wrapper that records inputs and outputs of `forward` and `generate_step` calls."""
 
     def __init__(self, operator: TorchOperator) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[OperatorCall] = []
         self._operator = operator
 
     def __getattr__(self, name: str) -> Any:
@@ -62,7 +62,7 @@ def inner_loop_checks(model: TTTModel, case: Case, prompt: int) -> list[Check]:
     ]
 
 
-def _errors(layer: TTTLayer, calls: list[Call]) -> tuple[float, float]:
+def _errors(layer: TTTLayer, calls: list[OperatorCall]) -> tuple[float, float]:
     config, (prompt, out), steps = layer.config, calls[0], calls[1:]
     exact = TorchOperator(config.learner, form="primal")
     outer = to_float64(layer.outer_parameters(rope_tables(config, out.device, torch.float64)))

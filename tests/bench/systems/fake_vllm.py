@@ -1,4 +1,4 @@
-"""A small vLLM for a CPU: it schedules as vLLM does, and computes with the repository's own model."""
+"""A fake vLLM for CPU tests: continuous batching, no preemption, this repository's models."""
 
 import json
 import time
@@ -17,14 +17,14 @@ MODELS = "vllm.model_executor.models"
 
 def install(engine, modules):
     vllm, llama, mamba = map(ModuleType, ("vllm", f"{MODELS}.llama", f"{MODELS}.mamba"))
-    registered, backends, settings = {}, {}, ModuleType(f"{MODELS}.config")
+    registered, settings = {}, ModuleType(f"{MODELS}.config")
     llama.LlamaForCausalLM = mamba.MambaForCausalLM = FakeModel
     vllm.LLM, vllm.SamplingParams, vllm.__version__ = engine, SamplingParams, "0.33.0"
     vllm.ModelRegistry = SimpleNamespace(register_model=registered.__setitem__, get_supported_archs=registered.keys)
     settings.MODELS_CONFIG_MAP, settings.MambaModelConfig = {}, object
     registry = ModuleType("vllm.v1.attention.backends.registry")
     registry.MambaAttentionBackendEnum = SimpleNamespace(CUSTOM="custom")
-    registry.register_backend = lambda name, backend, is_mamba: backends.update({name: backend})
+    registry.register_backend = lambda name, backend, is_mamba: None
     served = ModuleType("bench.serving.model")  # needs more of vLLM than there is here
     served.TTTForCausalLM = FakeModel
     parts = ("platforms.cuda", "model_executor", "model_executor.models", "entrypoints.llm", "v1.engine.llm_engine")
@@ -47,8 +47,8 @@ class Sequence:
     request_id: str
     prompt: list[int]
     params: SamplingParams
-    read: int = 0
-    made: list[int] = field(default_factory=list)
+    computed_prompt_tokens: int = 0
+    output_token_ids: list[int] = field(default_factory=list)
     logits: list[torch.Tensor] = field(default_factory=list)
 
 
@@ -60,7 +60,7 @@ class Output:
     sequence: Sequence
 
 
-class Attention(torch.nn.Module):
+class FakeAttention(torch.nn.Module):
     name, version = "FLASH_ATTN", 3
 
     def __init__(self):
@@ -76,7 +76,7 @@ class FakeModel(torch.nn.Module):
         self.config = read_config(folder) if config["model_type"] == "ttt" else _config_of(config)
         self.architectures = config["architectures"]
         self.inner = checkpoint.load_weights(self.config, folder, "cpu", getattr(torch, dtype))
-        self.attention = Attention() if isinstance(self.config, TransformerConfig) else None
+        self.attention = FakeAttention() if isinstance(self.config, TransformerConfig) else None
 
     def hidden(self, ids):
         state = self.inner.init_state(1, len(ids))
@@ -113,7 +113,7 @@ class LLM:
         self.arguments, self.folder = arguments, folder
         self.block = arguments.get("block_size") or 16
         self.model = FakeModel(folder, arguments["dtype"])
-        self.waiting, self.running, self.count, self.clock = [], [], 0, None
+        self.waiting, self.running, self.count = [], [], 0
         group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=self.block, dtype=torch.bfloat16))
         cache = SimpleNamespace(num_blocks=self.blocks, kv_cache_groups=[group])
         core = SimpleNamespace(scheduler=SimpleNamespace(kv_cache_config=cache))
@@ -153,22 +153,25 @@ class LLM:
 
     def _step(self):
         budget, got = self.arguments["max_num_batched_tokens"], []
-        for sequence in [s for s in self.running if s.read == len(s.prompt)]:
+        for sequence in [s for s in self.running if s.computed_prompt_tokens == len(s.prompt)]:
             budget -= 1
             got.append(sequence)
         while budget > 0:
-            reading = [s for s in self.running if s.read < len(s.prompt)] or self._admitted()
+            reading = [s for s in self.running if s.computed_prompt_tokens < len(s.prompt)] or self._admitted()
             if not reading:
                 break
-            taken = min(budget, len(reading[0].prompt) - reading[0].read)
-            reading[0].read += taken
+            taken = min(budget, len(reading[0].prompt) - reading[0].computed_prompt_tokens)
+            reading[0].computed_prompt_tokens += taken
             budget -= taken
-            if reading[0].read == len(reading[0].prompt):
+            if reading[0].computed_prompt_tokens == len(reading[0].prompt):
                 got.append(reading[0])
         for sequence in got:
             self._generate(sequence)
-        self.running = [s for s in self.running if len(s.made) < s.params.max_tokens]
-        outputs = [Output(s.request_id, s.made[-1:], len(s.made) == s.params.max_tokens, s) for s in got]
+        self.running = [s for s in self.running if len(s.output_token_ids) < s.params.max_tokens]
+        outputs = [
+            Output(s.request_id, s.output_token_ids[-1:], len(s.output_token_ids) == s.params.max_tokens, s)
+            for s in got
+        ]
         return SimpleNamespace(outputs=outputs, timestamp=time.monotonic())
 
     def _admitted(self):
@@ -186,10 +189,10 @@ class LLM:
     @torch.inference_mode()
     def _generate(self, sequence):
         if not self.compute:
-            sequence.made.append(0)
+            sequence.output_token_ids.append(0)
             return
-        logits = self.model.compute_logits(self.model.hidden(sequence.prompt + sequence.made)[None])[0]
-        sequence.made.append(int(logits.argmax()))
+        logits = self.model.compute_logits(self.model.hidden(sequence.prompt + sequence.output_token_ids)[None])[0]
+        sequence.output_token_ids.append(int(logits.argmax()))
         if sequence.params.logprobs == -1:
             sequence.logits.append(logits)
 
@@ -205,4 +208,4 @@ def _completion(sequence):
     logprobs = [
         {token: SimpleNamespace(logprob=value) for token, value in enumerate(row.tolist())} for row in sequence.logits
     ]
-    return SimpleNamespace(token_ids=sequence.made, logprobs=logprobs)
+    return SimpleNamespace(token_ids=sequence.output_token_ids, logprobs=logprobs)

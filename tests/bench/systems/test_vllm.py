@@ -214,8 +214,8 @@ def test_tokens_that_the_model_would_not_choose_are_incorrect(llm, monkeypatch, 
 
     def another(engine, sequence):
         generate(engine, sequence)
-        if len(sequence.made) == sequence.params.max_tokens - left:
-            sequence.made[-1] = (sequence.made[-1] + 1) % 512
+        if len(sequence.output_token_ids) == sequence.params.max_tokens - left:
+            sequence.output_token_ids[-1] = (sequence.output_token_ids[-1] + 1) % 512
 
     monkeypatch.setattr(fake_vllm.LLM, "_generate", another)
     workload.run()
@@ -270,7 +270,7 @@ def test_the_reference_reads_the_tokens_that_the_engine_generated(llm, monkeypat
 
     def another_token(engine, sequence):  # the best token is the same at each step
         generate(engine, sequence)
-        sequence.made[-1] = len(sequence.made)
+        sequence.output_token_ids[-1] = len(sequence.output_token_ids)
 
     monkeypatch.setattr(llm, "_generate", another_token)
     assert VllmTransformer().build(CASE).check().passed

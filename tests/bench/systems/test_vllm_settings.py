@@ -75,7 +75,7 @@ def test_settings_are_read_from_the_engine(llm):
 
 
 def test_another_attention_fails_unless_it_is_requested(llm, monkeypatch):
-    monkeypatch.setattr(fake_vllm.Attention, "version", 2)
+    monkeypatch.setattr(fake_vllm.FakeAttention, "version", 2)
     with pytest.raises(RuntimeError, match="uses FLASH_ATTN-2, expected FLASH_ATTN-3"):
         VllmTransformer().build(CASE)
     system = VllmTransformer()
