@@ -175,7 +175,8 @@ def test_a_truncated_file(linear, length):
     assert_refused(config, path, r"model\.safetensors: not a complete safetensors file")
     path.unlink()
     path.symlink_to(path.with_name("gone"))
-    assert_refused(config, path, r": model\.safetensors: not a complete safetensors file \(No such file or directory\)$")
+    why = r": model\.safetensors: not a complete safetensors file \(No such file or directory\)$"
+    assert_refused(config, path, why)
 
 
 def test_a_folder_without_weights(linear):
