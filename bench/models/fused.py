@@ -147,7 +147,7 @@ def pdl_is_faster(learner: str, batch: int) -> bool:
     """Return whether programmatic dependent launch (PDL) speeds up a generate step on an H200.
 
     learner: "linear" or "mlp". batch: number of sequences.
-    PDL helps for small and for large batches. In between, thread blocks that wait for earlier kernels occupy SMs.
+    PDL helps in small batches and above MOST_ROWS_FEW_OUTPUTS. In between, waiting thread blocks occupy SMs.
     """
     return batch <= MAX_PDL_BATCH[learner] or batch > MOST_ROWS_FEW_OUTPUTS  # above, cuBLAS launches come in between
 

@@ -139,9 +139,9 @@ def test_too_few_steps_in_which_all_generate_are_no_profile(llm, monkeypatch):
 
 
 def test_a_cache_that_holds_no_sequence_is_out_of_memory(llm):
-    llm.blocks = 1  # which stays spare
-    with pytest.raises(MemoryError, match="1 blocks does not hold one sequence"):
-        VllmTransformer().build(CASE)
+    llm.blocks = 3
+    with pytest.raises(MemoryError, match="3 blocks does not hold one sequence"):
+        VllmTransformer().build(replace(CASE, options=(("block_size", 16),)))
 
 
 @pytest.mark.parametrize(
