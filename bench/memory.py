@@ -32,7 +32,7 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
 
 
 def staggered_ignored(case: Case) -> str:
-    """Return why positions=staggered has no effect on a case; "" if it has or is not set."""
+    """Return why a case that sets positions=staggered ignores it; "" for all other cases."""
     steps = case.phase == "generate" and case.timing != "engine" and case.option("scope", "model") == "model"
     if case.option("positions") != "staggered" or (steps and case.system in ("ttt-linear", "ttt-mlp")):
         return ""

@@ -65,7 +65,7 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """Notes on workers that a .venv-NAME or systems.toml starts, or that lack an interpreter."""
+        """Notes on workers that systems.toml configures, that a .venv-NAME runs, or that lack an interpreter."""
         planned = {"/".join(job.pair): self.worker_launches[job.pair] for job in self.jobs}
         found = ((label, no_interpreter(launch), launch.command[0]) for label, launch in planned.items())
         return [*launch_notes(planned), *(f"no {label}: {why} ({program})" for label, why, program in found if why)]

@@ -36,7 +36,7 @@ class Model:
     kept_between_samples: str
 
     def words(self, catalogue: Catalogue) -> str:
-        """Return size and options in words, and the requested dtype if the weights have another dtype."""
+        """Describe the model's size and options, and the requested dtype if the weights have another."""
         options = [format_setting(catalogue.axis(name), value) for name, value in self.options]
         requested = [] if self.weights_dtype in ("", self.dtype) else [f"{self.dtype} requested"]
         return ", ".join([self.size, *options, *requested])

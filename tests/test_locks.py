@@ -1,4 +1,4 @@
-"""Lock files resolve to the releases they list; each release below the newest has a reason."""
+"""Lock files resolve to their own pins; a package or a comment explains each outdated pin."""
 
 import re
 import subprocess

@@ -50,8 +50,8 @@ class Cost:
     def generate_flops(self, batch: int, heads: int, head_dim: int, mini_batch: int = 16, form: str = "dual") -> float:
         """Return the FLOPs of a generate step of `batch` sequences, averaged over a mini-batch.
 
-        Dual: the matmuls of `forward_flops`, but P = Xbar @ X^T has only (m+1)/2 elements per token on average.
-        Primal, 2 * in * out each: X @ W, dW += X^T @ G, W_t = W - scale * dW, Xbar @ W_t; G @ W^T except in layer 1.
+        Dual: as `forward_flops`, but P = Xbar @ X^T and P @ G count only the (m+1)/2 unmasked elements of P per token.
+        Primal: X @ W, dW += X^T @ G, W_t = W - scale * dW, Xbar @ W_t, and G @ W^T (not in layer 1); 2 * in * out each.
         """
         check_choice("form", form, FORMS)
         times = 3 if form == "dual" else 4

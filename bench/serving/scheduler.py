@@ -14,9 +14,9 @@ HEADS = 128  # fewest heads of the prompts that share a step, if there are enoug
 class TTTScheduler(AsyncScheduler):
     """vLLM's asynchronous scheduler, with two changes for TTT models.
 
-    Steps in which all requests generate can take a fast path, because states need no new cache blocks.
-    Several prompts share a step, to occupy all SMs. This needs `enable_chunked_prefill`, and no
-    `long_prefill_token_threshold`. A step's outputs may have another order than vLLM's.
+    Steps in which all requests generate take a fast path where possible, because states need no new cache blocks.
+    Other steps divide their tokens among several prompts, to occupy all SMs; vLLM fills a step prompt by prompt. This
+    needs `enable_chunked_prefill` and no `long_prefill_token_threshold`. A step's outputs may be reordered.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:

@@ -161,11 +161,11 @@ class PhaseWork:
     ) -> Checks:
         """Compare timed logits [B, V], and some tokens that the steps read, with the reference.
 
-        rows: indices of the compared sequences. sources [B]: the sequence that each sequence copies.
-        If any copy's logits differ from its source's, the most different copy of each row is compared, too.
+        rows: indices of the compared sequences. sources [B]: sequence i copies sequence sources[i], one of `rows`.
+        If any copy's logits differ from its source's, each row's most different copy is compared, too.
         logits_after: the function that `new_past` returned.
-        tokens [steps, B]: the steps' input ids. For some steps, each id must have nearly the reference's highest logit.
-        After an earlier call, the change of the logits since then is compared, too.
+        tokens [steps, B]: the steps' input ids. In `checked_steps`, each must be nearly the reference's best choice.
+        From the second call on, the logits' change since the previous call must match the reference's change.
         """
         off = (logits.float() - logits[sources].float()).norm(dim=-1).nan_to_num(torch.inf)
         repeated = torch.tensor(sources, device=off.device)

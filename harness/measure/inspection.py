@@ -39,7 +39,7 @@ _BELOW_BOUND = 0.5  # minimum duration as a share of the roofline bound, as meas
 
 
 class CallChecker:
-    """Checks that outputs of timed calls change with the inputs; the clock must time `run`."""
+    """Checks that outputs of timed calls change with the inputs. The clock must time `CallChecker.run`."""
 
     def __init__(self, case: Case, workload: Workload) -> None:
         self._case, self._workload = case, workload
@@ -70,11 +70,11 @@ class CallChecker:
             self._next_at = time.monotonic() + max(RENEW_EVERY_S, (time.monotonic() - now) / RENEW_SHARE)
 
     def checked_call(self, clock: Clock) -> Checks:
-        """Run the timed call on fresh inputs; return its checks and the checks that failed earlier.
+        """Refill the inputs, run and check the timed call; return its checks and the checks that failed earlier.
 
         clock: the clock that timed `run`. Before the call, the outputs of the previous call are set to NaN.
-        If an input has a token axis, or if `Workload.renews_past`, a second call with other early tokens follows. Each
-        sequence whose early tokens changed must then get other outputs.
+        If early tokens can be replaced (in an input with a token axis, or by `Workload.renews_past`), a second call has
+        other ones. The outputs of each sequence with new early tokens must then change.
         """
         if self._refilled:
             self._check_outputs()

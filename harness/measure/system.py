@@ -52,13 +52,13 @@ class Workload:
     tokens: tokens that one unit processes, over all sequences. device: "cpu" or "cuda".
     capture: called before `run`; captures CUDA graphs that `run` and `measured` replay. Peak memory includes them.
     inputs: tensors that the harness refills with random values between samples and before the checked calls.
-    timed_check: compares outputs of a timed sample with the reference; None without a reference. Before that sample,
-        timed_check(rng) chooses sequences, stores their state and returns a function f. After the sample, the harness
-        calls f(outputs, calls), which returns `Checks`. calls: how many times the sample called `run`.
-        For an engine, the harness calls both timed_check(rng) and f(None, 1) after the last batch.
-    renews_past: whether timed_check(rng) draws new tokens that precede the timed ones, because no input has a token
-        axis. Then the harness checks two calls, and each sequence's outputs must differ between them.
-    `check`: compares outputs with the reference before timing; None without a reference.
+    timed_check: compares outputs of a timed sample with the reference; None without a reference.
+        Before the sample, timed_check(rng) chooses sequences, stores their state and returns a function f.
+        After the sample, f(outputs, calls) returns `Checks`. calls: number of calls of `run` in the sample.
+        For an engine, the harness calls timed_check(rng)(None, 1) after the last batch.
+    renews_past: for inputs without a token axis: whether timed_check(rng) draws the tokens that precede the timed ones.
+        If so, the harness checks two samples, and fails if a sequence has the same outputs in both.
+    check: compares outputs with the reference before timing; None without a reference.
     engine_samples: for a system that times itself (an engine); yields a list of milliseconds per unit for each batch.
         For timing, the first batches serve as warm-up.
     engine_batch: for an engine; runs a batch in which it enters the given context manager only around the units to

@@ -84,7 +84,7 @@ class _Work:
         self.alone_us = 0.0  # time of a run without a profiler
 
     def warm(self) -> None:
-        """Run up to `WARM_RUNS` calls (engine: one batch); except for an engine, set `passes` and `call_s`."""
+        """Run one engine batch, or up to `WARM_RUNS` calls, whose last one sets `passes` and `call_s`."""
         if self.is_engine:
             self._once(nullcontext())
             return
@@ -119,7 +119,7 @@ class _Work:
         return self.clock.launch if self.clock else self.workload.run
 
     def load(self, run: Callable[[], object]) -> None:
-        """On a GPU, call `run` until clocks settle; then choose `lead` and `runs`."""
+        """On a GPU, call `run` until clocks settle; then set the numbers of lead-in and profiled runs."""
         start, runs, took_s, capped = time.monotonic(), 0, 0.0, False
         while self.device == "cuda" and took_s < SETTLES_S:
             capped = self.repeat(run, 1) or capped

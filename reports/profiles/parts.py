@@ -89,7 +89,7 @@ def part_of(name: str, path: tuple[str, ...] = (), has_layers: bool = False) -> 
     """Return the part of the model to which a kernel belongs, a key of `LABELS`.
 
     path: names of the NVTX ranges around the kernel's launch, outermost first.
-    has_layers: whether a GEMM in ranges outside of all layers is the LM head's.
+    has_layers: whether layers have NVTX ranges, so that a GEMM inside other ranges only is the LM head.
     """
     if OPERATOR in path:
         return TTT

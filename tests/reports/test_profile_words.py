@@ -106,7 +106,7 @@ def test_without_peaks_no_kernel_is_memory_or_compute_bound() -> None:
 
 
 def test_the_lower_bound_of_a_norm_uses_the_fp32_peak() -> None:
-    """Two launches of 6 GFLOPs each take 200 µs at the FP32 peak (60 TFLOP/s), 20 µs at the GEMM peak (600 TFLOP/s)."""
+    """Two 6-GFLOP launches take 200 µs in total at 60 TFLOP/s (FP32), 20 µs at 600 TFLOP/s (GEMM)."""
     norm = gemm_region(operations=6e9, dram_bytes=1.0, fp32_peak_tflops=60.0).kernels[0]
     gemm = gemm_region(operations=6e9, dram_bytes=1.0).kernels[0]
     assert [kernel_lower_bound_us(each, region(each)) for each in (norm, gemm)] == pytest.approx([200.0, 20.0])

@@ -186,7 +186,7 @@ class ForwardOperator:
 
 
 def _with_rope(tokens: Sequence[Tensor], start: int, mini_batch: int, rope: bool) -> tuple[Tensor, ...]:
-    """Return q, k and the other tokens; if `rope`, apply RoPE to q and k, from position `start`."""
+    """Return `tokens` (q, k, ...); if `rope`, with RoPE on q and k at positions (start + t) % mini_batch."""
     q, k, *others = tokens
     if rope:
         position = torch.arange(start, start + q.shape[1], device=q.device) % mini_batch

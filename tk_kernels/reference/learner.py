@@ -235,11 +235,11 @@ class Learner(Generic[State]):
     ) -> tuple[Trace, State]:
         """Compute the sequential part of the dual form; return (trace, state after the tokens).
 
-        The tokens must be whole mini-batches that begin at position 0, otherwise this raises ValueError.
-        start: 0, or None to read state.position from the device, which waits for the GPU.
-        The trace is an argument of `outputs`. For N mini-batches, it holds in the tokens' dtype:
-        each layer's weight and bias at each mini-batch's start, [N, B*H, in + 8, out], as `stacked` returns them;
-        each layer's inputs, except the first layer's, [N, B*H, m, in + 8], as `with_bias_input` pads them;
+        Raises ValueError unless the tokens are whole mini-batches that begin at position 0.
+        start: 0 if state.position is known to be 0; None reads it from the device, which waits for the GPU.
+        trace: a tuple for `outputs`, in the tokens' dtype. For N mini-batches, it holds in this order:
+        each layer's weight and bias at each mini-batch's start, [N, B*H, in + 8, out], in the layout of `stacked`;
+        each layer's inputs, except the first layer's, [N, B*H, m, in + 8], in the layout of `with_bias_input`;
         the loss's gradients at each layer's output, [N, B*H, m, out], not multiplied by lr.
         """
         outer = self._checked({"k": k, "v": v}, lr, (token_scale, ln_weight, ln_bias), "[B, T, H, D]", state)

@@ -55,7 +55,7 @@ class Mamba3(RecurrentLayer):
         """Draw arguments of the kernel, distributed as in a newly initialised layer.
 
         Q, K [B, T, 1, key_dim]; V [B, T, H, value_dim]; Angles [B, T, H, angles]; Q_bias, K_bias [H, key_dim].
-        DT [B, H, T]: time steps dt. ADT [B, H, T]: log-decays A dt. Trap [B, H, T]: l is its sigmoid.
+        DT [B, H, T]: time steps dt. ADT [B, H, T]: log-decays A dt. Trap [B, H, T]: logits of `Mamba3`'s factor l.
         """
         if case.dtype != "bfloat16":
             raise Skip("Mamba-3's kernel rounds its inputs to bfloat16")

@@ -156,7 +156,7 @@ class Steps:
         return self.rounds * len(self.sets)
 
     def inputs(self) -> dict[str, Input]:
-        """Return one call's q, k, v, lr [GenerateSets, rounds, B, ...]; the harness refills them."""
+        """Return the inputs by name: q, k, v [sets, rounds, B, H, D] and lr [sets, rounds, B, H]."""
         rates = Input(self._tokens[3], "uniform", self.config.base_lr / self.config.head_dim, 2)
         return {name: Input(each, "normal", 1.0, 2) for name, each in zip("qkv", self._tokens, strict=False)} | {
             "lr": rates

@@ -40,14 +40,14 @@ ENVIRONMENT = {
 }
 CORE = "in the benchmark's process, without output processing; vLLM's default is a separate process"
 STEADY_STEPS = 32  # minimum steps of a generate batch in which every sequence generates
-# Longest prompt of generate with a recurrent state, whose size and work per step do not depend on the prompt.
-GENERATE_PROMPT = 128
+GENERATE_PROMPT = 128  # longest generate prompt of a recurrent model, whose steps do not depend on the prompt
 PROFILED_STEPS = 16  # generate steps per profile
 MANY_SEQUENCES = 4096  # largest batch of the suites; one engine serves all batches from DEFAULT_SEQS + 1 to this
 ENGINE_BYTES = 2_500_000_000  # a 1.3b engine's memory except weights and cache, on an H100 and an H200
 PROMPT_GRAPH_BYTES = 2_000_000_000  # additional memory for CUDA graphs of prompts
 MODEL_LENGTH = 33_024  # minimum max_model_len, so that most cases share an engine
 ARRIVALS_SEED = 0
+EXTENSIONS = {"FLASHINFER": ("flashinfer",), "FLASH_ATTN-2": ("vllm.vllm_flash_attn._vllm_fa2_C",)}
 MODEL_OPTIONS = ("backbone", "checkpoint", "mini_batch")  # options of a case that choose another model
 
 
@@ -146,7 +146,7 @@ class VllmSystem:
         """
         settings = self._settings(case)
         if self._engine is None:
-            import_or_skip("vllm.entrypoints.llm", "vllm.v1.engine.llm_engine")
+            import_or_skip("vllm.entrypoints.llm", "vllm.v1.engine.llm_engine", *EXTENSIONS.get(settings.attention, ()))
             config = config_of(case)
             config_json = self.hugging_face(config, settings.max_model_len)
             self.register()

@@ -231,7 +231,7 @@ def timeline_of(
 
 
 def _step_end(paths: Sequence[tuple[str, ...]]) -> int:
-    """Count launches from the first layer's first start to its second; if none, count all."""
+    """Count launches between the first layer's first two starts; without two starts, count all."""
     depths = [next((depth for depth, name in enumerate(path, start=1) if is_layer(name)), 0) for path in paths]
     layers = [(number, path[:depth]) for number, (path, depth) in enumerate(zip(paths, depths, strict=True)) if depth]
     for (_, before), (number, layer) in pairwise(layers):

@@ -52,8 +52,7 @@ def test_a_prompt_takes_from_the_first_step_to_the_last_token():
 def test_generate_runs_as_many_sequences_as_the_cache_holds(llm):
     llm.blocks, case = 18, replace(CASE, options=(("block_size", 16),))  # 48 + 35 tokens need 6 blocks; one is spare
     workload = VllmTransformer().build(case)
-    assert workload.metrics["sequences_at_once"] == 2
-    assert workload.tokens == 2
+    assert (workload.metrics["sequences_at_once"], workload.tokens) == (2, 2)
     assert len(take_engine_samples(workload.engine_samples(), FEW).samples_ms) >= vllm_system.STEADY_STEPS
     assert llm.started[0].count == 2
     two = VllmTransformer().build(replace(case, batch=2)).metrics

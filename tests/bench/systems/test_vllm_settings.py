@@ -1,6 +1,7 @@
 """The vLLM adapter starts engines with the settings of a case, and shares them among cases."""
 
 import os
+import sys
 from dataclasses import replace
 
 import fake_vllm
@@ -9,7 +10,7 @@ import pytest
 from bench.models.config import cut
 from bench.systems.vllm.engine import Settings
 from bench.systems.vllm.transformer import VllmTransformer
-from harness.measure.system import NeedsFreshProcess, Workload
+from harness.measure.system import NeedsFreshProcess, Skip, Workload
 from harness.schema.case import Case
 
 CASE = Case("transformer", "vllm", "tiny", "generate", 4, 48, dtype="float32", timing="engine")
@@ -78,8 +79,11 @@ def test_another_attention_fails_unless_it_is_requested(llm, monkeypatch):
     monkeypatch.setattr(fake_vllm.FakeAttention, "version", 2)
     with pytest.raises(RuntimeError, match="uses FLASH_ATTN-2, expected FLASH_ATTN-3"):
         VllmTransformer().build(CASE)
-    system = VllmTransformer()
-    assert isinstance(system.build(replace(CASE, options=(("attention", "FLASH_ATTN-2"),))), Workload)
+    system, requested = VllmTransformer(), replace(CASE, options=(("attention", "FLASH_ATTN-2"),))
+    with pytest.raises(Skip, match="cannot be imported"):
+        system.build(requested)
+    monkeypatch.setitem(sys.modules, "vllm.vllm_flash_attn._vllm_fa2_C", fake_vllm)
+    assert isinstance(system.build(requested), Workload)
     assert llm.started[-1].arguments["attention_config"] == {"backend": "FLASH_ATTN", "flash_attn_version": 2}
     with pytest.raises(RuntimeError, match="expected TRITON_ATTN"):
         VllmTransformer().build(replace(CASE, options=(("attention", "TRITON_ATTN"),)))
