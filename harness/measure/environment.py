@@ -139,7 +139,7 @@ def versions_of(packages: tuple[str, ...]) -> dict[str, str]:
 def against_lock(versions: Mapping[str, Any], locked: Mapping[str, str]) -> str:
     """Return differences from the lock file, such as "torch 2.11.0 (lock: 2.14.0)".
 
-    versions: {package: installed version}, of which the local part is ignored: 2.14.0+cu130 counts as 2.14.0.
+    versions: {package: installed version}. Local version labels are ignored: 2.14.0+cu130 counts as 2.14.0.
     locked: {package: version in the lock file}.
     Return "as locked" if no version differs, and "" if no package is in both.
     """

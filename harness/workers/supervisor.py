@@ -61,7 +61,7 @@ def _end(number: int, frame: object) -> None:
 
 
 def kill_descendants() -> None:
-    """Kill this process's descendants, including those that they fork meanwhile, for up to 20 s."""
+    """Kill this process's descendants, and any that they fork during the call, for up to 20 s."""
     deadline = time.monotonic() + _KILL_S
     while time.monotonic() < deadline:
         for pid in descendants(os.getpid()):

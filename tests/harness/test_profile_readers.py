@@ -370,7 +370,7 @@ def test_ncu_values_without_a_number_are_not_counted(none: str) -> None:
 
 
 def test_the_longest_idle_time_of_an_engine_is_bounded() -> None:
-    """Two runs took 201 µs, of which kernels ran 161 µs: at most 40 µs were idle. The pause between runs is ignored."""
+    """Two runs took 201 µs; kernels ran for 161 µs, so at most 40 µs were idle. The pause between runs is ignored."""
     runs = [Launched("a", 0, 80, 80), Launched("a", 5100, 5180, 80), Launched("b", 5180, 5181, 1)]
     found = profile_fields(runs, [], Runs(2, wall_us=[100, 101]))
     assert (found["region_us"], found["busy_us"], found["longest_gap_us"]) == (201, 161, 40)
