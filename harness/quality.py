@@ -98,14 +98,7 @@ def _unsteady_times(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, 
 
 
 def is_unsteady(processes: Processes) -> bool:
-    """Whether a case's times vary too much for a reliable latency.
-
-    True if one of these values is too large:
-    - width of the 95% interval (`pooled_interval`): over 20% of the median
-    - difference between the medians of two processes: over 10% of the median
-    - interquartile range / median (`quartiles_apart`), median over the processes: over 10%
-    - difference of first and last samples (`ends_apart`), median over the processes: over 5%
-    """
+    """Whether a case's times vary too much for a reliable latency; harness/README.md has the limits."""
     middle, low, high = pooled_interval(processes)
     medians = [median(samples) for samples in processes]
     apart, drift = (median(map(measure, processes)) for measure in (quartiles_apart, ends_apart))

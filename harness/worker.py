@@ -56,10 +56,7 @@ def answer(system: SystemAdapter | None, request: dict[str, Any]) -> dict[str, A
 
 
 def main(arguments: list[str]) -> None:
-    """Answer requests from stdin until EOF.
-
-    arguments: [entry of the adapter, in the form that `load` takes], or [] if each request names its adapter.
-    """
+    """Answer requests from stdin until EOF. Without `arguments`, each request names its adapter."""
     this_process = os.getpid()
     requests, answers = _claim_pipes()
     system = load(arguments[0]) if arguments else None  # without one, requests name it

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from random import Random
+from statistics import median
 from typing import Any
 
 from harness.measure.correctness import Checks
@@ -35,7 +36,6 @@ from harness.schema.record import Record, utc_now
 
 NO_REFERENCE = "the system has no reference to verify against"
 
-# (case, workload, whether the GPU is throttled) -> fields of the case's profile
 CaseProfiler = Callable[[Case, Workload, Callable[[], bool]], dict[str, Any]]
 
 
@@ -213,7 +213,7 @@ class CaseRun:
     def _checked(self, workload: Workload, clock: Clock, checker: CallChecker, timing: Timing) -> Checks:
         bound = lower_bound_check(workload, timing.samples_ms)
         if workload.engine_samples is None:
-            checked = checker.checked_call(clock)
+            checked = checker.checked_call(clock, median(timing.samples_ms) * workload.units * clock.launches)
         elif workload.timed_check:
             checked = unless_out_of_memory(lambda: _check_engine(workload))
         else:

@@ -1,9 +1,4 @@
-"""A run: a folder of JSON files with the planned cases, their records and their profiles.
-
-FOLDER/run.json                      planned cases, requests, catalogue
-FOLDER/records/SYSTEM-BACKEND.jsonl  records of one job; one process at a time appends to it
-FOLDER/profiles/KEY.json             profile of a case
-"""
+"""A run: a folder of JSON files with the planned cases, their records and their profiles."""
 
 import fcntl
 import json

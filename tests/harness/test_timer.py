@@ -239,11 +239,6 @@ def test_before_sample_runs_outside_of_the_samples() -> None:
     assert times == pytest.approx([0.0, 0.001, 0.002])
 
 
-def test_policy_fields_of_an_earlier_version_are_ignored() -> None:
-    earlier = {"min_samples": 6, "interval_samples": 20, "max_samples": 1000, "budget_s": 1, "patience": 5.0}
-    assert Policy(**earlier) == Policy(min_samples=6, budget_s=1.0)
-
-
 def test_sampling_lasts_as_long_as_the_energy_counter_needs() -> None:
     timing = take_samples(FakeClock(itertools.repeat(2.0)), Policy(), least_s=1.0)
     assert (timing.stop, len(timing.samples_ms)) == ("interval", 500)
