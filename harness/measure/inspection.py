@@ -134,14 +134,14 @@ class CallChecker:
         # With NaN or infinity, a GPU needs less power and time.
         if not all(bool(each.isfinite().all()) for each in self._output_rows):
             self._fail("outputs_not_finite_while_timed")
-        if not all(rows.equal(self._input_rows[name]) for name, rows in self._rows_of_inputs().items()):
-            self._fail("inputs_changed_by_the_work")
 
     def _check_changed(self, name: str = "outputs_unchanged_by_new_inputs", past_renewed: bool = False) -> None:
-        """Fail the check `name` if a sequence has new inputs, but the same outputs as before.
+        """Fail the check `name` if a sequence has new inputs, but the same outputs as before. Inputs must not change.
 
         past_renewed: whether `timed_check` drew new early tokens; then all sequences' inputs count as new.
         """
+        if not all(rows.equal(self._input_rows[name]) for name, rows in self._rows_of_inputs().items()):
+            self._fail("inputs_changed_by_the_work")
         outputs, batch = list(tensors_of(self._outputs)), self._case.batch
         floating = [each for each in outputs if each.is_floating_point()]  # integers can be the inputs themselves
         now = [_rows(x, x.shape.index(batch) if batch in x.shape else None) for x in floating or outputs]

@@ -17,7 +17,7 @@ from bench.systems.ttt.model import TTTTorch
 from harness.measure.correctness import Check, Checks, relative_error
 from harness.measure.measured_case import CaseRun
 from harness.measure.system import Input, Workload
-from harness.schema.case import Case
+from harness.schema.case import Case, Mode
 from harness.schema.policy import Policy
 from harness.schema.record import Record
 
@@ -330,6 +330,6 @@ MISTAKES: tuple[tuple[type[Any], Case, str], ...] = (
 )
 
 
-def record_of(adapter: type[Any], case: Case, policy: Policy = POLICY) -> Record:
+def record_of(adapter: type[Any], case: Case, policy: Policy = POLICY, mode: Mode = "measure") -> Record:
     policy = ONCE if issubclass(adapter, RepositoryAdapter) else policy
-    return CaseRun(case, policy).record(adapter())
+    return CaseRun(case, policy, mode).record(adapter())

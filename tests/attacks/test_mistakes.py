@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from harness.schema.case import Case
-from tests.attacks.mistakes import HONEST_CASES, MISTAKES, POLICY, Honest, record_of
+from tests.attacks.mistakes import HONEST_CASES, MISTAKES, POLICY, PROMPT, Honest, InputsChanged, record_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -20,6 +20,10 @@ def test_a_mistake_is_caught_and_named(adapter: type[Any], case: Case, check: st
     record = record_of(adapter, case)
     assert (record.status, record.samples_ms) == ("incorrect", [])
     assert f"{check} is" in record.reason
+
+
+def test_verify_reports_changed_inputs() -> None:
+    assert "inputs_changed_by_the_work is" in record_of(InputsChanged, PROMPT, mode="verify").reason
 
 
 @pytest.mark.parametrize("case", HONEST_CASES, ids=["prompt", "one token", "generate"])
