@@ -21,10 +21,7 @@ from harness.workers.protocol import encode
 
 
 def load(entry: str) -> Any:
-    """Return the adapter that `entry` names; its form is MODULE:ATTRIBUTE[:ARGUMENT...].
-
-    If ATTRIBUTE is a class, call it with the arguments. Raises ValueError if `entry` has another form.
-    """
+    """Return the adapter that `entry` names; ValueError unless it has this module's form of an adapter."""
     names = entry.split(":")
     if len(names) < 2 or not all(names):
         raise ValueError(f"entry {entry!r}: must be MODULE:ATTRIBUTE")

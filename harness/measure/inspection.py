@@ -26,6 +26,7 @@ T = TypeVar("T")
 RENEW_EVERY_S = 0.25  # minimum seconds between refills, as more refills would change the device's load and heat
 RENEW_SHARE = 0.02  # largest share of the time for refills
 SAME_INPUTS = "no inputs were refilled, so cached outputs would pass"
+NOT_COMPARED = "the outputs of the timed calls were not compared with a reference"
 NO_ROOM = "the reference does not fit next to the model, so the timed outputs were not compared"
 _COMPARED_ELEMENTS = 1 << 20  # approximate number of elements compared per tensor between samples
 _RECENT = 64  # last tokens that a refill of early tokens leaves unchanged: outputs must not depend on these alone
@@ -111,12 +112,13 @@ class CallChecker:
         finite = Checks([*self._late(), *_finite(self._outputs)])
         if compare:
             checked = unless_out_of_memory(lambda: compare(self._outputs, clock.launches))
+            checked = checked if checked.checks or checked.unchecked else Checks([], NOT_COMPARED)
         return finite + checked + Checks(list(shape_checks(self._case, self._workload, self._outputs)))
 
     def _start_check(self) -> tuple[Callable[[Any, int], Checks] | None, Checks]:
         start = self._workload.timed_check
         if start is None:
-            return None, Checks([], "the outputs of the timed calls were not compared with a reference")
+            return None, Checks([], NOT_COMPARED)
         compare = unless_out_of_memory(lambda: start(self._rng))
         return (None, compare) if isinstance(compare, Checks) else (compare, Checks([]))
 

@@ -11,6 +11,8 @@ from random import Random
 from statistics import median
 from typing import Any
 
+from pydantic import ValidationError
+
 from harness.measure.correctness import Checks
 from harness.measure.cuda_clock import CudaEventClock
 from harness.measure.environment import around, snapshot, versions_of
@@ -31,7 +33,7 @@ from harness.measure.timer import (
 )
 from harness.schema.case import Case, Mode
 from harness.schema.policy import Policy
-from harness.schema.reason import of_exception, raised_at, sentence
+from harness.schema.reason import invalid, of_exception, raised_at, sentence
 from harness.schema.record import Record, utc_now
 
 NO_REFERENCE = "the system has no reference to verify against"
@@ -73,14 +75,17 @@ class CaseRun:
             now = process_settings()  # has torch's settings too if the case imported torch
             self.healthy = self.healthy and all(now[name] == value for name, value in settings.items())
         environment = around(before, self._after or snapshot())
-        return Record(
-            self.case,
-            **self._fields,
-            check=self._checks.to_dict() if self._checks else None,
-            environment=environment | {"software": environment["software"] | versions_of(system.packages)},
-            started_at=started_at,
-            wall_s=time.monotonic() - start,
-        )
+        try:
+            return Record(
+                self.case,
+                **self._fields,
+                check=self._checks.to_dict() if self._checks else None,
+                environment=environment | {"software": environment["software"] | versions_of(system.packages)},
+                started_at=started_at,
+                wall_s=time.monotonic() - start,
+            )
+        except ValidationError as error:
+            raise ValueError(f"the workload's results are invalid: {invalid(error)}") from None
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
@@ -150,7 +155,7 @@ class CaseRun:
         return False
 
     def _verify(self, workload: Workload) -> None:
-        if workload.check is None and workload.timed_check is None:
+        if self._checks is None and workload.timed_check is None:
             return self._end("skipped", NO_REFERENCE)
         if not self._accepts(Checks(list(claim_checks(self.case, workload)))) or workload.timed_check is None:
             return None

@@ -169,8 +169,7 @@ def take_engine_samples(
 ) -> Timing:
     """Collect samples of a system that times itself, until `stop_reason` or the last batch.
 
-    batches_ms: yields each batch's samples in ms per unit of work. units: number of units of work in a sample.
-    throttled: called after each batch, returns whether the GPU is throttled.
+    The arguments are those of `warm_up_engine`; `throttled` is called after each batch.
     All samples of a batch are used, because the first steps after a prompt differ from later steps. Samples of a batch
     are correlated, so a precise median ends sampling only after two batches.
     The budget counts the samples' total time, but at least a tenth of the wall time.

@@ -8,7 +8,7 @@ from fake_systems import Fake, OutOfMemoryError
 from harness_helpers import QUICK, case
 
 from harness.measure.correctness import Check, Checks
-from harness.measure.inspection import NO_ROOM
+from harness.measure.inspection import NO_ROOM, NOT_COMPARED
 from harness.measure.measured_case import CaseRun
 from harness.measure.process_state import is_out_of_memory
 from harness.measure.system import Input, Workload
@@ -58,9 +58,15 @@ def test_a_failed_first_check_has_no_timing(do: str) -> None:
 
 
 def test_verify_without_a_reference_is_skipped() -> None:
-    record = CaseRun(case("unchecked"), QUICK, "verify").record(Fake())
-    assert record.status == "skipped"
-    assert "no reference" in record.reason
+    for system, of in ((Fake(), case("unchecked")), (Counting(check=lambda: Checks([])), case())):
+        record = CaseRun(of, QUICK, "verify").record(system)
+        assert record.status == "skipped"
+        assert "no reference" in record.reason
+
+
+def test_an_invalid_result_is_named() -> None:
+    with pytest.raises(ValueError, match=r"results are invalid: tokens: Input should be a valid integer, not 1\.5"):
+        CaseRun(case(), QUICK).record(Counting(tokens=1.5))
 
 
 def test_engine_samples_stay_as_they_are() -> None:
@@ -189,8 +195,8 @@ def test_an_engine_without_a_check_is_noted() -> None:
     assert record.check["unchecked"] == "the engine's outputs were not compared with a reference"
 
 
-def test_notes_of_a_check_are_recorded() -> None:
-    note = Checks([], NO_ROOM)
-    system = Counting(run=torch.ones(2).clone, timed_check=lambda rng: lambda outputs, calls: note)
+@pytest.mark.parametrize(("note", "recorded"), [(NO_ROOM, NO_ROOM), ("", NOT_COMPARED)])
+def test_notes_of_a_check_are_recorded(note: str, recorded: str) -> None:
+    system = Counting(run=torch.ones(2).clone, timed_check=lambda rng: lambda outputs, calls: Checks([], note))
     record = CaseRun(case(), QUICK).record(system)
-    assert NO_ROOM in record.check["unchecked"]
+    assert recorded in record.check["unchecked"]
