@@ -32,7 +32,8 @@ TIES = {EQUAL: "to", INDISTINGUISHABLE: "from", UNRANKED: "against"}
 FLAG_DOUBT = 0.5  # the `doubt` of points with a flag in `_DOUBT_FLAGS`
 _DOUBT_FLAGS = {FEW_SAMPLES, LOADED, UNSTEADY, *UNSTEADY_TIMES.values()}
 _LATENCY = ("latency_ms", "latency_ms_low", "latency_ms_high")
-_CASE_SETTINGS = ("size", "batch", "context", "dtype", "l2")  # lines that differ in one of these are not compared
+# Lines that differ in one of these are not compared.
+_CASE_SETTINGS = ("device", "size", "batch", "context", "dtype", "l2")
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ class View:
     def _distinguishing(self) -> list[str]:
         """Columns of `table`, such as batch, that must be equal for two lines to be compared."""
         rows = self.rows(self.ranked)
-        found = [name for name in _CASE_SETTINGS if rows[name].nunique() > 1]
+        found = [name for name in _CASE_SETTINGS if rows[name].replace("", None).nunique() > 1]
         if rows["system"].nunique() > 1:
             own = rows.groupby(["system", "backend"], sort=False)[["state_dtype", *option_columns(rows)]]
             found += [name for name, most in own.nunique().max().items() if most > 1]
@@ -201,12 +202,15 @@ class View:
                     doubt = math.inf if LOADED in flags else max(doubt, BETWEEN_RUNS["cpu"])
                 yield Point(float(cells[x]), float(value) / scale, low, high, doubt)
 
-    def reach(self, line: Line) -> float:
-        """Return the largest x of the line without "unstarted" cases; infinity if x is a result."""
-        if self.figure.along:  # x is no setting, so no case with a larger x is missing
-            return math.inf
+    def started(self, line: Line) -> set[float]:
+        """Return the values of x at which the line has a case that is not "unstarted"."""
         rows = self.rows([line])
-        return max(rows[self.figure.x][rows["status"] != "unstarted"])
+        return set(rows[self.figure.x][rows["status"] != "unstarted"])
+
+    def is_better(self, line: Line, other: Line) -> bool:
+        """Whether the line has a better value than the other line at any x."""
+        one, two = ({point.x: point.value for point in self.points(each)} for each in (line, other))
+        return any((one[x] < two[x]) == self.lower_is_better for x in one.keys() & two.keys() if one[x] != two[x])
 
     def of_system(self, system: str) -> dict[float, Point]:
         """Return {x: point} of a system's compared lines; at a shared x, the last line's point."""
@@ -227,24 +231,40 @@ class View:
 
 
 def standings(view: View) -> list[Standing]:
-    """Return the ranking at each x with results of at least two compared lines, in order of x."""
-    at: dict[float, list[tuple[Point, str]]] = {}
+    """Return the ranking at each x with results of at least two compared lines, in order of x.
+
+    An x is left out if a line without a case there, as in an unfinished run, is elsewhere better than the best line.
+    """
     labels = view.labels(view.comparable, view.shared_settings)
-    for line in view.compared if view.metric.better else ():
+    lines = {labels[line.name]: line for line in view.compared if view.metric.better}
+    at: dict[float, list[tuple[Point, str]]] = {}
+    for label, line in lines.items():
         for point in view.points(line):
-            at.setdefault(point.x, []).append((point, labels[line.name]))
-    return [view.standing(x, ranks) for x, ranks in sorted(at.items()) if len(ranks) > 1]
+            at.setdefault(point.x, []).append((point, label))
+    started = [(line, view.started(line)) for line in lines.values()]
+
+    def may_be_overtaken(standing: Standing) -> bool:
+        best = lines[standing.ranks[0][1]]
+        return any(view.is_better(line, best) for line, own in started if standing.x not in own)
+
+    found = (view.standing(x, ranks) for x, ranks in sorted(at.items()) if len(ranks) > 1)
+    return [standing for standing in found if not may_be_overtaken(standing)]
 
 
 def best_standing(view: View) -> Standing | None:
     """Rank the compared lines by their highest values; None if fewer than two lines can be ranked.
 
-    A line whose cases end (`reach`) before the x of the overall highest value is left out, because it may rise further.
+    A line whose cases end before the x of the overall highest value is left out, because it may rise further.
+    If x is a result (`Figure.along`), no case with a larger x is missing.
     """
     labels = view.labels(view.comparable, view.shared_settings)
     tops = [(max(view.points(line), key=lambda point: point.value), line) for line in view.compared]
     tops.sort(key=lambda top: -top[0].value)
-    ranks = [(point, labels[line.name]) for point, line in tops if view.reach(line) >= tops[0][0].x]
+    ranks = [
+        (point, labels[line.name])
+        for point, line in tops
+        if view.figure.along or max(view.started(line)) >= tops[0][0].x
+    ]
     return view.standing(ranks[0][0].x, ranks) if len(ranks) > 1 else None
 
 

@@ -149,11 +149,22 @@ def test_the_ranking_omits_other_backends_and_lost_systems():
     assert "TTT-Linear is fastest" in finding(*forward({2048: 4.0}), *forward({2048: 5.0}, *SLOW), *unlisted, *gone)
 
 
+def test_a_line_without_a_case_may_be_the_fastest():
+    others = forward({2048: 5.0, 8192: 9.0}, *SLOW) + forward({2048: 7.0, 8192: 7.0}, "mamba", "mamba-ssm")
+    ahead = "TTT-Linear is fastest at context 2k, 1.25 times as fast as Transformer at 2k"
+    assert finding(*forward({2048: 4.0}), *others) == f"{ahead}."
+    no_memory = synthetic.lost(Case(*FAST, "1.3b", "forward", 16, 8192), "oom", "no")
+    assert "Mamba is fastest at context 8k" in finding(*forward({2048: 4.0}), no_memory, *others)
+
+
 def layered(context, ms, system="ttt-linear", backend="torch", **case):
     return synthetic.ok(Case(system, backend, "125m", "generate", 8, context, **case), ms, spread=0.0)
 
 
 def test_only_cases_with_equal_settings_are_compared():
+    elsewhere = forward({2048: 1.0}, "mamba", "mamba-ssm", environment=synthetic.environment("H200"))
+    found = finding(*forward({2048: 4.0}), *forward({2048: 5.0}, *SLOW), *elsewhere)
+    assert found == f"Device {synthetic.H100}: TTT-Linear is fastest, 1.25 times as fast as Transformer at context 2k."
     ours = [layered(context, 4.0) for context in (64, 128)]
     theirs = [layered(context, 8.0, "mamba") for context in (64, 128)]
     assert finding(*ours, *theirs, suite="quick").startswith("Context 128: TTT-Linear is fastest")
