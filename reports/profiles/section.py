@@ -18,10 +18,12 @@ from reports.profiles.parts import LABELS, ProfilePart, kernel_lower_bound_us, k
 from reports.profiles.peaks import with_common_peaks
 from reports.profiles.words import STALLS, WORKING, Recorded, agreement, bound_of, recorded, sentences, short
 from reports.resources import environment, source
+from reports.words import format_setting
 
 PACKAGE = "reports.profiles"
 SCRIPTS = ("roofline.js", "timeline.js", "section.js")
 _NAME_LIMIT = 108  # characters of a kernel's full name in the page
+_WORK = ("part", "scope", "steps")  # options of a case that change its work
 _BAR_WIDTH = 1000.0  # width of the longest bar, in units of the SVG
 _MIN_STALL, _MAX_STALLS = 0.01, 3  # least share of a warp's time for a stall to be shown, and most stalls shown
 
@@ -54,7 +56,7 @@ class ShownProfile:
     """A profiled case as the page shows it.
 
     agreement: words that compare the profiled time with the recorded latency. drawn: chart data from `drawing`.
-    slower_than: comparisons with faster cases of equal phase, size, batch, context and concurrent sequences.
+    slower_than: comparisons with faster cases of the same group, which do the same work.
     rows: one dict per row of the kernel table.
         "cells": list with a text for each of `COLUMNS`.
         "bound", "stalls": the kernel's bottleneck and its warps' longest stalls in words; "" without counters.
@@ -109,7 +111,8 @@ def section(records: Sequence[Record], profiles: Collection[Profile], catalogue:
     if not usable:
         return None
     latencies = recorded(records)
-    groups = [(title, _shown(catalogue, group, latencies)) for title, group in _groups(usable, latencies).items()]
+    by_work = _groups(catalogue, usable, latencies)
+    groups = [(title, _shown(catalogue, group, latencies)) for title, group in by_work.items()]
     template = environment(PACKAGE).get_template("section.html.j2")
     html = template.render(
         device_id_of=device_id_of,
@@ -165,14 +168,17 @@ def _per_unit_ms(time_us: float | None, profile: Profile) -> float | None:
     return None if time_us is None else time_us / profile.units / 1e3
 
 
-def _groups(profiles: Iterable[Profile], latencies: Mapping[str, Recorded]) -> dict[str, list[Profile]]:
+def _groups(
+    catalogue: Catalogue, profiles: Iterable[Profile], latencies: Mapping[str, Recorded]
+) -> dict[str, list[Profile]]:
     groups: dict[str, list[Profile]] = {}
     for profile in profiles:
         case = profile.case
         latency = latencies.get(case.key)
         concurrent = (latency and latency.concurrent) or case.batch
         batch = f"batch {case.batch}" + (f" ({concurrent} concurrent)" if concurrent != case.batch else "")
-        words = [case.phase, case.size, batch, f"{case.context} tokens"]
+        options = [format_setting(catalogue.axis(name), value) for name, value in case.options if name in _WORK]
+        words = [case.phase, case.size, batch, f"{case.context} tokens", *options]
         groups.setdefault(", ".join(words), []).append(profile)
     return groups
 
