@@ -60,7 +60,7 @@ class Row:
     label: the case in words. name: the labels of its system and backend.
     a_us, b_us: µs per token in A and in B.
     notes: remarks on the measurement, such as "thermally throttled in A".
-    doubt: the first reason why the times are too uncertain to compare; "" for none.
+    doubt: the first reason why the times are not comparable; "" for none.
     """
 
     label: str
@@ -238,7 +238,7 @@ class CasePair:
 
     @property
     def doubt(self) -> str:
-        """The first reason why the times are too uncertain, such as "contended"; "" for none."""
+        """The first reason why the times are not comparable, such as "contended"; "" for none."""
         sides = self.a.quality, self.b.quality
         causes = {
             MAYBE_OTHER_HOST: self.maybe_on_other_hosts,
@@ -248,7 +248,7 @@ class CasePair:
             UNSTEADY: any(side.any_unsteady for side in sides),
             "wide interval": math.hypot(self.a.half, self.b.half) > self.noise,
         }
-        return next((cause for cause, holds in causes.items() if holds), "")
+        return self.other_device or next((cause for cause, holds in causes.items() if holds), "")
 
 
 def _round_results(pairs: Sequence[CasePair], fail_on: float) -> list[CaseResult]:

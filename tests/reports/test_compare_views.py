@@ -77,14 +77,15 @@ def test_the_answer_gives_reasons_for_unreliable_points(tmp_path):
 
 
 def test_points_with_one_cause_are_one_group(tmp_path):
-    cases = [a_case(context) for context in (1, 2, 3)]
+    cases = [a_case(context) for context in (1, 2, 3, 4)]
     of_a = [timed(case, 10, tokens=20) for case in cases]
-    loaded = (on_gpu(cpu={"others_share": share, "idle_share": 0.01}) for share in (0.5, 0.6))
-    of_b = [timed(case, 20, environment, tokens=20) for case, environment in zip(cases, loaded, strict=False)]
-    found = compare(*two(tmp_path, of_a, [*of_b, timed(cases[2], 20, tokens=30)]))
+    loaded = [on_gpu(cpu={"others_share": share, "idle_share": 0.01}) for share in (0.5, 0.6)]
+    environments = [*loaded, on_gpu("H200")]
+    of_b = [timed(case, 20, environment, tokens=20) for case, environment in zip(cases, environments, strict=False)]
+    found = compare(*two(tmp_path, of_a, [*of_b, timed(cases[3], 20, tokens=30)]))
     assert views.answer(found).startswith(
-        "Undecided: 1 of 3 points reliable. Over 3%: 1 ttt-linear · torch forward (concurrent "
-        "sequences differ). Unreliable: 2 ttt-linear · torch forward (contended)."
+        "Undecided: 1 of 4 points reliable. Over 3%: 1 ttt-linear · torch forward (concurrent sequences differ). "
+        "Unreliable: 2 ttt-linear · torch forward (contended), 1 ttt-linear · torch forward (another GPU)."
     )
 
 
