@@ -233,6 +233,12 @@ class CasePair:
         return self.a.host_bound and self.on_other_gpus
 
     @property
+    def is_one_measurement(self) -> bool:
+        """Whether one run has a copy of the other's records."""
+        a, b = ((side.started_at, side.medians, side.facts) for side in (self.a, self.b))
+        return a == b and bool(self.a.started_at)
+
+    @property
     def noise(self) -> float:
         return math.log1p(max(STORED_BAR, BETWEEN_RUNS["cpu"] if self.on_cpu else 0.0))
 
@@ -241,6 +247,7 @@ class CasePair:
         """The first reason why the times are not comparable, such as "contended"; "" for none."""
         sides = self.a.quality, self.b.quality
         causes = {
+            "the same measurement": self.is_one_measurement,
             MAYBE_OTHER_HOST: self.maybe_on_other_hosts,
             LOADED: any(side.contended for side in sides),
             HOT: any(side.hot for side in sides),

@@ -76,6 +76,12 @@ def test_the_answer_gives_reasons_for_unreliable_points(tmp_path):
     )
 
 
+def test_a_copy_of_a_run_confirms_nothing(tmp_path):
+    found = compare(*(a_run(tmp_path / name, timed(a_case(), 10)) for name in "ab"))
+    expected = "Undecided: 0 of 1 point reliable. Unreliable: 1 ttt-linear · torch forward (the same measurement)."
+    assert views.answer(found) == expected
+
+
 def test_points_with_one_cause_are_one_group(tmp_path):
     cases = [a_case(context) for context in (1, 2, 3, 4)]
     of_a = [timed(case, 10, tokens=20) for case in cases]
