@@ -202,15 +202,18 @@ class View:
                     doubt = math.inf if LOADED in flags else max(doubt, BETWEEN_RUNS["cpu"])
                 yield Point(float(cells[x]), float(value) / scale, low, high, doubt)
 
-    def started(self, line: Line) -> set[float]:
-        """Return the values of x at which the line has a case that is not "unstarted"."""
-        rows = self.rows([line])
-        return set(rows[self.figure.x][rows["status"] != "unstarted"])
+    @cached_property
+    def started(self) -> dict[str, set[float]]:
+        """{line name: the values of x at which the line has a case that is not "unstarted"}."""
+        x = self.table[self.figure.x].where(self.table["status"] != "unstarted")
+        return {line.name: set(x[line.rows].dropna()) for line in self.figure.lines}
 
-    def is_better(self, line: Line, other: Line) -> bool:
-        """Whether the line has a better value than the other line at any x."""
-        one, two = ({point.x: point.value for point in self.points(each)} for each in (line, other))
-        return any((one[x] < two[x]) == self.lower_is_better for x in one.keys() & two.keys() if one[x] != two[x])
+    def may_lose(self, best: Line, x: float) -> bool:
+        """Whether a line without a case at x, as in an unfinished run, is better than `best` at another x."""
+        own = {point.x: point.value for point in self.points(best)}
+        absent = [line for line in self.compared if x not in self.started[line.name]]
+        pairs = [(own[each.x], each.value) for line in absent for each in self.points(line) if each.x in own]
+        return any(ours != theirs and (theirs < ours) == self.lower_is_better for ours, theirs in pairs)
 
     def of_system(self, system: str) -> dict[float, Point]:
         """Return {x: point} of a system's compared lines; at a shared x, the last line's point."""
@@ -233,7 +236,7 @@ class View:
 def standings(view: View) -> list[Standing]:
     """Return the ranking at each x with results of at least two compared lines, in order of x.
 
-    An x is left out if a line without a case there, as in an unfinished run, is elsewhere better than the best line.
+    An x at which the best line `may_lose` is left out.
     """
     labels = view.labels(view.comparable, view.shared_settings)
     lines = {labels[line.name]: line for line in view.compared if view.metric.better}
@@ -241,14 +244,8 @@ def standings(view: View) -> list[Standing]:
     for label, line in lines.items():
         for point in view.points(line):
             at.setdefault(point.x, []).append((point, label))
-    started = [(line, view.started(line)) for line in lines.values()]
-
-    def may_be_overtaken(standing: Standing) -> bool:
-        best = lines[standing.ranks[0][1]]
-        return any(view.is_better(line, best) for line, own in started if standing.x not in own)
-
-    found = (view.standing(x, ranks) for x, ranks in sorted(at.items()) if len(ranks) > 1)
-    return [standing for standing in found if not may_be_overtaken(standing)]
+    found = [view.standing(x, ranks) for x, ranks in sorted(at.items()) if len(ranks) > 1]
+    return [each for each in found if not view.may_lose(lines[each.ranks[0][1]], each.x)]
 
 
 def best_standing(view: View) -> Standing | None:
@@ -263,7 +260,7 @@ def best_standing(view: View) -> Standing | None:
     ranks = [
         (point, labels[line.name])
         for point, line in tops
-        if view.figure.along or max(view.started(line)) >= tops[0][0].x
+        if view.figure.along or max(view.started[line.name]) >= tops[0][0].x
     ]
     return view.standing(ranks[0][0].x, ranks) if len(ranks) > 1 else None
 

@@ -10,8 +10,6 @@ from reports.compare import views
 from reports.compare.comparison import compare
 from reports.site.build import write_site
 
-HOT = on_gpu(throttled=("sw_thermal_slowdown",))
-
 
 @pytest.mark.parametrize(
     ("beyond", "lost", "start"),
@@ -64,16 +62,6 @@ def test_cases_have_the_labels_of_the_page(tmp_path):
     )
     assert [row.label for row in found.rows] == ["TTT-Linear · PyTorch tiny forward B=2 T=64 bfloat16 eager"]
     assert "1 TTT-Linear · PyTorch forward" in views.answer(found)
-
-
-def test_the_answer_gives_reasons_for_unreliable_points(tmp_path):
-    cases = [a_case(context) for context in (1, 2, 3)]
-    of_b = [timed(cases[0], 20, HOT), timed(cases[1], 20, HOT), timed(cases[2], 20, samples=5)]
-    found = compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b))
-    assert views.answer(found) == (
-        "Undecided: 0 of 3 points reliable. Unreliable: 2 ttt-linear · torch forward (thermally throttled), "
-        "1 ttt-linear · torch forward (few samples)."
-    )
 
 
 def test_a_copy_of_a_run_confirms_nothing(tmp_path):
