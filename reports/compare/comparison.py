@@ -136,9 +136,8 @@ class Comparison:
 
 
 def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
-    """Return the comparison of runs A and B.
+    """Return the comparison of runs A and B; `compare_cases` describes `fail_on`.
 
-    fail_on: the slowdown (0.01 for 1%) beyond which a case counts as regressed.
     Raises NotComparable if no case is in both runs, and RecordError if a run has no records or did not measure time.
     """
     sides = (RunCases.of(a, a.records()), RunCases.of(b, b.records()))
@@ -233,12 +232,6 @@ class CasePair:
         return self.a.host_bound and self.on_other_gpus
 
     @property
-    def is_one_measurement(self) -> bool:
-        """Whether one run has a copy of the other's records."""
-        a, b = ((side.started_at, side.medians, side.facts) for side in (self.a, self.b))
-        return a == b and bool(self.a.started_at)
-
-    @property
     def noise(self) -> float:
         return math.log1p(max(STORED_BAR, BETWEEN_RUNS["cpu"] if self.on_cpu else 0.0))
 
@@ -246,8 +239,9 @@ class CasePair:
     def doubt(self) -> str:
         """The first reason why the times are not comparable, such as "contended"; "" for none."""
         sides = self.a.quality, self.b.quality
+        own, other = ((side.started_at, side.medians, side.facts) for side in (self.a, self.b))
         causes = {
-            "the same measurement": self.is_one_measurement,
+            "the same measurement": own == other and bool(self.a.started_at),  # one run has a copy of the record
             MAYBE_OTHER_HOST: self.maybe_on_other_hosts,
             LOADED: any(side.contended for side in sides),
             HOT: any(side.hot for side in sides),

@@ -18,7 +18,6 @@ from reports.profiles.parts import LABELS, ProfilePart, kernel_lower_bound_us, k
 from reports.profiles.peaks import with_common_peaks
 from reports.profiles.words import STALLS, WORKING, Recorded, agreement, bound_of, recorded, sentences, short
 from reports.resources import environment, source
-from reports.words import format_setting
 
 PACKAGE = "reports.profiles"
 SCRIPTS = ("roofline.js", "timeline.js", "section.js")
@@ -111,8 +110,7 @@ def section(records: Sequence[Record], profiles: Collection[Profile], catalogue:
     if not usable:
         return None
     latencies = recorded(records)
-    by_work = _groups(catalogue, usable, latencies)
-    groups = [(title, _shown(catalogue, group, latencies)) for title, group in by_work.items()]
+    groups = [(title, _shown(catalogue, group, latencies)) for title, group in _groups(usable, latencies).items()]
     template = environment(PACKAGE).get_template("section.html.j2")
     html = template.render(
         device_id_of=device_id_of,
@@ -168,16 +166,14 @@ def _per_unit_ms(time_us: float | None, profile: Profile) -> float | None:
     return None if time_us is None else time_us / profile.units / 1e3
 
 
-def _groups(
-    catalogue: Catalogue, profiles: Iterable[Profile], latencies: Mapping[str, Recorded]
-) -> dict[str, list[Profile]]:
+def _groups(profiles: Iterable[Profile], latencies: Mapping[str, Recorded]) -> dict[str, list[Profile]]:
     groups: dict[str, list[Profile]] = {}
     for profile in profiles:
         case = profile.case
         latency = latencies.get(case.key)
         concurrent = (latency and latency.concurrent) or case.batch
         batch = f"batch {case.batch}" + (f" ({concurrent} concurrent)" if concurrent != case.batch else "")
-        options = [format_setting(catalogue.axis(name), value) for name, value in case.options if name in _WORK]
+        options = [f"{name} {value}" for name, value in case.options if name in _WORK]
         words = [case.phase, case.size, batch, f"{case.context} tokens", *options]
         groups.setdefault(", ".join(words), []).append(profile)
     return groups
