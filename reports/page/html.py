@@ -73,7 +73,7 @@ def render(
 
     title: the heading; None for `TITLE`. profiled: the section on the run's profiles; None without profiles.
     table: `stats.frame` of the records; computed if None. missing: planned cases without a record.
-    in_site: the run's id in a site; the page then links to the site's Plotly and downloads. With "", it embeds both.
+    in_site: as in `run_page`.
     """
     table = frame(records, catalogue) if table is None else table
     failed = failures(table, missing, catalogue)

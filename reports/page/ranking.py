@@ -32,8 +32,7 @@ TIES = {EQUAL: "to", INDISTINGUISHABLE: "from", UNRANKED: "against"}
 FLAG_DOUBT = 0.5  # the `doubt` of points with a flag in `_DOUBT_FLAGS`
 _DOUBT_FLAGS = {FEW_SAMPLES, LOADED, UNSTEADY, *UNSTEADY_TIMES.values()}
 _LATENCY = ("latency_ms", "latency_ms_low", "latency_ms_high")
-# Lines that differ in one of these are not compared.
-_CASE_SETTINGS = ("device", "size", "batch", "context", "dtype", "l2")
+_CASE_SETTINGS = ("device", "size", "batch", "context", "dtype", "l2")  # equal for all lines that are compared
 
 
 @dataclass(frozen=True)
