@@ -79,12 +79,12 @@ def render(
     failed = failures(table, missing, catalogue)
     timed = bool((table["samples"] > 0).any() or not (table["status"] == "ok").any())
     drawn = figures(table, catalogue) if timed else []
-    views = [View(table, catalogue, figure) for figure in drawn]
+    kinds = [str(record.environment.get("device_kind")) for record in records]
+    views = [View(table, catalogue, figure, "cuda" not in kinds) for figure in drawn]
     sources = [source(PACKAGE, f"{name}.js") for name in SCRIPTS]
     program = "\n".join(['"use strict";', *sources, *([profile_script()] if profiled else [])])
     loader, plotly = source(PACKAGE, "load.js"), None if in_site else plotly_source()
     environments = machines(records)
-    kinds = (str(record.environment.get("device_kind")) for record in records)
     anchors = profiled.anchors if profiled else {}
     rows_with_profile = {row: anchors[key] for row, key in enumerate(by_case(records)) if key in anchors}
     counts = Counter(table["status"]) + Counter({MISSING: len(missing)})

@@ -85,6 +85,7 @@ class View:
     table: pd.DataFrame
     catalogue: Catalogue
     figure: Figure
+    on_cpu: bool = False  # whether no record is from a GPU
 
     @property
     def metric(self) -> MetricEntry:
@@ -189,7 +190,7 @@ class View:
 
     def _read(self, line: Line) -> Iterator[Point]:
         x, y, scale = self.figure.x, self.figure.y, self.metric.scale
-        columns = (x, y, *interval_columns(y), *_LATENCY, FLAGS, "device_id", "status")
+        columns = (x, y, *interval_columns(y), *_LATENCY, FLAGS, "status")
         read = [name for name in dict.fromkeys(columns) if name in self.table]
         for cells in self.table.loc[list(line.rows), read].to_dict("records"):
             value = cells[y]
@@ -197,7 +198,7 @@ class View:
                 low, high = (float(value) / scale * end for end in bar(cells, y))
                 flags = _DOUBT_FLAGS.intersection(flags_in(cells.get(FLAGS), y))
                 doubt = FLAG_DOUBT if flags else 0.0
-                if not cells.get("device_id"):  # contention slows systems by very different factors
+                if self.on_cpu:  # contention slows systems by very different factors
                     doubt = math.inf if LOADED in flags else max(doubt, BETWEEN_RUNS["cpu"])
                 yield Point(float(cells[x]), float(value) / scale, low, high, doubt)
 

@@ -131,6 +131,8 @@ def test_a_cpu_ranks_only_points_that_are_far_apart(theirs, is_ranked):
     idle = synthetic.environment() | {"device": "Xeon", "device_kind": "cpu", "gpu": None}
     found = finding(*forward({2048: 4.0}, environment=idle), *forward({2048: theirs}, *SLOW, environment=idle))
     assert ("too uncertain to rank" in found, "fastest" in found) == (not is_ranked, is_ranked)
+    gpu = synthetic.environment(device_id="")
+    assert "uncertain" not in finding(*forward({2048: 4.0}), *forward({2048: theirs}, *SLOW, environment=gpu))
 
 
 def test_the_ranking_omits_other_backends_and_lost_systems():
