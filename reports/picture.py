@@ -77,10 +77,7 @@ def chromium(*arguments: str) -> Iterator[Any]:
 
 
 def screenshot(browser: Any, report: Path, suite: str = "") -> bytes:
-    """Return a PNG of a suite's figures; its metadata has the figures' titles and captions.
-
-    report: the HTML file of the page. suite: the suite's name, or "" for the page's first suite with figures.
-    """
+    """Return a PNG of a suite's figures on the page `report`; its metadata has their titles and captions."""
     page = _opened(browser, report, _WIDTH, 2)
     section = _suite(page, suite)
     page.add_style_tag(content=PICTURE_STYLE)

@@ -26,9 +26,7 @@ def write_report(run_folder: Path, out: Path) -> None:
 def write_table(run_folder: Path, fmt: str, columns: Sequence[str] = ()) -> None:
     """Write a table with one row per case to standard output.
 
-    fmt: "csv", "json", "markdown" or "text".
-    columns: names of the columns to write; ("all",) for all columns.
-        (): all columns for "csv" and "json", a selection of columns for "markdown" and "text".
+    fmt, columns: as in `reports.tables.write_frame`.
     Raises RecordError if the run is unreadable or has no records, or a column is unknown.
     """
     from reports.profiles.peaks import common_peaks

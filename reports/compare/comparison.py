@@ -60,7 +60,7 @@ class Row:
     label: the case in words. name: the labels of its system and backend.
     a_us, b_us: µs per token in A and in B.
     notes: remarks on the measurement, such as "thermally throttled in A".
-    doubt: the first reason why the times are too uncertain to compare; "" for none.
+    doubt: the first reason why the times are not comparable; "" for none.
     """
 
     label: str
@@ -136,9 +136,8 @@ class Comparison:
 
 
 def compare(a: Run, b: Run, fail_on: float = BAR) -> Comparison:
-    """Return the comparison of runs A and B.
+    """Return the comparison of runs A and B; `compare_cases` describes `fail_on`.
 
-    fail_on: the slowdown (0.01 for 1%) beyond which a case counts as regressed.
     Raises NotComparable if no case is in both runs, and RecordError if a run has no records or did not measure time.
     """
     sides = (RunCases.of(a, a.records()), RunCases.of(b, b.records()))
@@ -238,9 +237,11 @@ class CasePair:
 
     @property
     def doubt(self) -> str:
-        """The first reason why the times are too uncertain, such as "contended"; "" for none."""
+        """The first reason why the times are not comparable, such as "contended"; "" for none."""
         sides = self.a.quality, self.b.quality
+        own, other = ((side.started_at, side.medians, side.facts) for side in (self.a, self.b))
         causes = {
+            "the same measurement": own == other and bool(self.a.started_at),  # one run has a copy of the record
             MAYBE_OTHER_HOST: self.maybe_on_other_hosts,
             LOADED: any(side.contended for side in sides),
             HOT: any(side.hot for side in sides),
@@ -248,7 +249,7 @@ class CasePair:
             UNSTEADY: any(side.any_unsteady for side in sides),
             "wide interval": math.hypot(self.a.half, self.b.half) > self.noise,
         }
-        return next((cause for cause, holds in causes.items() if holds), "")
+        return self.other_device or next((cause for cause, holds in causes.items() if holds), "")
 
 
 def _round_results(pairs: Sequence[CasePair], fail_on: float) -> list[CaseResult]:

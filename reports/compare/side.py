@@ -25,6 +25,7 @@ GPU_ID = "GPU id"
 VARIABLES = "environment variables"
 SAMPLING = ("budget_s", "min_samples", "warmup_s")  # settings of older records; now in run.json
 NO_GPU = "none"  # stands for the GPU in a CPU measurement
+NO_MEDIAN = "the median latency is 0 or infinite"
 FEW_SEQUENCES = 4  # an engine's step with at most this many sequences is host-bound
 
 
@@ -172,7 +173,7 @@ def _unfinished(run: Run, records: Sequence[Record]) -> str:
 
 
 def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) -> CaseSide:
-    case, measured = records[0].case, timed(records)
+    case, last, measured = records[0].case, records[-1], timed(records)
     name = printable(SEPARATOR.join([catalogue.system_label(case.system), catalogue.backend_label(case.backend)]))
     middles = {record.repeat: median(record.samples_ms) for record in measured}
     medians = {repeat: middle for repeat, middle in middles.items() if 0 < middle < math.inf}
@@ -198,7 +199,7 @@ def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) ->
         facts=_facts(measured),
         host_bound=case.timing == "engine" and case.batch <= FEW_SEQUENCES,
         started_at=min((record.started_at for record in measured if record.started_at), default=""),
-        why="" if medians else _why(records[-1]),
+        why="" if medians else f"{last.status}, {last.reason}" if last.status != "ok" else NO_MEDIAN,
     )
 
 
@@ -255,7 +256,3 @@ def _commit(environment: Mapping[str, Any]) -> str:
 
 def _joined(words: Iterable[str]) -> str:
     return ", ".join(word for word in dict.fromkeys(words) if word) or "not recorded"
-
-
-def _why(last: Record) -> str:
-    return f"{last.status}, {last.reason}" if last.status != "ok" else "the median latency is 0 or infinite"

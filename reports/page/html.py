@@ -73,18 +73,18 @@ def render(
 
     title: the heading; None for `TITLE`. profiled: the section on the run's profiles; None without profiles.
     table: `stats.frame` of the records; computed if None. missing: planned cases without a record.
-    in_site: the run's id in a site; the page then links to the site's Plotly and downloads. With "", it embeds both.
+    in_site: as in `run_page`.
     """
     table = frame(records, catalogue) if table is None else table
     failed = failures(table, missing, catalogue)
     timed = bool((table["samples"] > 0).any() or not (table["status"] == "ok").any())
     drawn = figures(table, catalogue) if timed else []
-    views = [View(table, catalogue, figure) for figure in drawn]
+    kinds = [str(record.environment.get("device_kind")) for record in records]
+    views = [View(table, catalogue, figure, "cuda" not in kinds) for figure in drawn]
     sources = [source(PACKAGE, f"{name}.js") for name in SCRIPTS]
     program = "\n".join(['"use strict";', *sources, *([profile_script()] if profiled else [])])
     loader, plotly = source(PACKAGE, "load.js"), None if in_site else plotly_source()
     environments = machines(records)
-    kinds = (str(record.environment.get("device_kind")) for record in records)
     anchors = profiled.anchors if profiled else {}
     rows_with_profile = {row: anchors[key] for row, key in enumerate(by_case(records)) if key in anchors}
     counts = Counter(table["status"]) + Counter({MISSING: len(missing)})

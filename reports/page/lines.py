@@ -77,9 +77,6 @@ class Looks:
         self.backends = {name: number for number, name in enumerate(backends)}
         self.dashes = {entry.name: entry.dash for entry in catalogue.backends}
 
-    def of(self, system: str, backend: str) -> Look:
-        return replace(self.systems[system], dash=self.dashes.get(backend, DASHES[0]))
-
     def words(self, column: str, value: Any, phase: str = "") -> str:
         """Return a column's value as legends show it; "" if missing, or "device not recorded" for a device.
 
@@ -131,7 +128,8 @@ class FigurePanel:
         lines: list[Line] = []
         for key in sorted(groups, key=self._order):
             values, pair = dict(zip(columns, key, strict=True)), (key[0], key[1])
-            look = own_looks.get(values[self._look_column]) or self.looks.of(*pair)
+            own_dash = replace(self.looks.systems[pair[0]], dash=self.looks.dashes.get(pair[1], DASHES[0]))
+            look = own_looks.get(values[self._look_column], own_dash)
             line = self._line(values, stated, groups[key], look, self.looks.catalogue.backend_label(pair[1]))
             lines.append(_distinct(replace(line, primary=pair in (listed or pairs) or pair[0] in unlisted), lines))
         return lines

@@ -32,7 +32,7 @@ TIES = {EQUAL: "to", INDISTINGUISHABLE: "from", UNRANKED: "against"}
 FLAG_DOUBT = 0.5  # the `doubt` of points with a flag in `_DOUBT_FLAGS`
 _DOUBT_FLAGS = {FEW_SAMPLES, LOADED, UNSTEADY, *UNSTEADY_TIMES.values()}
 _LATENCY = ("latency_ms", "latency_ms_low", "latency_ms_high")
-_CASE_SETTINGS = ("size", "batch", "context", "dtype", "l2")  # lines that differ in one of these are not compared
+_CASE_SETTINGS = ("device", "size", "batch", "context", "dtype", "l2")  # equal for all lines that are compared
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,7 @@ class View:
     table: pd.DataFrame
     catalogue: Catalogue
     figure: Figure
+    on_cpu: bool = False  # whether no record is from a GPU
 
     @property
     def metric(self) -> MetricEntry:
@@ -139,7 +140,7 @@ class View:
     def _distinguishing(self) -> list[str]:
         """Columns of `table`, such as batch, that must be equal for two lines to be compared."""
         rows = self.rows(self.ranked)
-        found = [name for name in _CASE_SETTINGS if rows[name].nunique() > 1]
+        found = [name for name in _CASE_SETTINGS if rows[name].replace("", None).nunique() > 1]
         if rows["system"].nunique() > 1:
             own = rows.groupby(["system", "backend"], sort=False)[["state_dtype", *option_columns(rows)]]
             found += [name for name, most in own.nunique().max().items() if most > 1]
@@ -189,7 +190,7 @@ class View:
 
     def _read(self, line: Line) -> Iterator[Point]:
         x, y, scale = self.figure.x, self.figure.y, self.metric.scale
-        columns = (x, y, *interval_columns(y), *_LATENCY, FLAGS, "device_id", "status")
+        columns = (x, y, *interval_columns(y), *_LATENCY, FLAGS, "status")
         read = [name for name in dict.fromkeys(columns) if name in self.table]
         for cells in self.table.loc[list(line.rows), read].to_dict("records"):
             value = cells[y]
@@ -197,16 +198,22 @@ class View:
                 low, high = (float(value) / scale * end for end in bar(cells, y))
                 flags = _DOUBT_FLAGS.intersection(flags_in(cells.get(FLAGS), y))
                 doubt = FLAG_DOUBT if flags else 0.0
-                if not cells.get("device_id"):  # contention slows systems by very different factors
+                if self.on_cpu:  # contention slows systems by very different factors
                     doubt = math.inf if LOADED in flags else max(doubt, BETWEEN_RUNS["cpu"])
                 yield Point(float(cells[x]), float(value) / scale, low, high, doubt)
 
-    def reach(self, line: Line) -> float:
-        """Return the largest x of the line without "unstarted" cases; infinity if x is a result."""
-        if self.figure.along:  # x is no setting, so no case with a larger x is missing
-            return math.inf
-        rows = self.rows([line])
-        return max(rows[self.figure.x][rows["status"] != "unstarted"])
+    @cached_property
+    def started(self) -> dict[str, set[float]]:
+        """{line name: the values of x at which the line has a case that is not "unstarted"}."""
+        x = self.table[self.figure.x].where(self.table["status"] != "unstarted")
+        return {line.name: set(x[line.rows].dropna()) for line in self.figure.lines}
+
+    def may_lose(self, best: Line, x: float) -> bool:
+        """Whether a line without a case at x, as in an unfinished run, is better than `best` at another x."""
+        own = {point.x: point.value for point in self.points(best)}
+        absent = [line for line in self.compared if x not in self.started[line.name]]
+        pairs = [(own[each.x], each.value) for line in absent for each in self.points(line) if each.x in own]
+        return any(ours != theirs and (theirs < ours) == self.lower_is_better for ours, theirs in pairs)
 
     def of_system(self, system: str) -> dict[float, Point]:
         """Return {x: point} of a system's compared lines; at a shared x, the last line's point."""
@@ -227,24 +234,34 @@ class View:
 
 
 def standings(view: View) -> list[Standing]:
-    """Return the ranking at each x with results of at least two compared lines, in order of x."""
-    at: dict[float, list[tuple[Point, str]]] = {}
+    """Return the ranking at each x with results of at least two compared lines, in order of x.
+
+    An x at which the best line `may_lose` is left out.
+    """
     labels = view.labels(view.comparable, view.shared_settings)
-    for line in view.compared if view.metric.better else ():
+    lines = {labels[line.name]: line for line in view.compared if view.metric.better}
+    at: dict[float, list[tuple[Point, str]]] = {}
+    for label, line in lines.items():
         for point in view.points(line):
-            at.setdefault(point.x, []).append((point, labels[line.name]))
-    return [view.standing(x, ranks) for x, ranks in sorted(at.items()) if len(ranks) > 1]
+            at.setdefault(point.x, []).append((point, label))
+    found = [view.standing(x, ranks) for x, ranks in sorted(at.items()) if len(ranks) > 1]
+    return [each for each in found if not view.may_lose(lines[each.ranks[0][1]], each.x)]
 
 
 def best_standing(view: View) -> Standing | None:
     """Rank the compared lines by their highest values; None if fewer than two lines can be ranked.
 
-    A line whose cases end (`reach`) before the x of the overall highest value is left out, because it may rise further.
+    A line whose cases end before the x of the overall highest value is left out, because it may rise further.
+    If x is a result (`Figure.along`), no case with a larger x is missing.
     """
     labels = view.labels(view.comparable, view.shared_settings)
     tops = [(max(view.points(line), key=lambda point: point.value), line) for line in view.compared]
     tops.sort(key=lambda top: -top[0].value)
-    ranks = [(point, labels[line.name]) for point, line in tops if view.reach(line) >= tops[0][0].x]
+    ranks = [
+        (point, labels[line.name])
+        for point, line in tops
+        if view.figure.along or max(view.started[line.name]) >= tops[0][0].x
+    ]
     return view.standing(ranks[0][0].x, ranks) if len(ranks) > 1 else None
 
 

@@ -22,6 +22,7 @@ from reports.resources import environment, source
 PACKAGE = "reports.profiles"
 SCRIPTS = ("roofline.js", "timeline.js", "section.js")
 _NAME_LIMIT = 108  # characters of a kernel's full name in the page
+_WORK = ("part", "scope", "steps")  # options of a case that change its work
 _BAR_WIDTH = 1000.0  # width of the longest bar, in units of the SVG
 _MIN_STALL, _MAX_STALLS = 0.01, 3  # least share of a warp's time for a stall to be shown, and most stalls shown
 
@@ -54,7 +55,7 @@ class ShownProfile:
     """A profiled case as the page shows it.
 
     agreement: words that compare the profiled time with the recorded latency. drawn: chart data from `drawing`.
-    slower_than: comparisons with faster cases of equal phase, size, batch, context and concurrent sequences.
+    slower_than: comparisons with faster cases of the same group, which do the same work.
     rows: one dict per row of the kernel table.
         "cells": list with a text for each of `COLUMNS`.
         "bound", "stalls": the kernel's bottleneck and its warps' longest stalls in words; "" without counters.
@@ -172,7 +173,8 @@ def _groups(profiles: Iterable[Profile], latencies: Mapping[str, Recorded]) -> d
         latency = latencies.get(case.key)
         concurrent = (latency and latency.concurrent) or case.batch
         batch = f"batch {case.batch}" + (f" ({concurrent} concurrent)" if concurrent != case.batch else "")
-        words = [case.phase, case.size, batch, f"{case.context} tokens"]
+        options = [f"{name} {value}" for name, value in case.options if name in _WORK]
+        words = [case.phase, case.size, batch, f"{case.context} tokens", *options]
         groups.setdefault(", ".join(words), []).append(profile)
     return groups
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -82,13 +82,10 @@ def _case(points: Sequence[DatedCase]) -> dict[str, Any]:
 
 def _machine(side: CaseSide) -> str:
     known = {**side.device, "driver": side.facts["driver"]} if side.device else {}
-    return " · ".join(_machine_texts(known)) or "device not recorded"
-
-
-def _machine_texts(device: Mapping[str, str]) -> Iterable[str]:
-    named = {name: value for name, value in device.items() if value and (name, value) != ("GPU", "none")}
+    named = {name: value for name, value in known.items() if value and (name, value) != ("GPU", "none")}
     words = {"driver": "driver {}", "CPU cores": "{} cores"}
-    return (words.get(name, "{}").replace("{}", value) for name, value in named.items())
+    texts = [words.get(name, "{}").replace("{}", value) for name, value in named.items()]
+    return " · ".join(texts) or "device not recorded"
 
 
 def _line(machine: str, points: Sequence[DatedCase], is_per_token: bool) -> dict[str, Any]:

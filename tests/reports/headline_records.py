@@ -24,7 +24,7 @@ def forward(latencies, system="ttt-linear", backend="thunderkittens", **fields):
 
 
 def views(table, catalogue):
-    return [View(table, catalogue, figure) for figure in figures(table, catalogue)]
+    return [View(table, catalogue, figure, "Xeon" in set(table["device"])) for figure in figures(table, catalogue)]
 
 
 def headline_of(*records, suite="fig15-forward"):

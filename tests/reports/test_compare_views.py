@@ -10,8 +10,6 @@ from reports.compare import views
 from reports.compare.comparison import compare
 from reports.site.build import write_site
 
-HOT = on_gpu(throttled=("sw_thermal_slowdown",))
-
 
 @pytest.mark.parametrize(
     ("beyond", "lost", "start"),
@@ -66,25 +64,22 @@ def test_cases_have_the_labels_of_the_page(tmp_path):
     assert "1 TTT-Linear · PyTorch forward" in views.answer(found)
 
 
-def test_the_answer_gives_reasons_for_unreliable_points(tmp_path):
-    cases = [a_case(context) for context in (1, 2, 3)]
-    of_b = [timed(cases[0], 20, HOT), timed(cases[1], 20, HOT), timed(cases[2], 20, samples=5)]
-    found = compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b))
-    assert views.answer(found) == (
-        "Undecided: 0 of 3 points reliable. Unreliable: 2 ttt-linear · torch forward (thermally throttled), "
-        "1 ttt-linear · torch forward (few samples)."
-    )
+def test_a_copy_of_a_run_confirms_nothing(tmp_path):
+    found = compare(*(a_run(tmp_path / name, timed(a_case(), 10)) for name in "ab"))
+    expected = "Undecided: 0 of 1 point reliable. Unreliable: 1 ttt-linear · torch forward (the same measurement)."
+    assert views.answer(found) == expected
 
 
 def test_points_with_one_cause_are_one_group(tmp_path):
-    cases = [a_case(context) for context in (1, 2, 3)]
+    cases = [a_case(context) for context in (1, 2, 3, 4)]
     of_a = [timed(case, 10, tokens=20) for case in cases]
-    loaded = (on_gpu(cpu={"others_share": share, "idle_share": 0.01}) for share in (0.5, 0.6))
-    of_b = [timed(case, 20, environment, tokens=20) for case, environment in zip(cases, loaded, strict=False)]
-    found = compare(*two(tmp_path, of_a, [*of_b, timed(cases[2], 20, tokens=30)]))
+    loaded = [on_gpu(cpu={"others_share": share, "idle_share": 0.01}) for share in (0.5, 0.6)]
+    environments = [*loaded, on_gpu("H200")]
+    of_b = [timed(case, 20, environment, tokens=20) for case, environment in zip(cases, environments, strict=False)]
+    found = compare(*two(tmp_path, of_a, [*of_b, timed(cases[3], 20, tokens=30)]))
     assert views.answer(found).startswith(
-        "Undecided: 1 of 3 points reliable. Over 3%: 1 ttt-linear · torch forward (concurrent "
-        "sequences differ). Unreliable: 2 ttt-linear · torch forward (contended)."
+        "Undecided: 1 of 4 points reliable. Over 3%: 1 ttt-linear · torch forward (concurrent sequences differ). "
+        "Unreliable: 2 ttt-linear · torch forward (contended), 1 ttt-linear · torch forward (another GPU)."
     )
 
 

@@ -58,14 +58,16 @@ def test_lower_bounds_are_explained_where_there_are_peaks(
     assert ("on a GPU of this model" in found.html) is explained
 
 
-def test_a_step_with_fewer_concurrent_sequences_has_its_own_group(tmp_path: Path) -> None:
+def test_fewer_concurrent_sequences_or_a_layer_have_their_own_group(tmp_path: Path) -> None:
     step = replace(case(batch=16), phase="generate")
-    generated = [replace(profile(each), case=each) for each in (step, replace(step, system="mamba"))]
+    layer = replace(step, options=(("scope", "layer"),))
+    generated = [replace(profile(each), case=each) for each in (step, replace(step, system="mamba"), layer)]
     record = Record(step, "ok", samples_ms=[0.05], throttled=[False], metrics={"sequences_at_once": 5.0})
     html = section([record], generated, CATALOGUE).html
     assert re.findall("<h3>(.*?)</h3>", html) == [
         "generate, 1.3b, batch 16 (5 concurrent), 2048 tokens",
         "generate, 1.3b, batch 16, 2048 tokens",
+        "generate, 1.3b, batch 16, 2048 tokens, scope layer",
     ]
 
 
