@@ -69,7 +69,8 @@ def _write_formatted(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Cata
     constant = {} if chosen else _constant_columns(table, names)
     if words := ", ".join(f"{name} {text}" for name, text in constant.items()):
         out.write(f"in every row: {words}\n\n")
-    head = [_heading(name, catalogue) for name in names]
+    units = {name: f" [{metric.unit}]" for name in names if (metric := catalogue.metric(name)).scale != 1}
+    head = [printable(name + units.get(name, "")) for name in names]
     columns = [[shown(value, catalogue.metric(name).scale) for value in table[name]] for name in names]
     numeric = [pd.api.types.is_numeric_dtype(table[name]) for name in names]
     rows = list(zip(*columns, strict=True))
@@ -114,11 +115,6 @@ def _constant_columns(table: pd.DataFrame, names: Sequence[str]) -> dict[str, st
     columns = [name for name in wanted if name not in names and len(table) and table[name].nunique(dropna=False) == 1]
     found = {name: printable(cell_text(table[name].iloc[0])) for name in columns}
     return {name: short_commit(text) if name == "commit" else text for name, text in found.items() if text}
-
-
-def _heading(name: str, catalogue: Catalogue) -> str:
-    metric = catalogue.metric(name)
-    return printable(f"{name} [{metric.unit}]" if metric.scale != 1 else name)
 
 
 def shown(value: Any, scale: float) -> str:
