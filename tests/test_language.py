@@ -110,11 +110,8 @@ def code_text(source: str) -> str:
 
 
 def numbers(text: str) -> list[str]:
-    return re.findall(r"(?<![\w./-])\d[\d.,]*", re.sub(r"<!-- (table|end).*?-->", "", _without_code(text)))
-
-
-def _without_code(text: str) -> str:
-    return re.sub(r"^```.*?^```|`[^`]*`|\]\([^)]*\)", "", text, flags=re.DOTALL | re.MULTILINE)
+    prose = re.sub(r"^```.*?^```|`[^`]*`|\]\([^)]*\)", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"(?<![\w./-])\d[\d.,]*", re.sub(r"<!-- (table|end).*?-->", "", prose))
 
 
 def commands(text: str) -> list[str]:

@@ -28,6 +28,7 @@ from tests.absent_gpu import SMS, compiled, look_like_gpu
 from tk_kernels.edges.few_rows import few_rows_gemm, fits
 from tk_kernels.generate.common import SM90
 from tk_kernels.generate.tuning import tuning
+from tk_kernels.ttt_linear import ops, reference
 from tk_kernels.ttt_linear.forward import CROWDED
 from tk_kernels.ttt_mlp.generate_sm90 import dual
 
@@ -129,6 +130,9 @@ def portable(capability: int) -> None:
             model.generate_step(torch.zeros(2, dtype=torch.int64), model.generate_state(model.init_state(2, 32)))
             if (form, precision) == ("dual", "planes"):
                 warm_up(model, Layout(config, operator, torch.bfloat16))
+    size, q, W = "largest", torch.empty(1, 64, 1, 128, dtype=torch.bfloat16), torch.empty(1, 128, 128)
+    state = reference.init_state(W, W[:, :1], batch=1, mini_batch=64)
+    ops.forward(q, q, q, torch.empty(1, 64, 1), W[0, 0, :64], W[:, 0], W[:, 0], state, start=0, backend="triton")
     size, weights = "1.3b", torch.empty(2 * 5504, 2048, dtype=torch.bfloat16)
     for rows in (torch.empty(count, 2048, dtype=torch.bfloat16) for count in (1, 3, 17, 64)):
         if fits(rows, weights, swiglu=True):

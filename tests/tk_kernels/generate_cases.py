@@ -217,7 +217,7 @@ def compare(
         expected = exact.step(sampled, wide)
         found = out[chosen], simulation.step(sampled, wide)
         worst = [max(w, relative_error(x, expected)) for w, x in zip(worst, found, strict=True)]
-    final = select_sequences(gstate, chosen).to_state()
+    final = mapped(gstate, lambda x: x[chosen]).to_state()
     assert torch.equal(final.position, (first.position + steps) % m)
     for name, sums in final._asdict().items():
         assert name[0] != "d" or not sums[final.position == 0].any(), f"{name} of an earlier mini-batch"
@@ -280,7 +280,3 @@ def compared_sequences(batch: int, distinct: int) -> Tensor:
         return torch.arange(batch, device=DEVICE)
     middle = batch // 2
     return torch.tensor([0, 1, 2, middle - 1, middle, batch - 3, batch - 2, batch - 1], device=DEVICE).unique()
-
-
-def select_sequences(gstate: Any, chosen: Tensor) -> Any:
-    return mapped(gstate, lambda x: x[chosen])

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tk_kernels.edges import few_rows
 from tk_kernels.forward import common
 from tk_kernels.forward.common import (
     add_six,
@@ -46,8 +47,11 @@ def run(
     else:
         row = "crowded" if q.is_cuda and sequences * heads >= CROWDED * sm_count(q) else "few"
     settings = settings or tuning("ttt_linear", FORWARD, row, section_name(False, q.device))
-    options |= {"N": settings.warps, "S": settings.stages, "num_warps": settings.warps, "grid": (sequences * heads,)}
-    _forward.run(q, q, k, *rest, **forward_constants(q, mini_batch), **options)
+    options |= forward_constants(q, mini_batch) | {"N": settings.warps, "S": settings.stages}
+    if q.is_cuda:  # S stages fill 6 S - 4 tiles of shared memory with M * DP numbers of 2 bytes each
+        tiles = few_rows.shared_bytes(q.device) // (2 * options["M"] * options["DP"])
+        options["S"] = min(settings.stages, max(1, (tiles + 4) // 6))
+    _forward.run(q, q, k, *rest, num_warps=settings.warps, grid=(sequences * heads,), **options)
 
 
 @jit
@@ -61,7 +65,7 @@ def _forward(
 ):  # fmt: skip
     """Run one head of one sequence. The grid is B * H programs of N warps.
 
-    q, k, v [B, T, H, D]: stride 1 over D. q_again: the same tensor as q.
+    q, k, v [B, T, H, D]: stride 1 over D. q_again: q, because Triton 3.8 would not swizzle one copy for two matmuls.
     q_batch, q_token, q_head: strides of q over B, T and H; likewise for k and v.
     Other tensors are contiguous: lr [B, T, H], token_scale [m], ln_weight, ln_bias [H, D], and out [B, T, H, D].
     W [B, H, D, D], b [B, H, D]: weights before the tokens. W_out, b_out: weights after them, to write.
@@ -74,7 +78,6 @@ def _forward(
         W_first [H, D, D], b_first [H, D]: weights of a sequence whose start is 0.
     PLANES: W and W_out are the bfloat16 high plane of float32 weights, and `low` is their int16 low plane.
     """
-    # q_again is q: Triton 3.8 would not swizzle one copy in shared memory that two matmuls read.
     pid = tl.program_id(0).to(tl.int64)
     seq, head = pid // H, pid % H
     begin = 0  # position of token 0 in its mini-batch
