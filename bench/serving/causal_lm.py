@@ -55,6 +55,11 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
         assert isinstance(model, TTTModel)
         return cls(config or HuggingFaceConfig.from_pretrained(folder), model).eval()
 
+    def save_pretrained(self, save_directory: str | Path, **rest: Any) -> None:
+        """Save a checkpoint folder with the model's dtype; other arguments are ignored."""
+        dtype = str(self.ttt.dtype).removeprefix("torch.")
+        checkpoint.save(self.ttt, save_directory, self.config.to_diff_dict() | {"dtype": dtype})
+
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False

@@ -10,13 +10,16 @@ RELEASES = ("0.33", "0.33")  # oldest and newest minor release of vLLM that was 
 def unsupported_setting(vllm_config: Any, mini_batch: int) -> str:
     """Return an error message for the first unsupported setting; "" if all are supported."""
     model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
-    dtype, block_size = str(model.dtype).removeprefix("torch."), cache.mamba_block_size
-    if (size := parallel.tensor_parallel_size) > 1:
-        return f"--tensor-parallel-size {size}: a TTT model is served on one GPU; use 1"
-    if (size := parallel.pipeline_parallel_size) > 1:
-        return f"--pipeline-parallel-size {size}: a TTT model is served on one GPU; use 1"
-    if cache.enable_prefix_caching and block_size is not None and block_size % mini_batch:
-        return f"--block-size {block_size}: the prefix cache needs a multiple of the mini-batch, {mini_batch}"
+    dtype = str(model.dtype).removeprefix("torch.")
+    for kind in ("tensor", "pipeline"):
+        if (size := getattr(parallel, f"{kind}_parallel_size")) > 1:
+            return f"--{kind}-parallel-size {size}: a TTT model is served on one GPU; use 1"
+    if cache.enable_prefix_caching and (size := cache.block_size) % mini_batch:
+        return f"--block-size {size}: the prefix cache needs a multiple of the mini-batch, {mini_batch}"
+    if cache.enable_prefix_caching and (size := cache.mamba_block_size) != cache.block_size:
+        return f"--mamba-block-size {size}: vLLM needs the value of --block-size, {cache.block_size}; leave it out"
+    if model.hf_overrides:
+        return "--hf-overrides: TTT models read only config.json; edit this file"
     if vllm_config.speculative_config is not None:
         return "--speculative-config: a TTT model's state cannot drop rejected tokens; leave it out"
     if vllm_config.lora_config is not None:
@@ -26,7 +29,7 @@ def unsupported_setting(vllm_config: Any, mini_batch: int) -> str:
     if dtype != "bfloat16":
         return f"--dtype {dtype}: TTT models are served in bfloat16; use bfloat16"
     if not vllm_config.use_v2_model_runner:  # V1 replays a graph of generate steps for a new prompt of one token
-        return "VLLM_USE_V2_MODEL_RUNNER=0: TTT models are served by vLLM's model runner V2; leave it out"
+        return "TTT models need model runner V2; leave out VLLM_USE_V2_MODEL_RUNNER=0 and what vLLM's log says V2 lacks"
     if os.environ.get(BREAKABLE, "0") != "0":  # a graph of prompts would replay the requests of its capture
         return f"{BREAKABLE}=1: vLLM cannot capture a TTT model's steps with prompts; leave it out"
     return ""

@@ -187,9 +187,9 @@ def test_weights_by_name(one_thread):
 
 def engine_config():
     return SimpleNamespace(
-        model_config=SimpleNamespace(dtype=torch.bfloat16, quantization=None),
+        model_config=SimpleNamespace(dtype=torch.bfloat16, quantization=None, hf_overrides={}),
         parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
-        cache_config=SimpleNamespace(enable_prefix_caching=True, mamba_block_size=16),
+        cache_config=SimpleNamespace(enable_prefix_caching=True, block_size=16, mamba_block_size=16),
         speculative_config=None,
         lora_config=None,
         use_v2_model_runner=True,
@@ -199,23 +199,24 @@ def engine_config():
 @pytest.mark.parametrize(
     ("part", "name", "value", "why"),
     [
-        ("cache_config", "mamba_block_size", 32, ""),
-        ("cache_config", "mamba_block_size", 24, "--block-size 24: the prefix cache needs a multiple of .*, 16$"),
+        ("cache_config", "block_size", 24, "--block-size 24: the prefix cache needs a multiple of .*, 16$"),
+        ("cache_config", "mamba_block_size", 24, "--mamba-block-size 24: vLLM needs the value of --block-size, 16; "),
+        ("model_config", "hf_overrides", {"ttt_base_lr": 0.1}, "--hf-overrides: "),
         ("parallel_config", "tensor_parallel_size", 2, "--tensor-parallel-size 2: "),
         ("parallel_config", "pipeline_parallel_size", 4, "--pipeline-parallel-size 4: "),
         ("", "speculative_config", object(), "--speculative-config: "),
         ("", "lora_config", object(), "--enable-lora: "),
         ("model_config", "dtype", torch.float16, "--dtype float16: "),
         ("model_config", "quantization", "fp8", "--quantization fp8: "),
-        ("", "use_v2_model_runner", False, "VLLM_USE_V2_MODEL_RUNNER=0: "),
+        ("", "use_v2_model_runner", False, "TTT models need model runner V2; leave out "),
     ],
 )
 def test_refused_settings(part, name, value, why):
     config = engine_config()
     assert unsupported_setting(config, 16) == ""
     setattr(getattr(config, part) if part else config, name, value)
-    assert re.match(why or "$", unsupported_setting(config, 16))
-    if name == "mamba_block_size":
+    assert re.match(why, unsupported_setting(config, 16))
+    if part == "cache_config":
         config.cache_config.enable_prefix_caching = False
         assert unsupported_setting(config, 16) == ""
 

@@ -22,14 +22,17 @@ def folder(tmp_path):
 def test_generate_gives_the_tokens_of_the_projects_loop(folder):
     model = AutoModelForCausalLM.from_pretrained(folder)
     ids = torch.randint(512, (2, 21), generator=torch.Generator().manual_seed(0))
-    made = model.generate(ids, max_new_tokens=24, do_sample=False, pad_token_id=0)
+    model.save_pretrained(folder / "saved")
+    again = AutoModelForCausalLM.from_pretrained(folder / "saved")
     own = checkpoint.load(folder, "cpu")
     logits, state = own.prefill(ids, own.init_state(2))
     expected = [ids]
     for _ in range(24):
         expected.append(logits.argmax(-1)[:, None])
         logits, state = own.generate_step(expected[-1][:, 0], state)
-    assert made.tolist() == torch.cat(expected, 1).tolist()
+    for each in (model, again):
+        made = each.generate(ids, max_new_tokens=24, do_sample=False, pad_token_id=0)
+        assert made.tolist() == torch.cat(expected, 1).tolist()
 
 
 def test_padded_prompts_beams_and_several_devices_are_refused(folder):

@@ -95,8 +95,8 @@ class Settings:
         prompts = range(PROMPT_STEP, LAUNCH_BOUND_TOKENS + 1, PROMPT_STEP) if self.graphs == "prompts" else ()
         if self.max_num_seqs <= DEFAULT_SEQS and not prompts:
             return []
-        own = [1, 2, 4, *range(8, 256, 8), *range(256, DEFAULT_SEQS + 1, 16)]
-        return sorted({*own, *range(DEFAULT_SEQS + GRAPH_STEP, self.max_num_seqs + 1, GRAPH_STEP), *prompts})
+        own = [1, 2, 4, *range(8, 256, 8), *range(256, DEFAULT_SEQS + 1, 16), self.max_num_seqs]
+        return sorted({*own, *range(DEFAULT_SEQS + GRAPH_STEP, self.max_num_seqs, GRAPH_STEP), *prompts})
 
 
 @dataclass

@@ -189,9 +189,12 @@ class VllmSystem:
 
     def _sequences(self, case: Case) -> int:
         """Return max_num_seqs, rounded to few values: each new value starts another engine."""
-        each = self._state_bytes(replace(case, size=split_size(case.size)[0]))
+        whole = replace(case, size=split_size(case.size)[0])
+        each, cache = self._state_bytes(whole), self._cache_bytes(whole, "prompts")  # the smallest cache, as a margin
         possible = min(case.batch, gpu_memory() // each)
-        return DEFAULT_SEQS if possible <= DEFAULT_SEQS else max(MANY_SEQUENCES, 1 << (possible - 1).bit_length())
+        most = DEFAULT_SEQS if possible <= DEFAULT_SEQS else max(MANY_SEQUENCES, 1 << (possible - 1).bit_length())
+        # vLLM starts only if its cache holds max_num_seqs states.
+        return most if self.steps_grow or cache is None else min(most, max(1, cache // each))
 
     def _state_bytes(self, case: Case) -> int:
         return state_bytes(config_of(case), replace(case, phase="generate", context=max(1, case.context)))

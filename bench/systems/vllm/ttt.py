@@ -1,6 +1,5 @@
 """Run a TTT model in vLLM: the plug-in `bench.serving` calls the kernels of `tk_kernels`."""
 
-from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -8,7 +7,7 @@ import torch
 
 from bench import serving
 from bench.models.case_model import ttt_config_of
-from bench.models.config import TTTConfig, split_size
+from bench.models.config import TTTConfig
 from bench.models.hugging_face import config_values
 from bench.serving.refusals import RELEASES
 from bench.systems.on_device import device
@@ -37,13 +36,6 @@ class VllmTTT(VllmSystem):
         # The plug-in keeps a class that is registered already, so an installed plug-in does not replace this one.
         serving.register()
         super().register()
-
-    def _sequences(self, case: Case) -> int:
-        whole = replace(case, size=split_size(case.size)[0])
-        cache = self._cache_bytes(whole, "prompts")  # the smallest cache, as a margin
-        assert cache is not None
-        # max_num_seqs sets the largest CUDA graph, so it is at most the number of states that fit in vLLM's cache.
-        return min(super()._sequences(case), max(1, cache // self._state_bytes(whole)))
 
     def settings(self, case: Case) -> dict[str, str]:
         config = ttt_config_of(case)

@@ -9,6 +9,7 @@ import pytest
 
 from bench.models.config import cut
 from bench.systems.vllm.engine import Settings
+from bench.systems.vllm.mamba import VllmMamba
 from bench.systems.vllm.transformer import VllmTransformer
 from harness.measure.system import NeedsFreshProcess, Skip, Workload
 from harness.schema.case import Case
@@ -111,6 +112,14 @@ def test_launch_bound_prompts_have_graphs(sequences):
 def test_unknown_graph_sizes_are_an_error():
     with pytest.raises(ValueError, match="graphs 'none': must be one of engine, prompts"):
         graph_sizes(512, "none")
+
+
+@pytest.mark.parametrize("gigabytes", [24, 80])
+def test_vllm_starts_only_if_its_cache_holds_the_states_of_all_sequences_of_mamba(llm, monkeypatch, gigabytes):
+    monkeypatch.setattr("bench.systems.vllm.system.gpu_memory", lambda: gigabytes * 10**9)
+    settings = VllmMamba()._settings(replace(CASE, system="mamba", size="1.3b", batch=1024, dtype="bfloat16"))
+    assert 1024 <= settings.max_num_seqs <= min(4096, (0.9 * gigabytes - 2.6 - 2.5) * 1e9 // 7_471_104)
+    assert max(settings.graph_sizes()) == settings.max_num_seqs
 
 
 @pytest.mark.parametrize(("batch", "sequences"), [(8192, 8192), (4096, 4096), (100, 4096), (64, 64), (7, 64)])
