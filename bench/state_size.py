@@ -8,7 +8,7 @@ from tk_kernels.cost import COSTS, ELEMENT_BYTES
 
 
 def state_bytes(config: Any, case: Case, form: str = "dual") -> int:
-    """Return bytes stored per sequence of `case`: KV cache or state, and convolution inputs.
+    """Return bytes stored per sequence of `case`: KV cache (at a request's end) or state, and convolution inputs.
 
     config: the model's configuration, of a class in `bench.models.config`.
     form: "dual" or "primal", for the generate state of a TTT model; otherwise ignored.
@@ -17,13 +17,11 @@ def state_bytes(config: Any, case: Case, form: str = "dual") -> int:
 
 
 def mixer_state_bytes(config: Any, case: Case, form: str = "dual") -> int:
-    """Return the bytes of one sequence's KV cache or state, over all layers.
-
-    form: "dual" or "primal", for the generate state of a TTT model; otherwise ignored.
-    """
+    """Return the bytes of one sequence's KV cache or state, over all layers; arguments as for `state_bytes`."""
     size = ELEMENT_BYTES[(case.state_dtype or case.dtype).removesuffix("-planes")]  # two planes of 16 bits are 4 bytes
     if isinstance(config, TransformerConfig):  # a key and a value per token and layer
-        return 2 * config.layers * config.kv_width * case.context * size
+        tokens = case.context + (case.new_tokens if case.phase == "request" else 0)
+        return 2 * config.layers * config.kv_width * tokens * size
     if not isinstance(config, TTTConfig):
         return config.layers * config.state_elements * size
     cost, shape = COSTS[config.learner], (1, config.heads, config.head_dim)

@@ -42,13 +42,7 @@ def test_the_bytes_of_a_forward_state(learner):
     weights = [x for layer in layers for name, x in layer.inner._asdict().items() if name[0] in "Wb"]
     windows = [cache for layer in layers for cache in (layer.block_conv, layer.qk_conv)]
     assert sum(x.numel() * x.element_size() for x in weights + windows) == case.batch * state_bytes(config, case)
-
-
-def test_only_mamba_and_its_backbone_have_a_conv_state():
-    assert conv_state_bytes(model_config("transformer", "1.3b"), 2) == 0
-    assert conv_state_bytes(model_config("ttt-mlp", "1.3b", backbone="transformer"), 2) == 0
-    assert conv_state_bytes(model_config("ttt-mlp", "1.3b"), 2) == 24 * 2 * 2048 * 3 * 2
-    assert conv_state_bytes(model_config("mamba", "1.3b"), 2) == 48 * 4096 * 3 * 2
+    assert conv_state_bytes(replace(config, backbone="transformer"), 2) == 0
 
 
 def test_the_bytes_of_mamba_are_its_ssm_state_and_conv_state():
@@ -58,7 +52,8 @@ def test_the_bytes_of_mamba_are_its_ssm_state_and_conv_state():
     assert state_bytes(config, case) == state_bytes(config, replace(case, phase="forward")) == state + windows
 
 
+@pytest.mark.parametrize(("phase", "tokens"), [("forward", 100), ("generate", 100), ("request", 100 + 28)])
 @pytest.mark.parametrize(("system", "kv_width"), [("transformer", 2048), ("transformer-gqa", 512)])
-def test_the_bytes_of_a_transformer_are_a_key_and_a_value_per_token(system, kv_width):
-    case = replace(CASE, system=system, backend="torch", context=100)
-    assert state_bytes(model_config(system, "1.3b"), case) == 2 * 24 * kv_width * 100 * 2
+def test_the_bytes_of_a_transformer_are_a_key_and_a_value_per_token(system, kv_width, phase, tokens):
+    case = replace(CASE, system=system, backend="torch", phase=phase, context=100, options=(("steps", 28),))
+    assert state_bytes(model_config(system, "1.3b"), case) == 2 * 24 * kv_width * tokens * 2

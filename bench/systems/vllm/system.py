@@ -197,7 +197,8 @@ class VllmSystem:
         return most if self.steps_grow or cache is None else min(most, max(1, cache // each))
 
     def _state_bytes(self, case: Case) -> int:
-        return state_bytes(config_of(case), replace(case, phase="generate", context=max(1, case.context)))
+        phase = "generate" if case.phase == "forward" else case.phase
+        return state_bytes(config_of(case), replace(case, phase=phase, context=max(1, case.context)))
 
     def _check(self, engine: Engine, case: Case) -> Checks:
         if self._checked is None:

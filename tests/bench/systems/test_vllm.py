@@ -180,6 +180,7 @@ def test_the_grouped_query_transformer_runs_its_own_model(llm):
     assert (config["num_attention_heads"], config["num_key_value_heads"], config["intermediate_size"]) == (2, 1, 458)
     large = replace(case, size="1.3b", context=2048, dtype="bfloat16")
     assert system._state_bytes(large) == 2 * 2 * 512 * 24 * 2048
+    assert system._state_bytes(replace(large, phase="request")) == 2 * 2 * 512 * 24 * (2048 + 128)
 
 
 @pytest.mark.parametrize(
