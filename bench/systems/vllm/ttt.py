@@ -41,7 +41,8 @@ class VllmTTT(VllmSystem):
         config = ttt_config_of(case)
         ops = import_module(f"tk_kernels.ttt_{config.learner}.ops")
         q = torch.empty(1, 1, 1, config.head_dim, dtype=getattr(torch, case.dtype), device=device())
-        return super().settings(case) | {"forward_kernel": ops.choice(q, config.mini_batch)}
+        own = {"cache_dtype": case.state_dtype}  # to vLLM, the cache is bytes (int8)
+        return super().settings(case) | own | {"forward_kernel": ops.choice(q, config.mini_batch)}
 
     def last_logits(self, reference: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
         if not isinstance(reference.operator, ReplayedOperator):

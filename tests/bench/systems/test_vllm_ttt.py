@@ -36,7 +36,8 @@ def test_the_engines_tokens_are_compared_with_our_model(llm, system, phase, opti
     assert record.status == "ok", record.reason
     names = {check["name"] for check in record.check["checks"]}
     assert {"logits_relative_error", "head_rows_per_prompt", "timed_choice_below_best"} <= names
-    assert (record.settings["attention"], record.settings["forward_kernel"]) == ("none", "reference")
+    names = ("attention", "forward_kernel", "cache_dtype")
+    assert [record.settings[name] for name in names] == ["none", "reference", "float32-planes"]
 
 
 def test_a_sample_is_the_mean_of_a_mini_batch_of_steps(llm):
