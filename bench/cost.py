@@ -4,7 +4,7 @@ FLOPs, two per multiply-add:
 - Each weight multiplies each token once (Kaplan et al., arXiv 2001.08361, section 2.1).
 - Exceptions: the LM head multiplies only a sequence's last token, the embedding has no FLOPs, Mamba's A is in the scan.
 - Causal attention: two GEMMs over T^2 / 2 pairs of tokens.
-- Mamba's scan: 6 per token and element of the state (arXiv 2312.00752, equation 2).
+- Mamba's scan: 6 per token and element of the state (arXiv 2312.00752, equation 2); Mamba-2's: 5 (a decay per head).
 - Delta rules: 7 per token and element of the state for Gated DeltaNet, 9 for RWKV-7 (`bench.systems.fla.models`).
 - TTT's inner loop: `tk_kernels.cost` counts its GEMMs. The other items exclude its weights (W1, b1, ...).
 

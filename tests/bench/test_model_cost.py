@@ -7,6 +7,7 @@ import pytest
 
 from bench.cost import model_work, total
 from bench.models.config import model_config, parameter_count
+from bench.systems.mamba.ssm import Mamba2SSM
 from harness.schema.case import Case
 from harness.schema.work import EDGES, HEAD, OTHER, PRODUCTS, SCAN, TTT, Work
 from tk_kernels.cost import COSTS
@@ -68,19 +69,17 @@ def test_a_step_of_ttt(state_dtype, form):
     found = work(case, form=form)
     inner = 24 * cost.generate_flops(16, 32, 64, 16, form)
     assert found.flops == 2 * 16 * (parameter_count(config) - learners) + inner
-    precision = state_dtype.removeprefix("float32-")
-    moved = 24 * cost.generate_state_traffic(16, 32, 64, 16, form, precision)
+    moved = 24 * cost.generate_state_traffic(16, 32, 64, 16, form, state_dtype.removeprefix("float32-"))
     windows = 24 * 2 * 2048 * 4 * 2 * 16
     assert found.bytes == 2 * (parameter_count(config) - learners) + 8 * 16 + moved + windows
 
 
 def test_a_forward_of_ttt_reads_initial_learners_and_writes_the_state():
-    case = replace(CASE, system="ttt-mlp", batch=4)
+    case = replace(CASE, system="ttt-mlp", batch=4, state_dtype="float32")
     learners = 24 * 32 * (2 * 64 * 256 + 256 + 64)
     parameters = parameter_count(model_config("ttt-mlp", "1.3b"))
     windows = 24 * 2 * 2048 * 3 * 2 * 4
     state = 4 * learners * (1 + 4)
-    case = replace(case, state_dtype="float32")
     assert work(case).bytes == 2 * (parameters - learners) + 8 * 4 * 2048 + state + windows
 
 
@@ -104,9 +103,12 @@ def test_the_decays_of_mamba_count_with_its_scan_alone():
 def test_mamba_2_has_a_larger_state_and_convolves_b_and_c():
     case = replace(CASE, system="mamba2", phase="generate", batch=512)
     mamba = model_config("mamba", "1.3b")
-    config = replace(mamba, state_dim=128, groups=1)
+    layer = SimpleNamespace(mixer=SimpleNamespace(d_state=128, ngroups=1))
+    inner = SimpleNamespace(backbone=SimpleNamespace(layers=[layer]))
+    config = Mamba2SSM().cost_config(SimpleNamespace(config=mamba, inner=inner))
     apart, shared = (model_work(each, 10**9, case) for each in (config, mamba))
     assert apart[SCAN].bytes == 8 * shared[SCAN].bytes == 2 * 2 * 512 * 48 * 4096 * 128
+    assert (apart[SCAN].flops, shared[SCAN].flops) == (5 * 512 * 48 * 4096 * 128, 6 * 512 * 48 * 4096 * 16)
     assert apart[EDGES].bytes == 512 * 48 * (4096 + 2 * 128) * 4 * 2
 
 

@@ -139,7 +139,7 @@ class Mamba2SSM(MambaSSM):
 
     def cost_config(self, model: MambaSSMModel) -> MambaConfig:
         mixer = model.inner.backbone.layers[0].mixer
-        return replace(model.config, state_dim=mixer.d_state, groups=mixer.ngroups)
+        return replace(model.config, state_dim=mixer.d_state, groups=mixer.ngroups, token_flops=5)
 
     def reference(self, model: MambaSSMModel, dtype: torch.dtype) -> ScannedMamba2:
         from transformers import Mamba2Config, Mamba2ForCausalLM
