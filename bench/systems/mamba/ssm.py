@@ -95,7 +95,7 @@ class MambaSSM(TunedLanguageModel):
         absent = cannot_import("causal_conv1d")
         prefill = {"prefill": "stores the state; logits of the last token"} if case.phase != "generate" else {}
         own = {"causal_conv1d": f"absent ({absent})" if absent else "present", "residual": "float32"}
-        return super().settings(case) | own | prefill
+        return super().settings(case) | own | prefill | {"reference_state": f"{case.dtype} in generate steps"}
 
     def load(self, case: Case) -> MambaSSMModel:
         """Return a random model; Mamba-1's x_proj is scaled so that logits depend on the state."""

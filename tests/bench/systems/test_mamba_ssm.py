@@ -120,6 +120,7 @@ def test_the_record_has_the_fallback_of_the_convolution(monkeypatch):
     assert MambaSSM().settings(case)["causal_conv1d"].startswith("absent (causal_conv1d cannot be imported")
     monkeypatch.setitem(sys.modules, "causal_conv1d", ModuleType("causal_conv1d"))
     assert MambaSSM().settings(case)["causal_conv1d"] == "present"
+    assert MambaSSM().settings(case)["reference_state"] == "bfloat16 in generate steps"
 
 
 class Sequential:
