@@ -12,15 +12,15 @@ from bench.environments import launch_notes, no_interpreter, worker_launches
 from bench.errors import UserError
 from bench.memory import skip_reason, total_memory_bytes
 from bench.models.case_model import Checkpoint, register_checkpoint
-from bench.request import LISTS, RunRequest, split_list
+from bench.request import LISTS, RunRequest, option_of, split_list
 from harness.measure.environment import snapshot
 from harness.measure.nvml import visible_gpus
-from harness.schema.case import Device
+from harness.schema.case import Case, Device
 from harness.schema.catalogue import Catalogue, SuiteEntry
 from harness.schema.policy import Policy
 from harness.schema.record import Record
 from harness.schema.run import Run
-from harness.schema.run_file import Job, Planned
+from harness.schema.run_file import Job, Planned, jobs_of
 from harness.workers import slurm
 from harness.workers.process import Launch
 from tk_kernels.build import hidden
@@ -100,7 +100,7 @@ class Plan:
 def plan(request: RunRequest, before: Run | None = None) -> Plan:
     """Turn a request into jobs; register its checkpoint, if any. UserError for a wrong request.
 
-    before: the run that the request continues. If the request selects no cases, all cases of this run are planned.
+    before: the run that the request continues. Without suites, the request selects among this run's cases.
     """
     machine = snapshot()
     default = before.file.device if before else machine["device_kind"]
@@ -110,16 +110,16 @@ def plan(request: RunRequest, before: Run | None = None) -> Plan:
     if device == "cpu" and machine["device_kind"] != device:
         machine = snapshot(device)
     checkpoint = register_checkpoint(request.checkpoint) if request.checkpoint else None
-    if before and not any(getattr(request, name) for name in LISTS):
-        known = worker_launches()
-        for job in before.jobs:
+    adapters_of(request.systems, device, checkpoint)  # reports a wrong name before a missing GPU
+    if before and not request.suites:
+        known, jobs = worker_launches(), _selected(before, request)
+        for job in jobs:
             if job.pair not in known:
                 raise UserError(
                     f"{before.folder}: this version lacks {'/'.join(job.pair)}, so the run cannot continue as a whole; "
-                    "name the systems to continue with --systems"
+                    "name the systems to continue with --systems, as SYSTEM/BACKEND"
                 )
-        return Plan(request, device, machine, before.jobs, before.catalogue)
-    adapters_of(request.systems, device, checkpoint)  # reports a wrong name before a missing GPU
+        return Plan(request, device, machine, jobs, before.catalogue)
     cases: list[tuple[Suite, list[Planned]]] = []
     for name, systems in _suites(request, device, checkpoint, machine).items():
         suite = find_suite(name)
@@ -136,6 +136,25 @@ def plan(request: RunRequest, before: Run | None = None) -> Plan:
         raise UserError(f"{' '.join(request.arguments())}: no case matches; drop an option or name another suite")
     entries = tuple(suite_entry(suite, planned, machine) for suite, planned in cases if planned)
     return Plan(request, device, machine, ordered_jobs(everything), replace(CATALOGUE, suites=entries))
+
+
+def _selected(before: Run, request: RunRequest) -> tuple[Job, ...]:
+    """Return the run's jobs with the cases that the request's lists select; UserError if a value selects none."""
+    left = [planned for job in before.jobs for planned in job.cases]
+    for name in LISTS:
+        if not (wanted := set(getattr(request, name))):
+            continue
+        values = [_values(planned.case, name) for planned in left]
+        if absent := wanted.difference(*values):
+            raise UserError(
+                f"{option_of(name)} {min(absent)}: {before.folder} has no such case; to add cases, name their suite"
+            )
+        left = [planned for planned, own in zip(left, values, strict=True) if wanted & own]
+    return jobs_of(left)
+
+
+def _values(case: Case, option: str) -> set[Any]:
+    return {case.system, case.system_backend} if option == "systems" else {getattr(case, option)}
 
 
 def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ...]:

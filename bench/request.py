@@ -27,7 +27,7 @@ class RunRequest(BaseModel):
     """The arguments of `run`, `verify`, `profile` or `ab`; UserError for bad values.
 
     suites: () for the device's default suite. systems, batch, context, phase: () for the suite's own.
-    These five may also be comma-separated text. If all are (), a command on an existing run takes that run's cases.
+    These five may also be comma-separated text. Without suites, the others select among a run's cases.
     sides: the two revisions of `ab`. rounds: processes per case and side of `ab`. way: the profiler (`--with`).
     budget_s: seconds of sampling per case; None: the default of the suite or, without one, of the device.
     retry: which finished cases to repeat: "failed" or "flagged"; "lost" repeats none. Passing it also sets `resume`.

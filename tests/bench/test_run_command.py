@@ -285,10 +285,12 @@ def test_a_dry_run_plans_what_a_resumed_run_measures(copied):
 
 
 def test_a_phase_of_a_finished_run_is_kept(copied):
-    arguments = [*SMALL[:-2], "--phase", "forward", "--out", "out", "--resume"]
-    done = called("run", "quick", *arguments, cwd=copied.parent)
-    assert (done.returncode, done.stdout) == (0, "1 ok\n")
-    assert "out: 0 cases to run, 1 finished earlier\n" in done.stderr
+    for selected in (["quick", *SMALL[:-2]], []):
+        done = called("run", *selected, "--phase", "forward", "--out", "out", "--resume", cwd=copied.parent)
+        assert (done.returncode, done.stdout) == (0, "1 ok\n")
+        assert "out: 0 cases to run, 1 finished earlier\n" in done.stderr
+    done = called("run", "--systems", "mamba", "--out", "out", "--resume", cwd=copied.parent)
+    assert_one_sentence(done, "--systems mamba: out has no such case; to add cases, name their suite")
 
 
 def test_a_dry_run_for_several_gpus_or_slurm_estimates_the_time_on_one(tmp_path):
