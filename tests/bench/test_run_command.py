@@ -240,6 +240,8 @@ def test_the_command_to_continue_has_the_cases_of_the_run(tmp_path, interrupted)
     again = called(*shlex.split(hint)[1:], cwd=tmp_path)
     assert Run.open(folder).jobs == planned
     assert again.stderr.splitlines()[-1].partition("to continue: ")[2] == hint
+    retry = ["run", "--out", "a folder/out", "--retry", "flagged"]
+    assert called(*retry, cwd=tmp_path).stderr.endswith(f"to continue: {shlex.join(['ttt-bench', *retry])}\n")
     done = called("status", "a folder/out", cwd=tmp_path)
     assert done.stdout.splitlines()[-2:] == ["this run is not running; to continue:", f"  {hint}"]
 
