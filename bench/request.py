@@ -97,13 +97,12 @@ class RunRequest(BaseModel):
             }
         )
 
-    def resume_command(self, out: Path, retry: str = "lost") -> str:
-        """Return the command line that continues the run in `out`.
-
-        retry: "lost" adds --resume; "failed" adds --retry failed; "flagged" adds --retry flagged.
-        """
+    def resume_command(self, out: Path, retry: str = "") -> str:
+        """Return the command line that continues the run in `out`; `retry` replaces this request's, if any."""
+        selects = self.resume and not retry and (self.retry != "lost" or not self.suites)  # among the run's cases
+        retry = retry or self.retry
         changes: dict[str, Any] = {"out": out, "resume": retry == "lost", "retry": retry}
-        if self.command == "run":  # run.json has the cases, device and budget
+        if self.command == "run" and not selects:  # run.json has the cases, device and budget
             changes |= dict.fromkeys(LISTS, ()) | {"device": "auto", "budget_s": None}
         return shlex.join(["ttt-bench", *self.model_copy(update=changes).arguments()])
 

@@ -39,7 +39,7 @@ def run(request: RunRequest, out: Path) -> None:
             options = Options(jobs=jobs, limits=request.limits, retry=retry, skip=work.skip, on_event=progress)
             records = run_jobs(current, work.worker_launches, options, slots)
     except KeyboardInterrupt:
-        note(f"interrupted; to continue: {request.resume_command(out, request.retry)}")
+        note(f"interrupted; to continue: {request.resume_command(out)}")
         sys.exit(INTERRUPTED)
     _print_summary([record for record in records if record.case.key in work.keys], request, out)
 

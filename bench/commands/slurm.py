@@ -47,8 +47,7 @@ def submit(request: RunRequest, out: Path) -> None:
         try:
             array = slurm.submit(str(out / SCRIPT))
         except slurm.SlurmError as error:
-            again = request.resume_command(out, request.retry)
-            raise UserError(f"{error}; the run is planned; to submit it: {again}") from None
+            raise UserError(f"{error}; the run is planned; to submit it: {request.resume_command(out)}") from None
         write_atomically(out / slurm.JOB, array)
     note(*work.notes)
     jobs = counted(len(left), "job")
