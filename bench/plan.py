@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
-from bench.cases import adapters_of, ordered_jobs, suite_cases
+from bench.cases import adapters_of, ordered_jobs, suite_cases, with_keys
 from bench.catalogue import CATALOGUE
 from bench.catalogue.suites import BUDGETS_S, DEFAULT_SUITES, GROUPS, SUITES, Suite, find_suite
 from bench.environments import launch_notes, no_interpreter, worker_launches
@@ -15,12 +15,12 @@ from bench.models.case_model import Checkpoint, register_checkpoint
 from bench.request import LISTS, RunRequest, option_of, split_list
 from harness.measure.environment import snapshot
 from harness.measure.nvml import visible_gpus
-from harness.schema.case import Case, Device
+from harness.schema.case import Device
 from harness.schema.catalogue import Catalogue, SuiteEntry
 from harness.schema.policy import Policy
 from harness.schema.record import Record
 from harness.schema.run import Run
-from harness.schema.run_file import Job, Planned, jobs_of
+from harness.schema.run_file import Job, Planned
 from harness.workers import slurm
 from harness.workers.process import Launch
 from tk_kernels.build import hidden
@@ -140,21 +140,14 @@ def plan(request: RunRequest, before: Run | None = None) -> Plan:
 
 def _selected(before: Run, request: RunRequest) -> tuple[Job, ...]:
     """Return the run's jobs with the cases that the request's lists select; UserError if a value selects none."""
-    left = [planned for job in before.jobs for planned in job.cases]
-    for name in LISTS:
-        if not (wanted := set(getattr(request, name))):
-            continue
-        values = [_values(planned.case, name) for planned in left]
-        if absent := wanted.difference(*values):
-            raise UserError(
-                f"{option_of(name)} {min(absent)}: {before.folder} has no such case; to add cases, name their suite"
-            )
-        left = [planned for planned, own in zip(left, values, strict=True) if wanted & own]
-    return jobs_of(left)
-
-
-def _values(case: Case, option: str) -> set[Any]:
-    return {case.system, case.system_backend} if option == "systems" else {getattr(case, option)}
+    left = [planned.case for job in before.jobs for planned in job.cases]
+    for name in filter(partial(getattr, request), LISTS):
+        wanted = set(getattr(request, name))
+        values = {each: {each.system, each.system_backend, getattr(each, name, None)} for each in left}
+        if other := wanted.difference(*values.values()):
+            raise UserError(f"{option_of(name)} {min(other)}: {before.folder} has no such case; name a suite to add it")
+        left = [each for each in left if wanted & values[each]]
+    return tuple(with_keys(before.jobs, {each.key for each in left}))
 
 
 def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ...]:

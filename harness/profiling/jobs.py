@@ -1,7 +1,4 @@
-"""Profile the cases of a run's jobs: first the times of all cases, then hardware counters.
-
-Times come from Nsight Systems, or from Kineto inside the worker; counters ("ratios") come from Nsight Compute.
-"""
+"""Profile the cases of a run's jobs: first the times of all cases, then hardware counters."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
