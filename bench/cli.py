@@ -324,7 +324,7 @@ def profile(
 ) -> None:
     """Profile cases: where their time goes, and why.
 
-    OUT/profiles/ holds one profile per case. If OUT holds a run and no cases are selected, all its cases are profiled.
+    OUT/profiles/ holds one profile per case. Without SUITE, the options select among the cases of a run in OUT.
     """
     from bench.commands.profile import profile
 

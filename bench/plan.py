@@ -2,17 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
-from bench.cases import adapters_of, ordered_jobs, suite_cases
+from bench.cases import adapters_of, ordered_jobs, suite_cases, with_keys
 from bench.catalogue import CATALOGUE
 from bench.catalogue.suites import BUDGETS_S, DEFAULT_SUITES, GROUPS, SUITES, Suite, find_suite
 from bench.environments import launch_notes, no_interpreter, worker_launches
 from bench.errors import UserError
 from bench.memory import skip_reason, total_memory_bytes
 from bench.models.case_model import Checkpoint, register_checkpoint
-from bench.request import LISTS, RunRequest, split_list
+from bench.request import LISTS, RunRequest, option_of, split_list
 from harness.measure.environment import snapshot
 from harness.measure.nvml import visible_gpus
 from harness.schema.case import Device
@@ -100,7 +100,7 @@ class Plan:
 def plan(request: RunRequest, before: Run | None = None) -> Plan:
     """Turn a request into jobs; register its checkpoint, if any. UserError for a wrong request.
 
-    before: the run that the request continues. If the request selects no cases, all cases of this run are planned.
+    before: the run that the request continues. Without suites, the request selects among this run's cases.
     """
     machine = snapshot()
     default = before.file.device if before else machine["device_kind"]
@@ -110,16 +110,16 @@ def plan(request: RunRequest, before: Run | None = None) -> Plan:
     if device == "cpu" and machine["device_kind"] != device:
         machine = snapshot(device)
     checkpoint = register_checkpoint(request.checkpoint) if request.checkpoint else None
-    if before and not any(getattr(request, name) for name in LISTS):
-        known = worker_launches()
-        for job in before.jobs:
+    adapters_of(request.systems, device, checkpoint)  # reports a wrong name before a missing GPU
+    if before and not request.suites:
+        known, jobs = worker_launches(), _selected(before, request)
+        for job in jobs:
             if job.pair not in known:
                 raise UserError(
                     f"{before.folder}: this version lacks {'/'.join(job.pair)}, so the run cannot continue as a whole; "
-                    "name the systems to continue with --systems"
+                    "name the systems to continue with --systems, as SYSTEM/BACKEND"
                 )
-        return Plan(request, device, machine, before.jobs, before.catalogue)
-    adapters_of(request.systems, device, checkpoint)  # reports a wrong name before a missing GPU
+        return Plan(request, device, machine, jobs, before.catalogue)
     cases: list[tuple[Suite, list[Planned]]] = []
     for name, systems in _suites(request, device, checkpoint, machine).items():
         suite = find_suite(name)
@@ -136,6 +136,18 @@ def plan(request: RunRequest, before: Run | None = None) -> Plan:
         raise UserError(f"{' '.join(request.arguments())}: no case matches; drop an option or name another suite")
     entries = tuple(suite_entry(suite, planned, machine) for suite, planned in cases if planned)
     return Plan(request, device, machine, ordered_jobs(everything), replace(CATALOGUE, suites=entries))
+
+
+def _selected(before: Run, request: RunRequest) -> tuple[Job, ...]:
+    """Return the run's jobs with the cases that the request's lists select; UserError if a value selects none."""
+    left = [planned.case for job in before.jobs for planned in job.cases]
+    for name in filter(partial(getattr, request), LISTS):
+        wanted = set(getattr(request, name))
+        values = {each: {each.system, each.system_backend, getattr(each, name, None)} for each in left}
+        if other := wanted.difference(*values.values()):
+            raise UserError(f"{option_of(name)} {min(other)}: {before.folder} has no such case; name a suite to add it")
+        left = [each for each in left if wanted & values[each]]
+    return tuple(with_keys(before.jobs, {each.key for each in left}))
 
 
 def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ class RunRequest(BaseModel):
     """The arguments of `run`, `verify`, `profile` or `ab`; UserError for bad values.
 
     suites: () for the device's default suite. systems, batch, context, phase: () for the suite's own.
-    These five may also be comma-separated text. If all are (), a command on an existing run takes that run's cases.
+    These five may also be comma-separated text. Without suites, the others select among a run's cases.
     sides: the two revisions of `ab`. rounds: processes per case and side of `ab`. way: the profiler (`--with`).
     budget_s: seconds of sampling per case; None: the default of the suite or, without one, of the device.
     retry: which finished cases to repeat: "failed" or "flagged"; "lost" repeats none. Passing it also sets `resume`.
@@ -97,13 +97,12 @@ class RunRequest(BaseModel):
             }
         )
 
-    def resume_command(self, out: Path, retry: str = "lost") -> str:
-        """Return the command line that continues the run in `out`.
-
-        retry: "lost" adds --resume; "failed" adds --retry failed; "flagged" adds --retry flagged.
-        """
+    def resume_command(self, out: Path, retry: str = "") -> str:
+        """Return the command line that continues the run in `out`; `retry` replaces this request's, if any."""
+        selects = self.resume and not retry and (self.retry != "lost" or not self.suites)  # among the run's cases
+        retry = retry or self.retry
         changes: dict[str, Any] = {"out": out, "resume": retry == "lost", "retry": retry}
-        if self.command == "run":  # run.json has the cases, device and budget
+        if self.command == "run" and not selects:  # run.json has the cases, device and budget
             changes |= dict.fromkeys(LISTS, ()) | {"device": "auto", "budget_s": None}
         return shlex.join(["ttt-bench", *self.model_copy(update=changes).arguments()])
 

@@ -63,8 +63,8 @@ def extended(work: Plan, out: Path) -> Run:
     """Add the plan to the run in `out`, and delete its Slurm job file; RunError if locked."""
     with Run.open(out).held():
         current = Run.open(out)  # read under the lock: another process may have extended it
+        current.extend(work.jobs, work.catalogue, request_of(work))  # its error names the run
         (out / JOB).unlink(missing_ok=True)
-        current.extend(work.jobs, work.catalogue, request_of(work))
     return current
 
 

@@ -88,8 +88,7 @@ def of_few_layers(case: Case) -> Case:
     """Return `case` with a model of few layers, for Nsight Compute; some cases stay unchanged.
 
     Nsight Compute saves and restores all model memory, so a smaller model takes less time.
-    Single layers, checkpoints, sizes such as `1.3b/2` and small models stay unchanged. A few layers of a small model
-    would fit in L2, so their kernels would hardly read memory.
+    Single layers, checkpoints, sizes such as `1.3b/2` and small models stay unchanged.
     """
     if case.option("scope", "model") != "model" or case.option("checkpoint", ""):
         return case

@@ -71,7 +71,6 @@ def _command(request: RunRequest, out: Path) -> list[str]:
 def work(out: Path, keys: Path, checkpoint: Path | None) -> None:
     """Run this Slurm task's share of the jobs of the run in `out`.
 
-    keys: a file with the keys of the cases to run, one per line.
     checkpoint: the checkpoint's folder, which run.json does not store. Raises UserError outside of a Slurm task.
     """
     task = slurm.Task.here()

@@ -18,15 +18,7 @@ class Profiled:
 
 @contextmanager
 def profiled(device: str = "", units: int = 1) -> Iterator[Profiled]:
-    """Profile the block; each `nvtx_range` in the block becomes a range of the result.
-
-        from harness.profiling.block import profiled
-        from reports.profiles.words import sentences
-
-        with profiled(units=10) as found:
-            for _ in range(10):
-                model(x)
-        print(*sentences(found.region))
+    """Profile the block, as README.md shows; each `nvtx_range` in the block becomes a range of the result.
 
     device: by default "cuda" on a machine with a GPU, else "cpu".
     units: units of work in the block, such as calls of a model; the result also has times per unit.

@@ -1,7 +1,4 @@
-"""Profile the cases of a run's jobs: first the times of all cases, then hardware counters.
-
-Times come from Nsight Systems, or from Kineto inside the worker; counters ("ratios") come from Nsight Compute.
-"""
+"""Profile the cases of a run's jobs: first the times of all cases, then hardware counters."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -133,11 +130,11 @@ class JobProfiler:
                 profile = Profile(case=planned.case, status=status, reason=why, started_at=started_at)
         profile = _with_duration(profile, TIMES, start)
         run = self.profiler.run
-        write_profile(run.folder, profile)
         if run.file.mode == "profile":  # a run that measures has records already
             launch = self.profiler.launches[self.job.pair]
             unprofiled = unmeasured(planned.case, profile.status, profile.reason, launch, self.slot)
             run.record_file(self.job).append(record or replace(unprofiled, started_at=started_at))
+        write_profile(run.folder, profile)  # last: a resumption keeps a case with a profile
         if profile.status == "ok" and self.tools.ratios:
             self.profiler.on_times(profile)
         else:

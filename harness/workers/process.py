@@ -88,7 +88,6 @@ class WorkerProcess:
 
     If a worker gives no usable answer to a case or reports itself unhealthy, the next case starts a new worker.
     If the system cannot run here or its worker does not start, `run_case` raises WorkerLost for each case.
-    When a worker ends, two nested supervisors (`harness.workers.supervisor`) kill its descendants.
     slot: the device of the worker. start_s: limit of its start in seconds. stopped: returns whether the run should end.
     last_probe: the last `Probe` by `ready` or `run_case`; None before.
     """

@@ -16,7 +16,6 @@ _BAR_WIDTH, _NUMBERS_WIDTH = 10, 40
 class Progress:
     """Context manager that shows a run's progress, and on a terminal the case that began last.
 
-    Pass the instance as `Options.on_event`.
     title: name of the run. stream: by default stderr.
     """
 

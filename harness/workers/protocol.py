@@ -61,7 +61,7 @@ def pop_answer(buffer: bytearray) -> dict[str, Any] | None:
         line = bytes(buffer[:end])
         del buffer[: end + 1]
         with suppress(ValueError):
-            answer = json.loads(line)
+            answer = json.loads(line[line.find(b"{") :])  # a message before it may have no newline
             if isinstance(answer, dict):
                 return answer
     return None

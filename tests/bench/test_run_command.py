@@ -94,12 +94,6 @@ def test_the_table_is_json_and_markdown_too(measured):
     assert len([line for line in lines if line.startswith("|")]) == 4  # names, a rule, two cases
 
 
-def test_a_folder_of_other_files_is_left_alone(tmp_path):
-    (tmp_path / "pyproject.toml").write_text("")
-    assert_one_sentence(called("run", "quick", *SMALL, "--out", ".", cwd=tmp_path), ".: holds no run", "pyproject.toml")
-    assert [path.name for path in tmp_path.iterdir()] == ["pyproject.toml"]
-
-
 def test_the_default_folder_has_the_current_time(tmp_path, only_planned):
     for second in range(2):
         with pytest.MonkeyPatch.context() as patch:
@@ -242,10 +236,8 @@ def test_the_command_to_continue_has_the_cases_of_the_run(tmp_path, interrupted)
     assert again.stderr.splitlines()[-1].partition("to continue: ")[2] == hint
     done = called("status", "a folder/out", cwd=tmp_path)
     assert done.stdout.splitlines()[-2:] == ["this run is not running; to continue:", f"  {hint}"]
-
-
-def test_a_whole_run_has_no_command_to_continue(copied):
-    assert "to continue" not in called("status", "out", cwd=copied.parent).stdout
+    retry = ["run", "--phase", "forward", "--out", "a folder/out", "--retry", "flagged"]
+    assert called(*retry, cwd=tmp_path).stderr.endswith(f"to continue: {shlex.join(['ttt-bench', *retry])}\n")
 
 
 def test_a_run_of_an_unknown_system_is_not_continued(measured, tmp_path):
@@ -285,10 +277,12 @@ def test_a_dry_run_plans_what_a_resumed_run_measures(copied):
 
 
 def test_a_phase_of_a_finished_run_is_kept(copied):
-    arguments = [*SMALL[:-2], "--phase", "forward", "--out", "out", "--resume"]
-    done = called("run", "quick", *arguments, cwd=copied.parent)
-    assert (done.returncode, done.stdout) == (0, "1 ok\n")
-    assert "out: 0 cases to run, 1 finished earlier\n" in done.stderr
+    for selected in (["quick", *SMALL[:-2]], []):
+        done = called("run", *selected, "--phase", "forward", "--out", "out", "--resume", cwd=copied.parent)
+        assert (done.returncode, done.stdout) == (0, "1 ok\n")
+        assert "out: 0 cases to run, 1 finished earlier\n" in done.stderr
+    done = called("run", "--systems", "mamba", "--out", "out", "--resume", cwd=copied.parent)
+    assert_one_sentence(done, "--systems mamba: out has no such case; name a suite to add it")
 
 
 def test_a_dry_run_for_several_gpus_or_slurm_estimates_the_time_on_one(tmp_path):

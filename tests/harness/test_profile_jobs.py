@@ -19,6 +19,7 @@ from harness.profiling.tools.choice import Tools, choose
 from harness.schema.catalogue import Catalogue
 from harness.schema.policy import Policy
 from harness.schema.profile import Profile, ProfileError, profile_path, write_profile
+from harness.schema.record import RecordError
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned, RunError, RunFile
 from harness.workers.process import DEFAULT_SLOT, GpuSlot, Limits
@@ -90,6 +91,16 @@ def test_the_record_of_a_failed_case_tells_when_the_case_started(
     run = run_of(tmp_path)
     (skipped,), _ = profile_all(run, KINETO, skip=lambda planned: "too large")
     assert [record.started_at for record in run.records()] == [skipped.started_at] == ["2026-01-31T12:00:00+00:00"]
+
+
+def test_a_resumption_adds_a_record_that_could_not_be_written(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    run.record_file(run.jobs[0]).path.mkdir()
+    with pytest.raises(RecordError, match="cannot be written"):
+        profile_all(run, KINETO)
+    run.record_file(run.jobs[0]).path.rmdir()
+    Profiler(run, worker_launches(), KINETO, resume=True).jobs(run.jobs)
+    assert [record.status for record in run.records()] == ["ok"]
 
 
 def test_a_resumption_profiles_missing_and_failed_cases(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_a_record_without_a_worker_has_the_commit_of_its_code(folder: Path, tmp_
 
 
 def test_a_command_may_print_before_the_worker_does(folder: Path) -> None:
-    shell = ["/bin/sh", "-c", 'echo "container ready"; echo 3; exec "$@"', "sh", sys.executable]
+    shell = ["/bin/sh", "-c", 'echo 3; printf "container ready: "; exec "$@"', "sh", sys.executable]
     launches = {("fake", "cpu"): Launch(shell, "fake_systems:Fake", launch().env)}
     assert statuses(measured(folder, [case()], launches=launches)) == ["ok"]
 

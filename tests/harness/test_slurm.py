@@ -55,6 +55,8 @@ def test_tasks_share_all_jobs_of_the_run(folder: Path) -> None:
 )
 def test_slurms_variables_name_the_task(env: dict[str, str], task: Task | None) -> None:
     assert Task.here({f"SLURM_{name.removeprefix('SLURM_')}": value for name, value in env.items()}) == task
+    with pytest.raises(slurm.SlurmError, match="--array of 2 tasks: is no range"):
+        Task.here({"SLURM_ARRAY_JOB_ID": "77"} | {f"SLURM_ARRAY_TASK_{name}": "2" for name in ("ID", "COUNT")})
 
 
 def test_tasks_and_a_single_run_exclude_each_other(folder: Path) -> None:
