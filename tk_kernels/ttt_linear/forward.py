@@ -46,8 +46,8 @@ def run(
     else:
         row = "crowded" if q.is_cuda and sequences * heads >= CROWDED * sm_count(q) else "few"
     settings = settings or tuning("ttt_linear", FORWARD, row, section_name(False, q.device))
-    options |= {"N": settings.warps, "S": settings.stages, "num_warps": settings.warps, "grid": (sequences * heads,)}
-    _forward.run(q, q, k, *rest, **forward_constants(q, mini_batch), **options)
+    options |= {"N": settings.warps, "num_warps": settings.warps, "grid": (sequences * heads,)}
+    _forward.run(q, q, k, *rest, **forward_constants(q, mini_batch, settings.stages), **options)
 
 
 @jit
