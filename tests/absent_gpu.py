@@ -28,7 +28,7 @@ def look_like_gpu(capability: int, shared_bytes: int, launched: Callable[..., No
     torch.cuda.device = lambda device: nullcontext()
     torch.cuda.get_device_capability = lambda *device: divmod(capability, 10)
     torch.cuda.get_device_properties = lambda *device: SimpleNamespace(multi_processor_count=SMS)
-    few_rows.shared_bytes = mlp.shared_bytes = lambda device: shared_bytes
+    few_rows.shared_bytes = mlp.common.shared_bytes = mlp.shared_bytes = lambda device: shared_bytes
     target = GPUTarget("cuda", capability, 32)
     active = SimpleNamespace(get_current_target=lambda: target, get_current_device=lambda: 0)
     active.get_current_stream = lambda device: 0

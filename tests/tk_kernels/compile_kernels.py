@@ -28,7 +28,6 @@ from tests.absent_gpu import SMS, compiled, look_like_gpu
 from tk_kernels.edges.few_rows import few_rows_gemm, fits
 from tk_kernels.generate.common import SM90
 from tk_kernels.generate.tuning import tuning
-from tk_kernels.ttt_linear import ops, reference
 from tk_kernels.ttt_linear.forward import CROWDED
 from tk_kernels.ttt_mlp.generate_sm90 import dual
 
@@ -37,6 +36,7 @@ SHARED_KB = {80: 163, 86: 99, 90: 227, 100: 227, 120: 99}
 # (size, form and precision of generate, backbone). No primal form for 760m: TTT-MLP has no such kernel for heads of 96.
 MODELS = (("125m", "dual", "planes", "mamba"), ("760m", "dual", "planes", "transformer"))
 MODELS += (("125m", "primal", "planes", "transformer"),)
+LARGEST = 64  # mini-batch of a further model; to save time, compiled only for the least shared memory
 BF16 = {"weights1", "weights2", "rows_k", "rows_x2", "rows_g1", "rows_g2", "q", "k", "v", "out"}
 OTHERS = {"low1": "*i16", "low2": "*i16", "position": "*i32", "slots": "*i64", "base_lr": "fp32"}
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/ +(?P<text>[^;]+?) *;.*\n.*/\* 0x(?P<high>[0-9a-f]{16}) \*/")
@@ -112,16 +112,18 @@ def portable(capability: int) -> None:
 
     def launched(kernel: Any, *arguments: Any, **named: Any) -> None:
         made = compiled(kernel, *arguments, **named)
-        if (size, made.hash) not in seen:
-            seen.add((size, made.hash))
+        if (label, made.hash) not in seen:
+            seen.add((label, made.hash))
             name = f"{kernel.__module__.removeprefix('tk_kernels.')}.{kernel.__name__}"
             data, stack = made.metadata, stack_bytes(made.asm["cubin"])
-            found = {"capability": data.target.arch, "size": size, "kernel": name, "warps": data.num_warps}
+            found = {"capability": data.target.arch, "size": label, "kernel": name, "warps": data.num_warps}
             print(json.dumps(found | {"shared": data.shared, "stack": stack}), flush=True)
 
     look_like_gpu(capability, SHARED_KB[capability] * 1024, launched)
-    for learner, (size, form, precision, backbone) in product(("linear", "mlp"), MODELS):
-        config = replace(model_config(f"ttt-{learner}", size, backbone=backbone), layers=1, vocabulary=256)
+    models = [(16, *model) for model in MODELS] + [(LARGEST, *MODELS[0])] * (capability == 86)
+    for learner, (mini_batch, size, form, precision, backbone) in product(("linear", "mlp"), models):
+        config = model_config(f"ttt-{learner}", size, backbone=backbone, mini_batch=mini_batch)
+        config, label = replace(config, layers=1, vocabulary=256), size if mini_batch == 16 else f"{size}-{mini_batch}"
         operator = KernelOperator(learner, form, precision)
         model = from_seed(config, 0, "cpu", torch.bfloat16, operator=operator, block=FusedBlock)
         with torch.no_grad():
@@ -130,10 +132,7 @@ def portable(capability: int) -> None:
             model.generate_step(torch.zeros(2, dtype=torch.int64), model.generate_state(model.init_state(2, 32)))
             if (form, precision) == ("dual", "planes"):
                 warm_up(model, Layout(config, operator, torch.bfloat16))
-    size, q, W = "largest", torch.empty(1, 64, 1, 128, dtype=torch.bfloat16), torch.empty(1, 128, 128)
-    state = reference.init_state(W, W[:, :1], batch=1, mini_batch=64)
-    ops.forward(q, q, q, torch.empty(1, 64, 1), W[0, 0, :64], W[:, 0], W[:, 0], state, start=0, backend="triton")
-    size, weights = "1.3b", torch.empty(2 * 5504, 2048, dtype=torch.bfloat16)
+    label, weights = "1.3b", torch.empty(2 * 5504, 2048, dtype=torch.bfloat16)
     for rows in (torch.empty(count, 2048, dtype=torch.bfloat16) for count in (1, 3, 17, 64)):
         if fits(rows, weights, swiglu=True):
             few_rows_gemm(rows, weights, swiglu=True)

@@ -25,7 +25,8 @@ STACK = {("125m", "ttt_linear.forward._forward", 2): 256, ("760m", "ttt_linear.f
 STACK |= {("760m", "ttt_linear.generate._dual", 1): 640, ("125m", "ttt_mlp.generate._dual", 8): 640}
 STACK |= {("125m", "ttt_mlp.forward._forward", 8): 704, ("125m", "ttt_mlp.forward_gluon.forward", 8): 256}
 STACK |= {("760m", "ttt_mlp.forward_wide.forward", 8): 320, ("125m", "ttt_mlp.generate._primal", 8): 32}
-STACK |= {("largest", "ttt_linear.forward._forward", 8): 12288}
+STACK |= {("125m-64", "ttt_linear.forward._forward", 8): 896, ("125m-64", "ttt_mlp.forward_wide.forward", 8): 896}
+STACK |= {("125m-64", "ttt_linear.generate._dual", 1): 96}
 SCRIPT = Path(__file__).with_name("compile_kernels.py")
 
 

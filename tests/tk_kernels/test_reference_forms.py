@@ -73,9 +73,12 @@ def test_forms_agree_at_any_head_dim_and_mini_batch(operator: str, head_dim: int
 def test_long_and_empty_inputs(operator: str) -> None:
     args = case(operator, 1000, batch=1, heads=1)
     assert relative_error(run_form(operator, args, "dual"), run_form(operator, args, "primal")) < EXACT
-    out, state = OPERATORS[operator].forward(*args._replace(**{x: getattr(args, x)[:, :0] for x in Case._fields[:4]}))
-    assert out.shape == (1, 0, 1, 16)
-    assert_same_state(state, args.state)
+    for batch, tokens in ((1, 0), (0, 32)):
+        q, k, v, lr, *outer, state = case(operator, tokens, batch=batch, heads=1)
+        out, after = OPERATORS[operator].forward(q, k, v, lr, *outer, state)
+        trace, _ = OPERATORS[operator].states(k, v, lr, *outer, state)
+        assert OPERATORS[operator].outputs(q, k, lr, *outer, trace).shape == out.shape == q.shape
+        assert_same_state(after, state)
 
 
 @each_operator

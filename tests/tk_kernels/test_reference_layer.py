@@ -10,8 +10,6 @@ from tk_kernels.reference.layer import ln_l2_grad, rope
 from tk_kernels.reference.naive import layer_norm
 
 EXACT = OUTPUT_ERROR[torch.float64]
-
-
 GENERATOR = torch.Generator().manual_seed(0)
 
 

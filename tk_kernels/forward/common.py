@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tk_kernels.edges.few_rows import shared_bytes
 from tk_kernels.generate.common import dot_type, jit, tl, triton
 from tk_kernels.generate.step import StepState
 from tk_kernels.generate.tuning import Tuning
@@ -13,9 +14,6 @@ from tk_kernels.packed import Packed
 
 MINI_BATCHES = tuple(range(4, 65))
 GPU_DTYPES = (torch.bfloat16, torch.float16)  # for tokens; Triton's interpreter also takes float32
-MIN_TILE_ROWS = 16  # rows of the smallest tile that tensor cores multiply
-# Factor on gradients, by dtype: unscaled, they would approach float16's smallest normal numbers.
-GRADIENT_SCALE = {torch.float16: 1024.0}
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # whether Triton's interpreter runs the kernels
 
 
@@ -23,20 +21,25 @@ def sm_count(q: Tensor) -> int:
     return torch.cuda.get_device_properties(q.device).multi_processor_count
 
 
-def forward_constants(q: Tensor, mini_batch: int) -> dict[str, Any]:
+def forward_constants(q: Tensor, mini_batch: int, stages: int) -> dict[str, Any]:
     """Return compile-time arguments of the forward kernels by name, for q [..., H, D] and `mini_batch`, m.
 
     M, DP: m and D, padded to powers of two of at least 16. DOT: dtype of matmul operands.
+    S: `stages`, or fewer if shared memory is too small: two tiles of M x DP, and per stage after the first, six and lr.
     GRAD_SCALE: factor on gradients, and on weights in registers: 1024 for float16, to avoid subnormal numbers, else 1.
     """
     head_dim = q.shape[-1]
+    rows, columns = (max(16, triton.next_power_of_2(size)) for size in (mini_batch, head_dim))
+    tile = rows * columns * q.element_size()
+    most = 1 + (shared_bytes(q.device) - 2 * tile) // (6 * tile + 4 * rows) if q.is_cuda else stages
     return {
         "m": mini_batch,
-        "M": max(MIN_TILE_ROWS, triton.next_power_of_2(mini_batch)),
+        "M": rows,
         "D": head_dim,
-        "DP": max(MIN_TILE_ROWS, triton.next_power_of_2(head_dim)),
+        "DP": columns,
+        "S": max(1, min(stages, most)),
         "DOT": dot_type(q),
-        "GRAD_SCALE": GRADIENT_SCALE.get(q.dtype, 1.0),
+        "GRAD_SCALE": 1024.0 if q.dtype == torch.float16 else 1.0,
     }
 
 
@@ -146,7 +149,7 @@ def sums_of_six(s0, s1, s2, s3, s4, s5):  # each one's sum over dimension 0; war
 
 @jit
 def normalization(s0, s1, D: tl.constexpr):
-    """Return (mean, 1/std) of rows z [D], from each row's sum s0 and sum of squares s1; eps 1e-6."""
+    """Return (mean, 1/std) of rows z [D] from sums s0 of z, s1 of z^2; eps 1e-6. Errors grow with (mean / std)^2."""
     mean = s0 * (1.0 / D)
     return mean, tl.rsqrt(tl.maximum(s1 * (1.0 / D) - mean * mean, 0.0) + 1e-6)
 

@@ -91,7 +91,7 @@ class ForwardOperator:
         inplace: bool = False,
         backend: str = "",
     ) -> tuple[Tensor, State]:
-        """Return the outputs [B, T, H, D] of T tokens and the state after them.
+        """Return the outputs [B, T, H, D] of T tokens and the state after them, without autograd.
 
         q, k, v [B, T, H, D]: bfloat16, float16 or float32; D 64, 96 or 128. Strides: 1 over D, else multiples of 8.
         lr [B, T, H]: learning rates, which a layer computes as base_lr * sigmoid(...) / D.

@@ -336,7 +336,7 @@ def _read(q: Tensor, k: Tensor, lr: Tensor, outer: Outer, trace: Trace) -> Tenso
     z = read_layer(queries, weights[0], keys, gradients[0], eta)
     for W, X, G in zip(weights[1:], inputs, gradients[1:], strict=True):
         z = read_layer(with_bias_input(gelu(z).to(q.dtype)), W, X, G, eta)
-    return output(untiled(z.unflatten(0, (len(trace[0]), -1)), len(q)), q, outer)
+    return output(untiled(z, (len(trace[0]), len(q), q.shape[2])), q, outer)
 
 
 def _advance_(

@@ -12,13 +12,12 @@ BIAS_INPUTS = 8  # one input that is always 1, and seven zeros that keep bfloat1
 
 def tiled(x: Tensor, mini_batch: int) -> Tensor:
     """Return x [B, N*m, H, ...], rearranged to [N, B*H, m, ...]; `mini_batch` is m."""
-    x = x.unflatten(1, (-1, mini_batch)).movedim(1, 0).transpose(2, 3)
-    return x.reshape(x.shape[0], -1, *x.shape[3:])
+    return x.unflatten(1, (-1, mini_batch)).movedim(1, 0).transpose(2, 3).flatten(1, 2)
 
 
-def untiled(x: Tensor, batch: int) -> Tensor:
-    """Return x [N, B*H, m, D] as [B, N*m, H, D] for B = `batch`, the inverse of `tiled`."""
-    return x.unflatten(1, (batch, -1)).transpose(2, 3).movedim(0, 1).flatten(1, 2)
+def untiled(x: Tensor, sizes: tuple[int, int, int]) -> Tensor:
+    """Return x [N*B*H, m, D] as [B, N*m, H, D], the inverse of `tiled`; sizes: (N, B, H)."""
+    return x.unflatten(0, sizes).transpose(2, 3).movedim(0, 1).flatten(1, 2)
 
 
 def with_bias_input(x: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import Tensor
 
-from tk_kernels.edges import few_rows
 from tk_kernels.forward import common
 from tk_kernels.forward.common import (
     add_six,
@@ -47,11 +46,8 @@ def run(
     else:
         row = "crowded" if q.is_cuda and sequences * heads >= CROWDED * sm_count(q) else "few"
     settings = settings or tuning("ttt_linear", FORWARD, row, section_name(False, q.device))
-    options |= forward_constants(q, mini_batch) | {"N": settings.warps, "S": settings.stages}
-    if q.is_cuda:  # S stages fill 6 S - 4 tiles of shared memory with M * DP numbers of 2 bytes each
-        tiles = few_rows.shared_bytes(q.device) // (2 * options["M"] * options["DP"])
-        options["S"] = min(settings.stages, max(1, (tiles + 4) // 6))
-    _forward.run(q, q, k, *rest, num_warps=settings.warps, grid=(sequences * heads,), **options)
+    options |= {"N": settings.warps, "num_warps": settings.warps, "grid": (sequences * heads,)}
+    _forward.run(q, q, k, *rest, **forward_constants(q, mini_batch, settings.stages), **options)
 
 
 @jit

@@ -67,7 +67,7 @@ def run(
         forward_gluon.forward.run(q, k, *rest, m=mini_batch, num_warps=forward_gluon.WARPS, **options)
         return
     settings = settings or tuning("ttt_mlp", FORWARD, row, section_name(False, q.device))
-    options |= forward_constants(q, mini_batch) | {"F": hidden, "S": settings.stages, "num_warps": settings.warps}
+    options |= forward_constants(q, mini_batch, settings.stages) | {"F": hidden, "num_warps": settings.warps}
     if row == "narrow":
         _forward.run(q, k, k, k, *rest, N=settings.warps, **options)
     elif hidden % settings.block:

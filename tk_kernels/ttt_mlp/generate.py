@@ -55,7 +55,8 @@ from tk_kernels.ttt_mlp.reference import MLP
 __all__ = ["GenerateState", "available", "generate_step"]
 
 MAX_HEAD_DIM_IN_REGISTERS = 64  # the largest head dimension whose weights fit the registers of a program
-WIDE = Tuning(warps=8, block=32)  # settings for wider heads
+MAX_TUNED_MINI_BATCH = 32  # for larger ones, tuned settings take over 99 KB of shared memory
+WIDE = Tuning(warps=8, block=32)  # settings for wider heads and larger mini-batches
 
 
 class GenerateState(StepState):
@@ -64,7 +65,6 @@ class GenerateState(StepState):
     layers: (W1^T, low plane, b1 [B, H, F]) and (W2, low plane, b2 [B, H, D]). W1^T, W2 and low planes: [B, H, F, D].
         A low plane is None unless `precision` is "planes". W1^T and W2 are then the high planes.
     accumulated, dual form: rows of K [B, H, m, D], X2 [B, H, m, F], lr * G1 [B, H, m, F], lr * G2 [B, H, m, D].
-        X2 is gelu(K W1 + b1). G1 and G2 are the loss's gradients at the outputs of the two layers.
     accumulated, primal form: the gradient sums dW1^T, db1, dW2, db2, shaped like weights and biases.
     """
 
@@ -73,7 +73,8 @@ class GenerateState(StepState):
     sm90_widths = (256, 64)
 
     def default_launch(self) -> Tuning:
-        launch = WIDE if self.biases()[1].shape[2] > MAX_HEAD_DIM_IN_REGISTERS else super().default_launch()
+        wide = self.biases()[1].shape[2] > MAX_HEAD_DIM_IN_REGISTERS or self.mini_batch > MAX_TUNED_MINI_BATCH
+        launch = WIDE if wide else super().default_launch()
         return replace(launch, matrix=False, registers=0) if launch.matrix and not compiles_narrow_dots() else launch
 
     def kernel(self, launch: Tuning) -> tuple[Any, dict[str, Any]]:
@@ -177,10 +178,6 @@ def _dual(
             weights1, low1, b1, weights2, low2, b2, rows_k, rows_x2, rows_g1, rows_g2,
             scale, rd, rm, D, F, m, PLANES, BLOCK, DOT,
         )  # fmt: skip
-
-
-# Matrix times vector, in float32, or with MATRIX on tensor cores. For tensor cores, `columns` splits the vector into a
-# rounded part and the rounding error, so only weights and cached rows lose precision.
 
 
 @jit
