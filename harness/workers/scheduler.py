@@ -72,6 +72,7 @@ def run_jobs(
 
     A worker's crash, kill or timeout, exhausted memory and a failed check also give a record.
     A case with a record runs again if it was skipped, killed or not started, or if `options.retry` returns True.
+    A skip does not replace an "ok" record.
     launches: how to start the worker of each (system, backend). slots: the devices that run jobs in parallel.
     shared: True for a Slurm task, which shares the run with other tasks. Otherwise, this process locks the run.
     Raises RecordError for an unusable file, and RunError for a lost GPU or a locked run.
@@ -133,11 +134,10 @@ class _JobRun:
                 if record.status not in ("ok", "incorrect"):
                     self.slot.refuse_lost_gpu()
                 earlier = before.get(planned.case.key)
-                if earlier and record.status == earlier.status == "skipped" and record.reason == earlier.reason:
-                    record = earlier  # the same skip again: the file stays as it is
-                else:
+                kept = earlier and (earlier.status == "ok" or (earlier.status, earlier.reason) == ("skipped", record.reason))
+                if record.status != "skipped" or not kept:  # a skip replaces no result and no equal skip
                     run.record_file(self.job).append(record)
-                records = [each for each in records if each.case.key != planned.case.key] + [record]
+                    records = [each for each in records if each.case.key != planned.case.key] + [record]
                 self.emit("record", planned=planned, record=record, slot=name)
 
     def _record(self, worker: WorkerProcess, planned: Planned) -> Record:

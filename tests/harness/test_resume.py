@@ -82,6 +82,8 @@ def test_retry_failed_retries_every_status_except_ok(folder: Path) -> None:
         "ok",
     ]
     assert len(file_of(folder).read()) == 7
+    again = measured(folder, retry=lambda record: True, skip=lambda of, earlier: "no checkpoint")
+    assert statuses(again) == ["skipped", "skipped", "skipped", "ok"]  # a skip replaces no result
 
 
 def test_skip_sees_the_new_record_of_a_retried_case(folder: Path, tmp_path: Path) -> None:
