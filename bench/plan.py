@@ -113,12 +113,11 @@ def plan(request: RunRequest, before: Run | None = None) -> Plan:
     adapters_of(request.systems, device, checkpoint)  # reports a wrong name before a missing GPU
     if before and not request.suites:
         known, jobs = worker_launches(), _selected(before, request)
-        for job in jobs:
-            if job.pair not in known:
-                raise UserError(
-                    f"{before.folder}: this version lacks {'/'.join(job.pair)}, so the run cannot continue as a whole; "
-                    "name the systems to continue with --systems, as SYSTEM/BACKEND"
-                )
+        if lost := ", ".join("/".join(job.pair) for job in jobs if job.pair not in known):
+            raise UserError(
+                f"{before.folder}: this version lacks {lost}; name the systems to continue with --systems, "
+                "as SYSTEM/BACKEND"
+            )
         return Plan(request, device, machine, jobs, before.catalogue)
     cases: list[tuple[Suite, list[Planned]]] = []
     for name, systems in _suites(request, device, checkpoint, machine).items():

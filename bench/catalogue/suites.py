@@ -4,31 +4,33 @@ import json
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import TypeAdapter
+from pydantic import PositiveInt, TypeAdapter, ValidationError
 
 from bench.catalogue.systems import ADAPTERS, HEADLINES
 from bench.errors import UserError, unknown
 from harness.measure.interval import FEWEST
-from harness.schema.case import Stored
+from harness.schema.case import PHASES, Stored, one_of
 from harness.schema.catalogue import FigureEntry
+from harness.schema.reason import invalid
 
 
 @dataclass(frozen=True)
 class Panel(Stored):
     """Cases of one phase: all combinations of systems, backends, sizes, batches, contexts, state dtypes and options."""
 
-    phase: str
-    systems: tuple[str, ...]
-    batches: tuple[int, ...]
-    contexts: tuple[int, ...]
+    phase: Annotated[str, one_of(*PHASES)]
+    systems: tuple[Annotated[str, one_of(*(each.system for each in ADAPTERS))], ...]
+    batches: tuple[PositiveInt, ...]
+    contexts: tuple[PositiveInt, ...]
     options: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
     sizes: tuple[str, ...] = ("1.3b",)
-    scope: str = "model"  # or "layer"
+    scope: Annotated[str, one_of("model", "layer")] = "model"
     l2: str = "warm"  # or "cold"
     timing: str = ""  # "" for the default of `cases.timing_of`
     skip_after_oom: bool = False  # whether to skip larger batches and contexts after the first case that does not fit
-    backends: tuple[str, ...] = ()  # () for all
+    backends: tuple[Annotated[str, one_of(*(each.backend for each in ADAPTERS))], ...] = ()  # () for all
     state_dtypes: tuple[str, ...] = ()  # () for the system's own
     dtype: str = ""  # of weights and activations; "" for bfloat16 on a GPU and float32 on a CPU
 
@@ -41,7 +43,7 @@ class Suite(Stored):
     question: str
     panels: tuple[Panel, ...]
     figures: tuple[FigureEntry, ...] = ()
-    device: str = "cuda"  # "" for any device
+    device: Annotated[str, one_of("cuda", "")] = "cuda"  # "" for any device
     min_samples: int = FEWEST  # per case, whatever the time budget
     in_all: bool = True  # whether the group `all` contains it
     budget_s: float = 0.0  # seconds of sampling per case; 0 for BUDGETS_S. A run of several suites uses the highest
@@ -64,7 +66,15 @@ def _sections() -> list[Suite | Group]:
     text = json.dumps(named)
     for word, names in (("headlines", HEADLINES), ("everything", everything)):
         text = text.replace(f'["{word}"]', json.dumps(names))
-    return TypeAdapter(list[Suite | Group]).validate_json(text)
+    return [section(each) for each in json.loads(text)]
+
+
+def section(values: dict[str, object]) -> Suite | Group:
+    """Return a section of `suites.toml`; UserError for a mistake."""
+    try:
+        return TypeAdapter(Group if "suites" in values else Suite).validate_json(json.dumps(values))
+    except ValidationError as error:
+        raise UserError(f"suites.toml: [{values['name']}]: {invalid(error)}") from None
 
 
 _SECTIONS = _sections()

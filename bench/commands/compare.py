@@ -91,10 +91,10 @@ def _show(a: Path, b: Path, fail_on: float | None, markdown: bool) -> comparing.
             "to find a smaller slowdown, measure both commits alternately with `ttt-bench ab`"
         )
     print(views.markdown(found) if markdown else views.text(found), end="", flush=True)
-    empty = not found.counts.keys() - {"gained"}
-    if empty or (found.other_device and fail_on is not None):
-        why = "no case has a result on both sides" if empty else "the devices differ in every case"
-        note(f"the runs cannot be compared: {why}")
+    outcomes = found.counts.keys() - {"gained"}
+    if not outcomes or (fail_on is not None and outcomes <= {"unreliable", *comparing.OTHER_DEVICE}):
+        why = "the devices differ in every case" if found.other_device else "no case is reliable"
+        note(f"the runs cannot be compared: {why if outcomes else 'no case has a result on both sides'}")
         sys.exit(NOT_COMPARABLE)
     return found
 

@@ -134,7 +134,7 @@ class _JobRun:
                 if record.status not in ("ok", "incorrect"):
                     self.slot.refuse_lost_gpu()
                 earlier = before.get(planned.case.key)
-                kept = earlier and (earlier.status == "ok" or (earlier.status, earlier.reason) == ("skipped", record.reason))
+                kept = earlier and (earlier.status == "ok" or earlier.reason == record.reason)
                 if record.status != "skipped" or not kept:  # a skip replaces no result and no equal skip
                     run.record_file(self.job).append(record)
                     records = [each for each in records if each.case.key != planned.case.key] + [record]

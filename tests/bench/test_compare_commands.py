@@ -214,6 +214,9 @@ def test_compare_reports_and_fails_only_with_fail_on(tmp_path, monkeypatch, caps
     printed = capsys.readouterr()
     assert printed.err.startswith("ttt-bench: --fail-on 3%: ")
     assert "`ttt-bench ab`" in printed.err
+    a_run(tmp_path / "busy", 30, cpu={"others_share": 0.9, "idle_share": 0.0})
+    assert ttt_bench(monkeypatch, "compare", "a", "busy", "--fail-on", "5%") == commands.NOT_COMPARABLE
+    assert "no case is reliable" in capsys.readouterr().err
 
 
 def test_another_gpu_has_ratios_and_nothing_to_fail_on(tmp_path, monkeypatch, capsys):

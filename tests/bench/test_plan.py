@@ -9,8 +9,9 @@ import pytest
 from bench import plan
 from bench.cases import adapters_of, ordered_jobs, suite_cases, timing_of
 from bench.catalogue import CATALOGUE, OPTION_DEFAULTS
-from bench.catalogue.suites import GROUPS, SUITES, Panel, Suite, find_suite
+from bench.catalogue.suites import GROUPS, SUITES, Panel, Suite, find_suite, section
 from bench.catalogue.systems import ADAPTERS
+from bench.errors import UserError
 from bench.memory import larger_than_memory, skip_reason, smaller_too_large
 from bench.models.config import SIZES
 from bench.request import RunRequest
@@ -31,17 +32,27 @@ def adapter(label):
     return next(each for each in ADAPTERS if each.label == label)
 
 
-def test_suites_name_only_known_systems_backends_and_sizes():
-    assert len({suite.name for suite in SUITES}) == len(SUITES)
+def test_suites_name_only_known_sizes_backends_metrics_and_axes():
     for suite in SUITES:
-        for panel in suite.panels:
-            assert set(panel.systems) <= {each.system for each in ADAPTERS}, suite.name
-            assert set(panel.backends) <= {each.backend for each in ADAPTERS}, suite.name
-            assert set(panel.sizes) <= set(SIZES), suite.name
+        assert {size for panel in suite.panels for size in panel.sizes} <= set(SIZES), suite.name
         for labels in (*(figure.primary for figure in suite.figures), *(group.systems for group in GROUPS.values())):
             assert set(labels) <= {each.label for each in ADAPTERS}, suite.name
     entries = tuple(plan.suite_entry(suite, (), {"gpu": None}) for suite in SUITES)
     replace(CATALOGUE, suites=entries)  # raises ValueError for an unknown metric or axis
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"systems": ["ttt-linaer"]}, r"systems.0: .*ttt-linear.*not 'ttt-linaer'"),
+        ({"batches": [0]}, "batches.0: Input should be greater than 0, not 0"),
+        ({"batch": [1]}, "batch: Unexpected keyword argument"),
+    ],
+)
+def test_a_mistake_in_a_suite_is_one_sentence(changes, words):
+    panel = {"phase": "forward", "systems": ["ttt-linear"], "batches": [1], "contexts": [64]}
+    with pytest.raises(UserError, match=rf"^suites.toml: \[s\]: panels.0.{words}"):
+        section({"name": "s", "question": "?", "panels": [panel | changes]})
 
 
 @pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.name)
