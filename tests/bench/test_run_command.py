@@ -61,6 +61,7 @@ def test_a_run_leaves_a_folder_with_records_that_the_table_shows(measured):
     assert done.returncode == 0, done.stderr
     assert "2 ok" in done.stdout
     assert sorted(path.name for path in (folder / "out").iterdir()) == ["records", "run.json"]
+    assert "to continue" not in called("status", "out", cwd=folder).stdout
     printed = ttt_bench("table", folder / "out", "--csv", "--columns", "all", cwd=folder)
     rows = list(csv.DictReader(io.StringIO(printed.stdout)))
     assert {row["phase"] for row in rows} == {"forward", "generate"}
@@ -292,12 +293,9 @@ def test_a_dry_run_for_several_gpus_or_slurm_estimates_the_time_on_one(tmp_path)
     assert others == [one, one]
 
 
-def test_a_group_has_its_own_systems(tmp_path):
+def test_a_group_has_its_own_systems_but_a_suite_next_to_it_has_all(tmp_path):
     line = last_line("paper", "dual-vs-primal", "--device", "cuda", "--dry-run", cwd=tmp_path)
     assert line.startswith("168 cases in 9 jobs: ")
-
-
-def test_a_suite_next_to_its_group_has_all_systems(tmp_path):
     lines = [
         last_line(*suites, "--device", "cuda", "--dry-run", cwd=tmp_path)
         for suites in (("paper", "fig20-throughput"), ("fig20-throughput", "paper"))
