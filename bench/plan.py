@@ -114,10 +114,7 @@ def plan(request: RunRequest, before: Run | None = None) -> Plan:
     if before and not request.suites:
         known, jobs = worker_launches(), _selected(before, request)
         if lost := ", ".join("/".join(job.pair) for job in jobs if job.pair not in known):
-            raise UserError(
-                f"{before.folder}: this version lacks {lost}; name the systems to continue with --systems, "
-                "as SYSTEM/BACKEND"
-            )
+            raise UserError(f"{before.folder}: this version lacks {lost}; name the systems to continue with --systems")
         return Plan(request, device, machine, jobs, before.catalogue)
     cases: list[tuple[Suite, list[Planned]]] = []
     for name, systems in _suites(request, device, checkpoint, machine).items():

@@ -84,7 +84,9 @@ class RunRequest(BaseModel):
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
             if name not in ("command", "sides", "suites") and value != field.default:
-                found += [option_of(name)] if value is True else [option_of(name), _formatted(value)]
+                text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+                text = f"{value:g}" if isinstance(value, float) else text
+                found += [option_of(name)] if value is True else [option_of(name), text]
         return found
 
     def published(self) -> "RunRequest":
@@ -110,12 +112,6 @@ class RunRequest(BaseModel):
 def option_of(name: str) -> str:
     """Return the command-line option that sets a field of `RunRequest`."""
     return _OPTIONS.get(name, f"--{name}")
-
-
-def _formatted(value: Any) -> str:
-    if isinstance(value, tuple):
-        return ",".join(map(str, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def split_list(option: str, text: str | None) -> tuple[str, ...]:
