@@ -8,12 +8,16 @@ from typing import Annotated
 
 from pydantic import PositiveInt, TypeAdapter, ValidationError
 
+from bench.catalogue import CATALOGUE
 from bench.catalogue.systems import ADAPTERS, HEADLINES
 from bench.errors import UserError, unknown
+from bench.models.config import SIZES
 from harness.measure.interval import FEWEST
 from harness.schema.case import PHASES, Stored, one_of
 from harness.schema.catalogue import FigureEntry
 from harness.schema.reason import invalid
+
+Option = Annotated[str, one_of(*(axis.name for axis in CATALOGUE.axes))]
 
 
 @dataclass(frozen=True)
@@ -24,8 +28,8 @@ class Panel(Stored):
     systems: tuple[Annotated[str, one_of(*(each.system for each in ADAPTERS))], ...]
     batches: tuple[PositiveInt, ...]
     contexts: tuple[PositiveInt, ...]
-    options: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
-    sizes: tuple[str, ...] = ("1.3b",)
+    options: dict[Option, tuple[str | int, ...]] = field(default_factory=dict)
+    sizes: tuple[Annotated[str, one_of(*SIZES)], ...] = ("1.3b",)
     scope: Annotated[str, one_of("model", "layer")] = "model"
     l2: str = "warm"  # or "cold"
     timing: str = ""  # "" for the default of `cases.timing_of`

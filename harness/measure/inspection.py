@@ -1,8 +1,7 @@
 """Check that the timed call does the case's work: outputs must depend on fresh inputs.
 
-Between samples the inputs are refilled at random. After the last sample the outputs are set to NaN, the call runs again,
-and its outputs are compared with the reference (`Workload.timed_check`).
-These checks find mistakes, not an adapter that cheats on purpose.
+Between samples, the inputs are refilled at random. At the end, the outputs are set to NaN, computed again and compared
+with the reference (`Workload.timed_check`). These checks find mistakes, not an adapter that cheats on purpose.
 If a workload has no `inputs` or no `timed_check`, the checks that need them are omitted, and the record notes it.
 """
 
