@@ -3,7 +3,6 @@
 Shapes: B sequences, T tokens per sequence, V entries of the vocabulary.
 """
 
-import time
 from collections import deque
 from collections.abc import Callable, Collection
 from itertools import groupby, pairwise
@@ -360,7 +359,7 @@ class Request(PhaseWork):
     @torch.inference_mode()
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the logits [B, V] of the last step, and the tokens [steps, B] that the steps read."""
-        moments = [time.perf_counter()]
+        moments = [token_times.now()]
         with nvtx_range("forward"):
             self._read_prompt()
             self._on_host.send(0, self._next)

@@ -64,11 +64,15 @@ class TokensOnHost:
         if self._events:
             self._events[row].record()
         else:
-            self._at[row] = time.perf_counter()
+            self._at[row] = now()
 
     def arrived(self, row: int) -> float:
-        """Wait until row `row` is on the host; return its arrival in seconds on the clock `time.perf_counter`."""
+        """Wait until row `row` is on the host; return its arrival in seconds on the clock of `now`."""
         if not self._events:
             return self._at[row]
         self._events[row].synchronize()
-        return time.perf_counter()
+        return now()
+
+
+def now() -> float:
+    return time.perf_counter()
