@@ -37,5 +37,5 @@ def status(out: Path) -> None:
         print(f"Slurm job {submitted}: {unknown or counts or 'ended'}")
     if rows and not holder:
         last = run.file.requests[-1].request if run.file.requests else {}  # {} in a run of version 0.1
-        command = RunRequest.stored(last).resume_command(out) if last and last.get("command") != "ab" else ""
+        command = RunRequest.stored(last).resume_command(out, "lost") if last and last.get("command") != "ab" else ""
         print("this run is not running" + (f"; to continue:\n  {command}" if command else ""))

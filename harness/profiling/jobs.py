@@ -1,4 +1,4 @@
-"""Profile the cases of a run's jobs: first the times of all cases, then hardware counters."""
+"""Profile a run's jobs: first all times (Nsight Systems or Kineto), then counters, "ratios" (Nsight Compute)."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

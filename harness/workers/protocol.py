@@ -13,6 +13,7 @@ must not run another case. "fresh" is true if the case needs a new process, and 
 """
 
 import json
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -61,7 +62,6 @@ def pop_answer(buffer: bytearray) -> dict[str, Any] | None:
         line = bytes(buffer[:end])
         del buffer[: end + 1]
         with suppress(ValueError):
-            answer = json.loads(line[line.find(b"{") :])  # a message before it may have no newline
-            if isinstance(answer, dict):
-                return answer
+            if answer := re.search(rb'\{"(reason|record|fresh)":.*', line):  # a message before it may have no newline
+                return dict(json.loads(answer[0]))
     return None

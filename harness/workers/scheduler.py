@@ -134,8 +134,8 @@ class _JobRun:
                 if record.status not in ("ok", "incorrect"):
                     self.slot.refuse_lost_gpu()
                 earlier = before.get(planned.case.key)
-                kept = earlier and (earlier.status == "ok" or earlier.reason == record.reason)
-                if record.status != "skipped" or not kept:  # a skip replaces no result and no equal skip
+                same = earlier and (earlier.status, earlier.reason) == ("skipped", record.reason)
+                if record.status != "skipped" or not (same or (earlier and earlier.status == "ok")):
                     run.record_file(self.job).append(record)
                     records = [each for each in records if each.case.key != planned.case.key] + [record]
                 self.emit("record", planned=planned, record=record, slot=name)

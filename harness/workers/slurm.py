@@ -123,9 +123,9 @@ class Task:
     def here(cls, environment: Mapping[str, str] = os.environ) -> "Task | None":
         """Return this process's task; None outside of a Slurm job. SlurmError if the array is no range."""
         array = environment.get("SLURM_ARRAY_JOB_ID") or environment.get("SLURM_JOB_ID")
-        index, first = (int(environment.get(f"SLURM_ARRAY_TASK_{name}", "0")) for name in ("ID", "MIN"))
+        index, first, last = (int(environment.get(f"SLURM_ARRAY_TASK_{name}", "0")) for name in ("ID", "MIN", "MAX"))
         number, count = index - first, int(environment.get("SLURM_ARRAY_TASK_COUNT", "1"))
-        if number >= count:  # another task could have the same jobs
+        if last - first + 1 != count:  # tasks could have the same jobs
             raise SlurmError(f"--array of {count} tasks: is no range; submit the script with one, as 0-{count - 1}")
         return cls(array, number, count) if array else None
 

@@ -257,11 +257,8 @@ def best_standing(view: View) -> Standing | None:
     labels = view.labels(view.comparable, view.shared_settings)
     tops = [(max(view.points(line), key=lambda point: point.value), line) for line in view.compared]
     tops.sort(key=lambda top: -top[0].value)
-    ranks = [
-        (point, labels[line.name])
-        for point, line in tops
-        if view.figure.along or max(view.started[line.name]) >= tops[0][0].x
-    ]
+    along = view.figure.along
+    ranks = [(top, labels[line.name]) for top, line in tops if along or max(view.started[line.name]) >= tops[0][0].x]
     return view.standing(ranks[0][0].x, ranks) if len(ranks) > 1 else None
 
 

@@ -235,10 +235,10 @@ def test_the_command_to_continue_has_the_cases_of_the_run(tmp_path, interrupted)
     again = called(*shlex.split(hint)[1:], cwd=tmp_path)
     assert Run.open(folder).jobs == planned
     assert again.stderr.splitlines()[-1].partition("to continue: ")[2] == hint
-    done = called("status", "a folder/out", cwd=tmp_path)
-    assert done.stdout.splitlines()[-2:] == ["this run is not running; to continue:", f"  {hint}"]
     retry = ["run", "--phase", "forward", "--out", "a folder/out", "--retry", "flagged"]
     assert called(*retry, cwd=tmp_path).stderr.endswith(f"to continue: {shlex.join(['ttt-bench', *retry])}\n")
+    done = called("status", "a folder/out", cwd=tmp_path)
+    assert done.stdout.splitlines()[-2:] == ["this run is not running; to continue:", f"  {hint}"]
 
 
 def test_a_run_of_an_unknown_system_is_not_continued(measured, tmp_path):

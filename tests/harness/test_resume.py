@@ -83,7 +83,7 @@ def test_retry_failed_retries_every_status_except_ok(folder: Path) -> None:
     ]
     assert len(file_of(folder).read()) == 7
     again = measured(folder, retry=lambda record: True, skip=lambda of, earlier: "no checkpoint")
-    assert statuses(again) == ["skipped", "skipped", "skipped", "ok"]  # a skip replaces no result
+    assert statuses(again) == ["skipped", "skipped", "skipped", "ok"]  # a skip replaces no "ok"
 
 
 def test_skip_sees_the_new_record_of_a_retried_case(folder: Path, tmp_path: Path) -> None:

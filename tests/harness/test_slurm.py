@@ -44,19 +44,14 @@ def test_tasks_share_all_jobs_of_the_run(folder: Path) -> None:
     assert (folder / JOB).read_text() == "77"  # other tasks of the job may still wait
 
 
-@pytest.mark.parametrize(
-    ("env", "task"),
-    [
-        ({}, None),
-        ({"SLURM_JOB_ID": "80"}, Task("80", 0, 1)),
-        ({"SLURM_JOB_ID": "80", "ARRAY_JOB_ID": "77", "ARRAY_TASK_ID": "3", "ARRAY_TASK_COUNT": "4"}, Task("77", 3, 4)),
-        ({"ARRAY_JOB_ID": "77", "ARRAY_TASK_ID": "5", "ARRAY_TASK_MIN": "5"}, Task("77", 0, 1)),
-    ],
-)
-def test_slurms_variables_name_the_task(env: dict[str, str], task: Task | None) -> None:
-    assert Task.here({f"SLURM_{name.removeprefix('SLURM_')}": value for name, value in env.items()}) == task
-    with pytest.raises(slurm.SlurmError, match="--array of 2 tasks: is no range"):
-        Task.here({"SLURM_ARRAY_JOB_ID": "77"} | {f"SLURM_ARRAY_TASK_{name}": "2" for name in ("ID", "COUNT")})
+@pytest.mark.parametrize(("index", "first", "task"), [(3, 0, Task("77", 3, 4)), (5, 5, Task("77", 0, 1))])
+def test_slurms_variables_name_the_task(index: int, first: int, task: Task) -> None:
+    assert (Task.here({}), Task.here({"SLURM_JOB_ID": "80"})) == (None, Task("80", 0, 1))
+    array = {"ID": index, "MIN": first, "MAX": first + task.count - 1, "COUNT": task.count}
+    own = {f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in array.items()}
+    assert Task.here({"SLURM_JOB_ID": "80", "SLURM_ARRAY_JOB_ID": "77"} | own) == task
+    with pytest.raises(slurm.SlurmError, match="--array of 9 tasks: is no range"):
+        Task.here({"SLURM_ARRAY_JOB_ID": "77"} | own | {"SLURM_ARRAY_TASK_COUNT": "9"})
 
 
 def test_tasks_and_a_single_run_exclude_each_other(folder: Path) -> None:

@@ -26,6 +26,7 @@ from dataclasses import replace
 from typing import Any
 
 from tk_kernels.checks import check_choice
+from tk_kernels.edges import few_rows
 from tk_kernels.generate.common import (
     available,
     columns,
@@ -55,8 +56,8 @@ from tk_kernels.ttt_mlp.reference import MLP
 __all__ = ["GenerateState", "available", "generate_step"]
 
 MAX_HEAD_DIM_IN_REGISTERS = 64  # the largest head dimension whose weights fit the registers of a program
-MAX_TUNED_MINI_BATCH = 32  # for larger ones, tuned settings take over 99 KB of shared memory
-WIDE = Tuning(warps=8, block=32)  # settings for wider heads and larger mini-batches
+WIDE = Tuning(warps=8, block=32)  # settings for wider heads
+TUNED_BYTES = 102_400  # shared memory that a block needs with tuned settings for mini-batches over 32
 
 
 class GenerateState(StepState):
@@ -73,8 +74,9 @@ class GenerateState(StepState):
     sm90_widths = (256, 64)
 
     def default_launch(self) -> Tuning:
-        wide = self.biases()[1].shape[2] > MAX_HEAD_DIM_IN_REGISTERS or self.mini_batch > MAX_TUNED_MINI_BATCH
-        launch = WIDE if wide else super().default_launch()
+        bias = self.biases()[1]
+        fits = self.mini_batch <= 32 or not bias.is_cuda or few_rows.shared_bytes(bias.device) >= TUNED_BYTES
+        launch = super().default_launch() if fits and bias.shape[2] <= MAX_HEAD_DIM_IN_REGISTERS else WIDE
         return replace(launch, matrix=False, registers=0) if launch.matrix and not compiles_narrow_dots() else launch
 
     def kernel(self, launch: Tuning) -> tuple[Any, dict[str, Any]]:
@@ -182,7 +184,7 @@ def _dual(
 
 @jit
 def sum_columns(w, x, MATRIX: tl.constexpr, DOT: tl.constexpr):
-    """Return w @ x [M] in float32, for w [M, N], x [N]. With MATRIX, w is rounded to DOT."""
+    """Return w @ x [M] in float32, for w [M, N], x [N]. With MATRIX, only w is rounded to DOT: `columns` splits x."""
     return tl.sum(tl.dot(w.to(DOT), columns(x, 0, DOT)), 1) if MATRIX else tl.sum(to_float32_again(w) * x[None, :], 1)
 
 
