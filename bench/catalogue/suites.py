@@ -65,7 +65,7 @@ class Group(Stored):
 
 def _sections() -> list[Suite | Group]:
     text = (Path(__file__).parent / "suites.toml").read_text(encoding="utf-8")
-    named = [{"name": name, **section} for name, section in tomllib.loads(text).items()]
+    named = [{"name": name, **fields} for name, fields in tomllib.loads(text).items()]
     everything = [each["name"] for each in named if "panels" in each and each.get("in_all", True)]
     text = json.dumps(named)
     for word, names in (("headlines", HEADLINES), ("everything", everything)):

@@ -64,11 +64,9 @@ class Profiler:
 
     def pending(self, job: Job) -> tuple[Planned, ...]:
         """Return the job's cases to profile; with `resume`, without those whose profile is complete."""
-
-        def is_done(found: Profile | None) -> bool:
-            return bool(found and (not self.tools.ratios or any(kernel.counters for kernel in found.kernels)))
-
-        return tuple(planned for planned in job.cases if not is_done(self.timed_profile(planned)))
+        found = [(planned, self.timed_profile(planned)) for planned in job.cases]
+        ratios = self.tools.ratios
+        return tuple(p for p, each in found if not each or (ratios and not any(k.counters for k in each.kernels)))
 
     def timed_profile(self, planned: Planned) -> Profile | None:
         """With `resume`, return the case's stored profile if it has times; otherwise None."""

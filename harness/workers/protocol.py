@@ -62,6 +62,8 @@ def pop_answer(buffer: bytearray) -> dict[str, Any] | None:
         line = bytes(buffer[:end])
         del buffer[: end + 1]
         with suppress(ValueError):
-            if answer := re.search(rb'\{"(reason|record|fresh)":.*', line):  # a message before it may have no newline
-                return dict(json.loads(answer[0]))
+            found = re.search(rb'\{"(reason|record|fresh)":.*', line)  # a message before it may have no newline
+            answer = json.loads(found[0] if found else line)
+            if isinstance(answer, dict):
+                return answer
     return None
