@@ -74,9 +74,8 @@ class CallChecker:
 
         clock: the clock that timed `run`. sample_ms: the median sample's duration; samples with new inputs must not
             always take far longer, as they do if a cache serves repeated inputs.
-        Before the call, the outputs of the previous call are set to NaN.
-        If early tokens can be replaced (in an input with a token axis, or by `Workload.renews_past`), a second call has
-        other ones. The outputs of each sequence with new early tokens must then change.
+        The previous outputs are first set to NaN. If early tokens can be replaced (in an input with a token axis, or by
+        `Workload.renews_past`), a second call replaces them. The outputs of each sequence with new ones must change.
         """
         if self._refilled:
             self._check_outputs()

@@ -321,8 +321,11 @@ MISTAKES: tuple[tuple[type[Any], Case, str], ...] = (
     (StateReset, in_bfloat16("mamba", "generate"), EARLY),
     (StateReset, in_bfloat16("ttt-linear", "generate"), EARLY),
     (TokenLookup, in_bfloat16("mamba", "generate"), EARLY),
+    (TokenLookup, in_bfloat16("ttt-mlp", "generate"), EARLY),
+    (TokenLookup, in_bfloat16("transformer", "generate"), EARLY),
     (Last64Tokens, in_bfloat16("mamba", "forward"), EARLY),
     (Last64Tokens, in_bfloat16("ttt-linear", "forward"), EARLY),
+    (Last64Tokens, in_bfloat16("ttt-mlp", "forward"), EARLY),
     (Last66Tokens, in_bfloat16("mamba", "forward"), SLOPE),
     (Int8Weights, in_bfloat16("mamba", "forward"), WRONG),
     (Int8Weights, in_bfloat16("transformer", "forward"), WRONG),
@@ -331,6 +334,7 @@ MISTAKES: tuple[tuple[type[Any], Case, str], ...] = (
     (OneSequenceWrong, in_bfloat16("transformer", "forward"), WRONG),
     (OneSequenceWrong, in_bfloat16("ttt-linear", "generate"), WRONG),
     (OneSequenceWrong, STAGGERED, WRONG),
+    (OneSequenceWrong, in_bfloat16("mamba", "generate"), WRONG),
     (OneSequenceWrong, in_bfloat16("transformer", "request"), WRONG),
 )
 

@@ -29,6 +29,8 @@ def test_a_terminal_without_an_arrow_shows_a_question_mark(tmp_path):
         (["run", "quick", "--systems", "gpt"], ["gpt", "there are ttt-linear, ttt-mlp, transformer", "SYSTEM/BACKEND"]),
         (["run", "quick", "--batch", "0"], ["--batch 0: must be greater than or equal to 1"]),
         (["run", "quick", "-o", "a", "--out=b", "--dry-run"], ["--out is given twice"]),
+        (["run", "quick", "--context", "many"], ["--context many: must be a valid integer"]),
+        (["run", "quick", "--time-limit", "0"], ["--time-limit 0.0: must be greater than 0"]),
         (["run", "quick", "--budget", "inf"], ["--budget inf: must be less than or equal to 86400"]),
         (["run", "quick", "--phase", "decode"], ["--phase decode: must be 'forward', 'generate' or 'request'"]),
         (
