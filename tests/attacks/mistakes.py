@@ -316,7 +316,7 @@ MISTAKES: tuple[tuple[type[Any], Case, str], ...] = (
     (NotANumber, PROMPT, "outputs_not_finite"),
     (NotANumberWhileTimed, PROMPT, "outputs_not_finite_while_timed"),
     (SmallerModelTimed, PROMPT, "timed_error"),
-    (InventedSamples, PROMPT, "lower_bound_over_shortest_sample"),
+    (InventedSamples, PROMPT, "lower_bound_over_median"),
     (NoOutputs, PROMPT, "outputs_that_are_no_tensors"),
     (StateReset, in_bfloat16("mamba", "generate"), EARLY),
     (StateReset, in_bfloat16("ttt-linear", "generate"), EARLY),

@@ -28,6 +28,13 @@ def test_the_bound_is_the_longer_of_bytes_and_flops() -> None:
         assert [bool(lower_bound_check(workload, [9e3, ms])) for ms in (490.0, 510.0)] == [True, False]
 
 
+def test_a_short_interval_of_an_engine_may_follow_a_long_one() -> None:
+    known: dict[str, float | None] = {"flops": 1e12, "product_tflops": 1.0}  # 1 s
+    engine = Workload(run=print, metrics=known, engine_samples=lambda: iter(()))
+    assert not lower_bound_check(engine, [1700.0, 300.0, 1010.0])
+    assert lower_bound_check(engine, [1700.0, 300.0, 490.0])
+
+
 @pytest.mark.parametrize("flops", [float("inf"), float("nan"), None])
 def test_unknown_flops_leave_the_bound_of_bytes(flops: float | None) -> None:
     known = {"flops": flops, "bytes": 1e10, "product_tflops": 1.0, "copy_gbs": 10.0}
