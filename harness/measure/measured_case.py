@@ -176,6 +176,7 @@ class CaseRun:
         self._after = _machine_after(workload, gpu)  # before the GPU is idle or checks the outputs
         calls = clock.launches * workload.units
         self._fields |= vars(timing) | {"calls": calls, "settings": workload.settings}
+        self._fields["samples_ms"] = [float(f"{ms:.7g}") for ms in timing.samples_ms]  # further digits are noise
         self._fields["peak_memory_bytes"] = peak_bytes(workload.device) - clock.own_bytes
         if workload.measured is not None:
             self._fields["metrics"] |= workload.measured(len(timing.samples_ms) * clock.launches)

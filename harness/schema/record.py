@@ -88,7 +88,7 @@ class Record:
 
     repeat: number of the repeat, from 0; each repeat measures the case in a fresh process.
     status: one of `STATUSES`, explained in harness/README.md. All except "ok" have a reason and no samples.
-    samples_ms: raw samples in milliseconds per unit of work, such as a generate step.
+    samples_ms: raw samples in milliseconds per unit of work, such as a generate step, with seven digits.
     throttled: for each sample, whether the GPU was throttled.
     calls: units of work in one sample. tokens: tokens of one unit, over all sequences.
     stop: why sampling ended: "interval" (the median was precise), "budget" (of time) or "count" (of samples).

@@ -69,9 +69,9 @@ def test_an_invalid_result_is_named() -> None:
         CaseRun(case(), QUICK).record(Counting(tokens=1.5))
 
 
-def test_engine_samples_stay_as_they_are() -> None:
+def test_engine_samples_have_seven_digits() -> None:
     record = CaseRun(case("engine", timing="graph"), QUICK).record(Fake())
-    assert (record.samples_ms, record.stop) == ([1.0, 2.0, 3.0], "budget")
+    assert (record.samples_ms, record.stop) == ([1.234568, 2.469136, 3.703704], "budget")
 
 
 def test_a_record_has_the_time_of_each_stage() -> None:
