@@ -156,6 +156,7 @@ class Fla(TunedLanguageModel):
     """
 
     packages = ("flash-linear-attention", "triton")
+    # No request: the package allocates a new state at every step, which a CUDA graph cannot replay.
     phases: ClassVar[dict[str, type[PhaseWork]]] = {"forward": FlaForward, "generate": FlaGenerate}
     prompt_tokens = 1
     check_prompt = 100  # longer than one chunk, and not a multiple of it
@@ -171,8 +172,6 @@ class Fla(TunedLanguageModel):
     def build(self, case: Case) -> Workload:
         if case.option("scope", "model") == "layer":
             return FlaLayerAdapter().build(case)
-        if case.phase == "request":
-            raise Skip("flash-linear-attention allocates a new state at every step, which a CUDA graph cannot replay")
         return super().build(case)
 
     def load(self, case: Case) -> FlaModel:
