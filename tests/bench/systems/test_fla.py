@@ -20,7 +20,6 @@ from harness.schema.policy import Policy
 from harness.schema.work import EDGES, SCAN, Work
 
 CASE = Case("gated-deltanet", "fla", "1.3b", "generate", 3, 16, dtype="float32", timing="graph")
-LAYER = Case("kda", "fla", "1.3b", "forward", 2, 80, dtype="float32", options=(("scope", "layer"),))
 
 
 class Cache:
