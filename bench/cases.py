@@ -125,13 +125,12 @@ def ordered_jobs(cases: Iterable[Planned]) -> tuple[Job, ...]:
 
 
 def _by_model(cases: Sequence[Planned]) -> list[Planned]:
-    engine = any(each.case.timing == "engine" for each in cases)
     groups: dict[tuple, list[Planned]] = {}
     for each in cases:
         case = each.case
-        phase = case.phase if engine else ""  # another phase may restart the engine
-        groups.setdefault((case.size, case.dtype, case.state_dtype, case.options, phase), []).append(each)
-    return [each for group in groups.values() for each in group]
+        groups.setdefault((case.size, case.dtype, case.state_dtype, case.options), []).append(each)
+    # by phase, because another phase may restart an engine
+    return [each for group in groups.values() for each in sorted(group, key=lambda planned: planned.case.phase)]
 
 
 def with_keys(jobs: Iterable[Job], keys: Container[str]) -> list[Job]:

@@ -49,7 +49,6 @@ class Suite(Stored):
     figures: tuple[FigureEntry, ...] = ()
     device: Annotated[str, one_of("cuda", "")] = "cuda"  # "" for any device
     min_samples: int = FEWEST  # per case, whatever the time budget
-    in_all: bool = True  # whether the group `all` contains it
     budget_s: float = 0.0  # seconds of sampling per case; 0 for BUDGETS_S. A run of several suites uses the highest
 
 
@@ -65,12 +64,8 @@ class Group(Stored):
 
 def _sections() -> list[Suite | Group]:
     text = (Path(__file__).parent / "suites.toml").read_text(encoding="utf-8")
-    named = [{"name": name, **fields} for name, fields in tomllib.loads(text).items()]
-    everything = [each["name"] for each in named if "panels" in each and each.get("in_all", True)]
-    text = json.dumps(named)
-    for word, names in (("headlines", HEADLINES), ("everything", everything)):
-        text = text.replace(f'["{word}"]', json.dumps(names))
-    return [section(each) for each in json.loads(text)]
+    named = tomllib.loads(text.replace('["headlines"]', json.dumps(HEADLINES)))
+    return [section({"name": name, **fields}) for name, fields in named.items()]
 
 
 def section(values: dict[str, object]) -> Suite | Group:

@@ -74,7 +74,8 @@ class TTTConfig:
         for name in ("base_lr", "rope_theta", "norm_eps"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} {getattr(self, name)}: must be a positive number")
-        _require_even_heads(self.width, self.heads)
+        if self.heads < 1 or self.width % self.heads or self.head_dim % 2:
+            raise ConfigError(f"width {self.width} with {self.heads} heads: the head dimension must be an even integer")
 
     @property
     def head_dim(self) -> int:
@@ -101,9 +102,6 @@ class TransformerConfig:
     heads: int
     kv_heads: int
     vocabulary: int = VOCABULARY
-
-    def __post_init__(self) -> None:
-        _require_even_heads(self.width, self.heads)
 
     @property
     def head_dim(self) -> int:
@@ -242,8 +240,3 @@ def _ttt_extra(config: TTTConfig) -> int:
 def _require_one_of(what: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ConfigError(f"{what} {value}: unknown; there are {', '.join(known)}")
-
-
-def _require_even_heads(width: int, heads: int) -> None:
-    if heads < 1 or width % heads or width // heads % 2:
-        raise ConfigError(f"width {width} with {heads} heads: heads must divide it into an even head dimension")

@@ -26,12 +26,10 @@ class LanguageModel:
     """Base class of adapters that time and check a language model in PyTorch.
 
     The model has the interface of `bench.models.base.CausalLM`. phases: for each phase, the class that runs it.
-    prompt_tokens: number of tokens read before the generate steps; None if the steps start at position `context`.
     """
 
     packages: tuple[str, ...] = ()
     phases: ClassVar[dict[str, type[PhaseWork]]] = {"forward": Forward, "generate": Generate, "request": Request}
-    prompt_tokens: int | None = 0
     form = "dual"  # for the generate steps of a TTT model
     check_prompt = CHECK_PROMPT
 
@@ -57,8 +55,6 @@ class LanguageModel:
         enable_layer_ranges(device() == "cuda")  # NVTX ranges; they slow runs on a CPU
         phase = self.phases[case.phase](self, model, case)
         self.prepare_kernels(phase)
-        read = self.prompt_tokens if case.phase == "generate" else None
-        prompt = {} if read is None else {"prompt_tokens": str(read)}
         facts = model_facts.facts_of(model.weights(), model.head.shape[0])
         work = model_work(self.cost_config(model), facts.parameters, case, self.form)
         state = (
@@ -77,7 +73,7 @@ class LanguageModel:
             measured=phase.measured,
             metrics=facts.metrics() | total(work).metrics() | state | peaks,
             work=work,
-            settings=facts.settings() | self.settings(case) | prompt | phase.settings,
+            settings=facts.settings() | self.settings(case) | phase.settings,
         )
 
     def prepare_kernels(self, work: PhaseWork) -> None:

@@ -237,6 +237,7 @@ class Generate(PhaseWork):
 
     def prepare(self) -> None:
         self.state = self.model.init_generate_state(self.case.batch, self.case.context + self.units)
+        self.settings = {"prompt_tokens": "0"}
         batch, positions = self.case.batch, self.case.option("positions")
         if positions == "staggered":
             self._ahead = [row * self.units // batch for row in range(batch)]

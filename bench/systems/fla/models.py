@@ -110,6 +110,7 @@ class FlaGenerate(FlaWork, Generate):
     renews_past = False  # a CUDA graph starts at the tensors of its capture
 
     def prepare(self) -> None:
+        self.settings = {"prompt_tokens": "1"}
         self.ids = random_ids(self.model, self.case.batch)
         self._before = random_ids(self.model, self.case.batch)
         compile_ahead(self.restart)
@@ -156,8 +157,8 @@ class Fla(TunedLanguageModel):
     """
 
     packages = ("flash-linear-attention", "triton")
+    # No request: the package allocates a new state at every step, which a CUDA graph cannot replay.
     phases: ClassVar[dict[str, type[PhaseWork]]] = {"forward": FlaForward, "generate": FlaGenerate}
-    prompt_tokens = 1
     check_prompt = 100  # longer than one chunk, and not a multiple of it
     classes: ClassVar[tuple[str, str]]
     shape: ClassVar[dict[str, Any]]
@@ -171,8 +172,6 @@ class Fla(TunedLanguageModel):
     def build(self, case: Case) -> Workload:
         if case.option("scope", "model") == "layer":
             return FlaLayerAdapter().build(case)
-        if case.phase == "request":
-            raise Skip("flash-linear-attention allocates a new state at every step, which a CUDA graph cannot replay")
         return super().build(case)
 
     def load(self, case: Case) -> FlaModel:

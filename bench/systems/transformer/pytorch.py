@@ -15,6 +15,7 @@ class TransformerGenerate(Generate):
 
     def prepare(self) -> None:
         super().prepare()
+        self.settings = {}  # no prompt_tokens: steps start at position `context`
         self.state.cache.normal_()  # random keys and values
 
     def restart(self) -> None:
@@ -45,7 +46,6 @@ class TorchTransformer(LanguageModel):
     """Adapter of the systems transformer/torch and transformer-gqa/torch."""
 
     phases: ClassVar[dict[str, type[PhaseWork]]] = LanguageModel.phases | {"generate": TransformerGenerate}
-    prompt_tokens = None
 
     def settings(self, case: Case) -> dict[str, str]:
         return {**super().settings(case), "attention": "SDPA's choice"}
