@@ -1,4 +1,4 @@
-"""Reasons to skip a case: memory, a failed smaller case, no checkpoint."""
+"""Reasons to skip a case: memory, a failed smaller case, no checkpoint, an ignored option."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,16 +19,24 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
     """Return why the scheduler skips a case, or "" to run it.
 
     earlier: the job's records so far. memory_bytes: the device's memory; None if unknown.
-    A case is skipped if its checkpoint is not registered, or if its weights and states exceed `memory_bytes`.
-    With `planned.skip_after_oom`, the smallest such case still runs, to show where memory ends; larger cases are
-    skipped (`smaller_too_large`).
+    A case is skipped if its checkpoint is not registered, or if it sets positions=staggered without effect.
+    A case is also skipped if its weights and states exceed `memory_bytes`. With `planned.skip_after_oom`, the smallest
+    such case still runs, to show where memory ends; larger cases are skipped (`smaller_too_large`).
     """
-    if why := checkpoint_missing(planned.case):
+    if why := checkpoint_missing(planned.case) or staggered_ignored(planned.case):
         return why
     skipped = any(each.status == "skipped" and _smaller_axis(each.case, planned.case) for each in earlier)
     shows_end = planned.skip_after_oom and planned.case.option("scope", "model") == "model" and not skipped
     too_large = larger_than_memory(planned.case, memory_bytes) if memory_bytes and not shows_end else ""
     return smaller_too_large(planned, earlier) or too_large
+
+
+def staggered_ignored(case: Case) -> str:
+    """Return why a case that sets positions=staggered ignores it; "" for all other cases."""
+    steps = case.phase == "generate" and case.timing != "engine" and case.option("scope", "model") == "model"
+    if case.option("positions") != "staggered" or (steps and case.system in ("ttt-linear", "ttt-mlp")):
+        return ""
+    return f"{case.system_backend} ignores positions=staggered; generate steps of whole TTT models outside vLLM do not"
 
 
 def smaller_too_large(planned: Planned, earlier: Iterable[Record]) -> str:

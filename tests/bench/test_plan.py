@@ -233,6 +233,27 @@ def test_larger_batches_are_skipped_after_one_that_an_engine_could_not_hold_at_o
     assert smaller_too_large(longer, [some]) == ""
 
 
+@pytest.mark.parametrize(
+    ("label", "changes", "runs"),
+    [
+        ("ttt-linear/triton-dual", {}, True),
+        ("ttt-mlp/torch", {}, True),
+        ("transformer/torch", {}, False),
+        ("mamba/torch", {}, False),
+        ("rwkv7/fla", {}, False),
+        ("ttt-linear/vllm", {"timing": "engine"}, False),
+        ("ttt-linear/triton", {"phase": "request"}, False),
+        ("ttt-linear/triton-dual", {"options": (("positions", "staggered"), ("scope", "layer"))}, False),
+        ("transformer/torch", {"options": (("positions", "common"),)}, True),
+    ],
+)
+def test_a_case_that_would_ignore_staggered_positions_is_skipped(label, changes, runs):
+    system, _, backend = label.partition("/")
+    case = replace(Case(system, backend, "1.3b", "generate", 8, 64, options=(("positions", "staggered"),)), **changes)
+    why = f"{label} ignores positions=staggered; generate steps of whole TTT models outside vLLM do not"
+    assert skip_reason(Planned(case), [], None) == ("" if runs else why)
+
+
 def test_the_smallest_case_beyond_memory_is_tried_once():
     first, second = (of_batch("ttt-mlp/triton-dual", batch) for batch in (1024, 2048))
     assert skip_reason(first, [], int(85.5e9)) == ""
