@@ -10,6 +10,7 @@ from reference_cases import Case, case
 from tests.interpreter import DEVICE, INTERPRETED
 from tests.tk_kernels.forward_prompts import OPS, assert_equal, exact
 from tests.tk_kernels.tolerances import OUTPUT_ERROR
+from tk_kernels import build
 from tk_kernels.edges import swiglu_product
 from tk_kernels.forward import operator
 from tk_kernels.generate.common import dependent_launch, runs_sm90
@@ -95,7 +96,7 @@ def test_the_reference_as_a_backend(name, head_dim, rotate):
 
 
 def tokens_on(device: str, head_dim: int = 64, dtype: torch.dtype = torch.bfloat16) -> Any:
-    return SimpleNamespace(is_cuda=device == "cuda", dtype=dtype, shape=(1, 16, 2, head_dim))
+    return SimpleNamespace(is_cuda=device == "cuda", device=device, dtype=dtype, shape=(1, 16, 2, head_dim))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def tokens_on(device: str, head_dim: int = 64, dtype: torch.dtype = torch.bfloat
 )
 @pytest.mark.parametrize("name", OPS)
 def test_the_operator_takes_the_fastest_backend(monkeypatch, name, tokens, mini_batch, hopper, expected):
-    monkeypatch.setattr(operator, "hopper_unavailable", lambda kernel, arch: "" if hopper else "no Hopper GPU")
+    monkeypatch.setattr(build, "unavailable_on", lambda device, kernel: "" if hopper else "no Hopper GPU")
     monkeypatch.setattr(operator, "available", lambda: "")
     assert OPS[name].choice(tokens, mini_batch) == expected[name]
 
