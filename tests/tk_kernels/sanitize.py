@@ -52,6 +52,10 @@ def on_gpu(*tensors: Tensor) -> list[Tensor]:
     return [x.cuda() for x in tensors]
 
 
+def prompt(operator: str, tokens: int, mini_batch: int, D: int = 64) -> Case:
+    return mapped(arguments(operator, tokens, mini_batch, D), Tensor.cuda)
+
+
 def arguments(operator: str, tokens: int, mini_batch: int, D: int = 64) -> Case:
     return case(operator, tokens, batch=BATCH, heads=HEADS, head_dim=D, mini_batch=mini_batch, dtype=DTYPE)
 
@@ -59,27 +63,20 @@ def arguments(operator: str, tokens: int, mini_batch: int, D: int = 64) -> Case:
 def linear_forward() -> Iterator[str]:
     for tokens, rope, (mini_batch, *plan) in product(TOKENS, (False, True), SCHEDULES):
         linear_ops.OPERATOR.plan = lambda *_, plan=plan: plan
-        *tensors, state = arguments("linear", tokens, mini_batch)
-        linear_ops.forward(
-            *on_gpu(*tensors), type(state)(*on_gpu(*state)), rope=rope, start=0, backend="thunderkittens"
-        )  # type: ignore[misc]
+        linear_ops.forward(*prompt("linear", tokens, mini_batch), rope=rope, start=0, backend="thunderkittens")
         yield f"T={tokens} rope={rope} mini-batch {mini_batch}, {plan[0]} warps per head, {plan[1]} heads per block"
 
 
 def mlp_forward(mini_batch: int) -> Iterator[str]:
     for tokens, rope in product(TOKENS, (False, True)):
-        *tensors, state = arguments("mlp", tokens, mini_batch)
-        on_device = (*on_gpu(*tensors), type(state)(*on_gpu(*state)))
-        mlp_ops.forward(*on_device, rope=rope, start=0, backend="thunderkittens")  # type: ignore[misc]
+        mlp_ops.forward(*prompt("mlp", tokens, mini_batch), rope=rope, start=0, backend="thunderkittens")
         yield f"T={tokens} rope={rope}"
 
 
 def portable_forward(operator: str, mini_batches: tuple[int, ...] = (8, 16), D: int = 64) -> Iterator[str]:
     forward = {"linear": linear_ops, "mlp": mlp_ops}[operator].forward
     for tokens, rope, mini_batch in product(TOKENS, (False, True), mini_batches):
-        *tensors, state = arguments(operator, tokens, mini_batch, D)
-        on_device = (*on_gpu(*tensors), type(state)(*on_gpu(*state)))
-        forward(*on_device, rope=rope, start=0, backend="triton")
+        forward(*prompt(operator, tokens, mini_batch, D), rope=rope, start=0, backend="triton")
         yield f"T={tokens} rope={rope} mini-batch {mini_batch}"
 
 
