@@ -7,7 +7,7 @@ from torch import Tensor
 
 from harness.measure.correctness import relative_error
 from tests.tk_kernels.reference_cases import OPERATORS
-from tests.tk_kernels.tolerances import OUTPUT_ERROR
+from tests.tk_kernels.tensors import OUTPUT_ERROR
 from tk_kernels.reference.layer import rope
 from tk_kernels.reference.token_rows import to_float64
 from tk_kernels.ttt_linear import ops as linear_ops

@@ -11,7 +11,7 @@ from tests.interpreter import DEVICE
 from tests.tk_kernels.forward_prompts import OPS, assert_state
 from tests.tk_kernels.generate_cases import MODULES
 from tests.tk_kernels.reference_cases import OPERATORS, case
-from tests.tk_kernels.tolerances import OUTPUT_ERROR
+from tests.tk_kernels.tensors import OUTPUT_ERROR
 from tk_kernels.forward.operator import forward_packed
 from tk_kernels.packed import Packed
 from tk_kernels.reference.token_rows import mapped

@@ -9,7 +9,7 @@ from reference_cases import Case, case
 
 from tests.interpreter import DEVICE, INTERPRETED
 from tests.tk_kernels.forward_prompts import OPS, assert_equal, exact
-from tests.tk_kernels.tolerances import OUTPUT_ERROR
+from tests.tk_kernels.tensors import OUTPUT_ERROR
 from tk_kernels import build
 from tk_kernels.edges import swiglu_product
 from tk_kernels.forward import operator

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from tensors import rotated
-from tolerances import OUTPUT_ERROR
+from tensors import OUTPUT_ERROR, rotated
 
 from harness.measure.correctness import relative_error
 from tk_kernels.reference.layer import ln_l2_grad, rope
