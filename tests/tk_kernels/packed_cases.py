@@ -9,7 +9,7 @@ from torch import Tensor
 from harness.measure.correctness import relative_error
 from tests.interpreter import DEVICE
 from tests.tk_kernels.forward_prompts import OPS, assert_state
-from tests.tk_kernels.generate_cases import MODULES
+from tests.tk_kernels.generate_cases import GENERATE
 from tests.tk_kernels.reference_cases import OPERATORS, case
 from tests.tk_kernels.tensors import OUTPUT_ERROR
 from tk_kernels.forward.operator import forward_packed
@@ -63,7 +63,7 @@ def _alone(name: str, given: Any, s: int, piece: slice) -> tuple[Any, tuple[Tens
 def _in_slots(name: str, states: Any, slots: Tensor, precision: str, device: str) -> Any:
     """Return `states` as a generate state in nine strided slots. Unused slots, and those of new sequences, hold 3s."""
     state = type(states[0])(*(torch.cat(each).to(device) for each in zip(*states, strict=True)))
-    made = MODULES[name][0].GenerateState.from_state(state, "dual", precision)
+    made = GENERATE[name].GenerateState.from_state(state, "dual", precision)
     old = torch.tensor(STARTS, device=device) > 0
 
     def paged(x: Tensor) -> Tensor:

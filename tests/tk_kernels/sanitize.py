@@ -15,11 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from tests.tk_kernels.generate_cases import GENERATE
 from tests.tk_kernels.reference_cases import Case, case
 from tk_kernels import build
 from tk_kernels.edges import few_rows, swiglu_product
@@ -28,9 +28,7 @@ from tk_kernels.edges.short_convolution import query_key, residual_convolution
 from tk_kernels.generate.common import rope_table
 from tk_kernels.generate.slots import read_slots, write_slots
 from tk_kernels.reference.token_rows import mapped
-from tk_kernels.ttt_linear import generate as linear_generate
 from tk_kernels.ttt_linear import ops as linear_ops
-from tk_kernels.ttt_mlp import generate as mlp_generate
 from tk_kernels.ttt_mlp import ops as mlp_ops
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
@@ -39,7 +37,6 @@ TOKENS = (1, 17, 100)
 DTYPE = torch.bfloat16
 BATCH, HEADS = 2, 3
 SCHEDULES = ((16, 2, 4), (16, 4, 1), (32, 4, 1))  # TTT-Linear: mini-batch, warps per head, heads per block
-GENERATE: dict[str, Any] = {"linear": linear_generate, "mlp": mlp_generate}
 STEPS = 17  # generated tokens: one mini-batch and one more token
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from emulated_gluon import Copies, Emulated, Pointer, Shared, Value
 from generate_cases import (
-    MODULES,
+    GENERATE,
     check_rope_and_rates_in_the_launch,
     check_slots,
     compare,
@@ -26,7 +26,7 @@ from tk_kernels.ttt_mlp import forward, forward_gluon, ops
 H, D, m = 2, 64, 16
 SIXTEEN_BITS = [name for name in PRECISIONS if name != "float32"]
 
-operators = pytest.mark.parametrize("operator", MODULES)
+operators = pytest.mark.parametrize("operator", GENERATE)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_slots(operator: str, kernel: Emulated) -> None:
 
 @operators
 def test_strided_tokens(operator: str, kernel: Emulated) -> None:
-    generate = MODULES[operator][0]
+    generate = GENERATE[operator]
     state, outer = random_state(operator, [1, 15], H, D, m), outer_parameters(H, D, m)
     q, k, v, lr = random_token(2, H, D, torch.bfloat16, 1)
     wide, out = torch.full((2, 3, H, D), 7.0).bfloat16(), torch.full((2, 3, H, D), 7.0)
