@@ -12,7 +12,7 @@ from bench import estimate
 from bench.commands import compare as commands
 from harness.schema.run import Run
 from reports.compare.comparison import compare
-from tests.harness.harness_helpers import git
+from tests.harness.harness_helpers import fake_command, git
 from tests.reports import small_runs
 
 # The adapter returns fixed samples, which no machine load changes.
@@ -152,10 +152,7 @@ def test_a_tree_with_changes_is_refused(checkout):
 
 def test_hooks_of_a_checkout_do_not_run_in_its_worktrees(checkout, tmp_path, monkeypatch):
     commit(checkout, "old")
-    hook = checkout / ".git" / "hooks" / "post-checkout"
-    hook.parent.mkdir(exist_ok=True)
-    hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/hooked\nexit 1\n")
-    hook.chmod(0o755)
+    fake_command(checkout / ".git" / "hooks", "post-checkout", f"touch {tmp_path}/hooked\nexit 1")
     monkeypatch.setattr(commands, "_measure_interleaved", lambda *_: None)
     done = ttt_bench("ab", "HEAD", "HEAD", *ONE)
     assert one_sentence(done) == "ttt-bench: out/ab/old: has no records to compare"
