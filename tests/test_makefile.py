@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.harness_helpers import fake_command
+
 ROOT = Path(__file__).parent.parent
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
@@ -50,10 +52,7 @@ def test_an_environment_that_is_there_has_them_itself(clone: Path) -> None:
 
 def test_a_folder_and_a_run_may_have_spaces(clone: Path) -> None:
     spaced = clone.rename(clone.with_name("my clone"))
-    python = spaced / ".venv" / "bin" / "python"
-    python.parent.mkdir()
-    python.write_text('#!/bin/sh\nprintf "[%s]" "$@"\necho\n')
-    python.chmod(0o755)
+    fake_command(spaced / ".venv" / "bin", "python", 'printf "[%s]" "$@"\necho')
     output = make(spaced, "bench", "TARGET=cuda", "OUT=out/my run").stdout
     assert "\n[-m][bench][run][--out][out/my run][--resume]" in output
     assert "\n[-m][bench][report][out/my run]\n" in output
@@ -63,9 +62,7 @@ def test_a_folder_and_a_run_may_have_spaces(clone: Path) -> None:
 def test_nvidia_smis_exit_status_decides_between_cuda_and_cpu(
     clone: Path, monkeypatch: pytest.MonkeyPatch, status: int, target: str
 ) -> None:
-    smi = clone / "nvidia-smi"
-    smi.write_text(f"#!/bin/sh\necho NVIDIA-SMI has failed\nexit {status}\n")
-    smi.chmod(0o755)
+    fake_command(clone, "nvidia-smi", f"echo NVIDIA-SMI has failed\nexit {status}")
     monkeypatch.setenv("PATH", str(clone), prepend=":")
     output = make(clone, "--dry-run", "--always-make", "install").stdout
     assert f"--requirement bench/requirements/{target}.txt" in output

@@ -124,6 +124,19 @@ def unavailable(name: str) -> str:
     return f"{name} is not in the cache, and cannot be built: {missing}" if missing else ""
 
 
+def unavailable_on(device: Any, name: str) -> str:
+    """Return `unavailable(name)` for a device (-1: the current GPU), cached until TTT_BENCH_ARCH changes."""
+    return hidden() or _unavailable_on(device, name)
+
+
+@functools.cache
+def _unavailable_on(device: Any, name: str) -> str:
+    import torch
+
+    with torch.cuda.device(device):
+        return unavailable(name)
+
+
 @functools.cache
 def load(name: str) -> Any:
     """Return a kernel's tvm-ffi module, compiled if needed. Raises BuildError if it cannot run here."""

@@ -22,7 +22,6 @@ from bench.serving.pages import Layout, common_length, hidden, warm_up
 from tests.absent_gpu import compiled, look_like_gpu
 from tk_kernels import build
 from tk_kernels.edges import swiglu_product
-from tk_kernels.forward import operator
 from tk_kernels.generate.common import SM90
 from tk_kernels.packed import Packed
 from tk_kernels.ttt_linear import forward as linear
@@ -55,7 +54,7 @@ def look_like_an_h200() -> set[Variant]:
         return SimpleNamespace(forward=lambda *given: None)
 
     look_like_gpu(90, SHARED_BYTES, record)
-    operator.hopper_unavailable = swiglu_product.available = lambda *given: ""
+    build.unavailable_on = lambda *given: ""
     for module in (linear, mlp):
         module.section_name = lambda suits_sm90, device: f"{SM90} {GPU}" if suits_sm90 else GPU
     pages.LEAST_TOKENS = 1  # so that few tokens are a batch

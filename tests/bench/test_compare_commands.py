@@ -4,19 +4,17 @@ import itertools
 import json
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
+from command_line import ROOT, called, one_sentence
 
-from bench import cli, estimate
+from bench import estimate
 from bench.commands import compare as commands
-from harness.measure.environment import commit_and_dirty
 from harness.schema.run import Run
 from reports.compare.comparison import compare
-from tests.harness.harness_helpers import git
+from tests.harness.harness_helpers import fake_command, git
 from tests.reports import small_runs
 
-ROOT = Path(__file__).resolve().parents[2]
 # The adapter returns fixed samples, which no machine load changes.
 ADAPTER = """
 import os
@@ -70,23 +68,18 @@ def checkout(tmp_path, monkeypatch):
     return folder
 
 
-def ttt_bench(monkeypatch, *arguments):
-    commit_and_dirty.cache_clear()
-    monkeypatch.setattr(sys, "argv", ["ttt-bench", *map(str, arguments)])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    return end.value.code or 0
+def ttt_bench(*arguments):
+    return called(*arguments, cwd=".")
 
 
-def test_ab_finds_the_case_that_one_commit_made_slower(checkout, tmp_path, monkeypatch, capsys):
+def test_ab_finds_the_case_that_one_commit_made_slower(checkout, tmp_path, monkeypatch):
     old, new = commit(checkout, "old"), commit(checkout, "new", forward=1.05)
     monkeypatch.setattr(estimate, "past_durations", lambda *_: {"a case": 5.0})
-    status = ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE, "--rounds", 3)
-    printed = capsys.readouterr()
-    assert status == commands.REGRESSION
-    assert printed.out.startswith("1 slower, 1 same.\n")
-    assert printed.out.count("1 slower, 1 same.") == 1
-    assert f": {estimate.on_one_device(2 * 3 * 2 * 5.0)}\n" in printed.err
+    done = ttt_bench("ab", "HEAD~1", "HEAD", *ONE, "--rounds", 3)
+    assert done.returncode == commands.REGRESSION
+    assert done.stdout.startswith("1 slower, 1 same.\n")
+    assert done.stdout.count("1 slower, 1 same.") == 1
+    assert f": {estimate.on_one_device(2 * 3 * 2 * 5.0)}\n" in done.stderr
     runs = [Run.open(tmp_path / "out" / "ab" / side) for side in ("old", "new")]
     found = compare(*runs)
     forward, generate = (row.result for row in found.rows)
@@ -97,7 +90,7 @@ def test_ab_finds_the_case_that_one_commit_made_slower(checkout, tmp_path, monke
     assert [run.file.requests[0].commit for run in runs] == [old, new]
     for run, ran in zip(runs, (old, new), strict=True):
         assert {record.environment["commit"] for record in run.records()} == {ran}
-    turns = [line.partition("] ")[2].partition(":")[0] for line in printed.err.splitlines() if " ok " in line]
+    turns = [line.partition("] ")[2].partition(":")[0] for line in done.stderr.splitlines() if " ok " in line]
     first, second = (f"round 1, old {old[:10]}", f"round 1, new {new[:10]}"), (f"round 2, new {new[:10]}",)
     assert list(dict.fromkeys(turns))[:3] == [*first, *second]
     assert (tmp_path / "started").read_text().split() == ["old", "new", "new", "old", "old", "new"]
@@ -105,41 +98,38 @@ def test_ab_finds_the_case_that_one_commit_made_slower(checkout, tmp_path, monke
 
     # Comparing the two runs again gives the same result; a higher bar gives another.
     sides = ("out/ab/old", "out/ab/new")
-    assert ttt_bench(monkeypatch, "compare", *sides, "--fail-on", "3%") == commands.REGRESSION
-    assert ttt_bench(monkeypatch, "compare", *sides, "--fail-on", "10%") == 0
-    assert ttt_bench(monkeypatch, "compare", *sides) == 0
-    assert "1 slower, 1 same" in capsys.readouterr().out
-    assert ttt_bench(monkeypatch, "ab", "HEAD", "HEAD", *ONE) == 2
-    assert "out/ab: holds a comparison already; name another folder" in capsys.readouterr().err
+    assert ttt_bench("compare", *sides, "--fail-on", "3%").returncode == commands.REGRESSION
+    assert ttt_bench("compare", *sides, "--fail-on", "10%").returncode == 0
+    done = ttt_bench("compare", *sides)
+    assert (done.returncode, "1 slower, 1 same" in done.stdout) == (0, True)
+    done = ttt_bench("ab", "HEAD", "HEAD", *ONE)
+    assert "out/ab: holds a comparison already; name another folder" in one_sentence(done)
 
 
-def test_a_case_that_the_new_commit_lost_is_a_regression_and_is_not_tried_again(
-    checkout, tmp_path, monkeypatch, capsys
-):
+def test_a_case_that_the_new_commit_lost_is_a_regression_and_is_not_tried_again(checkout, tmp_path):
     commit(checkout, "old")
     commit(checkout, "new", forward="1 / 0", generate=1.0)
-    assert ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE, "--rounds", 2) == commands.REGRESSION
-    printed = capsys.readouterr().out
-    assert "no result in B: unstarted" in printed
+    done = ttt_bench("ab", "HEAD~1", "HEAD", *ONE, "--rounds", 2)
+    assert done.returncode == commands.REGRESSION
+    assert "no result in B: unstarted" in done.stdout
     assert [
-        f"{letter}: {side}, commit {git(checkout, 'rev-parse', revision)[:10]}" in printed
+        f"{letter}: {side}, commit {git(checkout, 'rev-parse', revision)[:10]}" in done.stdout
         for letter, side, revision in (("A", "old", "HEAD~1"), ("B", "new", "HEAD"))
     ] == [True, True]
     assert (tmp_path / "started").read_text().split() == ["old"]
 
 
-def test_an_interpreter_that_runs_other_code_is_refused(checkout, tmp_path, monkeypatch, capsys):
+def test_an_interpreter_that_runs_other_code_is_refused(checkout, tmp_path):
     """An interpreter in a container with its own ttt-bench would run that code for both commits."""
     old, new = commit(checkout, "old"), commit(checkout, "new")
     command = ["/usr/bin/env", f"PYTHONPATH={checkout}", sys.executable]
     (tmp_path / "systems.toml").write_text(f'["transformer/torch"]\ncommand = {json.dumps(command)}\n')
-    status = ttt_bench(monkeypatch, "ab", "HEAD~1", "HEAD", *ONE, "--rounds", 2)
-    assert status == 2
-    message = f"transformer/torch: its worker ran the code of {new[:10]}, not of {old[:10]}"
-    assert message in capsys.readouterr().err
+    done = ttt_bench("ab", "HEAD~1", "HEAD", *ONE, "--rounds", 2)
+    assert done.returncode == 2
+    assert f"transformer/torch: its worker ran the code of {new[:10]}, not of {old[:10]}" in done.stderr
 
 
-def test_a_mistake_in_ab_is_one_sentence(checkout, tmp_path, monkeypatch, capsys):
+def test_a_mistake_in_ab_is_one_sentence(checkout, tmp_path):
     commit(checkout, "old")
     for arguments, message in (
         (("HEAD", "nowhere"), "nowhere: is not a revision of this checkout: fatal: Needed a single revision"),
@@ -149,50 +139,42 @@ def test_a_mistake_in_ab_is_one_sentence(checkout, tmp_path, monkeypatch, capsys
         (("HEAD", "HEAD", "--fail-on", "nan%"), "--fail-on nan%: must be a percentage"),
         (("HEAD", "HEAD", "--fail-on", "0.5%"), "--fail-on 0.5%: must be a percentage from 1%"),
     ):
-        assert ttt_bench(monkeypatch, "ab", *arguments, *ONE) == 2
-        error = capsys.readouterr().err
-        assert message in error
-        assert len(error.splitlines()) == 1
+        assert message in one_sentence(ttt_bench("ab", *arguments, *ONE))
     assert not (tmp_path / "started").exists()
 
 
-def test_a_tree_with_changes_is_refused(checkout, monkeypatch, capsys):
+def test_a_tree_with_changes_is_refused(checkout):
     commit(checkout, "old")
     (checkout / "new_file.py").write_text("")
-    assert ttt_bench(monkeypatch, "ab", "HEAD", "HEAD", *ONE) == 2
-    assert "new_file.py: differs from the commit; commit it or `git stash -u`" in capsys.readouterr().err
+    done = ttt_bench("ab", "HEAD", "HEAD", *ONE)
+    assert "new_file.py: differs from the commit; commit it or `git stash -u`" in one_sentence(done)
 
 
-def test_hooks_of_a_checkout_do_not_run_in_its_worktrees(checkout, tmp_path, monkeypatch, capsys):
+def test_hooks_of_a_checkout_do_not_run_in_its_worktrees(checkout, tmp_path, monkeypatch):
     commit(checkout, "old")
-    hook = checkout / ".git" / "hooks" / "post-checkout"
-    hook.parent.mkdir(exist_ok=True)
-    hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/hooked\nexit 1\n")
-    hook.chmod(0o755)
+    fake_command(checkout / ".git" / "hooks", "post-checkout", f"touch {tmp_path}/hooked\nexit 1")
     monkeypatch.setattr(commands, "_measure_interleaved", lambda *_: None)
-    assert ttt_bench(monkeypatch, "ab", "HEAD", "HEAD", *ONE) == 2
-    assert capsys.readouterr().err == "ttt-bench: out/ab/old: has no records to compare\n"
+    done = ttt_bench("ab", "HEAD", "HEAD", *ONE)
+    assert one_sentence(done) == "ttt-bench: out/ab/old: has no records to compare"
     assert not (tmp_path / "hooked").exists()
     assert git(checkout, "worktree", "list").count("\n") == 0
 
 
-def test_a_failed_worktree_is_reported_and_removed(checkout, tmp_path, monkeypatch, capsys):
+def test_a_failed_worktree_is_reported_and_removed(checkout):
     (checkout / ".gitattributes").write_text("*.bin filter=broken\n")
     (checkout / "weights.bin").write_text("x")
     commit(checkout, "old")
     git(checkout, "config", "filter.broken.smudge", "echo no network >&2; false")
     git(checkout, "config", "filter.broken.required", "true")
-    assert ttt_bench(monkeypatch, "ab", "HEAD", "HEAD", *ONE) == 2
-    (printed,) = capsys.readouterr().err.splitlines()
+    printed = one_sentence(ttt_bench("ab", "HEAD", "HEAD", *ONE))
     assert "HEAD: git cannot create a worktree in " in printed
     assert "no network" in printed
     assert git(checkout, "worktree", "list").count("\n") == 0
 
 
-def test_revisions_need_a_git_checkout(tmp_path, monkeypatch, capsys):
+def test_revisions_need_a_git_checkout(tmp_path, monkeypatch):
     monkeypatch.setattr(commands, "ROOT", tmp_path)
-    assert ttt_bench(monkeypatch, "ab", "HEAD", "HEAD", *ONE) == 2
-    assert "ttt-bench must be in a git checkout" in capsys.readouterr().err
+    assert "ttt-bench must be in a git checkout" in one_sentence(ttt_bench("ab", "HEAD", "HEAD", *ONE))
 
 
 def a_run(folder, ms, context=64, **gpu):
@@ -201,64 +183,62 @@ def a_run(folder, ms, context=64, **gpu):
     small_runs.a_run(folder, measured if ms else small_runs.without(case))
 
 
-def test_compare_reports_and_fails_only_with_fail_on(tmp_path, monkeypatch, capsys):
+def test_compare_reports_and_fails_only_with_fail_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     a_run(tmp_path / "a", 10)
     a_run(tmp_path / "b", 12)
-    assert ttt_bench(monkeypatch, "compare", "a", "b") == 0
-    assert "slower   1.200" in capsys.readouterr().out
-    assert ttt_bench(monkeypatch, "compare", "a", "b", "--fail-on", "5%") == commands.REGRESSION
-    assert "1 case slower by more than 5% and by more than the run-to-run spread" in capsys.readouterr().out
-    assert ttt_bench(monkeypatch, "compare", "b", "a", "--fail-on", "5%") == 0
-    assert ttt_bench(monkeypatch, "compare", "a", "b", "--fail-on", "3%") == 2
-    printed = capsys.readouterr()
-    assert printed.err.startswith("ttt-bench: --fail-on 3%: ")
-    assert "`ttt-bench ab`" in printed.err
+    done = ttt_bench("compare", "a", "b")
+    assert (done.returncode, "slower   1.200" in done.stdout) == (0, True)
+    done = ttt_bench("compare", "a", "b", "--fail-on", "5%")
+    assert done.returncode == commands.REGRESSION
+    assert "1 case slower by more than 5% and by more than the run-to-run spread" in done.stdout
+    assert ttt_bench("compare", "b", "a", "--fail-on", "5%").returncode == 0
+    error = one_sentence(ttt_bench("compare", "a", "b", "--fail-on", "3%"))
+    assert error.startswith("ttt-bench: --fail-on 3%: ")
+    assert "`ttt-bench ab`" in error
     a_run(tmp_path / "busy", 30, cpu={"others_share": 0.9, "idle_share": 0.0})
-    assert ttt_bench(monkeypatch, "compare", "a", "busy", "--fail-on", "5%") == commands.NOT_COMPARABLE
-    assert "no case is reliable" in capsys.readouterr().err
+    done = ttt_bench("compare", "a", "busy", "--fail-on", "5%")
+    assert (done.returncode, "no case is reliable" in done.stderr) == (commands.NOT_COMPARABLE, True)
 
 
-def test_another_gpu_has_ratios_and_nothing_to_fail_on(tmp_path, monkeypatch, capsys):
+def test_another_gpu_has_ratios_and_nothing_to_fail_on(tmp_path):
     a_run(tmp_path / "a", 10)
     a_run(tmp_path / "b", 12, name="H200")
-    assert ttt_bench(monkeypatch, "compare", tmp_path / "a", tmp_path / "b") == 0
-    printed = capsys.readouterr()
-    assert printed.err == ""
-    assert printed.out.startswith("Another GPU: b takes 1.20 times as long as a.\n")
-    assert "differs: GPU H100 → H200" in printed.out
-    failing = ttt_bench(monkeypatch, "compare", tmp_path / "a", tmp_path / "b", "--fail-on", "5%")
-    assert failing == commands.NOT_COMPARABLE
-    assert "the devices differ in every case" in capsys.readouterr().err
+    done = ttt_bench("compare", tmp_path / "a", tmp_path / "b")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Another GPU: b takes 1.20 times as long as a.\n")
+    assert "differs: GPU H100 → H200" in done.stdout
+    done = ttt_bench("compare", tmp_path / "a", tmp_path / "b", "--fail-on", "5%")
+    assert done.returncode == commands.NOT_COMPARABLE
+    assert "the devices differ in every case" in done.stderr
 
 
-def test_another_driver_is_named_and_points_still_count(tmp_path, monkeypatch, capsys):
+def test_another_driver_is_named_and_points_still_count(tmp_path):
     a_run(tmp_path / "a", 10)
     a_run(tmp_path / "b", 10, driver="570")
-    assert ttt_bench(monkeypatch, "compare", tmp_path / "a", tmp_path / "b", "--fail-on", "5%") == 0
-    printed = capsys.readouterr().out
-    assert printed.startswith("Confirmed: 1 of 1 reliable point within ")
-    assert "differs: driver 580 → 570" in printed
+    done = ttt_bench("compare", tmp_path / "a", tmp_path / "b", "--fail-on", "5%")
+    assert done.returncode == 0
+    assert done.stdout.startswith("Confirmed: 1 of 1 reliable point within ")
+    assert "differs: driver 580 → 570" in done.stdout
 
 
-def test_no_case_in_common_is_exit_status_3(tmp_path, monkeypatch, capsys):
+def test_no_case_in_common_is_exit_status_3(tmp_path):
     a, b = tmp_path / "a", tmp_path / "b"
     a_run(a, 10)
     a_run(b, 10, context=128)
-    assert ttt_bench(monkeypatch, "compare", a, b) == commands.NOT_COMPARABLE
-    printed = capsys.readouterr()
-    assert printed.err == f"ttt-bench: {a} and {b} have no case in common\n"
-    assert printed.out == ""
+    done = ttt_bench("compare", a, b)
+    assert (done.returncode, done.stdout) == (commands.NOT_COMPARABLE, "")
+    assert done.stderr == f"ttt-bench: {a} and {b} have no case in common\n"
 
 
 @pytest.mark.parametrize("options", [[], ["--fail-on", "10%"]])
-def test_a_comparison_of_nothing_is_exit_status_3(tmp_path, monkeypatch, capsys, options):
+def test_a_comparison_of_nothing_is_exit_status_3(tmp_path, options):
     a_run(tmp_path / "a", 0)
     a_run(tmp_path / "b", 10)
-    assert ttt_bench(monkeypatch, "compare", tmp_path / "a", tmp_path / "b", *options) == commands.NOT_COMPARABLE
-    printed = capsys.readouterr()
-    assert "no case has a result on both sides" in printed.err
-    assert "no result in A: failed, RuntimeError: no" in printed.out
+    done = ttt_bench("compare", tmp_path / "a", tmp_path / "b", *options)
+    assert done.returncode == commands.NOT_COMPARABLE
+    assert "no case has a result on both sides" in done.stderr
+    assert "no result in A: failed, RuntimeError: no" in done.stdout
     # A case that only B lost is a regression.
-    lost = ttt_bench(monkeypatch, "compare", tmp_path / "b", tmp_path / "a", *options)
-    assert lost == (commands.REGRESSION if "--fail-on" in options else 0)
+    lost = ttt_bench("compare", tmp_path / "b", tmp_path / "a", *options)
+    assert lost.returncode == (commands.REGRESSION if "--fail-on" in options else 0)

@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from harness_helpers import git, new_repository
+from harness_helpers import fake_command, git, new_repository
 
 from harness.measure import environment, nvml
 from harness.measure.environment import around, snapshot
@@ -240,8 +240,7 @@ def test_commit_of_a_checkout(package_in: Path) -> None:
 def test_git_explains_a_missing_commit(package_in: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert environment.git_error() == ""
     (package_in / ".git").mkdir()
-    (tmp_path / "git").write_text("#!/bin/sh\necho 'fatal: detected dubious ownership\n\n\tcall git' >&2\nexit 128\n")
-    (tmp_path / "git").chmod(0o755)
+    fake_command(tmp_path, "git", "echo 'fatal: detected dubious ownership\n\n\tcall git' >&2\nexit 128")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert environment.git_error() == "fatal: detected dubious ownership call git"
     assert environment.commit_and_dirty() == ("", None)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from harness.measure.correctness import relative_error
 from tests.tk_kernels.reference_cases import OPERATORS
-from tests.tk_kernels.tolerances import OUTPUT_ERROR
+from tests.tk_kernels.tensors import OUTPUT_ERROR
 from tk_kernels.reference.layer import rope
 from tk_kernels.reference.token_rows import to_float64
 from tk_kernels.ttt_linear import ops as linear_ops
@@ -93,12 +93,21 @@ def exact(operator: str, args: list[Any], rotate: bool = False) -> tuple[Tensor,
 
 def assert_matches(operator: str, out: Tensor, state: Any, expected: tuple[Tensor, Any], rotate: bool = False) -> None:
     assert relative_error(out, expected[0]) < ERROR
-    assert torch.equal(state.position, expected[1].position)
-    count = int(state.position[0])
-    for name, ours, theirs in zip(state._fields, state, expected[1], strict=True):
+    limits = dict.fromkeys(state._fields, ROWS_ERROR[operator]) | {"k_rows": 1e-3 if rotate else 1e-6}
+    assert_state(state, expected[1], limits | dict.fromkeys(OPS[operator].OPERATOR.weights, STATE_ERROR))
+
+
+def assert_equal(found: tuple[Tensor, Any], expected: tuple[Tensor, Any], limit: float) -> None:
+    (out, state), (exact_out, exact_state) = found, expected
+    assert relative_error(out.to(exact_out.device), exact_out) < limit
+    assert_state(state, exact_state, dict.fromkeys(state._fields, limit))
+
+
+def assert_state(state: Any, expected: Any, limits: dict[str, float]) -> None:
+    """Compare two states at one position; limits: the largest relative error of each field."""
+    count = int(expected.position[0])
+    assert state.position.tolist() == expected.position.tolist()
+    for name, ours, theirs in zip(state._fields, state, expected, strict=True):
         assert ours.isfinite().all(), name
-        if name in OPS[operator].OPERATOR.weights:
-            assert relative_error(ours, theirs) < STATE_ERROR, name
-        elif name != "position":
-            limit = (1e-3 if rotate else 1e-6) if name == "k_rows" else ROWS_ERROR[operator]
-            assert relative_error(ours[:, :, :count], theirs[:, :, :count]) < limit, name
+        pair = (ours[:, :, :count], theirs[:, :, :count]) if name.endswith("rows") else (ours, theirs)
+        assert relative_error(pair[0].to(theirs.device), pair[1]) < limits[name], name

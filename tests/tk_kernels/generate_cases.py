@@ -16,20 +16,16 @@ from torch import Tensor
 
 from harness.measure.correctness import relative_error
 from tests.interpreter import DEVICE, INTERPRETED
+from tests.tk_kernels.reference_cases import OPERATORS
 from tests.tk_kernels.tensors import rotated
 from tk_kernels import FORMS
 from tk_kernels.generate import common
 from tk_kernels.reference import learner
 from tk_kernels.reference.token_rows import mapped, to_float64
 from tk_kernels.ttt_linear import generate as linear_generate
-from tk_kernels.ttt_linear import reference as linear_reference
 from tk_kernels.ttt_mlp import generate as mlp_generate
-from tk_kernels.ttt_mlp import reference as mlp_reference
 
-MODULES: dict[str, tuple[Any, Any]] = {
-    "linear": (linear_generate, linear_reference),
-    "mlp": (mlp_generate, mlp_reference),
-}
+GENERATE: dict[str, Any] = {"linear": linear_generate, "mlp": mlp_generate}
 
 # Relative Frobenius errors of float32 sums of about D terms: `out`, and the state change over 256 steps.
 OUT_LIMIT, CHANGE_LIMIT = 2e-6, 1e-5
@@ -38,7 +34,7 @@ SLACK = 1.05
 
 combinations = pytest.mark.parametrize(
     ("operator", "form", "precision"),
-    [(o, f, p) for o in MODULES for f in FORMS for p in common.PRECISIONS],
+    [(o, f, p) for o in GENERATE for f in FORMS for p in common.PRECISIONS],
 )
 
 
@@ -73,10 +69,10 @@ def random_state(operator: str, positions: list[int], H: int, D: int, m: int, st
     k = normal(B, H, m, D, std=1.0)
     if operator == "linear":
         W, b = normal(B, H, D, D, std=std), normal(B, H, D, std=std)
-        return linear_reference.LinearState(W, b, k, normal(B, H, m, D, std=g), position)
+        return OPERATORS["linear"].LinearState(W, b, k, normal(B, H, m, D, std=g), position)
     weights = normal(B, H, D, F, std=std), normal(B, H, F, std=std), normal(B, H, F, D, std=std)
     rows = normal(B, H, m, F, std=0.3), normal(B, H, m, F, std=g), normal(B, H, m, D, std=g)
-    return mlp_reference.MLPState(*weights, normal(B, H, D, std=std), k, *rows, position)
+    return OPERATORS["mlp"].MLPState(*weights, normal(B, H, D, std=std), k, *rows, position)
 
 
 Forward = Callable[..., tuple[Tensor, Any]]
@@ -84,7 +80,7 @@ Forward = Callable[..., tuple[Tensor, Any]]
 
 def forward_state(operator: str, positions: list[int], H: int, D: int, m: int, forward: Forward) -> Any:
     """Return the float64 state after `forward` of 2 m + positions[s] random tokens of each sequence s."""
-    gen, reference, parts = torch.Generator(DEVICE).manual_seed(3), MODULES[operator][1], []
+    gen, reference, parts = torch.Generator(DEVICE).manual_seed(3), OPERATORS[operator], []
     outer, F = outer_parameters(H, D, m), 4 * D
     shapes = ((H, D, D), (H, 1, D)) if operator == "linear" else ((H, D, F), (H, 1, F), (H, F, D), (H, 1, D))
     for position in positions:
@@ -125,7 +121,7 @@ def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 class Exact:
     def __init__(self, operator: str, start: Any, form: str) -> None:
-        self.reference = MODULES[operator][1]
+        self.reference = OPERATORS[operator]
         self.state = self.reference.primal_state(start) if form == "primal" else start
 
     def step(self, token: tuple[Tensor, ...], outer: tuple[Tensor, ...]) -> Tensor:
@@ -175,7 +171,7 @@ Step = Callable[[Any, tuple[Tensor, ...], tuple[Tensor, ...], Tensor], None]
 
 def eager(operator: str) -> Step:
     def step(gstate: Any, token: tuple[Tensor, ...], outer: tuple[Tensor, ...], out: Tensor) -> None:
-        MODULES[operator][0].generate_step(*token, *outer, gstate, out=out)
+        GENERATE[operator].generate_step(*token, *outer, gstate, out=out)
 
     return step
 
@@ -196,7 +192,7 @@ def compare(
     batch: number of sequences; 0: as in `start`. A larger batch repeats the sequences of `start`; up to 8 are compared.
     step: runs a step of the kernel; None is `eager(operator)`.
     """
-    generate, distinct = MODULES[operator][0], len(start.position)
+    generate, distinct = GENERATE[operator], len(start.position)
     batch, step = batch or distinct, step or eager(operator)
     H, m = start.k_rows.shape[1:3]
     D = start.k_rows.shape[3]
@@ -235,7 +231,7 @@ def _change_error(state: Any, exact: Any, before: Mapping[str, Tensor]) -> dict[
 def check_rope_and_rates_in_the_launch(
     operator: str, positions: list[int], H: int, D: int, m: int, precision: str
 ) -> None:
-    generate, B = MODULES[operator][0], len(positions)
+    generate, B = GENERATE[operator], len(positions)
     outer, (q, k, v, logits) = outer_parameters(H, D, m), random_token(B, H, D, torch.float32, 5)
     rate = 1e4 ** (-torch.arange(0, D, 2) / D)
     angles = torch.outer(torch.arange(m), rate).to(DEVICE)
@@ -256,7 +252,7 @@ def check_rope_and_rates_in_the_launch(
 
 
 def check_slots(operator: str, positions: list[int], H: int, D: int, m: int, precision: str) -> None:
-    generate, B = MODULES[operator][0], len(positions)
+    generate, B = GENERATE[operator], len(positions)
     outer, token = outer_parameters(H, D, m), random_token(B, H, D, torch.bfloat16, 5)
     alone = generate.GenerateState.from_state(random_state(operator, positions, H, D, m), "dual", precision)
     slots = torch.arange(B, device=DEVICE) * 2 + 1

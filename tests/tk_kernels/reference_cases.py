@@ -61,22 +61,17 @@ def case(
     return Case(q, k, v, lr, token_scale, ln_weight, ln_bias, state)
 
 
-def naive_state(operator: str, case: Case, row: int, head: int) -> Any:
-    names = ("W", "b") if operator == "linear" else ("W1", "b1", "W2", "b2")
-    return definition.fresh_state(*(getattr(case.state, name)[row, head] for name in names))
-
-
 def naive(operator: str, case: Case) -> tuple[Tensor, list[Tensor]]:
     """Run the naive form on each sequence and head; return (outputs shaped like case.q, tensors of the final state).
 
     The tensors are in the order of the fields of the reference's `primal_state`.
     """
-    out, states = torch.empty_like(case.q), []
+    out, states, weights = torch.empty_like(case.q), [], case.state[: len(case.state) // 2]
     for row in range(len(case.q)):
         for head in range(case.q.shape[2]):
             outer = (case.token_scale, case.ln_weight[head], case.ln_bias[head])
             tokens = (x[row, :, head] for x in case[:4])
-            state = naive_state(operator, case, row, head)
+            state = definition.fresh_state(*(x[row, head] for x in weights))
             out[row, :, head], state = definition.forward(NAIVE[operator], *tokens, *outer, state)
             states.append([*state.weights, *state.sums, torch.tensor(state.position)])
     shape = (len(case.q), case.q.shape[2])

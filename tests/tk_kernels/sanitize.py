@@ -15,11 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from tests.tk_kernels.generate_cases import GENERATE
 from tests.tk_kernels.reference_cases import Case, case
 from tk_kernels import build
 from tk_kernels.edges import few_rows, swiglu_product
@@ -28,9 +28,7 @@ from tk_kernels.edges.short_convolution import query_key, residual_convolution
 from tk_kernels.generate.common import rope_table
 from tk_kernels.generate.slots import read_slots, write_slots
 from tk_kernels.reference.token_rows import mapped
-from tk_kernels.ttt_linear import generate as linear_generate
 from tk_kernels.ttt_linear import ops as linear_ops
-from tk_kernels.ttt_mlp import generate as mlp_generate
 from tk_kernels.ttt_mlp import ops as mlp_ops
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
@@ -39,7 +37,6 @@ TOKENS = (1, 17, 100)
 DTYPE = torch.bfloat16
 BATCH, HEADS = 2, 3
 SCHEDULES = ((16, 2, 4), (16, 4, 1), (32, 4, 1))  # TTT-Linear: mini-batch, warps per head, heads per block
-GENERATE: dict[str, Any] = {"linear": linear_generate, "mlp": mlp_generate}
 STEPS = 17  # generated tokens: one mini-batch and one more token
 
 
@@ -52,6 +49,10 @@ def on_gpu(*tensors: Tensor) -> list[Tensor]:
     return [x.cuda() for x in tensors]
 
 
+def prompt(operator: str, tokens: int, mini_batch: int, D: int = 64) -> Case:
+    return mapped(arguments(operator, tokens, mini_batch, D), Tensor.cuda)
+
+
 def arguments(operator: str, tokens: int, mini_batch: int, D: int = 64) -> Case:
     return case(operator, tokens, batch=BATCH, heads=HEADS, head_dim=D, mini_batch=mini_batch, dtype=DTYPE)
 
@@ -59,27 +60,20 @@ def arguments(operator: str, tokens: int, mini_batch: int, D: int = 64) -> Case:
 def linear_forward() -> Iterator[str]:
     for tokens, rope, (mini_batch, *plan) in product(TOKENS, (False, True), SCHEDULES):
         linear_ops.OPERATOR.plan = lambda *_, plan=plan: plan
-        *tensors, state = arguments("linear", tokens, mini_batch)
-        linear_ops.forward(
-            *on_gpu(*tensors), type(state)(*on_gpu(*state)), rope=rope, start=0, backend="thunderkittens"
-        )  # type: ignore[misc]
+        linear_ops.forward(*prompt("linear", tokens, mini_batch), rope=rope, start=0, backend="thunderkittens")
         yield f"T={tokens} rope={rope} mini-batch {mini_batch}, {plan[0]} warps per head, {plan[1]} heads per block"
 
 
 def mlp_forward(mini_batch: int) -> Iterator[str]:
     for tokens, rope in product(TOKENS, (False, True)):
-        *tensors, state = arguments("mlp", tokens, mini_batch)
-        on_device = (*on_gpu(*tensors), type(state)(*on_gpu(*state)))
-        mlp_ops.forward(*on_device, rope=rope, start=0, backend="thunderkittens")  # type: ignore[misc]
+        mlp_ops.forward(*prompt("mlp", tokens, mini_batch), rope=rope, start=0, backend="thunderkittens")
         yield f"T={tokens} rope={rope}"
 
 
 def portable_forward(operator: str, mini_batches: tuple[int, ...] = (8, 16), D: int = 64) -> Iterator[str]:
     forward = {"linear": linear_ops, "mlp": mlp_ops}[operator].forward
     for tokens, rope, mini_batch in product(TOKENS, (False, True), mini_batches):
-        *tensors, state = arguments(operator, tokens, mini_batch, D)
-        on_device = (*on_gpu(*tensors), type(state)(*on_gpu(*state)))
-        forward(*on_device, rope=rope, start=0, backend="triton")
+        forward(*prompt(operator, tokens, mini_batch, D), rope=rope, start=0, backend="triton")
         yield f"T={tokens} rope={rope} mini-batch {mini_batch}"
 
 

@@ -12,8 +12,6 @@ from harness.measure.correctness import relative_error
 from tests.tk_kernels.forward_prompts import ERROR, OPS, STATE_ERROR, arguments, assert_matches, exact
 from tests.tk_kernels.reference_cases import OPERATORS, Case
 from tk_kernels.reference.token_rows import clone
-from tk_kernels.ttt_linear import ops as linear_ops
-from tk_kernels.ttt_mlp import ops as mlp_ops
 
 GROWTH = 1.5  # largest ratio of the errors in the last and first quarter of a sequence
 SHAPES = {"linear": ((64, 64), (1, 64)), "mlp": ((64, 256), (1, 256), (256, 64), (1, 64))}
@@ -31,21 +29,21 @@ class ForwardKernel(NamedTuple):
 
 
 LINEAR = ["linear-16-2-4", "linear-16-4-1", "linear-32-4-1"]
-MLP = [f"mlp-{mini_batch}" for mini_batch in mlp_ops.KERNELS]
+MLP = [f"mlp-{mini_batch}" for mini_batch in OPS["mlp"].KERNELS]
 TRITON = [f"{name}-{mini_batch}-triton" for name in ("linear", "mlp") for mini_batch in (16, 32)]
 
 
 @pytest.fixture(params=[*LINEAR, *MLP, *TRITON])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ForwardKernel:
     name, mini_batch, *plan = request.param.split("-")
-    ops = linear_ops if name == "linear" else mlp_ops
+    ops = OPS[name]
     if plan == ["triton"]:
         return ForwardKernel(name, int(mini_batch), partial(ops.forward, backend="triton"))
     reason = ops.available(int(mini_batch))
     if reason:
         pytest.skip(reason)
     if plan:
-        monkeypatch.setattr(linear_ops.OPERATOR, "plan", lambda *_: tuple(map(int, plan)))
+        monkeypatch.setattr(ops.OPERATOR, "plan", lambda *_: tuple(map(int, plan)))
     return ForwardKernel(name, int(mini_batch), ops.forward)
 
 

@@ -8,73 +8,39 @@ import torch
 import torch.nn.functional as F
 
 from harness.measure.correctness import relative_error
+from tests.tk_kernels.forward_prompts import OPS, arguments
+from tests.tk_kernels.reference_cases import OPERATORS
 from tk_kernels import build
 from tk_kernels.forward.operator import HEAD_DIM
 from tk_kernels.reference.layer import rope
 from tk_kernels.reference.token_rows import clone
 from tk_kernels.ttt_linear import ops as linear_ops
-from tk_kernels.ttt_linear import reference
-from tk_kernels.ttt_mlp import ops as mlp_ops
-from tk_kernels.ttt_mlp import reference as mlp_reference
 
-HEADS, NAMES = 2, ("q", "k", "v", "lr", "token_scale", "ln_weight", "ln_bias")
-SHAPES = {"linear": [(HEAD_DIM, HEAD_DIM), (1, HEAD_DIM)]}
-SHAPES["mlp"] = [(HEAD_DIM, 256), (1, 256), (256, HEAD_DIM), (1, HEAD_DIM)]
-
-
-def rotated(x: torch.Tensor, mini_batch: int) -> torch.Tensor:
-    return rope(x.float(), torch.arange(x.shape[1]) % mini_batch).to(x.dtype)
+NAMES = ("q", "k", "v", "lr", "token_scale", "ln_weight", "ln_bias")
 
 
 def operator_arguments(layer: str) -> tuple:
-    q, lr = torch.zeros(1, 20, 2, HEAD_DIM, dtype=torch.bfloat16), torch.zeros(1, 20, 2)
-    outer = (torch.ones(16), torch.ones(2, HEAD_DIM), torch.zeros(2, HEAD_DIM))
-    module, operator = {"linear": (reference, linear_ops), "mlp": (mlp_reference, mlp_ops)}[layer]
-    weights = [torch.zeros(2, *shape) for shape in SHAPES[layer]]
-    return operator, (q, q.clone(), q.clone(), lr), outer, module.init_state(*weights, batch=1)
-
-
-def fake_kernel(layer: str, module, calls: list):
-    def kernel(tokens, outer, weights, results, rotate, _):
-        calls.append(weights)
-        (q, k, v, lr), mini_batch = tokens, len(outer[0])
-        if rotate:
-            q, k = (rotated(x, mini_batch) for x in (q, k))
-        widths = (HEAD_DIM, HEAD_DIM) if layer == "linear" else (HEAD_DIM, 4 * HEAD_DIM, 4 * HEAD_DIM, HEAD_DIM)
-        rows = [torch.zeros(*q.shape[::2], mini_batch, width) for width in widths]
-        kind = reference.LinearState if layer == "linear" else mlp_reference.MLPState
-        state = kind(*weights, *rows, torch.zeros(len(q), dtype=torch.int32))
-        out, after = module.forward(*(x.float() for x in (q, k, v, lr)), *outer, state)
-        for result, found in zip(results, (out, *after[:-1]), strict=True):
-            result.copy_(found)
-
-    return kernel
+    q, k, v, lr, *outer, state = arguments(layer, 20, batch=1, heads=2)
+    return OPS[layer], (q, k, v, lr), outer, state
 
 
 @pytest.mark.parametrize("mini_batch", [16, 32])
 @pytest.mark.parametrize("layer", ["linear", "mlp"])
 @pytest.mark.parametrize("known", [True, False], ids=["start given, rope", "start read"])
 @pytest.mark.parametrize("inplace", [False, True], ids=["new state", "in place"])
-def test_forward_generate_forward_forward_is_one_forward(monkeypatch, layer, mini_batch, known, inplace):
-    operator, _, _, _ = operator_arguments(layer)
-    module, calls = {"linear": reference, "mlp": mlp_reference}[layer], []
-    monkeypatch.setattr(operator.OPERATOR, "launch", fake_kernel(layer, module, calls))
-    generator = torch.Generator().manual_seed(0)
-    total = 4 * mini_batch - 5
-    q, k, v = (torch.randn(2, total, HEADS, HEAD_DIM, generator=generator).bfloat16() for _ in range(3))
-    lr = torch.rand(2, total, HEADS, generator=generator) / HEAD_DIM
-    outer = (1 / torch.arange(1.0, mini_batch + 1), torch.ones(HEADS, HEAD_DIM), torch.zeros(HEADS, HEAD_DIM))
-    weights = (0.1 * torch.randn(HEADS, *shape, generator=generator) for shape in SHAPES[layer])
-    begin = module.init_state(*weights, batch=2, mini_batch=mini_batch)
-    rotated_qk = [rotated(x, mini_batch) if known else x for x in (q, k)]
+def test_forward_generate_forward_forward_is_one_forward(layer, mini_batch, known, inplace):
+    operator, module, total = OPS[layer], OPERATORS[layer], 4 * mini_batch - 5
+    q, k, v, lr, *outer, begin = arguments(layer, total, heads=2, mini_batch=mini_batch)
+    position = torch.arange(total) % mini_batch
+    rotated_qk = [rope(x.float(), position).to(x.dtype) if known else x for x in (q, k)]
     whole, expected = module.forward(*(x.float() for x in (*rotated_qk, v, lr)), *outer, begin)
     state, outputs, at = begin, [], 0
     for kind, count in (("forward", mini_batch + 5), ("generate", 3), ("forward", 4), ("forward", 3 * mini_batch - 17)):
         piece = [x[:, at : at + count] for x in (q, k, v, lr)]
         if kind == "forward":
             start, given = at % mini_batch if known else None, state
-            before = clone(given)
-            out, state = operator.forward(*piece, *outer, given, start=start, inplace=inplace, rope=known)
+            before, options = clone(given), {"start": start, "inplace": inplace, "rope": known}
+            out, state = operator.forward(*piece, *outer, given, **options, backend="reference")
             assert (state is given) == inplace
             assert inplace or all(map(torch.equal, given, before))
             outputs.append(out)
@@ -88,7 +54,6 @@ def test_forward_generate_forward_forward_is_one_forward(monkeypatch, layer, min
     for name in operator.OPERATOR.weights:
         before, found, exact = (getattr(x, name) for x in (begin, state, expected))
         assert relative_error(found - before, exact - before) < 1e-3  # float32 rounding of W, relative to its change
-    assert all(x.dtype == torch.float32 for weights in calls for x in weights)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

@@ -1,11 +1,9 @@
 """The Triton generate kernels match the reference in every form, precision and position, in the interpreter."""
 
-from importlib import import_module
-
 import pytest
 import torch
 from generate_cases import (
-    MODULES,
+    GENERATE,
     check_rope_and_rates_in_the_launch,
     check_slots,
     combinations,
@@ -19,15 +17,13 @@ from generate_cases import (
 
 from harness.measure.correctness import relative_error
 from tests.interpreter import DEVICE, INTERPRETED
-from tests.tk_kernels.reference_cases import masked
+from tests.tk_kernels.reference_cases import OPERATORS, masked
 from tk_kernels import FORMS
 from tk_kernels.generate import common
 from tk_kernels.generate.slots import read_slots, write_slots
 from tk_kernels.generate.tuning import Tuning
 from tk_kernels.reference.token_rows import mapped
 from tk_kernels.ttt_linear import generate as linear_generate
-
-torch.set_num_threads(1)  # more threads slow down cases this small
 
 LARGE = 0.2  # standard deviation of weights whose hidden units cover all parts of gelu
 interpreted = pytest.mark.skipif(
@@ -46,15 +42,15 @@ def test_mixed_positions(operator: str, form: str, precision: str) -> None:
 
 @interpreted
 @pytest.mark.parametrize("head_dim", [16, 72])
-@pytest.mark.parametrize("operator", MODULES)
+@pytest.mark.parametrize("operator", GENERATE)
 def test_slots(operator: str, head_dim: int) -> None:
     check_slots(operator, [1, 3], 2, head_dim, m=4, precision="planes")
 
 
 @pytest.mark.parametrize("precision", ["planes", "float32", "bfloat16"])
-@pytest.mark.parametrize("operator", MODULES)
+@pytest.mark.parametrize("operator", GENERATE)
 def test_copies_of_slots_equal_a_conversion_of_the_state(operator: str, precision: str) -> None:
-    convert, D = MODULES[operator][0].GenerateState.from_state, 72
+    convert, D = GENERATE[operator].GenerateState.from_state, 72
     state = random_state(operator, [3] * 4, 2, D, 4)
     other = mapped(state, lambda x: x.flip(0))
     pool, expected = (convert(state, "dual", precision) for _ in range(2))
@@ -73,26 +69,24 @@ def test_copies_of_slots_equal_a_conversion_of_the_state(operator: str, precisio
         assert torch.equal(found[slots], after[slots])
 
 
-@pytest.mark.parametrize("operator", MODULES)
+@pytest.mark.parametrize("operator", GENERATE)
 def test_slots_of_the_primal_form_are_rejected(operator: str) -> None:
-    state = MODULES[operator][0].GenerateState.from_state(random_state(operator, [0], 1, 16, 4), "primal")
+    state = GENERATE[operator].GenerateState.from_state(random_state(operator, [0], 1, 16, 4), "primal")
     state.slots = torch.zeros(1, dtype=torch.int64)
     with pytest.raises(ValueError, match="form of a state with slots is 'primal': supported are 'dual'"):
-        MODULES[operator][0].generate_step(
-            *random_token(1, 1, 16, torch.float32, 1), *outer_parameters(1, 16, 4), state
-        )
+        GENERATE[operator].generate_step(*random_token(1, 1, 16, torch.float32, 1), *outer_parameters(1, 16, 4), state)
 
 
 @interpreted
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("operator", MODULES)
+@pytest.mark.parametrize("operator", GENERATE)
 def test_after_a_forward(operator: str, form: str) -> None:
-    start = forward_state(operator, [0, 3], 1, 16, 4, MODULES[operator][1].forward)
+    start = forward_state(operator, [0, 3], 1, 16, 4, OPERATORS[operator].forward)
     compare(operator, form, "planes", start, steps=2).check()
 
 
 @interpreted
-@pytest.mark.parametrize("operator", MODULES)
+@pytest.mark.parametrize("operator", GENERATE)
 def test_real_head(operator: str) -> None:
     compare(operator, "dual", "planes", random_state(operator, [14], H=1, D=64, m=16, std=LARGE), steps=3).check()
 
@@ -100,7 +94,7 @@ def test_real_head(operator: str) -> None:
 @interpreted
 @pytest.mark.parametrize("head_dim", [24, 68])
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("operator", MODULES)
+@pytest.mark.parametrize("operator", GENERATE)
 def test_padded_head(operator: str, form: str, head_dim: int) -> None:
     """Test head dimensions other than powers of two. For 68, TTT-MLP's last block of 32 hidden units is half full."""
     start = random_state(operator, [1, 2], H=1, D=head_dim, m=3, std=LARGE)
@@ -112,7 +106,7 @@ def test_padded_head(operator: str, form: str, head_dim: int) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("operator", MODULES)
+@pytest.mark.parametrize("operator", GENERATE)
 def test_rope_and_lr_logits_in_the_launch(operator: str) -> None:
     check_rope_and_rates_in_the_launch(operator, [0, 3], 2, 16, 4, "float32")
 
@@ -151,9 +145,9 @@ def test_nan_stays_nan_in_the_high_plane() -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("operator", MODULES)
+@pytest.mark.parametrize("operator", GENERATE)
 def test_unsupported_shapes_strides_and_dtypes_are_rejected(operator: str) -> None:
-    module = import_module(f"tk_kernels.ttt_{operator}.generate")
+    module = GENERATE[operator]
     (scale, weight, bias), token = outer_parameters(2, 16, 4), random_token(3, 2, 16, torch.float32, 1)
     state = module.GenerateState.from_state(random_state(operator, [0, 1, 3], 2, 16, 4), "dual", "float32")
     for wrong, words in (
@@ -179,14 +173,14 @@ def test_unsupported_shapes_strides_and_dtypes_are_rejected(operator: str) -> No
 
 
 @interpreted
-@pytest.mark.parametrize("operator", MODULES)
+@pytest.mark.parametrize("operator", GENERATE)
 @pytest.mark.parametrize(("form", "precision", "D", "m"), [("primal", "planes", 64, 16), ("dual", "float32", 64, 16),
     ("dual", "planes", 16, 16), ("dual", "planes", 64, 32)])  # fmt: skip
 def test_sm90_settings_for_unsupported_states_are_rejected(
     operator: str, form: str, precision: str, D: int, m: int
 ) -> None:
     """generate_step rejects `sm90` settings for states that Hopper's kernel would index out of bounds."""
-    module = import_module(f"tk_kernels.ttt_{operator}.generate")
+    module = GENERATE[operator]
     outer, token = outer_parameters(2, D, m), random_token(1, 2, D, torch.float32, 1)
     state = module.GenerateState.from_state(random_state(operator, [0], 2, D, m), form, precision)
     assert not state.suits_sm90()
@@ -194,11 +188,11 @@ def test_sm90_settings_for_unsupported_states_are_rejected(
         module.generate_step(*token, *outer, state, launch=Tuning(warps=4, block=0, sm90=True))
 
 
-@pytest.mark.parametrize("operator", MODULES)
+@pytest.mark.parametrize("operator", GENERATE)
 @pytest.mark.parametrize("piece_bytes", [common.PIECE_BYTES, 1])
 def test_state_round_trip(operator: str, piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "PIECE_BYTES", piece_bytes)
-    generate, reference = MODULES[operator]
+    generate = GENERATE[operator]
     state = random_state(operator, [0, 2, 3], 2, 16, 4)
     back = generate.GenerateState.from_state(state, "dual", "planes").to_state()
     expected = weights_of(state)
@@ -207,7 +201,7 @@ def test_state_round_trip(operator: str, piece_bytes: int, monkeypatch: pytest.M
     back = generate.GenerateState.from_state(state, "dual", "float32").to_state()
     assert all(relative_error(a, b.double()) < 1e-6 for a, b in zip(masked(back), masked(state), strict=True))
     sums = generate.GenerateState.from_state(state, "primal", "float32").to_state()
-    expected = reference.primal_state(state)
+    expected = OPERATORS[operator].primal_state(state)
     assert all(relative_error(a, b.double()) < 1e-6 for a, b in zip(sums, expected, strict=True))
 
 

@@ -1,22 +1,22 @@
 """The generate kernels on a GPU match float64 over 256 steps of a layer of the 1.3B model, also in CUDA graphs."""
 
 import re
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from generate_cases import MODULES, combinations, compare, forward_state, outer_parameters, random_state, random_token
+from generate_cases import GENERATE, combinations, compare, forward_state, outer_parameters, random_state, random_token
 from torch import Tensor
 
+from tests.tk_kernels.forward_prompts import OPS
 from tk_kernels import FORMS
 
 H, D, m, STEPS = 32, 64, 16, 256
 EVERY_POSITION = [(5 * i + 11) % m for i in range(m)]
 
 pytestmark = pytest.mark.gpu
-operators = pytest.mark.parametrize("operator", MODULES)
+operators = pytest.mark.parametrize("operator", GENERATE)
 forms = pytest.mark.parametrize("form", FORMS)
 
 
@@ -40,7 +40,7 @@ def test_batch_of_4096(operator: str, form: str) -> None:
 
 @combinations
 def test_256_steps_after_a_forward(operator: str, form: str, precision: str) -> None:
-    ops = import_module(f"tk_kernels.ttt_{operator}.ops")
+    ops = OPS[operator]
     if ops.available():
         pytest.skip(ops.available())
     start = forward_state(operator, list(range(m)), H, D, m, ops.forward)
@@ -56,7 +56,7 @@ def test_one_graph_serves_every_position(operator: str, form: str) -> None:
 
 class Replay:
     def __init__(self, operator: str) -> None:
-        self.generate, self.graph = MODULES[operator][0], torch.cuda.CUDAGraph()
+        self.generate, self.graph = GENERATE[operator], torch.cuda.CUDAGraph()
         self.inputs: tuple[Tensor, ...] = ()
         self.out = torch.empty(0)
 
@@ -80,7 +80,7 @@ class Replay:
 @combinations
 def test_steps_repeat_bitwise(operator: str, form: str, precision: str) -> None:
     outer, start = outer_parameters(H, D, m), random_state(operator, EVERY_POSITION, H, D, m)
-    generate, dtype = MODULES[operator][0], torch.float32 if precision == "float32" else torch.bfloat16
+    generate, dtype = GENERATE[operator], torch.float32 if precision == "float32" else torch.bfloat16
     states = [generate.GenerateState.from_state(start, form, precision) for _ in range(2)]
     for number in range(m + 1):
         token = random_token(m, H, D, dtype, number)
@@ -90,9 +90,8 @@ def test_steps_repeat_bitwise(operator: str, form: str, precision: str) -> None:
 
 
 def test_the_example_of_the_readme() -> None:
-    ops = import_module("tk_kernels.ttt_linear.ops")
-    if ops.available():
-        pytest.skip(ops.available())
+    if reason := OPS["linear"].available():
+        pytest.skip(reason)
     readme = Path(__file__).resolve().parents[2] / "tk_kernels" / "README.md"
     found: dict[str, Any] = {}
     exec(re.search(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)[1], found)

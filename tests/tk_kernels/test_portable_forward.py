@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 import torch
 from reference_cases import Case, case
-from torch import Tensor
 
-from harness.measure.correctness import relative_error
 from tests.interpreter import DEVICE, INTERPRETED
-from tests.tk_kernels.forward_prompts import OPS, exact
-from tests.tk_kernels.tolerances import OUTPUT_ERROR
+from tests.tk_kernels.forward_prompts import OPS, assert_equal, exact
+from tests.tk_kernels.tensors import OUTPUT_ERROR
+from tk_kernels import build
 from tk_kernels.edges import swiglu_product
 from tk_kernels.forward import operator
 from tk_kernels.generate.common import dependent_launch, runs_sm90
@@ -28,17 +27,6 @@ def in_type(given: Case, dtype: torch.dtype) -> list[Any]:
     state = type(given.state)(*(x.float().to(DEVICE) for x in tensors), position.clone().to(DEVICE))
     tokens = [x.to(DEVICE, dtype) for x in given[:3]]
     return [*tokens, *(x.float().to(DEVICE) for x in given[3:7]), state]
-
-
-def assert_equal(found: tuple[Tensor, Any], expected: tuple[Tensor, Any], limit: float) -> None:
-    (out, state), (out_exact, state_exact) = found, expected
-    assert relative_error(out.cpu(), out_exact) < limit
-    count = int(state_exact.position[0])
-    assert state.position.tolist() == state_exact.position.tolist()
-    for name, ours, theirs in zip(state._fields, state, state_exact, strict=True):
-        assert ours.isfinite().all(), name
-        pair = (ours[:, :, :count], theirs[:, :, :count]) if name.endswith("rows") else (ours, theirs)
-        assert relative_error(pair[0].cpu(), pair[1]) < limit, name
 
 
 @interpreted
@@ -108,7 +96,7 @@ def test_the_reference_as_a_backend(name, head_dim, rotate):
 
 
 def tokens_on(device: str, head_dim: int = 64, dtype: torch.dtype = torch.bfloat16) -> Any:
-    return SimpleNamespace(is_cuda=device == "cuda", dtype=dtype, shape=(1, 16, 2, head_dim))
+    return SimpleNamespace(is_cuda=device == "cuda", device=device, dtype=dtype, shape=(1, 16, 2, head_dim))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +113,7 @@ def tokens_on(device: str, head_dim: int = 64, dtype: torch.dtype = torch.bfloat
 )
 @pytest.mark.parametrize("name", OPS)
 def test_the_operator_takes_the_fastest_backend(monkeypatch, name, tokens, mini_batch, hopper, expected):
-    monkeypatch.setattr(operator, "hopper_unavailable", lambda kernel, arch: "" if hopper else "no Hopper GPU")
+    monkeypatch.setattr(build, "unavailable_on", lambda device, kernel: "" if hopper else "no Hopper GPU")
     monkeypatch.setattr(operator, "available", lambda: "")
     assert OPS[name].choice(tokens, mini_batch) == expected[name]
 

@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 from reference_cases import OPERATORS, Case, case, generate, masked, naive
-from tolerances import OUTPUT_ERROR
+from tensors import OUTPUT_ERROR
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException
 

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 from reference_cases import OPERATORS, case, naive
-from tolerances import OUTPUT_ERROR
+from tensors import OUTPUT_ERROR
 
 from harness.measure.correctness import relative_error
 from tk_kernels.reference.naive import fresh_state, layer_norm

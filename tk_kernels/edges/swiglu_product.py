@@ -1,7 +1,5 @@
 """A GEMM with SwiGLU: one kernel for many rows on Hopper, otherwise cuBLAS and a SwiGLU kernel."""
 
-import functools
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,15 +12,9 @@ LEAST_ROWS = 256  # with fewer rows the GEMM is memory-bound, and cuBLAS has sma
 MULTIPLE = 64  # outputs and inputs must be multiples of this
 
 
-def available(device: torch.device | int = -1) -> str:
-    """Return why the Hopper kernel cannot run on `device` (-1: the current GPU), or ""."""
-    return build.hidden() or _unavailable(device)
-
-
-@functools.cache
-def _unavailable(device: torch.device | int) -> str:
-    with torch.cuda.device(device):
-        return build.unavailable(KERNEL)
+def available() -> str:
+    """Return why the Hopper kernel cannot run, or ""."""
+    return build.unavailable_on(-1, KERNEL)
 
 
 def swiglu_product(x: Tensor, weights: Tensor, *, concurrent: bool = False) -> Tensor:
@@ -53,7 +45,7 @@ def fits(rows: Tensor, weights: Tensor) -> bool:
         and rows.is_contiguous()
         and weights.is_contiguous()
         and not (rows.data_ptr() | weights.data_ptr()) % 16  # TMA needs multiples of 16 bytes
-        and not available(rows.device)
+        and not build.unavailable_on(rows.device, KERNEL)
     )
 
 

@@ -1,8 +1,6 @@
 """The forward of TTT-Linear or TTT-MLP: a Hopper kernel, Triton or the reference."""
 
-import os
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -32,11 +30,6 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # Hopper kernels take t
 THUNDERKITTENS, TRITON, REFERENCE = BACKENDS = ("thunderkittens", "triton", "reference")
 Tokens = tuple[Tensor, Tensor, Tensor, Tensor]  # q, k, v [B, T, H, D], lr [B, T, H]
 OuterTensors = tuple[Tensor, Tensor, Tensor]  # token_scale [m], ln_weight, ln_bias [H, D]
-
-
-@cache
-def hopper_unavailable(kernel: str, arch: str | None) -> str:
-    return build.unavailable(kernel)  # arch, the value of TTT_BENCH_ARCH, is only a cache key
 
 
 class ForwardOperator:
@@ -69,8 +62,8 @@ class ForwardOperator:
     def choice(self, q: Tensor, mini_batch: int) -> str:
         """Return the first of `BACKENDS` that supports q [B, T, H, D] and `mini_batch` here."""
         kernel = self.kernels.get(mini_batch)
-        takes = kernel and q.is_cuda and q.dtype == torch.bfloat16 and q.shape[3] == HEAD_DIM
-        if takes and not hopper_unavailable(str(kernel), os.environ.get("TTT_BENCH_ARCH")):
+        takes = q.is_cuda and q.dtype == torch.bfloat16 and q.shape[3] == HEAD_DIM
+        if kernel and takes and not build.unavailable_on(q.device, kernel):
             return THUNDERKITTENS
         takes_type = common.triton.knobs.runtime.interpret or (q.is_cuda and q.dtype in common.GPU_DTYPES)
         return TRITON if takes_type and not available() else REFERENCE

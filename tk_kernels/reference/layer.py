@@ -18,12 +18,12 @@ class Outer(NamedTuple):
     ln_bias: Tensor  # [H, D]
 
 
-def rope(x: Tensor, position: Tensor, theta: float = ROPE_THETA) -> Tensor:
-    """Return x with its interleaved pairs (2i, 2i+1) rotated by position * theta^(-2i/D).
+def rope(x: Tensor, position: Tensor) -> Tensor:
+    """Return x with its interleaved pairs (2i, 2i+1) rotated by position * 10000^(-2i/D).
 
     x [B, T, H, D] with position [T] or [B, T], or x [B, H, D] with position [B]; in the layer, position is t mod m.
     """
-    return rotate_interleaved(x, rotation(position, x.shape[-1], x.dtype, theta))
+    return rotate_interleaved(x, rotation(position, x.shape[-1], x.dtype))
 
 
 def rotation(position: Tensor, head_dim: int, dtype: torch.dtype, theta: float = ROPE_THETA) -> Rotation:

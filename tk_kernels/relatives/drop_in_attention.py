@@ -13,10 +13,10 @@ from tk_kernels.ttt_linear.reference import LinearState, init_state
 from tk_kernels.ttt_linear.reference import forward as linear_forward
 
 
-def fresh_state(q: Tensor, *, mini_batch: int = 16, seed: int = 0) -> LinearState:
+def fresh_state(q: Tensor, *, mini_batch: int = 16) -> LinearState:
     """Return an initial state for q [B, T, H, D]: per head, random W (std 0.02) and b = 0."""
     batch, _, heads, head_dim = q.shape
-    W = 0.02 * torch.randn(heads, head_dim, head_dim, generator=torch.Generator().manual_seed(seed))
+    W = 0.02 * torch.randn(heads, head_dim, head_dim, generator=torch.Generator().manual_seed(0))
     b = torch.zeros(heads, 1, head_dim)
     dtype = STATE_DTYPE[q.dtype]
     return init_state(W.to(q.device), b.to(q.device), batch=batch, mini_batch=mini_batch, dtype=dtype)
