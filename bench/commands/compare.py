@@ -92,7 +92,7 @@ def _show(a: Path, b: Path, fail_on: float | None, markdown: bool) -> comparing.
         )
     print(views.markdown(found) if markdown else views.text(found), end="", flush=True)
     outcomes = found.counts.keys() - {"gained"}
-    if not outcomes or (fail_on is not None and outcomes <= {"unreliable", *comparing.OTHER_DEVICE}):
+    if not outcomes or ((fail_on or found.interleaved) and outcomes <= {"unreliable", *comparing.OTHER_DEVICE}):
         why = "the devices differ in every case" if found.other_device else "no case is reliable"
         note(f"the runs cannot be compared: {why if outcomes else 'no case has a result on both sides'}")
         sys.exit(NOT_COMPARABLE)

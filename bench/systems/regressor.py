@@ -155,14 +155,14 @@ def _fastest(
     kernels: Sequence[Callable[..., Any]], run: Callable[..., object]
 ) -> tuple[Callable[..., Any], dict[str, str]]:
     """Tune the kernels and, if several, time them; return (the fastest, settings to record)."""
-    if len(kernels) == 1:
-        prepare(partial(run, kernels[0]))
-        return kernels[0], {}
     took: dict[Callable[..., Any], float] = {}
     with retuning():  # once: a second context would discard the first kernel's choice
         for kernel in kernels:
             prepare(partial(run, kernel))
-            clock = CudaEventClock() if device() == "cuda" else Clock()
-            took[kernel] = median(measure(partial(run, kernel), clock, TRIAL).samples_ms)
+            if len(kernels) > 1:
+                clock = CudaEventClock() if device() == "cuda" else Clock()
+                took[kernel] = median(measure(partial(run, kernel), clock, TRIAL).samples_ms)
+    if not took:
+        return kernels[0], {}
     trials = "; ".join(f"{kernel.__name__} {ms:.4g} ms" for kernel, ms in took.items())
     return min(took, key=lambda kernel: took[kernel]), {"form_trials": trials}

@@ -72,9 +72,7 @@ def retuning() -> Iterator[None]:
 
 def _size(tuner: Any, config: Any, *args: Any, **arguments: Any) -> float:
     """Return a proxy for a config's shared memory: stages times all block sizes."""
-    return config.num_stages * math.prod(
-        extent for extent in config.kwargs.values() if isinstance(extent, int) and extent
-    )
+    return config.num_stages * math.prod(size for size in config.kwargs.values() if isinstance(size, int) and size)
 
 
 @contextmanager

@@ -73,8 +73,7 @@ class CallChecker:
     def checked_call(self, clock: Clock, sample_ms: float = math.inf) -> Checks:
         """Refill the inputs, run and check the timed call; return its checks and the checks that failed earlier.
 
-        clock: the clock that timed `run`. sample_ms: the median sample's duration; samples with new inputs must not
-            always take far longer, as they do if a cache serves repeated inputs.
+        clock: the clock that timed `run`. sample_ms: the median sample's duration, to find a cache for repeated inputs.
         The previous outputs are first set to NaN. If early tokens can be replaced (in an input with a token axis, or by
         `Workload.renews_past`), a second call replaces them. The outputs of each sequence with new ones must change.
         """
@@ -92,7 +91,7 @@ class CallChecker:
         return Checks([*self.failed_checks, *checked.checks], "; ".join(filter(None, (checked.unchecked, renewed))))
 
     def _check_cached(self, clock: Clock, sample_ms: float) -> None:  # a graph does the same work for all inputs
-        usual_ms, new_ms = max(sample_ms, _LEAST_MS), math.inf
+        usual_ms, new_ms, again_ms = max(sample_ms, _LEAST_MS), math.inf, math.inf
         for _ in range(_CACHE_TRIALS):
             self._renew()
             wait_for(self._workload.device)
@@ -100,7 +99,10 @@ class CallChecker:
             self._check_outputs()
             if new_ms <= _CACHED * usual_ms:
                 return
-        self.failed_checks.append(Check.at_most("time_with_new_inputs_over_median", new_ms / usual_ms, _CACHED))
+            again_ms = min(again_ms, clock.sample() * clock.launches)
+        usual_ms = max(usual_ms, again_ms)  # the machine may be busier than during the samples
+        if new_ms > _CACHED * usual_ms:
+            self.failed_checks.append(Check.at_most("time_with_new_inputs_over_median", new_ms / usual_ms, _CACHED))
 
     def _compared_call(self, clock: Clock, unchanged: str) -> Checks:
         compare, checked = self._start_check()

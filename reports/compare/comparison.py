@@ -18,6 +18,7 @@ from reports.compare.side import GPU_ID, VARIABLES, CaseSide, RunCases, Side
 from reports.stats import FEW_SAMPLES, HOT, LOADED, UNSTEADY
 
 MAYBE_OTHER_HOST = "CPU-bound, perhaps on another host"
+PACED = "its arrivals set its duration"
 STORED_BAR = 0.05  # see run-to-run spread in reports/results/README.md
 # 95th percentile of differences between runs: one GPU, two GPUs of one model at equal clocks, CPU
 BETWEEN_RUNS = {"gpu": 0.02, "gpus": 0.03, "cpu": 0.3}
@@ -201,6 +202,8 @@ class CasePair:
         if self.a.tokens_words != self.b.tokens_words:
             tokens = ", ".join(f"{side.tokens_words} in {name}" for name, side in sides.items())
             yield f"concurrent sequences differ: tokens per sample are {tokens}"
+        if self.a.case.option("rate"):
+            yield PACED
         if self.maybe_on_other_hosts:
             yield MAYBE_OTHER_HOST
         if hot := [name for name, side in sides.items() if side.quality.hot]:
@@ -242,6 +245,7 @@ class CasePair:
         own, other = ((side.started_at, side.medians, side.facts) for side in (self.a, self.b))
         causes = {
             "the same measurement": own == other and bool(self.a.started_at),  # one run has a copy of the record
+            PACED: bool(self.a.case.option("rate")),
             MAYBE_OTHER_HOST: self.maybe_on_other_hosts,
             LOADED: any(side.contended for side in sides),
             HOT: any(side.hot for side in sides),
@@ -253,10 +257,11 @@ class CasePair:
 
 
 def _round_results(pairs: Sequence[CasePair], fail_on: float) -> list[CaseResult]:
-    enough = [len(pair.log_ratios) >= LEAST_ROUNDS and not pair.other_device for pair in pairs]
+    enough = [len(pair.log_ratios) >= LEAST_ROUNDS and not (pair.other_device or pair.doubt == PACED) for pair in pairs]
     results = iter(decide([pair.log_ratios for pair, has in zip(pairs, enough, strict=True) if has], fail_on))
     return [
-        next(results) if has else _result(pair, fail_on, "undecided") for pair, has in zip(pairs, enough, strict=True)
+        next(results) if has else _result(pair, fail_on, "" if pair.doubt == PACED else "undecided")
+        for pair, has in zip(pairs, enough, strict=True)
     ]
 
 

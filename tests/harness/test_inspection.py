@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from fake_clock import FakeClock
 from harness_helpers import case
 
 from harness.measure import inspection
@@ -78,9 +79,7 @@ def test_early_tokens_exclude_the_last_64_or_half(tokens: int, kept: int) -> Non
         ("generate", 16, [(2, 5)] * 16, []),
     ],
 )
-def test_units_match_the_phase_and_the_outputs(
-    phase: str, units: int, shapes: list[tuple[int, ...]], failed: list[str]
-) -> None:
+def test_units_fit_phase_and_outputs(phase: str, units: int, shapes: list[tuple[int, ...]], failed: list[str]) -> None:
     of = case(phase=phase, batch=2, context=1)
     workload = Workload(run=print, units=units, tokens=2 * (1 + of.new_tokens) if phase == "request" else 2)
     outputs = tuple(torch.zeros(shape) for shape in shapes)
@@ -91,3 +90,11 @@ def test_work_after_the_call_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspection, "wait_for", lambda device: time.sleep(0.01))
     [late] = CallChecker(case(), Workload(run=print, device="cuda"))._late()
     assert (late.name, late.passed) == ("seconds_of_work_after_the_call", False)
+
+
+@pytest.mark.parametrize(("again_ms", "failed"), [(7.0, 0), (0.5, 1)])
+def test_a_machine_that_became_busy_is_no_cache(again_ms: float, failed: int) -> None:
+    x = torch.zeros(1)
+    checker = CallChecker(case(batch=1), Workload(run=print, inputs={"x": Input(x, "normal")}))
+    checker._check_cached(FakeClock([6.0, again_ms] * 12), 1.0)  # samples with new and with repeated inputs
+    assert len(checker.failed_checks) == failed

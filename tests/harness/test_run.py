@@ -128,14 +128,7 @@ def test_a_wrong_run_file_is_one_sentence(
     assert everything_under(tmp_path) == before
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "my notes",
-        "[" * 100_000,
-    ],
-)
+@pytest.mark.parametrize("text", ["", "my notes", "[" * 100_000])
 def test_broken_json_is_refused(folder: Path, text: str) -> None:
     folder.mkdir()
     (folder / "run.json").write_text(text)

@@ -28,13 +28,8 @@ def rounds(case, middles):
 
 def test_cases_are_paired_by_key_and_sorted_from_the_largest_difference(tmp_path):
     cases = [a_case(context) for context in (64, 128, 256)]
-    found = compare(
-        *two(
-            tmp_path,
-            [timed(case, 10) for case in cases],
-            [timed(c, ms) for c, ms in zip(cases, (10, 8, 12), strict=True)],
-        )
-    )
+    of_b = [timed(case, ms) for case, ms in zip(cases, (10, 8, 12), strict=True)]
+    found = compare(*two(tmp_path, [timed(case, 10) for case in cases], of_b))
     assert [row.label.split()[6] for row in found.rows] == ["T=128", "T=256", "T=64"]
     assert [row.result.ratio for row in found.rows] == pytest.approx([0.8, 1.2, 1.0])
     assert [row.result.outcome for row in found.rows] == ["faster", "slower", "same within noise"]
@@ -56,8 +51,7 @@ def test_two_stored_runs_differ_only_beyond_5_percent(tmp_path, by, outcome):
 )
 def test_two_stored_runs_on_a_cpu_differ_only_beyond_30_percent(tmp_path, by, outcome):
     found = compare(*two(tmp_path, [timed(a_case(), 10, on_cpu())], [timed(a_case(), 10 * by, on_cpu())]))
-    assert found.rows[0].result.outcome == outcome
-    assert found.fail_on == 0.05
+    assert (found.rows[0].result.outcome, found.fail_on) == (outcome, 0.05)
 
 
 def test_a_stored_regression_must_exceed_fail_on(tmp_path):
@@ -342,8 +336,7 @@ def test_samples_that_drift_are_unreliable(tmp_path):
     steady = timed(a_case(), 10, samples=32)
     drifting = replace(steady, samples_ms=[12.0] * 8 + [20.0] * (len(steady.samples_ms) - 8))
     [row] = compare(*two(tmp_path, [steady], [drifting])).rows
-    assert row.result.outcome == "unreliable"
-    assert row.notes == ("unsteady in B",)
+    assert (row.result.outcome, row.notes) == ("unreliable", ("unsteady in B",))
 
 
 def test_an_unsteady_ttft_is_unreliable(tmp_path):
@@ -351,6 +344,13 @@ def test_an_unsteady_ttft_is_unreliable(tmp_path):
     steady = timed(a_case(phase="request"), 10)
     [row] = compare(*two(tmp_path, [replace(steady, metrics=wide)], [timed(steady.case, 20)])).rows
     assert (row.result.outcome, row.notes) == ("unreliable", ("unsteady in A",))
+
+
+@pytest.mark.parametrize("arguments", [AB, ("run",)])
+def test_a_case_whose_requests_arrive_over_time_is_unreliable(tmp_path, arguments):
+    of_a, of_b = (rounds(a_case(phase="request", options=(("rate", 8),)), [10, 10.01]) for _ in "ab")
+    [row] = compare(*two(tmp_path, of_a, of_b, repeats=2, arguments=arguments)).rows
+    assert (row.result.outcome, row.notes[-1]) == ("unreliable", "its arrivals set its duration")
 
 
 def test_runs_without_timing_are_refused(tmp_path):

@@ -81,13 +81,11 @@ def test_gate_and_reversed_pass() -> None:
 
 def test_theorem_1_linear_attention() -> None:
     q, k, v = (x[0, :, 0] for x in case("linear", 12, batch=1, heads=1)[:3])
-    expected = ((q @ k.T).tril()) @ v
-    assert relative_error(linear_attention(q, k, v), expected) < EXACT
+    assert relative_error(linear_attention(q, k, v), (q @ k.T).tril() @ v) < EXACT
 
 
 def test_theorem_2_softmax_attention() -> None:
     q, k, v = case("linear", 23)[:3]
-    heads = [x.transpose(1, 2) for x in (q, k, v)]
-    expected = F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2)
+    expected = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True).transpose(1, 2)
     assert relative_error(nadaraya_watson(q, k, v), expected) < EXACT
     assert nadaraya_watson(100 * q, 100 * k, v).isfinite().all()

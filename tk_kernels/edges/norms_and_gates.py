@@ -80,9 +80,7 @@ def _rows(name: str, x: Tensor) -> Tensor:
 
 
 @jit
-def _norm_gate(
-    z, gate, weight, bias, out, gate_stride, eps, C: tl.constexpr, CP: tl.constexpr, PDL: tl.constexpr
-):  # fmt: skip
+def _norm_gate(z, gate, weight, bias, out, gate_stride, eps, C: tl.constexpr, CP: tl.constexpr, PDL: tl.constexpr):
     let_next_begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     rc = tl.arange(0, CP)

@@ -36,20 +36,17 @@ class Mamba3(RecurrentLayer):
     angles: int
 
     @property
-    def matrix_size(self) -> int:
-        """Number of elements of S in one sequence: heads * key_dim * value_dim."""
-        return super().state_elements
-
-    @property
     def state_elements(self) -> int:
-        return self.matrix_size + self.heads * (self.key_dim + self.value_dim + self.angles)  # S, last k, v, angle sums
+        # S; the last token's k and v; the sums of the angles
+        return super().state_elements + self.heads * (self.key_dim + self.value_dim + self.angles)
 
     def work(self, case: Case) -> Work:
         tokens, width = case.batch * case.context, getattr(torch, case.dtype).itemsize
         shared = width * (2 * self.key_dim + self.angles)
         row = width * (2 * self.value_dim + 1) + 4 * 2  # v, output, trap; decay and time step
-        moved = tokens * (shared + self.heads * row) + 4 * case.batch * self.matrix_size
-        return Work(5 * tokens * self.matrix_size, moved)  # FLOPs: decay 1, two merged updates 2, output 2
+        matrices = super().state_elements  # elements of S
+        moved = tokens * (shared + self.heads * row) + 4 * case.batch * matrices
+        return Work(5 * tokens * matrices, moved)  # FLOPs: decay 1, two merged updates 2, output 2
 
     def random_inputs(self, case: Case) -> dict[str, RandomInput]:
         """Draw arguments of the kernel, distributed as in a newly initialised layer.

@@ -386,20 +386,20 @@ class EngineRequest(_TimedBatches):
 
 
 class EngineArrivals(EngineRequest):
-    """Timed request batches with option `rate`: `rate` requests arrive per second on average.
+    """Timed request batches with option `rate`: Poisson arrivals with a mean interval of exactly 1 / `rate` seconds.
 
-    Arrivals are a Poisson process. The lengths of prompts and answers vary from 0.5 to 1.5 times the case's.
-    One seed draws arrivals and lengths, so they are equal for all systems.
-    Times exclude HTTP, because the engine runs in this process.
+    The lengths of prompts and answers vary from 0.5 to 1.5 times the case's.
+    One seed draws arrivals and lengths for all systems. Times exclude HTTP, because the engine runs in this process.
     """
 
-    timed = "from the first arrival to the last token; a request's TTFT includes its wait"
+    timed = "from the first arrival to the last token, at the exact mean rate; a request's TTFT includes its wait"
 
     def __init__(self, engine: Engine, case: Case) -> None:
         super().__init__(engine, case)
         rng = Random(ARRIVALS_SEED)
-        intervals = [rng.expovariate(float(case.option("rate"))) for _ in range(1, self.batch)]
-        self.due = [0.0, *accumulate(intervals)]
+        intervals = [rng.expovariate(1.0) for _ in range(1, self.batch)]
+        faster = fmean(intervals or [1.0]) * float(case.option("rate"))  # with 128 draws, the mean was 16% off
+        self.due = [0.0, *accumulate(interval / faster for interval in intervals)]
         self._lengths = _lengths_around(rng, self.context, self.batch)
         self._answers = [1 + steps for steps in _lengths_around(rng, self.new_tokens - 1, self.batch)]
 
