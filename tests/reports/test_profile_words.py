@@ -211,6 +211,7 @@ def test_concurrent_sequences_of_a_record(phase: str, limits: tuple[int, ...], c
         ("_swiglu", EDGES),
         ("ttt::swiglu_product(ttt::layout::globals)", PRODUCTS),
         ("_query_key", EDGES),
+        ("_rms_norm_forward_kernel", EDGES),
         ("causal_conv1d_fwd_kernel", EDGES),
         ("_chunk_scan_fwd_kernel", SCAN),
         ("selective_state_update", SCAN),
