@@ -19,9 +19,7 @@ from harness.workers.pool import on_free_slots
 from harness.workers.process import DEFAULT_SLOT, GpuSlot, Launch, Limits
 from harness.workers.scheduler import signals_raise, unmeasured
 
-TIMES, RATIOS = "times", "ratios"  # stages of a profile
 NOT_COUNTED, COUNTED = "not counted: ", "Nsight Compute counted "  # starts of notes on counters
-FAILED_EARLIER = f"{NOT_COUNTED}Nsight Compute failed in an earlier case"
 
 
 @dataclass
@@ -105,9 +103,9 @@ class JobProfiler:
             profile = replace(profile, notes=notes, commands=profile.commands[:1])  # only of the times
             if self.tools.ratios:
                 start = time.monotonic()
-                found = _with_duration(self._with_ratios(profile), RATIOS, start)
+                found = _with_duration(self._with_ratios(profile), "ratios", start)
             else:
-                found = replace(profile, notes=(*profile.notes, FAILED_EARLIER))
+                found = replace(profile, notes=(*notes, f"{NOT_COUNTED}Nsight Compute failed in an earlier case"))
             write_profile(self.profiler.run.folder, found)
             self.profiler.on_profile(found)
 
@@ -127,7 +125,7 @@ class JobProfiler:
                 self._raise_if_stopped_or_gpu_lost()
                 status, why = getattr(error, "status", "failed"), sentence(str(error))
                 profile = Profile(case=planned.case, status=status, reason=why, started_at=started_at)
-        profile = _with_duration(profile, TIMES, start)
+        profile = _with_duration(profile, "times", start)
         run = self.profiler.run
         if run.file.mode == "profile":  # a run that measures has records already
             launch = self.profiler.launches[self.job.pair]
