@@ -19,9 +19,7 @@ from harness.workers.pool import on_free_slots
 from harness.workers.process import DEFAULT_SLOT, GpuSlot, Launch, Limits
 from harness.workers.scheduler import signals_raise, unmeasured
 
-TIMES, RATIOS = "times", "ratios"  # stages of a profile
-NOT_COUNTED = "not counted: "  # start of a note with the reason
-FAILED_EARLIER = f"{NOT_COUNTED}Nsight Compute failed in an earlier case"
+NOT_COUNTED, COUNTED = "not counted: ", "Nsight Compute counted "  # starts of notes on counters
 
 
 @dataclass
@@ -101,12 +99,13 @@ class JobProfiler:
         for profile in map(self.profiler.stored, self.job.cases):
             if profile.status != "ok":
                 continue
-            profile = replace(profile, notes=tuple(note for note in profile.notes if not note.startswith(NOT_COUNTED)))
+            notes = tuple(note for note in profile.notes if not note.startswith((NOT_COUNTED, COUNTED)))
+            profile = replace(profile, notes=notes, commands=profile.commands[:1])  # only of the times
             if self.tools.ratios:
                 start = time.monotonic()
-                found = _with_duration(self._with_ratios(profile), RATIOS, start)
+                found = _with_duration(self._with_ratios(profile), "ratios", start)
             else:
-                found = replace(profile, notes=(*profile.notes, FAILED_EARLIER))
+                found = replace(profile, notes=(*notes, f"{NOT_COUNTED}Nsight Compute failed in an earlier case"))
             write_profile(self.profiler.run.folder, found)
             self.profiler.on_profile(found)
 
@@ -126,7 +125,7 @@ class JobProfiler:
                 self._raise_if_stopped_or_gpu_lost()
                 status, why = getattr(error, "status", "failed"), sentence(str(error))
                 profile = Profile(case=planned.case, status=status, reason=why, started_at=started_at)
-        profile = _with_duration(profile, TIMES, start)
+        profile = _with_duration(profile, "times", start)
         run = self.profiler.run
         if run.file.mode == "profile":  # a run that measures has records already
             launch = self.profiler.launches[self.job.pair]
@@ -159,7 +158,7 @@ class JobProfiler:
             why = f"{NOT_COUNTED}{self._give_up('ratios', error)}"
             return replace(profile, notes=(*profile.notes, why))
         if stand_in != profile.case:
-            counted = f"Nsight Compute counted {stand_in.label}, a model of fewer layers with the same kernels"
+            counted = f"{COUNTED}{stand_in.label}, a model of fewer layers with the same kernels"
             profile = replace(profile, notes=(*profile.notes, counted))
         tools = {**profile.tools, "ncu": self.tools.versions.get("ncu", "")}
         return replace(_counted(profile, counters), tools=tools, commands=(*profile.commands, command))
@@ -171,8 +170,8 @@ class JobProfiler:
 
     def _give_up(self, part: Literal["times", "ratios"], error: Exception) -> str:
         """Report and return why a profiler failed; drop it from `tools` if the error is lasting."""
-        advice = "" if isinstance(error, ToolLost) else "; try again (--resume), or use --with torch"
-        why = sentence(f"{error}{advice}")
+        again = "profiled by torch.profiler" if part == "times" else "try again (--resume), or use --with torch"
+        why = sentence(str(error) if isinstance(error, ToolLost) else f"{error}; {again}")
         self.profiler.say(why)
         if isinstance(error, ToolLost) and error.lasting:
             self.tools = replace(self.tools, times="kineto") if part == "times" else replace(self.tools, ratios="")
@@ -188,6 +187,6 @@ def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:
     kernels = tuple(replace(each, counters=counters.get(each.name)) for each in profile.kernels)
     total = sum(kernel.time_us for kernel in kernels)
     missed = sum(kernel.time_us for kernel in kernels if kernel.counters is None)
-    note = f"Nsight Compute counted no launch of kernels that take {missed / total:.0%} of the time" if total else ""
+    note = f"{COUNTED}no launch of kernels that take {missed / total:.0%} of the time" if total else ""
     notes = (*profile.notes, note) if missed > 0.05 * total else profile.notes
     return replace(profile, kernels=kernels, notes=notes)

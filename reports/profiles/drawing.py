@@ -50,13 +50,13 @@ def roofline(profile: Profile) -> dict[str, Any]:
 def timeline(profile: Profile) -> dict[str, Any]:
     """Return a case's kernel launches in order as lists, with one integer per launch.
 
-    range: index into "paths", which has the path of each NVTX range; -1 outside all ranges.
+    range: index into "paths", the NVTX ranges' paths, whose first names are phases; -1 outside all ranges.
     kernel: row in the kernel table; `TABLE_ROWS` for a kernel without a row. part: index into `parts.LABELS`.
     wait: ns since the previous launch's end, negative if they overlap. time: duration in ns.
     """
-    found = profile.timeline
+    found, paths = profile.timeline, (each.path for each in profile.ranges)
     return {
-        "paths": [each.path for each in profile.ranges],
+        "paths": [path[1:] if path[1:] and path[0] == "request" else path for path in paths],
         "range": found.range,
         "kernel": [min(kernel, TABLE_ROWS) for kernel in found.kernel],
         "part": [_label_index(part) for part in launch_parts(profile)],

@@ -29,7 +29,7 @@ _COVERED = 0.9  # share of a part's time that kernels with known bounds must tak
 
 # Patterns of kernel names by part; the first match counts.
 _NAMES = (
-    (TTT, re.compile(r"^_?(dual|primal)(_\w+)?$|linear_forward|mlp_forward|forward_(32_)?kernel|\bttt_")),
+    (TTT, re.compile(r"^_?(dual|primal)(_\w+)?$|\b(linear_forward|mlp_forward|forward_(32_)?kernel|ttt_)")),
     (EDGES, re.compile(r"conv(?!ert)|norm(?!al)|swiglu(?!_product)|query_key|rotary|rope", re.I)),
     (
         SCAN,
@@ -120,8 +120,9 @@ def parts(region: Region) -> list[ProfilePart]:
     found = {IDLE: ProfilePart(IDLE, region.idle_us, 0, 0.0)}
     for part, time_us in times.items():
         counted = lower_bounds[part] * time_us / covered[part] if covered[part] >= _COVERED * time_us > 0 else None
-        modelled = _model_lower_bound_us(work.get(part), region)
-        lower_bound = counted if modelled is None else modelled
+        least = work.get(part)
+        modelled = lower_bound_ms(least.flops, least.bytes, region.peaks) if least else None
+        lower_bound = counted if modelled is None else 1e3 * modelled * region.units
         shown = None if lower_bound is None else lower_bound * scale  # overlapping parts share the time
         with_head = part == PRODUCTS and HEAD in region.work and HEAD not in times
         found[part] = ProfilePart(part, time_us * scale, round(launches[part]), shown, modelled is not None, with_head)
@@ -138,11 +139,6 @@ def work_of(region: Region, present: Iterable[str]) -> dict[str, Work]:
     if HEAD in work and HEAD not in present and PRODUCTS in work:
         work[PRODUCTS] += work.pop(HEAD)
     return work
-
-
-def _model_lower_bound_us(work: Work | None, region: Region) -> float | None:
-    least = None if work is None else lower_bound_ms(work.flops, work.bytes, region.peaks)
-    return None if least is None else 1e3 * least * region.units
 
 
 def kernel_lower_bound_us(kernel: Kernel, region: Region) -> float | None:

@@ -66,7 +66,7 @@ def agreement(region: Region, recorded: Recorded | None) -> str:
 
 def _is_on_cpu(region: Region) -> bool:
     """Return whether the region ran on a CPU, where a profile has operators, not kernels."""
-    return bool(region.kernels) and region.kernels[0].name.startswith("aten::")
+    return any(kernel.name.startswith(("aten::", "Torch-Compiled Region")) for kernel in region.kernels)
 
 
 def recorded(records: Iterable[Record]) -> dict[str, Recorded]:

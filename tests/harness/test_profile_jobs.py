@@ -200,6 +200,10 @@ def test_ncu_counts_a_smaller_stand_in(tmp_path: Path, fake: Any) -> None:
     assert [" small " in note for note in found.notes] == [True]
     assert run.records() == []  # a run that measures keeps its own
     assert messages == []
+    (tmp_path / "table.csv").write_text(ncu_table("another kernel"))
+    (first,), _ = profile_all(run, WITH_NCU)
+    (again,), _ = profile_all(run, WITH_NCU, resume=True)  # counts again, and replaces the notes on counters
+    assert (again.notes, again.commands) == (first.notes, first.commands)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +311,7 @@ def test_timed_runs_without_kernels_fail(tmp_path: Path, fake: Any) -> None:
     [
         ("kill late", "nsys failed: it was killed by SIGKILL; use --with torch instead"),
         ("no importer", "nsys failed: it wrote no report: Importer error status: Importation failed.; use --with tor"),
-        ("unreadable", "nsys could not read its report: the report cannot be opened; try again (--resume"),
+        ("unreadable", "nsys could not read its report: the report cannot be opened; profiled by torch.profiler"),
         ("hang", "nsys did not end within 1 s and was killed; try a smaller case"),
     ],
 )

@@ -51,12 +51,6 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert (PROFILE.idle_us, PROFILE.unit_ms) == (20.0, 0.05)
 
 
-def test_a_failed_profile_keeps_its_reason(tmp_path: Path) -> None:
-    failed = Profile(case=case(), status="oom", reason="it did not fit")
-    write_profile(tmp_path, failed)
-    assert read_profile(profile_path(tmp_path, case().key)) == failed
-
-
 @pytest.mark.parametrize(
     ("changes", "why"),
     [

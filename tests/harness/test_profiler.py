@@ -18,10 +18,10 @@ def test_a_script_profiles_a_block() -> None:
     assert (counts["aten::mm"], found.region.units) == (3, 3)
     with pytest.raises(ProfileError, match="no operator of PyTorch"), profiled("cpu"):
         pass
-    with profiled("cpu"):
+    with torch.profiler.profile(), pytest.raises(ProfileError, match="inside another"), profiled("cpu"):
+        pytest.fail("two recordings at once end the process")
+    with pytest.raises(ProfileError, match="inside the block"), profiled("cpu"), torch.profiler.profile():
         torch.mm(x, x)
-        with pytest.raises(ProfileError, match="inside another"), profiled("cpu"):
-            pytest.fail("two recordings at once end the process")
 
 
 @pytest.mark.parametrize(

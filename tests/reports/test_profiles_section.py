@@ -234,6 +234,8 @@ def test_a_timeline_has_the_paths_and_parts_of_its_launches(tmp_path: Path) -> N
     found = profile(case(), ranges=ranges, timeline=Timeline((1, 0), (0, -1), (0, 70), (9000, 8000), 5))
     drawn = timeline(found)
     assert drawn["paths"] == [("forward", "layer 0", "operator")]
+    request = [Range(path, ()) for path in (("request",), ("request", "generate", "layer 0"))]
+    assert timeline(replace(found, ranges=tuple(request)))["paths"] == [("request",), ("generate", "layer 0")]
     assert (drawn["kernel"], drawn["part"]) == ([1, 0], [1, 0])
     html = section_of(run_with(tmp_path, found)).html
     assert "2 launches in 0.01707 ms; 5 later ones are not drawn." in html

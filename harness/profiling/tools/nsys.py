@@ -3,15 +3,17 @@
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
-from harness.measure.ranges import LEAD, TIMED
+from harness.measure.ranges import LEAD, TIMED, range_names
 from harness.profiling.tools.trace import Launched, Span, demangled, paths_at, serialized
 from harness.schema.profile import ProfileError
 
 PROGRAM = "nsys"
 _PUSH_POP = 59  # NVTX_EVENTS.eventType
 _THREAD_BITS = 24  # low bits of a globalTid, for the thread; the rest is the globalPid
+_PROCESS_WIDE = {LEAD, TIMED, *range_names("request")}  # they hold the launches of all threads, such as autograd's
 _KERNELS, _LAUNCHES, _RANGES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
 _COPIES = (("CUPTI_ACTIVITY_KIND_MEMCPY", "memory copy"), ("CUPTI_ACTIVITY_KIND_MEMSET", "memory fill"))
 
@@ -72,7 +74,10 @@ def _launched(connection: sqlite3.Connection) -> list[Launched]:
     }
     rows = list(_rows(connection, tables))
     moments = [hosts.get(((pid or 0) >> _THREAD_BITS, correlation), (None, 0.0)) for *_, pid, correlation in rows]
-    paths = paths_at(ranges, moments)
+    outer = [replace(each, thread=each.thread >> _THREAD_BITS) for each in ranges if each.name in _PROCESS_WIDE]
+    around = paths_at(outer, ((thread and thread >> _THREAD_BITS, at) for thread, at in moments))
+    pairs = zip(around, paths_at(ranges, moments), strict=True)
+    paths = [path if path[: len(first)] == first else (*first, "another thread", *path) for first, path in pairs]
     return serialized(
         Launched(name, start / 1e3, end / 1e3, (end - start) / 1e3, path, registers, shared, (pid, device, stream))
         for (name, start, end, registers, shared, device, stream, pid, _), path in zip(rows, paths, strict=True)

@@ -55,7 +55,7 @@ def region_fields(timed: Sequence[Launched], ranged: Sequence[Launched], runs: i
     Raises ProfileError if `timed` is empty.
     """
     if not timed:
-        raise ProfileError("no operator of PyTorch (on a GPU: no kernel) ran in the profiled region")
+        raise ProfileError("no operator of PyTorch ran in this thread (on a GPU: no kernel ran) in the profiled region")
     kernels = kernels_of([*timed])
     busy_us, longest_gap_us = busy(timed)
     ranges = ranges_of(ranged, kernels)
