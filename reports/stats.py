@@ -11,7 +11,20 @@ import pandas as pd
 from harness.measure.interval import FEWEST
 from harness.measure.nvml import heat_note, is_hot
 from harness.measure.system import REPLAYED
-from harness.quality import STEADY, by_case, machine_of, merged_metrics, pooled_interval, quality_of, timed
+from harness.quality import (
+    FEW_SAMPLES,
+    HOT,
+    LOADED,
+    STEADY,
+    UNSTEADY,
+    UNSTEADY_TIMES,
+    by_case,
+    case_flags,
+    machine_of,
+    merged_metrics,
+    pooled_interval,
+    timed,
+)
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.reason import counted, printable
@@ -40,12 +53,7 @@ SAMPLE_COLUMNS = ("samples", "processes", "throttled", "stop", "started_at")
 NOTES, FLAGS = "notes", "flags"
 # Numbers computed from other columns (`_computed`).
 COMPUTED_COLUMNS = ("model_size", "tokens_per_s_each", "flops_per_token", "flops_share", "tokens_per_j")
-_QUALITY = "_quality"  # a key of a row, not a column
-# The flags of a point, the most severe first.
-CACHE_FULL, FEW_SAMPLES, LOADED, HOT = "cache full", "few samples", "contended", "thermally throttled"
-UNSTEADY = "unsteady"
-REQUEST_TIMES = {"time_to_first_token_ms": "TTFT", "inter_token_latency_ms": "ITL"}
-UNSTEADY_TIMES = {name: f"unsteady {label}" for name, label in REQUEST_TIMES.items()}
+CACHE_FULL = "cache full"  # a flag besides those of `harness.quality`; the point stays reliable
 AMOUNTS = ("state_bytes", "peak_memory_gb")  # columns that do not depend on time
 # (flag, sign in a figure, meaning)
 SIGNS = (
@@ -165,7 +173,6 @@ def _row(
     row: dict[str, Any] = {column: getattr(first.case, column) for column in (*CASE_COLUMNS[1:], *SETTING_COLUMNS)}
     row |= {"suites": suites, "status": first.status, "reason": first.reason}
     row |= _statistics(measured, group)
-    row[_QUALITY] = quality_of(group)
     row |= {name: math.nan if found.get(name) is None else found[name] for name in metrics}
     common = peaks[str(first.environment.get("device"))]
     reached = {name: highest for name, highest in common.items() if found.get(name)}
@@ -179,8 +186,8 @@ def _row(
         "stop": ", ".join(dict.fromkeys(record.stop for record in measured if record.stop)),
         "started_at": min((record.started_at for record in group if record.started_at), default=""),
     }
-    row[NOTES] = "; ".join(dict.fromkeys(_notes(group, found, row)))
-    return row | {FLAGS: ", ".join(_flags(group, found, row))}
+    row[FLAGS] = ", ".join([*([CACHE_FULL] if is_cache_full(first.case, found) else []), *case_flags(group)])
+    return row | {NOTES: "; ".join(dict.fromkeys(_notes(group, found, row)))}
 
 
 def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str, Any]:
@@ -234,19 +241,22 @@ def _notes(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
         results = (f"{median(each.samples_ms):.4g} ms" if each.samples_ms else each.status for each in earlier)
         yield f"measured again; earlier: {', '.join(results)}"
     if row["status"] == "ok":
-        yield from _quality_notes(group, row)
+        yield from _quality_notes(group, metrics, row)
 
 
-def _quality_notes(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
-    found = row[_QUALITY]
-    if found.few_samples:
+def _quality_notes(
+    group: Sequence[Record], metrics: Mapping[str, float | None], row: Mapping[str, Any]
+) -> Iterator[str]:
+    flags = flags_in(row[FLAGS])
+    if FEW_SAMPLES in flags:
         processes = f" in {row['processes']} processes" if row["processes"] > 1 else ""
         yield f"only {counted(row['samples'], 'sample')}{processes}: the bar is their range, not a 95% interval"
-    if found.unsteady:
+    if UNSTEADY in flags:
         samples = [sample for record in group for sample in record.samples_ms]
         yield f"unsteady: samples from {min(samples):.4g} to {max(samples):.4g} ms"
-    for name, low, high in found.unsteady_times:
-        yield f"{UNSTEADY_TIMES[name]}: 95% interval from {low:.4g} to {high:.4g} ms"
+    for name, flag in UNSTEADY_TIMES.items():
+        if flag in flags:
+            yield f"{flag}: 95% interval from {metrics[f'{name}_low']:.4g} to {metrics[f'{name}_high']:.4g} ms"
     if row["throttled"]:
         yield f"{row['throttled']} of {row['samples']} samples throttled"
     yield from (load_note(record.environment) for record in timed(group) if is_loaded(record.environment))
@@ -258,15 +268,6 @@ def _quality_notes(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[
             yield "not compared with a reference"
         elif record.check.get("unchecked"):
             yield str(record.check["unchecked"])
-
-
-def _flags(group: Sequence[Record], metrics: Mapping[str, float | None], row: Mapping[str, Any]) -> Iterator[str]:
-    if is_cache_full(group[0].case, metrics):
-        yield CACHE_FULL
-    found = row[_QUALITY]
-    facts = (FEW_SAMPLES, found.few_samples), (LOADED, found.contended), (HOT, found.hot), (UNSTEADY, found.unsteady)
-    yield from (flag for flag, holds in facts if holds)
-    yield from (UNSTEADY_TIMES[name] for name, *_ in found.unsteady_times)
 
 
 def is_cache_full(case: Case, metrics: Mapping[str, float | None]) -> bool:
