@@ -22,8 +22,8 @@ from reports.page.figures import Figure, figures, value_range
 from reports.page.findings import crossings, finding, flag_counts, headline, small_models, unfinished
 from reports.page.ranking import View
 from reports.profiles.peaks import common_peaks
-from reports.profiles.section import Section, section
 from reports.profiles.section import script as profile_script
+from reports.profiles.section import section
 from reports.resources import environment, source
 from reports.stats import frame, suites_of_cases
 from reports.tables import csv_text
@@ -49,33 +49,26 @@ UNTIMED = "No case was timed: the run only profiled or checked its cases. `ttt-b
 def run_page(
     run: Run, records: list[Record], profiles: Collection[Profile], in_site: str = ""
 ) -> tuple[str, pd.DataFrame]:
-    """Return a run's page as HTML and the table of its results (`reports.stats.frame`).
-
-    records, profiles: all records and profiles of the run.
-    in_site: the run's id in a site, to whose Plotly and downloads the page links; "" for a page that embeds both.
-    """
-    table = frame(records, run.catalogue, common_peaks(records, profiles))
-    name = ", ".join(filter(None, [printable(run.folder.resolve().name), " and ".join(devices_of(table))]))
-    title, profiled = name if in_site else f"{TITLE}: {name}", section(records, profiles, run.catalogue)
-    return render(records, run.catalogue, title, profiled, table, run.missing(records), in_site), table
+    """Return the page of a run with these records and profiles, as `render` does."""
+    name = printable(run.folder.resolve().name)
+    return render(records, run.catalogue, profiles, name, run.missing(records), in_site)
 
 
 def render(
     records: list[Record],
     catalogue: Catalogue,
-    title: str | None = None,
-    profiled: Section | None = None,
-    table: pd.DataFrame | None = None,
+    profiles: Collection[Profile] = (),
+    name: str = "",
     missing: Sequence[Case] = (),
     in_site: str = "",
-) -> str:
-    """Return the page of `records` as HTML.
+) -> tuple[str, pd.DataFrame]:
+    """Return a run's page as HTML and the table of its results (`reports.stats.frame`).
 
-    title: the heading; None for `TITLE`. profiled: the section on the run's profiles; None without profiles.
-    table: `stats.frame` of the records; computed if None. missing: planned cases without a record.
-    in_site: as in `run_page`.
+    name: the run's name, for the heading. missing: planned cases without a record.
+    in_site: the run's id in a site, to whose Plotly and downloads the page links; "" for a page that embeds both.
     """
-    table = frame(records, catalogue) if table is None else table
+    table, profiled = frame(records, catalogue, common_peaks(records, profiles)), section(records, profiles, catalogue)
+    heading = ", ".join(filter(None, [name, " and ".join(devices_of(table))]))
     failed = failures(table, missing, catalogue)
     timed = bool((table["samples"] > 0).any() or not (table["status"] == "ok").any())
     drawn = figures(table, catalogue) if timed else []
@@ -89,10 +82,10 @@ def render(
     rows_with_profile = {row: anchors[key] for row, key in enumerate(by_case(records)) if key in anchors}
     counts = Counter(table["status"]) + Counter({MISSING: len(missing)})
     template = environment(PACKAGE).get_template("page.html.j2")
-    return template.render(
+    page = template.render(
         system_label=catalogue.system_label,
         backend_label=catalogue.backend_label,
-        title=title or TITLE,
+        title=heading if in_site else f"{TITLE}: {heading}",
         notices=["" if timed else UNTIMED, unfinished(table, len(missing)), small_models(table, kinds)],
         findings=headline(table, catalogue, views),
         sentences=[*map(finding, views)],
@@ -118,6 +111,7 @@ def render(
         loader=Markup(loader),
         script_hashes=[script_hash(each) for each in (program, loader, plotly) if each],
     )
+    return page, table
 
 
 def devices_of(table: pd.DataFrame) -> list[str]:

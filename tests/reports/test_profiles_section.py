@@ -264,9 +264,9 @@ def test_the_page_links_rows_to_profiles(tmp_path: Path) -> None:
     [measured] = run.records()
     other = replace(measured, case=case("ttt", 16))
     records = [other, measured, replace(measured, repeat=1)]  # two rows: the processes of a case share one
-    page = render(records, run.catalogue, None, section_of(run))
+    page = render(records, run.catalogue, run.profiles().values())[0]
     data = json.loads(re.search(r'id="page-data">(.*?)</script>', page).group(1))
     assert data["profiles"] == {"1": f"profile-{case().key}"}
     assert 'href="#profiles"' in page
-    bare = render(run.records(), run.catalogue)
+    bare = render(run.records(), run.catalogue)[0]
     assert json.loads(re.search(r'id="page-data">(.*?)</script>', bare).group(1))["profiles"] == {}

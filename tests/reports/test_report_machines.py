@@ -71,9 +71,9 @@ def test_a_backend_has_its_settings_once_and_many_values_are_counted():
 
 def test_a_page_has_the_settings():
     made = synthetic.of_suite("fig15-forward", synthetic.ok(CASE, 3.0, settings={"attention": "<b>fast</b>"}))
-    assert "attention <b>&lt;b&gt;fast&lt;/b&gt;</b>" in render(made.records, made.catalogue)
+    assert "attention <b>&lt;b&gt;fast&lt;/b&gt;</b>" in render(made.records, made.catalogue)[0]
     bare = synthetic.of_suite("fig15-forward", synthetic.ok(CASE, 3.0))
-    assert "Settings of each backend" not in render(bare.records, bare.catalogue)
+    assert "Settings of each backend" not in render(bare.records, bare.catalogue)[0]
 
 
 def test_a_page_of_one_machine_has_no_table_of_machines():
@@ -82,4 +82,4 @@ def test_a_page_of_one_machine_has_no_table_of_machines():
         environments = [synthetic.environment(device_id=unit) for unit in units]
         records = [synthetic.ok(case, 3.0, environment=each) for case, each in zip(cases, environments, strict=True)]
         made = synthetic.of_suite("fig15-forward", *records)
-        assert ("Machines (scrolls)" in render(made.records, made.catalogue)) == is_there
+        assert ("Machines (scrolls)" in render(made.records, made.catalogue)[0]) == is_there
