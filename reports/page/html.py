@@ -24,13 +24,12 @@ from reports.page.ranking import View
 from reports.profiles.peaks import common_peaks
 from reports.profiles.section import script as profile_script
 from reports.profiles.section import section
-from reports.resources import environment, source
+from reports.resources import TEMPLATES, source
 from reports.stats import frame, suites_of_cases
 from reports.tables import csv_text
 from reports.words import days, short_commit
 
 TITLE = "Test-Time Training, measured"
-PACKAGE = "reports.page"
 SCRIPTS = ("table", "points", "drawing", "files", "figures", "page")
 MISSING = "missing"
 STATUS_MEANINGS = {
@@ -74,15 +73,14 @@ def render(
     drawn = figures(table, catalogue) if timed else []
     kinds = [str(record.environment.get("device_kind")) for record in records]
     views = [View(table, catalogue, figure, "cuda" not in kinds) for figure in drawn]
-    sources = [source(PACKAGE, f"{name}.js") for name in SCRIPTS]
+    sources = [source(f"page/{name}.js") for name in SCRIPTS]
     program = "\n".join(['"use strict";', *sources, *([profile_script()] if profiled else [])])
-    loader, plotly = source(PACKAGE, "load.js"), None if in_site else plotly_source()
+    loader, plotly = source("page/load.js"), None if in_site else plotly_source()
     environments = machines(records)
     anchors = profiled.anchors if profiled else {}
     rows_with_profile = {row: anchors[key] for row, key in enumerate(by_case(records)) if key in anchors}
     counts = Counter(table["status"]) + Counter({MISSING: len(missing)})
-    template = environment(PACKAGE).get_template("page.html.j2")
-    page = template.render(
+    page = TEMPLATES.get_template("page/page.html.j2").render(
         system_label=catalogue.system_label,
         backend_label=catalogue.backend_label,
         title=heading if in_site else f"{TITLE}: {heading}",
@@ -105,7 +103,7 @@ def render(
         records=None if in_site else packed("".join(f"{record.to_json()}\n" for record in records)),
         table=None if in_site else packed(csv_text(table)),
         profiles=profiled.html if profiled else None,
-        style=Markup(source(PACKAGE, "style.css") + (source("reports.profiles", "section.css") if profiled else "")),
+        style=Markup(source("page/style.css") + (source("profiles/section.css") if profiled else "")),
         plotly=plotly and packed_plotly(),
         program=packed(program),
         loader=Markup(loader),

@@ -184,7 +184,7 @@ def test_a_case_with_1000_long_names_has_at_most_150_kb(tmp_path: Path) -> None:
         (123456,) * len(launches),
     )
     html = section_of(run_with(tmp_path, profile(case(), *kernels, timeline=longest))).html
-    assert len(html.encode()) + len(script()) + len(source("reports.profiles", "section.css")) < 150_000
+    assert len(html.encode()) + len(script()) + len(source("profiles/section.css")) < 150_000
     assert html.count('<th scope="row" title=') == TABLE_ROWS
     assert "900 more kernels are in the profile's file." in html
 

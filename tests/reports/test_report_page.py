@@ -17,7 +17,7 @@ from harness.schema.record import Record, RecordError
 from harness.schema.run import Run
 from reports.page.html import failures, render
 from reports.publish import write_report
-from reports.resources import environment
+from reports.resources import TEMPLATES
 from reports.stats import frame
 
 H100 = Path(__file__).parents[2] / "reports" / "results" / "h100"
@@ -80,7 +80,7 @@ def test_the_policy_allows_exactly_three_scripts(hostile):
 
 def test_embedded_json_has_no_markup():
     value = {"</script>": ["<!--", "<script>", "&amp;", "\u2028", "π"]}
-    text = environment("reports.page").from_string("{{ value | tojson }}").render(value=value)
+    text = TEMPLATES.from_string("{{ value | tojson }}").render(value=value)
     assert json.loads(text) == value
     assert not set("<>&") & set(text)
 
