@@ -10,7 +10,7 @@ from typing import Any
 
 from scipy import stats
 
-from harness.measure.environment import DIRTY, changes_speed
+from harness.measure.environment import DIRTY
 from harness.measure.interval import FEWEST, median_interval
 from harness.quality import by_case, case_flags, commit_name, timed
 from harness.schema.case import Case
@@ -241,7 +241,7 @@ def _facts_of(record: Record) -> dict[str, str]:
     facts |= {"CPU threads": _text(cpu["threads"])} if "threads" in cpu else {}
     facts |= {name: _text(version) for name, version in software.items()}
     facts |= {VARIABLES: "recorded"} if "variables" in record.environment else {}
-    facts |= {f"variable {name}": _text(value) for name, value in variables.items() if changes_speed(name)}
+    facts |= {f"variable {name}": _text(value) for name, value in variables.items()}
     settings = {name: value for name, value in record.settings.items() if name not in SAMPLING}
     return facts | {f"setting {name}": value for name, value in settings.items()}
 

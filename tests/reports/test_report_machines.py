@@ -36,16 +36,6 @@ def test_a_reading_makes_no_machine():
     assert found.common == {"gpu": {"name": "H100"}}
 
 
-def test_a_random_name_makes_no_machine():
-    named = [
-        record(variables={"VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME": f"vllm_mm_{at}", "OMP_NUM_THREADS": "2"})
-        for at in "ab"
-    ]
-    found = machines(named)
-    assert found.hardware == [({}, 2)]
-    assert found.common == {"variables": {"OMP_NUM_THREADS": "2"}}
-
-
 def test_a_package_that_some_records_lack_is_common_to_those_that_have_it():
     found = machines([record(software={"torch": "2.9", **each}) for each in ({"vllm": "0.22"}, {})])
     assert found.common["software"] == {"torch": "2.9", "vllm": "0.22"}
