@@ -27,6 +27,7 @@ from harness.quality import (
 )
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
+from harness.schema.profile import Profile
 from harness.schema.reason import counted, printable
 from harness.schema.record import Record
 from harness.schema.work import known, positive
@@ -76,9 +77,7 @@ FIDELITY_METRICS = ("compared_tokens", "total_variation_first", "total_variation
 _USED_METRICS = {*WORK_METRICS, *FAIRNESS_METRICS, *FIDELITY_METRICS, "sequences_at_once"}
 
 
-def frame(
-    records: Iterable[Record], catalogue: Catalogue, peaks: Mapping[str, Mapping[str, float]] | None = None
-) -> pd.DataFrame:
+def frame(records: Iterable[Record], catalogue: Catalogue, profiles: Iterable[Profile] = ()) -> pd.DataFrame:
     """Return a table with one row per case, in the order of `by_case(records)`.
 
     The first columns are `COLUMNS`, one column per case option, and `SAMPLE_COLUMNS`.
@@ -88,12 +87,11 @@ def frame(
     latency_ms_low, latency_ms_high: the 95% interval within processes (`harness.quality.pooled_interval`).
     process_spread: (largest - smallest process median) / latency_ms.
     processes: the number of processes with samples or, if none has samples, of all processes.
-    peaks: {device: {name: measured peak}} of the run, from `reports.profiles.peaks.common_peaks`.
-        None computes them from `records` alone.
+    profiles: the run's profiles, which can raise its peaks (`reports.profiles.peaks.common_peaks`).
     """
     records = list(records)
     groups = [sorted(case, key=lambda record: record.status != "ok") for case in by_case(records).values()]
-    peaks = common_peaks(records) if peaks is None else peaks
+    peaks = common_peaks(records, profiles)
     memberships = suites_of_cases(catalogue)
     metrics = metric_columns((metric for group in groups for record in group for metric in record.metrics), catalogue)
     rows = [_row(group, memberships.get(group[0].case.key, ()), metrics, peaks) for group in groups]

@@ -21,7 +21,6 @@ from reports.page.embedding import packed, packed_plotly, plotly_source, script_
 from reports.page.figures import Figure, figures, value_range
 from reports.page.findings import crossings, finding, flag_counts, headline, small_models, unfinished
 from reports.page.ranking import View
-from reports.profiles.peaks import common_peaks
 from reports.profiles.section import script as profile_script
 from reports.profiles.section import section
 from reports.resources import TEMPLATES, source
@@ -66,7 +65,7 @@ def render(
     name: the run's name, for the heading. missing: planned cases without a record.
     in_site: the run's id in a site, to whose Plotly and downloads the page links; "" for a page that embeds both.
     """
-    table, profiled = frame(records, catalogue, common_peaks(records, profiles)), section(records, profiles, catalogue)
+    table, profiled = frame(records, catalogue, profiles), section(records, profiles, catalogue)
     heading = ", ".join(filter(None, [name, " and ".join(devices_of(table))]))
     failed = failures(table, missing, catalogue)
     timed = bool((table["samples"] > 0).any() or not (table["status"] == "ok").any())
