@@ -4,7 +4,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from statistics import median, quantiles
 from typing import Any
 
-from harness.measure.environment import DIRTY, device_id_of
+from harness.measure.environment import DIRTY
 from harness.measure.interval import FEWEST, median_interval
 from harness.measure.nvml import is_hot
 from harness.schema.record import Record
@@ -51,12 +51,6 @@ def by_case(records: Iterable[Record]) -> dict[str, list[Record]]:
     for record in records:
         found.setdefault(record.case.key, []).append(record)
     return found
-
-
-def machine_of(record: Record) -> tuple[str, str, str]:
-    """Return a record's (device name, hash of the GPU's UUID, commit), each "" if unknown."""
-    found = record.environment
-    return str(found.get("device") or ""), device_id_of(found), commit_name(found)
 
 
 def commit_name(environment: Mapping[str, Any]) -> str:

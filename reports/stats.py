@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from harness.measure.environment import device_id_of
 from harness.measure.interval import FEWEST
 from harness.measure.nvml import heat_note, is_hot
 from harness.measure.system import REPLAYED
@@ -20,7 +21,7 @@ from harness.quality import (
     UNSTEADY_TIMES,
     by_case,
     case_flags,
-    machine_of,
+    commit_name,
     merged_metrics,
     pooled_interval,
     timed,
@@ -176,8 +177,10 @@ def _row(
     reached = {name: highest for name, highest in common.items() if found.get(name)}
     row |= roofline_columns(first.case, found | reached, row["latency_ms"])
     row |= _computed(first.case, row, known(reached.get("product_tflops")))
-    row |= dict(zip(MACHINE_COLUMNS, machine_of(first), strict=True))
     row |= {
+        "device": str(first.environment.get("device") or ""),
+        "device_id": device_id_of(first.environment),
+        "commit": commit_name(first.environment),
         "samples": sum(len(record.samples_ms) for record in measured),
         "processes": len(timed(measured)) or len(group),
         "throttled": sum(sum(map(bool, record.throttled)) for record in measured),
