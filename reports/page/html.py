@@ -80,8 +80,6 @@ def render(
     rows_with_profile = {row: anchors[key] for row, key in enumerate(by_case(records)) if key in anchors}
     counts = Counter(table["status"]) + Counter({MISSING: len(missing)})
     page = TEMPLATES.get_template("page/page.html.j2").render(
-        system_label=catalogue.system_label,
-        backend_label=catalogue.backend_label,
         title=heading if in_site else f"{TITLE}: {heading}",
         notices=["" if timed else UNTIMED, unfinished(table, len(missing)), small_models(table, kinds)],
         findings=headline(table, catalogue, views),
