@@ -33,7 +33,7 @@ from reports import grid
 from reports.compare.comparison import compare
 from reports.compare.views import NEAR
 from reports.profiles.parts import LABELS, parts
-from reports.profiles.peaks import common_peaks, with_common_peaks
+from reports.profiles.peaks import with_common_peaks
 from reports.profiles.words import longest
 from reports.stats import FLAGS, SIGNS, UNSTEADY, UNSTEADY_TIMES, flags_in, frame
 from reports.words import short_commit
@@ -58,8 +58,7 @@ class Source:
     def of(cls, run: Run) -> "Source":
         """Return a run's data; each profile has the highest peaks measured on its device in the run."""
         records, profiles = run.records(), run.profiles()
-        peaks = common_peaks(records, profiles.values())
-        rows = frame(records, run.catalogue, peaks).assign(**{KEY: [*by_case(records)]})
+        rows = frame(records, run.catalogue, profiles.values()).assign(**{KEY: [*by_case(records)]})
         return cls(run, rows, dict(zip(profiles, with_common_peaks([*profiles.values()], records), strict=True)))
 
 

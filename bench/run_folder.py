@@ -71,9 +71,9 @@ def extended(work: Plan, out: Path) -> Run:
 def retry_of(run: Run, retry: str) -> Retry:
     """Return a function that decides whether to measure the finished case of a record again.
 
-    retry: "failed" repeats cases that are not ok. "flagged" repeats cases with a flag of `harness.quality.Quality`.
+    retry: "failed" repeats cases that are not ok. "flagged" repeats cases with a flag of `harness.quality.case_flags`.
     "lost" repeats no finished case.
-    The flag `few_samples` alone does not count if the case's planned min_samples is below FEWEST.
+    The flag `FEW_SAMPLES` alone does not count if the case's planned min_samples is below FEWEST.
     """
     few = {each.case.key for job in run.jobs for each in job.cases if each.min_samples < FEWEST}
     doubtful = flagged(run.records(), few) if retry == "flagged" else set()

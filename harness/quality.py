@@ -1,11 +1,10 @@
 """Flags for doubtful times of a case: contended, thermally throttled, unsteady, few samples."""
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence
 from statistics import median, quantiles
 from typing import Any
 
-from harness.measure.environment import DIRTY, device_id_of
+from harness.measure.environment import DIRTY
 from harness.measure.interval import FEWEST, median_interval
 from harness.measure.nvml import is_hot
 from harness.schema.record import Record
@@ -14,48 +13,37 @@ from harness.workers.machine_load import is_loaded
 STEADY = 0.1  # limits, as shares of the median: half the interval, the quartiles' and the processes' differences
 DRIFT = 0.05  # limit on the relative difference between the medians of the first and the last quarter
 Processes = Sequence[Sequence[float]]  # a case's samples by process, in ms per unit of work or token
-TIMES_OF_A_REQUEST = ("time_to_first_token_ms", "inter_token_latency_ms")  # metrics with an interval
+# A case's flags, the most severe first.
+FEW_SAMPLES, LOADED, HOT, UNSTEADY = "few samples", "contended", "thermally throttled", "unsteady"
+UNSTEADY_TIMES = {"time_to_first_token_ms": "unsteady TTFT", "inter_token_latency_ms": "unsteady ITL"}  # by metric
+ANY_UNSTEADY = {UNSTEADY, *UNSTEADY_TIMES.values()}
 
 
-@dataclass(frozen=True)
-class Quality:
-    """Flags of a case that make its times doubtful."""
-
-    contended: bool = False  # other programs used the machine
-    hot: bool = False  # thermally throttled
-    few_samples: bool = False
-    unsteady: bool = False
-    unsteady_times: tuple[tuple[str, float, float], ...] = ()  # (TTFT or ITL, ends of its 95% interval in ms)
-
-    @property
-    def any_unsteady(self) -> bool:
-        """Whether the latency, TTFT or ITL is unsteady."""
-        return self.unsteady or bool(self.unsteady_times)
-
-
-def quality_of(group: Sequence[Record]) -> Quality:
-    """Return a case's flags from its records; no flag if no "ok" record has samples."""
+def case_flags(group: Sequence[Record]) -> tuple[str, ...]:
+    """Return a case's flags from its records; () if no "ok" record has samples."""
     measured = timed(record for record in group if record.status == "ok")
     if not measured:
-        return Quality()
+        return ()
     enough = median(len(record.samples_ms) for record in measured) >= FEWEST  # fewer have no 95% interval
     per_token = [[ms / (record.tokens or 1) for ms in record.samples_ms] for record in measured]
-    return Quality(
-        contended=any(is_loaded(record.environment) for record in measured),
-        hot=any(is_hot(record.environment) for record in measured),
-        few_samples=not enough,
-        unsteady=enough and is_unsteady(per_token),
-        unsteady_times=tuple(_unsteady_times(merged_metrics(measured))) if enough else (),
-    )
+    metrics = merged_metrics(measured)
+    found = {
+        FEW_SAMPLES: not enough,
+        LOADED: any(is_loaded(record.environment) for record in measured),
+        HOT: any(is_hot(record.environment) for record in measured),
+        UNSTEADY: enough and is_unsteady(per_token),
+    }
+    found |= {flag: enough and _has_wide_interval(metrics, name) for name, flag in UNSTEADY_TIMES.items()}
+    return tuple(flag for flag, holds in found.items() if holds)
 
 
 def flagged(records: Iterable[Record], few: Container[str] = ()) -> set[str]:
-    """Return the keys of cases that have a flag of `Quality`.
+    """Return the keys of cases that have a flag.
 
-    few: keys of cases that may have few samples; the flag `few_samples` is ignored for them.
+    few: keys of cases that may have few samples; the flag `FEW_SAMPLES` is ignored for them.
     """
-    found = {key: quality_of(own) for key, own in by_case(records).items()}
-    return {key for key, flags in found.items() if flags not in (Quality(), Quality(few_samples=key in few))}
+    flags = {key: case_flags(own) for key, own in by_case(records).items()}
+    return {key for key, own in flags.items() if set(own) - ({FEW_SAMPLES} if key in few else set())}
 
 
 def by_case(records: Iterable[Record]) -> dict[str, list[Record]]:
@@ -63,12 +51,6 @@ def by_case(records: Iterable[Record]) -> dict[str, list[Record]]:
     for record in records:
         found.setdefault(record.case.key, []).append(record)
     return found
-
-
-def machine_of(record: Record) -> tuple[str, str, str]:
-    """Return a record's (device name, hash of the GPU's UUID, commit), each "" if unknown."""
-    found = record.environment
-    return str(found.get("device") or ""), device_id_of(found), commit_name(found)
 
 
 def commit_name(environment: Mapping[str, Any]) -> str:
@@ -90,11 +72,9 @@ def merged_metrics(records: Sequence[Record]) -> dict[str, float | None]:
     return {name: median(known) if known else None for name, known in values.items()}
 
 
-def _unsteady_times(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, float, float]]:
-    for name in TIMES_OF_A_REQUEST:
-        time, low, high = (metrics.get(each) for each in (name, f"{name}_low", f"{name}_high"))
-        if time is not None and low is not None and high is not None and high - low > 2 * STEADY * time:
-            yield name, low, high
+def _has_wide_interval(metrics: Mapping[str, float | None], name: str) -> bool:
+    time, low, high = (metrics.get(each) for each in (name, f"{name}_low", f"{name}_high"))
+    return time is not None and low is not None and high is not None and high - low > 2 * STEADY * time
 
 
 def is_unsteady(processes: Processes) -> bool:

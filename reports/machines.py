@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.measure.environment import changes_speed
 from harness.schema.record import Record
 from reports.words import short_commit
 
@@ -89,7 +88,7 @@ def _facts(environment: Mapping[str, Any]) -> dict[Name, str]:
     """Return {(group, name): value in words} of an environment, without readings such as load."""
     facts: dict[Name, str] = {}
     for path, value in _leaves(environment):
-        if _READINGS.intersection(path) or (path[0] == "variables" and not changes_speed(path[-1])):
+        if _READINGS.intersection(path):
             continue
         *groups, last = path[1:] or path
         unit = next((unit for unit in _UNITS if last.endswith(unit)), "")

@@ -29,14 +29,12 @@ def write_table(run_folder: Path, fmt: str, columns: Sequence[str] = ()) -> None
     fmt, columns: as in `reports.tables.write_frame`.
     Raises RecordError if the run is unreadable or has no records, or a column is unknown.
     """
-    from reports.profiles.peaks import common_peaks
     from reports.stats import frame
     from reports.tables import write_frame
 
     run = Run.open(run_folder)
     records = _records(run)
-    table = frame(records, run.catalogue, common_peaks(records, run.profiles().values()))
-    write_frame(table, fmt, sys.stdout, run.catalogue, columns)
+    write_frame(frame(records, run.catalogue, run.profiles().values()), fmt, sys.stdout, run.catalogue, columns)
 
 
 def _records(run: Run) -> list[Record]:

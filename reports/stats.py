@@ -8,12 +8,27 @@ from typing import Any
 
 import pandas as pd
 
+from harness.measure.environment import device_id_of
 from harness.measure.interval import FEWEST
 from harness.measure.nvml import heat_note, is_hot
 from harness.measure.system import REPLAYED
-from harness.quality import STEADY, by_case, machine_of, merged_metrics, pooled_interval, quality_of, timed
+from harness.quality import (
+    FEW_SAMPLES,
+    HOT,
+    LOADED,
+    STEADY,
+    UNSTEADY,
+    UNSTEADY_TIMES,
+    by_case,
+    case_flags,
+    commit_name,
+    merged_metrics,
+    pooled_interval,
+    timed,
+)
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
+from harness.schema.profile import Profile
 from harness.schema.reason import counted, printable
 from harness.schema.record import Record
 from harness.schema.work import known, positive
@@ -40,12 +55,7 @@ SAMPLE_COLUMNS = ("samples", "processes", "throttled", "stop", "started_at")
 NOTES, FLAGS = "notes", "flags"
 # Numbers computed from other columns (`_computed`).
 COMPUTED_COLUMNS = ("model_size", "tokens_per_s_each", "flops_per_token", "flops_share", "tokens_per_j")
-_QUALITY = "_quality"  # a key of a row, not a column
-# The flags of a point, the most severe first.
-CACHE_FULL, FEW_SAMPLES, LOADED, HOT = "cache full", "few samples", "contended", "thermally throttled"
-UNSTEADY = "unsteady"
-REQUEST_TIMES = {"time_to_first_token_ms": "TTFT", "inter_token_latency_ms": "ITL"}
-UNSTEADY_TIMES = {name: f"unsteady {label}" for name, label in REQUEST_TIMES.items()}
+CACHE_FULL = "cache full"  # a flag besides those of `harness.quality`; the point stays reliable
 AMOUNTS = ("state_bytes", "peak_memory_gb")  # columns that do not depend on time
 # (flag, sign in a figure, meaning)
 SIGNS = (
@@ -68,9 +78,7 @@ FIDELITY_METRICS = ("compared_tokens", "total_variation_first", "total_variation
 _USED_METRICS = {*WORK_METRICS, *FAIRNESS_METRICS, *FIDELITY_METRICS, "sequences_at_once"}
 
 
-def frame(
-    records: Iterable[Record], catalogue: Catalogue, peaks: Mapping[str, Mapping[str, float]] | None = None
-) -> pd.DataFrame:
+def frame(records: Iterable[Record], catalogue: Catalogue, profiles: Iterable[Profile] = ()) -> pd.DataFrame:
     """Return a table with one row per case, in the order of `by_case(records)`.
 
     The first columns are `COLUMNS`, one column per case option, and `SAMPLE_COLUMNS`.
@@ -80,12 +88,11 @@ def frame(
     latency_ms_low, latency_ms_high: the 95% interval within processes (`harness.quality.pooled_interval`).
     process_spread: (largest - smallest process median) / latency_ms.
     processes: the number of processes with samples or, if none has samples, of all processes.
-    peaks: {device: {name: measured peak}} of the run, from `reports.profiles.peaks.common_peaks`.
-        None computes them from `records` alone.
+    profiles: the run's profiles, which can raise its peaks (`reports.profiles.peaks.common_peaks`).
     """
     records = list(records)
     groups = [sorted(case, key=lambda record: record.status != "ok") for case in by_case(records).values()]
-    peaks = common_peaks(records) if peaks is None else peaks
+    peaks = common_peaks(records, profiles)
     memberships = suites_of_cases(catalogue)
     metrics = metric_columns((metric for group in groups for record in group for metric in record.metrics), catalogue)
     rows = [_row(group, memberships.get(group[0].case.key, ()), metrics, peaks) for group in groups]
@@ -165,22 +172,23 @@ def _row(
     row: dict[str, Any] = {column: getattr(first.case, column) for column in (*CASE_COLUMNS[1:], *SETTING_COLUMNS)}
     row |= {"suites": suites, "status": first.status, "reason": first.reason}
     row |= _statistics(measured, group)
-    row[_QUALITY] = quality_of(group)
     row |= {name: math.nan if found.get(name) is None else found[name] for name in metrics}
     common = peaks[str(first.environment.get("device"))]
     reached = {name: highest for name, highest in common.items() if found.get(name)}
     row |= roofline_columns(first.case, found | reached, row["latency_ms"])
     row |= _computed(first.case, row, known(reached.get("product_tflops")))
-    row |= dict(zip(MACHINE_COLUMNS, machine_of(first), strict=True))
     row |= {
+        "device": str(first.environment.get("device") or ""),
+        "device_id": device_id_of(first.environment),
+        "commit": commit_name(first.environment),
         "samples": sum(len(record.samples_ms) for record in measured),
         "processes": len(timed(measured)) or len(group),
         "throttled": sum(sum(map(bool, record.throttled)) for record in measured),
         "stop": ", ".join(dict.fromkeys(record.stop for record in measured if record.stop)),
         "started_at": min((record.started_at for record in group if record.started_at), default=""),
     }
-    row[NOTES] = "; ".join(dict.fromkeys(_notes(group, found, row)))
-    return row | {FLAGS: ", ".join(_flags(group, found, row))}
+    row[FLAGS] = ", ".join([*([CACHE_FULL] if is_cache_full(first.case, found) else []), *case_flags(group)])
+    return row | {NOTES: "; ".join(dict.fromkeys(_notes(group, found, row)))}
 
 
 def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str, Any]:
@@ -234,19 +242,22 @@ def _notes(group: Sequence[Record], metrics: Mapping[str, float | None], row: Ma
         results = (f"{median(each.samples_ms):.4g} ms" if each.samples_ms else each.status for each in earlier)
         yield f"measured again; earlier: {', '.join(results)}"
     if row["status"] == "ok":
-        yield from _quality_notes(group, row)
+        yield from _quality_notes(group, metrics, row)
 
 
-def _quality_notes(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[str]:
-    found = row[_QUALITY]
-    if found.few_samples:
+def _quality_notes(
+    group: Sequence[Record], metrics: Mapping[str, float | None], row: Mapping[str, Any]
+) -> Iterator[str]:
+    flags = flags_in(row[FLAGS])
+    if FEW_SAMPLES in flags:
         processes = f" in {row['processes']} processes" if row["processes"] > 1 else ""
         yield f"only {counted(row['samples'], 'sample')}{processes}: the bar is their range, not a 95% interval"
-    if found.unsteady:
+    if UNSTEADY in flags:
         samples = [sample for record in group for sample in record.samples_ms]
         yield f"unsteady: samples from {min(samples):.4g} to {max(samples):.4g} ms"
-    for name, low, high in found.unsteady_times:
-        yield f"{UNSTEADY_TIMES[name]}: 95% interval from {low:.4g} to {high:.4g} ms"
+    for name, flag in UNSTEADY_TIMES.items():
+        if flag in flags:
+            yield f"{flag}: 95% interval from {metrics[f'{name}_low']:.4g} to {metrics[f'{name}_high']:.4g} ms"
     if row["throttled"]:
         yield f"{row['throttled']} of {row['samples']} samples throttled"
     yield from (load_note(record.environment) for record in timed(group) if is_loaded(record.environment))
@@ -258,15 +269,6 @@ def _quality_notes(group: Sequence[Record], row: Mapping[str, Any]) -> Iterator[
             yield "not compared with a reference"
         elif record.check.get("unchecked"):
             yield str(record.check["unchecked"])
-
-
-def _flags(group: Sequence[Record], metrics: Mapping[str, float | None], row: Mapping[str, Any]) -> Iterator[str]:
-    if is_cache_full(group[0].case, metrics):
-        yield CACHE_FULL
-    found = row[_QUALITY]
-    facts = (FEW_SAMPLES, found.few_samples), (LOADED, found.contended), (HOT, found.hot), (UNSTEADY, found.unsteady)
-    yield from (flag for flag, holds in facts if holds)
-    yield from (UNSTEADY_TIMES[name] for name, *_ in found.unsteady_times)
 
 
 def is_cache_full(case: Case, metrics: Mapping[str, float | None]) -> bool:

@@ -53,14 +53,16 @@ def child_environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def recorded_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return variables chosen by `changes_speed`; paths become "...", long ones are truncated."""
-    chosen = {name: value for name, value in sorted(environment.items()) if changes_speed(name)}
-    return {name: "..." if re.search(r"[/\\]", value) else clipped(value, _LONGEST) for name, value in chosen.items()}
+    """Return variables that can change speed and whose names suggest no secret or path.
 
-
-def changes_speed(name: str) -> bool:
-    """Whether the environment variable can change speed and its name suggests no secret or path."""
-    return bool(_CHANGES_SPEED.fullmatch(name)) and not any(each.fullmatch(name) for each in (_PRIVATE, _IRRELEVANT))
+    Values that are paths become "...", and long values are truncated.
+    """
+    chosen = {name: value for name, value in sorted(environment.items()) if _CHANGES_SPEED.fullmatch(name)}
+    return {
+        name: "..." if re.search(r"[/\\]", value) else clipped(value, _LONGEST)
+        for name, value in chosen.items()
+        if not _PRIVATE.fullmatch(name) and not _IRRELEVANT.fullmatch(name)
+    }
 
 
 def snapshot(device_kind: str = "", visible: str | None = None) -> dict[str, Any]:

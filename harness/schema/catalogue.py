@@ -34,9 +34,7 @@ class BackendEntry(Stored):
     dash: Annotated[str, one_of(*DASHES)]
 
 
-OLDER_METRICS = {"floor_ms": "lower_bound_ms", "floor_share": "lower_bound_share"} | {  # older name: name today
-    f"time_between_tokens_ms{end}": f"inter_token_latency_ms{end}" for end in ("", "_low", "_high")
-}
+OLDER_METRICS = {"floor_ms": "lower_bound_ms", "floor_share": "lower_bound_share"}  # older name: name today
 _Metric = Annotated[str, AfterValidator(lambda name: OLDER_METRICS.get(name, name))]
 
 

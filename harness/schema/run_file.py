@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import AliasChoices, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from harness.schema.case import Case, Device, Mode, Stored
 from harness.schema.catalogue import Catalogue
@@ -30,7 +30,7 @@ class Planned(Stored):
 
     case: Case
     min_samples: Annotated[int, Field(ge=1)] = 1
-    skip_after_oom: Annotated[bool, Field(validation_alias=AliasChoices("skip_after_oom", "grows"))] = False
+    skip_after_oom: bool = False
 
     def merged(self, other: "Planned") -> "Planned":
         """Merge two plans of a case: the larger `min_samples`, and `skip_after_oom` only if both set it."""

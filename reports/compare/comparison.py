@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.measure.interval import FEWEST
+from harness.quality import ANY_UNSTEADY, FEW_SAMPLES, HOT, LOADED, UNSTEADY
 from harness.schema.reason import counted
 from harness.schema.record import RecordError
 from harness.schema.run import Run
 from reports.compare.decision import BAR, LEAST_ROUNDS, CaseResult, decide
 from reports.compare.side import GPU_ID, VARIABLES, CaseSide, RunCases, Side
-from reports.stats import FEW_SAMPLES, HOT, LOADED, UNSTEADY
 
 MAYBE_OTHER_HOST = "CPU-bound, perhaps on another host"
 PACED = "its arrivals set its duration"
@@ -206,9 +206,9 @@ class CasePair:
             yield PACED
         if self.maybe_on_other_hosts:
             yield MAYBE_OTHER_HOST
-        if hot := [name for name, side in sides.items() if side.quality.hot]:
+        if hot := [name for name, side in sides.items() if HOT in side.flags]:
             yield f"thermally throttled in {' and '.join(hot)}"
-        if unsteady := [name for name, side in sides.items() if side.quality.any_unsteady]:
+        if unsteady := [name for name, side in sides.items() if ANY_UNSTEADY.intersection(side.flags)]:
             yield f"unsteady in {' and '.join(unsteady)}"
         throttled = [name for name, side in sides.items() if side.throttled]
         if len(throttled) == 1:
@@ -241,16 +241,14 @@ class CasePair:
     @property
     def doubt(self) -> str:
         """The first reason why the times are not comparable, such as "contended"; "" for none."""
-        sides = self.a.quality, self.b.quality
+        flags = {*self.a.flags, *self.b.flags}
         own, other = ((side.started_at, side.medians, side.facts) for side in (self.a, self.b))
         causes = {
             "the same measurement": own == other and bool(self.a.started_at),  # one run has a copy of the record
             PACED: bool(self.a.case.option("rate")),
             MAYBE_OTHER_HOST: self.maybe_on_other_hosts,
-            LOADED: any(side.contended for side in sides),
-            HOT: any(side.hot for side in sides),
-            FEW_SAMPLES: any(side.few_samples for side in sides),
-            UNSTEADY: any(side.any_unsteady for side in sides),
+            **{flag: flag in flags for flag in (LOADED, HOT, FEW_SAMPLES)},
+            UNSTEADY: bool(ANY_UNSTEADY & flags),
             "wide interval": math.hypot(self.a.half, self.b.half) > self.noise,
         }
         return self.other_device or next((cause for cause, holds in causes.items() if holds), "")

@@ -10,9 +10,9 @@ from typing import Any
 
 from scipy import stats
 
-from harness.measure.environment import DIRTY, changes_speed
+from harness.measure.environment import DIRTY
 from harness.measure.interval import FEWEST, median_interval
-from harness.quality import Quality, by_case, commit_name, quality_of, timed
+from harness.quality import by_case, case_flags, commit_name, timed
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.reason import counted, printable
@@ -53,7 +53,7 @@ class CaseSide:
     tokens: {repeat: number of tokens, over all sequences, that one latency covers; 1 if unknown}.
     below, above: the distances from log(ms per token) to the ends of its 95% interval; infinite if unknown.
     samples: number of samples. measured_rounds: number of processes with samples. rounds: number planned.
-    quality: the case's flags.
+    flags: the case's flags (`harness.quality.case_flags`).
     others_share: the largest share of CPU time that other programs used while a process was contended; 0 if none was.
     throttled: whether the GPU was power-capped or thermally throttled in any sample.
     device: {"GPU": name}, on a CPU {"GPU": "none", "CPU": model, "CPU cores": number}; {} without samples.
@@ -74,7 +74,7 @@ class CaseSide:
     rounds: int
     others_share: float
     throttled: bool
-    quality: Quality
+    flags: tuple[str, ...]
     device: Mapping[str, str]
     facts: Mapping[str, str]
     host_bound: bool
@@ -194,7 +194,7 @@ def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) ->
             (each.environment["cpu"]["others_share"] for each in measured if is_loaded(each.environment)), default=0.0
         ),
         throttled=any(any(record.throttled) for record in records),
-        quality=quality_of(records),
+        flags=case_flags(records),
         device=_device(measured[0]) if measured else {},
         facts=_facts(measured),
         host_bound=case.timing == "engine" and case.batch <= FEW_SEQUENCES,
@@ -241,7 +241,7 @@ def _facts_of(record: Record) -> dict[str, str]:
     facts |= {"CPU threads": _text(cpu["threads"])} if "threads" in cpu else {}
     facts |= {name: _text(version) for name, version in software.items()}
     facts |= {VARIABLES: "recorded"} if "variables" in record.environment else {}
-    facts |= {f"variable {name}": _text(value) for name, value in variables.items() if changes_speed(name)}
+    facts |= {f"variable {name}": _text(value) for name, value in variables.items()}
     settings = {name: value for name, value in record.settings.items() if name not in SAMPLING}
     return facts | {f"setting {name}": value for name, value in settings.items()}
 

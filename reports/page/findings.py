@@ -6,16 +6,17 @@ from itertools import chain, combinations, groupby, takewhile
 import pandas as pd
 
 from harness.measure.interval import FEWEST
+from harness.quality import ANY_UNSTEADY, FEW_SAMPLES, HOT, LOADED
 from harness.schema.catalogue import Catalogue, PaperClaim
 from harness.schema.reason import format_number, span
 from reports.page.ranking import TIES, Standing, View, best_standing, standings
-from reports.stats import FEW_SAMPLES, FLAGS, HOT, LOADED, UNSTEADY, UNSTEADY_TIMES, flags_in
+from reports.stats import FLAGS, flags_in
 from reports.words import SEPARATOR, format_x, left_out, listed, share_of
 
 _FLAG_WORDS = {
     FEW_SAMPLES: f"with fewer than {FEWEST} samples",
     LOADED: "contended",
-    **dict.fromkeys((UNSTEADY, *UNSTEADY_TIMES.values()), "unsteady"),
+    **dict.fromkeys(ANY_UNSTEADY, "unsteady"),
     HOT: "thermally throttled",
 }
 _MAX_CHARACTERS = 130  # of a ranking in words; a longer ranking names only the most frequent winner

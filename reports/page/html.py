@@ -21,16 +21,14 @@ from reports.page.embedding import packed, packed_plotly, plotly_source, script_
 from reports.page.figures import Figure, figures, value_range
 from reports.page.findings import crossings, finding, flag_counts, headline, small_models, unfinished
 from reports.page.ranking import View
-from reports.profiles.peaks import common_peaks
-from reports.profiles.section import Section, section
 from reports.profiles.section import script as profile_script
-from reports.resources import environment, source
+from reports.profiles.section import section
+from reports.resources import TEMPLATES, source
 from reports.stats import frame, suites_of_cases
 from reports.tables import csv_text
 from reports.words import days, short_commit
 
 TITLE = "Test-Time Training, measured"
-PACKAGE = "reports.page"
 SCRIPTS = ("table", "points", "drawing", "files", "figures", "page")
 MISSING = "missing"
 STATUS_MEANINGS = {
@@ -49,50 +47,40 @@ UNTIMED = "No case was timed: the run only profiled or checked its cases. `ttt-b
 def run_page(
     run: Run, records: list[Record], profiles: Collection[Profile], in_site: str = ""
 ) -> tuple[str, pd.DataFrame]:
-    """Return a run's page as HTML and the table of its results (`reports.stats.frame`).
-
-    records, profiles: all records and profiles of the run.
-    in_site: the run's id in a site, to whose Plotly and downloads the page links; "" for a page that embeds both.
-    """
-    table = frame(records, run.catalogue, common_peaks(records, profiles))
-    name = ", ".join(filter(None, [printable(run.folder.resolve().name), " and ".join(devices_of(table))]))
-    title, profiled = name if in_site else f"{TITLE}: {name}", section(records, profiles, run.catalogue)
-    return render(records, run.catalogue, title, profiled, table, run.missing(records), in_site), table
+    """Return the page of a run with these records and profiles, as `render` does."""
+    name = printable(run.folder.resolve().name)
+    return render(records, run.catalogue, profiles, name, run.missing(records), in_site)
 
 
 def render(
     records: list[Record],
     catalogue: Catalogue,
-    title: str | None = None,
-    profiled: Section | None = None,
-    table: pd.DataFrame | None = None,
+    profiles: Collection[Profile] = (),
+    name: str = "",
     missing: Sequence[Case] = (),
     in_site: str = "",
-) -> str:
-    """Return the page of `records` as HTML.
+) -> tuple[str, pd.DataFrame]:
+    """Return a run's page as HTML and the table of its results (`reports.stats.frame`).
 
-    title: the heading; None for `TITLE`. profiled: the section on the run's profiles; None without profiles.
-    table: `stats.frame` of the records; computed if None. missing: planned cases without a record.
-    in_site: as in `run_page`.
+    name: the run's name, for the heading. missing: planned cases without a record.
+    in_site: the run's id in a site, to whose Plotly and downloads the page links; "" for a page that embeds both.
     """
-    table = frame(records, catalogue) if table is None else table
+    table, profiled = frame(records, catalogue, profiles), section(records, profiles, catalogue)
+    heading = ", ".join(filter(None, [name, " and ".join(devices_of(table))]))
     failed = failures(table, missing, catalogue)
     timed = bool((table["samples"] > 0).any() or not (table["status"] == "ok").any())
     drawn = figures(table, catalogue) if timed else []
     kinds = [str(record.environment.get("device_kind")) for record in records]
     views = [View(table, catalogue, figure, "cuda" not in kinds) for figure in drawn]
-    sources = [source(PACKAGE, f"{name}.js") for name in SCRIPTS]
+    sources = [source(f"page/{name}.js") for name in SCRIPTS]
     program = "\n".join(['"use strict";', *sources, *([profile_script()] if profiled else [])])
-    loader, plotly = source(PACKAGE, "load.js"), None if in_site else plotly_source()
+    loader, plotly = source("page/load.js"), None if in_site else plotly_source()
     environments = machines(records)
     anchors = profiled.anchors if profiled else {}
     rows_with_profile = {row: anchors[key] for row, key in enumerate(by_case(records)) if key in anchors}
     counts = Counter(table["status"]) + Counter({MISSING: len(missing)})
-    template = environment(PACKAGE).get_template("page.html.j2")
-    return template.render(
-        system_label=catalogue.system_label,
-        backend_label=catalogue.backend_label,
-        title=title or TITLE,
+    page = TEMPLATES.get_template("page/page.html.j2").render(
+        title=heading if in_site else f"{TITLE}: {heading}",
         notices=["" if timed else UNTIMED, unfinished(table, len(missing)), small_models(table, kinds)],
         findings=headline(table, catalogue, views),
         sentences=[*map(finding, views)],
@@ -112,12 +100,13 @@ def render(
         records=None if in_site else packed("".join(f"{record.to_json()}\n" for record in records)),
         table=None if in_site else packed(csv_text(table)),
         profiles=profiled.html if profiled else None,
-        style=Markup(source(PACKAGE, "style.css") + (source("reports.profiles", "section.css") if profiled else "")),
+        style=Markup(source("page/style.css") + (source("profiles/section.css") if profiled else "")),
         plotly=plotly and packed_plotly(),
         program=packed(program),
         loader=Markup(loader),
         script_hashes=[script_hash(each) for each in (program, loader, plotly) if each],
     )
+    return page, table
 
 
 def devices_of(table: pd.DataFrame) -> list[str]:

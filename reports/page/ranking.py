@@ -9,20 +9,12 @@ from typing import Any
 
 import pandas as pd
 
+from harness.quality import ANY_UNSTEADY, FEW_SAMPLES, LOADED
 from harness.schema.catalogue import Catalogue, MetricEntry
 from reports.compare.comparison import BETWEEN_RUNS
 from reports.page.figures import LATENCIES, RATES, Figure, interval_columns
 from reports.page.lines import Line
-from reports.stats import (
-    FEW_SAMPLES,
-    FLAGS,
-    LOADED,
-    NOT_RUN,
-    UNSTEADY,
-    UNSTEADY_TIMES,
-    flags_in,
-    option_columns,
-)
+from reports.stats import FLAGS, NOT_RUN, flags_in, option_columns
 from reports.words import SEPARATOR, format_setting
 
 EQUAL_WITHIN = 0.05  # values that differ by at most this share are equal
@@ -30,7 +22,7 @@ EQUAL, INDISTINGUISHABLE, UNRANKED = f"equal within {EQUAL_WITHIN:.0%}", "indist
 # {words for lines that share a rank: the preposition before the other line}. UNRANKED: a point has a `doubt`.
 TIES = {EQUAL: "to", INDISTINGUISHABLE: "from", UNRANKED: "against"}
 FLAG_DOUBT = 0.5  # the `doubt` of points with a flag in `_DOUBT_FLAGS`
-_DOUBT_FLAGS = {FEW_SAMPLES, LOADED, UNSTEADY, *UNSTEADY_TIMES.values()}
+_DOUBT_FLAGS = {FEW_SAMPLES, LOADED, *ANY_UNSTEADY}
 _LATENCY = ("latency_ms", "latency_ms_low", "latency_ms_high")
 _CASE_SETTINGS = ("device", "size", "batch", "context", "dtype", "l2")  # equal for all lines that are compared
 

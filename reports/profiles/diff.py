@@ -13,7 +13,7 @@ from harness.schema.run import Run
 from reports.profiles.parts import IDLE, LABELS, kernel_parts, parts, within_sentence
 from reports.profiles.peaks import with_common_peaks
 from reports.profiles.words import TOLERANCE, bound_of, cause, short
-from reports.resources import environment
+from reports.resources import TEMPLATES
 
 _MIN_SHARE = 0.1  # `sentence` omits smaller parts (share of the summed |ms|) and a smaller rest (of the total |ms|)
 _TABLE_KERNELS = 12  # kernels per table
@@ -111,4 +111,4 @@ def diff_of_runs(a: Run, b: Run, names: tuple[str, str]) -> Markup:
     before, after = ({each.case.key: each for each in side if each.region_us} for side in profiles)
     pairs = [Diff(each, after[key], *names) for key, each in before.items() if key in after]
     pairs.sort(key=lambda pair: -abs(math.log(pair.b.unit_ms / pair.a.unit_ms)))
-    return Markup(environment("reports.profiles").get_template("runs.html.j2").render(pairs=pairs) if pairs else "")
+    return Markup(TEMPLATES.get_template("profiles/runs.html.j2").render(pairs=pairs) if pairs else "")

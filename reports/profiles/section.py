@@ -17,10 +17,9 @@ from reports.profiles.drawing import TABLE_ROWS, drawing, rates, unplotted_share
 from reports.profiles.parts import LABELS, ProfilePart, kernel_lower_bound_us, kernel_parts, parts
 from reports.profiles.peaks import with_common_peaks
 from reports.profiles.words import STALLS, WORKING, Recorded, agreement, bound_of, recorded, sentences, short
-from reports.resources import environment, source
+from reports.resources import TEMPLATES, source
 
-PACKAGE = "reports.profiles"
-SCRIPTS = ("roofline.js", "timeline.js", "section.js")
+SCRIPTS = ("profiles/roofline.js", "profiles/timeline.js", "profiles/section.js")
 _NAME_LIMIT = 108  # characters of a kernel's full name in the page
 _WORK = ("part", "scope", "steps")  # options of a case that change its work
 _BAR_WIDTH = 1000.0  # width of the longest bar, in units of the SVG
@@ -111,8 +110,7 @@ def section(records: Sequence[Record], profiles: Collection[Profile], catalogue:
         return None
     latencies = recorded(records)
     groups = [(title, _shown(catalogue, group, latencies)) for title, group in _groups(usable, latencies).items()]
-    template = environment(PACKAGE).get_template("section.html.j2")
-    html = template.render(
+    html = TEMPLATES.get_template("profiles/section.html.j2").render(
         device_id_of=device_id_of,
         sentences=sentences,
         unplotted_share=unplotted_share,
@@ -134,7 +132,7 @@ def section(records: Sequence[Record], profiles: Collection[Profile], catalogue:
 
 def script() -> str:
     """Return the section's JavaScript, in a block so that its names cannot clash."""
-    sources = "\n".join(source(PACKAGE, name) for name in SCRIPTS)
+    sources = "\n".join(map(source, SCRIPTS))
     return f"{{\n{sources}}}\n"
 
 

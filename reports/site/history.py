@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from harness.quality import Quality
 from harness.schema.reason import rounded
 from reports.compare.side import CaseSide
 from reports.site.entry import Entry, system_id, utc_time
@@ -101,5 +100,5 @@ def _line(machine: str, points: Sequence[DatedCase], is_per_token: bool) -> dict
         "high": [rounded(ms * math.exp(side.above), 6) for ms, side in zip(times, sides, strict=True)],
         "sequences": [side.tokens_words for side in sides] if is_per_token else [],
         "commit": [side.facts.get("commit", "") for side in sides],
-        "flagged": [at for at, side in enumerate(sides) if side.quality != Quality()],
+        "flagged": [at for at, side in enumerate(sides) if side.flags],
     }

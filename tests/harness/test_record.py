@@ -73,8 +73,8 @@ def test_older_schemas_are_read_under_todays_names() -> None:
     third = {"schema": 3, "case": case().to_dict(), "status": "ok", "gate": outcome}
     older = Record.from_json(json.dumps(third | {"settings": {"gated": "all", "gate_limits": "2", "dtype": "x"}}))
     assert older == Record(case(), "ok", check=outcome, settings={"checked": "all", "check_limits": "2", "dtype": "x"})
-    fourth = json.loads(older.to_json()) | {"metrics": {"time_between_tokens_ms_low": 2.0, "flops": 3}}
-    assert Record.from_json(json.dumps(fourth)).metrics == {"inter_token_latency_ms_low": 2.0, "flops": 3}
+    fourth = json.loads(older.to_json()) | {"metrics": {"floor_ms": 2.0, "flops": 3}}
+    assert Record.from_json(json.dumps(fourth)).metrics == {"lower_bound_ms": 2.0, "flops": 3}
     assert json.loads(older.to_json())["schema"] == 4
 
 

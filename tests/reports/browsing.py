@@ -25,7 +25,7 @@ def browser() -> Iterator:
 
 def save(made: Made, folder: Path, name: str) -> Path:
     path = folder / f"{name}.html"
-    path.write_text(render(made.records, made.catalogue), "utf-8")
+    path.write_text(render(made.records, made.catalogue)[0], "utf-8")
     return path
 
 

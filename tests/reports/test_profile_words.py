@@ -22,7 +22,7 @@ from reports.profiles.parts import (
     part_of,
     parts,
 )
-from reports.profiles.peaks import common_peaks, raised_peaks, with_common_peaks
+from reports.profiles.peaks import raised_peaks, with_common_peaks
 from reports.profiles.words import Recorded, agreement, bound_of, recorded, sentences, short
 from reports.stats import frame
 
@@ -263,7 +263,7 @@ def test_records_and_profiles_of_a_run_have_the_same_peaks() -> None:
     [found] = with_common_peaks([profile], [record])
     assert found.peaks == {"product_tflops": pytest.approx(650.0), "copy_gbs": 3000.0}
     for profiles, lower_bound_ms in (([], 0.13), ([profile], 0.1)):
-        table = frame([record], Catalogue(), common_peaks([record], profiles))
+        table = frame([record], Catalogue(), profiles)
         assert list(table["lower_bound_ms"]) == [pytest.approx(lower_bound_ms)]
 
 

@@ -184,7 +184,7 @@ def test_a_case_with_1000_long_names_has_at_most_150_kb(tmp_path: Path) -> None:
         (123456,) * len(launches),
     )
     html = section_of(run_with(tmp_path, profile(case(), *kernels, timeline=longest))).html
-    assert len(html.encode()) + len(script()) + len(source("reports.profiles", "section.css")) < 150_000
+    assert len(html.encode()) + len(script()) + len(source("profiles/section.css")) < 150_000
     assert html.count('<th scope="row" title=') == TABLE_ROWS
     assert "900 more kernels are in the profile's file." in html
 
@@ -266,9 +266,9 @@ def test_the_page_links_rows_to_profiles(tmp_path: Path) -> None:
     [measured] = run.records()
     other = replace(measured, case=case("ttt", 16))
     records = [other, measured, replace(measured, repeat=1)]  # two rows: the processes of a case share one
-    page = render(records, run.catalogue, None, section_of(run))
+    page = render(records, run.catalogue, run.profiles().values())[0]
     data = json.loads(re.search(r'id="page-data">(.*?)</script>', page).group(1))
     assert data["profiles"] == {"1": f"profile-{case().key}"}
     assert 'href="#profiles"' in page
-    bare = render(run.records(), run.catalogue)
+    bare = render(run.records(), run.catalogue)[0]
     assert json.loads(re.search(r'id="page-data">(.*?)</script>', bare).group(1))["profiles"] == {}

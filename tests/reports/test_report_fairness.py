@@ -53,10 +53,10 @@ def test_cases_without_a_timing_and_layers_are_in_no_comparison():
 
 
 def test_the_page_has_a_row_for_each_model():
-    page = render([record("a"), record("b", 1_090_000, token_ids="<new>")], Catalogue())
+    page = render([record("a"), record("b", 1_090_000, token_ids="<new>")], Catalogue())[0]
     section = page[page.index('id="fairness"') : page.index('id="machines"')]
     assert section.count("<tr>") == 3
     assert "1,090,000" in section
     assert "&lt;new&gt;" in section
     layer = Record(Case("ttt-linear", "torch", "1.3b", "forward", 1, 8), "ok", samples_ms=[1.0], throttled=[False])
-    assert 'id="fairness"' not in render([layer], Catalogue())
+    assert 'id="fairness"' not in render([layer], Catalogue())[0]

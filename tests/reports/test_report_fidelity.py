@@ -9,7 +9,7 @@ from reports.page.html import render
 
 
 def rows(*records):
-    found = re.search(r'id="fidelity".*?<tbody>(.*?)</tbody>', render([*records], Catalogue()), re.DOTALL)
+    found = re.search(r'id="fidelity".*?<tbody>(.*?)</tbody>', render([*records], Catalogue())[0], re.DOTALL)
     lines = re.findall("<tr>(.*?)</tr>", found[1]) if found else []
     return [re.findall(">([^<]*)</td>", line) for line in lines]
 

@@ -282,7 +282,7 @@ def test_a_page_of_a_cpu_has_a_notice():
     assert small_models(made.table, ["cpu", "cpu"]).startswith("Small models (tiny) on a CPU")
     assert small_models(made.table, ["cpu", "cuda"]) == ""
     on_cpu = [replace(record, environment={"device_kind": "cpu", "device": "Xeon"}) for record in made.records]
-    pages = [render(records, made.catalogue) for records in (made.records, on_cpu)]
+    pages = [render(records, made.catalogue)[0] for records in (made.records, on_cpu)]
     assert ["Small models" in page for page in pages] == [False, True]
 
 
@@ -314,7 +314,7 @@ def test_points_with_overlapping_intervals_are_indistinguishable_unless_equal():
 
 def test_the_page_counts_flagged_cases():
     wide = synthetic.of_suite("fig15-forward", *spread({2048: 4.0}, 0.4), *spread({2048: 4.0}, 0.0, *SLOW, count=3))
-    page = render(wide.records, wide.catalogue)
+    page = render(wide.records, wide.catalogue)[0]
     assert "2 of 2 measured" in page
     assert "1 with fewer than 6 samples, 1 unsteady" in page
 
@@ -348,5 +348,5 @@ def test_an_unfinished_run_counts_its_missing_cases():
     gone = [Case(*SLOW, "1.3b", "forward", 16, context) for context in (2048, 4096, 8192)]
     assert unfinished(made.table, 0) == ""
     assert unfinished(made.table, 1) == "Unfinished: 1 of the 2 planned cases has no record."
-    page = render(made.records, made.catalogue, missing=gone)
+    page = render(made.records, made.catalogue, missing=gone)[0]
     assert "Unfinished: 3 of the 4 planned cases have no record." in page

@@ -17,7 +17,7 @@ from harness.schema.record import Record, RecordError
 from harness.schema.run import Run
 from reports.page.html import failures, render
 from reports.publish import write_report
-from reports.resources import environment
+from reports.resources import TEMPLATES
 from reports.stats import frame
 
 H100 = Path(__file__).parents[2] / "reports" / "results" / "h100"
@@ -47,7 +47,7 @@ def paper(paper_page):
 
 @pytest.fixture(scope="module")
 def hostile():
-    return Elements(render(HOSTILE.records, HOSTILE.catalogue, title="</title><script>window.injected = 6</script>"))
+    return Elements(render(HOSTILE.records, HOSTILE.catalogue, name="</title><script>window.injected = 6</script>")[0])
 
 
 def shape(elements):
@@ -80,13 +80,13 @@ def test_the_policy_allows_exactly_three_scripts(hostile):
 
 def test_embedded_json_has_no_markup():
     value = {"</script>": ["<!--", "<script>", "&amp;", "\u2028", "π"]}
-    text = environment("reports.page").from_string("{{ value | tojson }}").render(value=value)
+    text = TEMPLATES.from_string("{{ value | tojson }}").render(value=value)
     assert json.loads(text) == value
     assert not set("<>&") & set(text)
 
 
 def test_page_is_the_same_for_the_same_records():
-    assert render(HOSTILE.records, HOSTILE.catalogue) == render(HOSTILE.records, HOSTILE.catalogue)
+    assert render(HOSTILE.records, HOSTILE.catalogue)[0] == render(HOSTILE.records, HOSTILE.catalogue)[0]
 
 
 def test_failures_of_one_reason_are_one_entry():
@@ -183,7 +183,7 @@ def test_the_page_of_the_records_of_an_h100_takes_at_most_three_and_a_half_megab
 
 def test_a_run_without_timing_has_a_notice():
     case = Case("ttt-linear", "torch", "tiny", "forward", 1, 64)
-    page = render([Record(case, "ok", environment=synthetic.environment())], PAPER.catalogue)
+    page = render([Record(case, "ok", environment=synthetic.environment())], PAPER.catalogue)[0]
     assert "No case was timed" in page
     assert "1 of 1 passed, not timed" in page
     assert "has a result" not in page.partition("</details>")[0]
