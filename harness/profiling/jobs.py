@@ -62,14 +62,14 @@ class Profiler:
 
     def pending(self, job: Job) -> tuple[Planned, ...]:
         """Return the job's cases to profile; with `resume`, without those whose profile is complete."""
-        found = [(planned, self.timed_profile(planned)) for planned in job.cases]
+        found = [(planned, self.timed_profile(planned) if self.resume else None) for planned in job.cases]
         ratios = self.tools.ratios
         return tuple(p for p, each in found if not each or (ratios and not any(k.counters for k in each.kernels)))
 
     def timed_profile(self, planned: Planned) -> Profile | None:
-        """With `resume`, return the case's stored profile if it has times; otherwise None."""
+        """Return the case's stored profile if it has times; otherwise None."""
         with suppress(ProfileError):
-            if self.resume and (found := self.stored(planned)).status == "ok":
+            if (found := self.stored(planned)).status == "ok":
                 return found
         return None
 
@@ -89,15 +89,19 @@ class JobProfiler:
         self.under_profiler = UnderProfiler(profiler.run, profiler.launches[job.pair], slot, profiler.limits, stopped)
 
     def times(self) -> None:
-        """Time the job's cases; with `Profiler.resume`, skip cases whose stored profile has times."""
+        """Time the job's cases; with `Profiler.resume`, only those without times. A skip keeps a profile with times."""
         for planned in self.job.cases:
-            if not self.profiler.timed_profile(planned):
-                self._with_times(planned)
+            timed, reason = self.profiler.timed_profile(planned), self.profiler.skip(planned)
+            if timed and reason:
+                self.profiler.on_profile(Profile(case=planned.case, status="skipped", reason=reason))
+            elif not (timed and self.profiler.resume):
+                self._with_times(planned, reason)
 
     def ratios(self) -> None:
         """Add hardware counters to the job's profiles that have times, in a new worker per case."""
-        for profile in map(self.profiler.stored, self.job.cases):
-            if profile.status != "ok":
+        for planned in self.job.cases:
+            profile = self.profiler.stored(planned)
+            if profile.status != "ok" or self.profiler.skip(planned):
                 continue
             notes = tuple(note for note in profile.notes if not note.startswith((NOT_COUNTED, COUNTED)))
             profile = replace(profile, notes=notes, commands=profile.commands[:1])  # only of the times
@@ -109,10 +113,10 @@ class JobProfiler:
             write_profile(self.profiler.run.folder, found)
             self.profiler.on_profile(found)
 
-    def _with_times(self, planned: Planned) -> None:
+    def _with_times(self, planned: Planned, reason: str) -> None:
         start, started_at = time.monotonic(), utc_now()
         record = None
-        if reason := self.profiler.skip(planned):
+        if reason:
             profile = Profile(case=planned.case, status="skipped", reason=reason, started_at=started_at)
         else:
             try:

@@ -93,6 +93,16 @@ def test_the_record_of_a_failed_case_tells_when_the_case_started(
     assert [record.started_at for record in run.records()] == [skipped.started_at] == ["2026-01-31T12:00:00+00:00"]
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_skip_keeps_a_profile_with_times(tmp_path: Path, fake: Any, resume: bool) -> None:
+    fake()
+    shown: list[Profile] = []
+    before, _ = profile_all(run := run_of(tmp_path, mode="measure"), KINETO)
+    found = profile_all(run, WITH_NCU, skip=lambda _: "no checkpoint", on_profile=shown.append, resume=resume)
+    assert found == (before, [])
+    assert [each.reason for each in shown] == ["no checkpoint"]
+
+
 def test_a_resumption_adds_a_record_that_could_not_be_written(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     run.record_file(run.jobs[0]).path.mkdir()
