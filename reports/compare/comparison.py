@@ -242,9 +242,8 @@ class CasePair:
     def doubt(self) -> str:
         """The first reason why the times are not comparable, such as "contended"; "" for none."""
         flags = {*self.a.flags, *self.b.flags}
-        own, other = ((side.started_at, side.medians, side.facts) for side in (self.a, self.b))
         causes = {
-            "the same measurement": own == other and bool(self.a.started_at),  # one run has a copy of the record
+            "the same measurement": bool(self.a.measurements & self.b.measurements),
             PACED: bool(self.a.case.option("rate")),
             MAYBE_OTHER_HOST: self.maybe_on_other_hosts,
             **{flag: flag in flags for flag in (LOADED, HOT, FEW_SAMPLES)},

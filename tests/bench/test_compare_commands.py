@@ -215,7 +215,7 @@ def test_another_gpu_has_ratios_and_nothing_to_fail_on(tmp_path):
 
 def test_another_driver_is_named_and_points_still_count(tmp_path):
     a_run(tmp_path / "a", 10)
-    a_run(tmp_path / "b", 10, driver="570")
+    a_run(tmp_path / "b", 10.01, driver="570")
     done = ttt_bench("compare", tmp_path / "a", tmp_path / "b", "--fail-on", "5%")
     assert done.returncode == 0
     assert done.stdout.startswith("Confirmed: 1 of 1 reliable point within ")
