@@ -215,6 +215,9 @@ def report(
     unused = [name for name, value in {"--inches": inches, "--figures": figures}.items() if value]
     if unused and not (png or pdf):
         raise UserError(f"{', '.join(unused)}: only with --png or --pdf")
+    for name, path in (("png", png), ("pdf", pdf)):
+        if path and path.suffix.lower() != f".{name}":
+            raise UserError(f"--{name} {path}: name a file that ends in .{name}")
     target = output or png or pdf or run / "report.html"
     with refusing(target, "written", UserError):
         if png or pdf:

@@ -29,13 +29,11 @@ def write_picture(run_folder: Path, out: Path, figures: str = "", inches: float 
     inches: width of each figure, drawn on white without title or caption, for a paper.
         With None (only for a PNG), the figures are drawn as on the page.
     Raises RecordError if the run is unreadable or lacks the figures, or if Chromium or playwright is missing.
-    Also raises it if `out` does not end in .png or .pdf, or exists and is not a file of that kind.
+    Also raises it if `out` exists and is not a file of the kind that its name ends with, .png or .pdf.
     """
     from reports.publish import refuse_overwriting, write_report
 
     kind = out.suffix.lower()
-    if kind not in _FIRST_BYTES:
-        raise RecordError(f"{out}: a picture is a PNG or a PDF; name a file that ends in .png or .pdf")
     refuse_overwriting(out, f"a {kind[1:].upper()}", _FIRST_BYTES[kind])
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"

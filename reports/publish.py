@@ -50,7 +50,7 @@ def refuse_overwriting(out: Path, kind: str, starts: tuple[bytes, ...]) -> None:
     kind: the allowed kind in words, such as "a PNG". starts: possible first bytes of an allowed file, in lower case.
     """
     if out.exists():
-        with refusing(out, "read", RecordError), out.open("rb") as file:
+        with refusing(out, "written", RecordError), out.open("rb") as file:
             start = file.read(512).removeprefix(b"\xef\xbb\xbf").lstrip().lower()
         if not start.startswith(starts):
             raise RecordError(f"{out}: exists and is not {kind}; name another file")

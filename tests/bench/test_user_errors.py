@@ -46,6 +46,7 @@ def test_a_terminal_without_an_arrow_shows_a_question_mark(tmp_path):
         (["run", "--gpus", "all", "--slurm", "gpus=1"], ["--gpus --slurm: use one of them"]),
         (["table", "none"], ["none: no such folder"]),
         (["report", "a", "--inches", "5", "--figures", "b"], ["--inches, --figures: only with --png or --pdf"]),
+        (["report", "a", "--png", "b.pdf"], ["--png b.pdf: name a file that ends in .png"]),
         (["generate", "--checkpoint", ".", "--prompt", "a"], [".: holds no config.json"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
