@@ -67,23 +67,24 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, cache: Any = None, attention_mask: Tensor | None = None, **rest: Any
     ) -> dict[str, Any]:
-        """Return the arguments of `forward`. Raises ValueError if `attention_mask` has a zero."""
-        if attention_mask is not None and not attention_mask.all():
-            raise ValueError("attention_mask with zeros: prompts must have one length; call generate() for each length")
-        return {"input_ids": input_ids if cache is None else input_ids[:, -1:], "cache": cache}
+        ids = input_ids if cache is None else input_ids[:, -1:]
+        return {"input_ids": ids, "cache": cache, "attention_mask": attention_mask}
 
     def forward(self, input_ids: Tensor, cache: Any = None, **rest: Any) -> MambaCausalLMOutput:
         """Return the logits [B, 1, V] after the last token, and the state as `cache`.
 
         input_ids: the prompts [B, T] if `cache` is None, otherwise the next token of each sequence [B, 1].
         cache: the state from the previous call, updated in place. None: start from an empty state.
+        With use_cache=False, return no state. Raises ValueError if `attention_mask` has a zero.
         """
+        if (mask := rest.get("attention_mask")) is not None and not mask.all():
+            raise ValueError("attention_mask with zeros: prompts must have one length; call generate() for each length")
         if cache is None:
             logits, state = self.ttt.prefill(input_ids, self.ttt.init_state(len(input_ids)))
             cache = self.ttt.generate_state(state)
         else:
             logits, _ = self.ttt.generate_step(input_ids[:, 0], cache)
-        return MambaCausalLMOutput(logits=logits[:, None], cache=cache)
+        return MambaCausalLMOutput(logits=logits[:, None], cache=None if rest.get("use_cache") is False else cache)
 
 
 def register() -> None:

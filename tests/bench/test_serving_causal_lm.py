@@ -35,10 +35,25 @@ def test_generate_gives_the_tokens_of_the_projects_loop(folder):
         assert made.tolist() == torch.cat(expected, 1).tolist()
 
 
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_guidance_subtracts_the_logits_of_the_negative_prompt(folder, use_cache):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    ids, other = torch.randint(512, (2, 2, 21), generator=torch.Generator().manual_seed(0))
+    options = {"guidance_scale": 3.0, "negative_prompt_ids": other, "pad_token_id": 0, "use_cache": use_cache}
+    made = model.generate(ids, max_new_tokens=4, do_sample=False, **options)
+    for at in range(4):
+        so_far = (torch.cat([each, made[:, 21 : 21 + at]], 1) for each in (ids, other))
+        logits, negative = (model(each).logits[:, 0].log_softmax(-1) for each in so_far)
+        assert made[:, 21 + at].tolist() == (3 * logits - 2 * negative).argmax(-1).tolist()
+
+
 def test_padded_prompts_beams_and_several_devices_are_refused(folder):
     model, ids = AutoModelForCausalLM.from_pretrained(folder), torch.ones(2, 3, dtype=torch.long)
-    with pytest.raises(ValueError, match=r"^attention_mask with zeros: prompts must have one length"):
-        model.generate(ids, attention_mask=torch.tensor([[0, 1, 1], [1, 1, 1]]), max_new_tokens=1)
+    padded = torch.tensor([[0, 1, 1], [1, 1, 1]])
+    guided = {"guidance_scale": 2.0, "negative_prompt_ids": ids, "negative_prompt_attention_mask": padded}
+    for options in ({"attention_mask": padded}, guided):
+        with pytest.raises(ValueError, match=r"^attention_mask with zeros: prompts must have one length"):
+            model.generate(ids, max_new_tokens=1, **options)
     with pytest.raises(ValueError, match="cannot use beam search with a cache"):
         model.generate(ids, num_beams=2, max_new_tokens=1)
     for device_map in ("balanced", {"": 0}):
