@@ -61,7 +61,7 @@ class CaseRun:
     def __post_init__(self) -> None:
         # Fields of the record; after a failure, only earlier stages have set theirs.
         self._fields: dict[str, Any] = {"status": "ok", "metrics": {}, "stages_s": {}}
-        self._checks: Checks | None = None
+        self._checks = Checks([])
         self._build_metrics: dict[str, float | None] = {}  # the workload's metrics before the first check
         self._after: dict[str, Any] | None = None  # snapshot right after the last sample
         self._owns_process = False  # whether an engine may change global settings
@@ -79,7 +79,7 @@ class CaseRun:
             return Record(
                 self.case,
                 **self._fields,
-                check=self._checks.to_dict() if self._checks else None,
+                check=self._checks.to_dict() if self._checks.checks else None,
                 environment=environment | {"software": environment["software"] | versions_of(system.packages)},
                 started_at=started_at,
                 wall_s=time.monotonic() - start,
@@ -127,11 +127,9 @@ class CaseRun:
         return self._accepts(checked)
 
     def _accepts(self, checked: Checks) -> bool:
-        whole = (self._checks or Checks([])) + checked
-        if whole.checks:
-            self._checks = whole
-        if whole.checks and not whole.passed:
-            self._end("incorrect", sentence(whole.reason))
+        self._checks += checked
+        if self._checks.checks and not self._checks.passed:
+            self._end("incorrect", sentence(self._checks.reason))
         return bool(self._fields["status"] == "ok")
 
     def _work(self, workload: Workload) -> None:
@@ -155,8 +153,8 @@ class CaseRun:
         return False
 
     def _verify(self, workload: Workload) -> None:
-        if self._checks is None and workload.timed_check is None:
-            return self._end("skipped", NO_REFERENCE)
+        if not self._checks.checks and workload.timed_check is None:
+            return self._end("skipped", "; ".join(filter(None, (NO_REFERENCE, self._checks.unchecked))))
         if not self._accepts(Checks(list(claim_checks(self.case, workload)))) or workload.timed_check is None:
             return None
         if workload.engine_samples is not None:

@@ -109,7 +109,7 @@ SKIPPED = Record(CASE, "skipped", "vllm is not installed")
         ),
         ([SKIPPED, Record(CASE, "ok")], "vllm is not installed", None),
         ([SKIPPED], "vllm is not installed", "nothing was verified: every case was skipped"),
-        ([Record(CASE, "skipped", NO_REFERENCE), Record(CASE, "ok")], "", f"1 case not verified: {NO_REFERENCE}"),
+        ([Record(CASE, "skipped", f"{NO_REFERENCE}; x"), Record(CASE, "ok")], "", "1 case not verified: the"),
     ],
 )
 def test_verify_prints_what_failed_and_exits_accordingly(monkeypatch, capsys, records, printed, status):

@@ -9,7 +9,7 @@ from harness_helpers import QUICK, case
 
 from harness.measure.correctness import Check, Checks
 from harness.measure.inspection import NO_ROOM, NOT_COMPARED
-from harness.measure.measured_case import CaseRun
+from harness.measure.measured_case import NO_REFERENCE, CaseRun
 from harness.measure.process_state import is_out_of_memory
 from harness.measure.system import Input, Workload
 
@@ -58,10 +58,10 @@ def test_a_failed_first_check_has_no_timing(do: str) -> None:
 
 
 def test_verify_without_a_reference_is_skipped() -> None:
-    for system, of in ((Fake(), case("unchecked")), (Counting(check=lambda: Checks([])), case())):
+    noted = Counting(check=lambda: Checks([], "too large"))
+    for system, of, note in ((Fake(), case("unchecked"), ""), (noted, case(), "; too large")):
         record = CaseRun(of, QUICK, "verify").record(system)
-        assert record.status == "skipped"
-        assert "no reference" in record.reason
+        assert (record.status, record.reason) == ("skipped", NO_REFERENCE + note)
 
 
 def test_an_invalid_result_is_named() -> None:
