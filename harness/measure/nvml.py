@@ -114,11 +114,11 @@ def open_gpu(visible: str | None = None) -> Gpu | None:
 
 
 def visible_gpus() -> list[str]:
-    """Return the GPUs that this process can use, each as an index or a UUID."""
+    """Return the GPUs that this process can use, each once, as an index or a UUID."""
     visible = os.environ.get(VARIABLE)
     count = _quietly(lambda: _initialised().nvmlDeviceGetCount()) or 0
     names = [str(number) for number in range(count)] if visible is None else visible.split(",")
-    return [name.strip() for name in names if name.strip() and open_gpu(name)]
+    return [name for name in dict.fromkeys(map(str.strip, names)) if name and open_gpu(name)]
 
 
 @lru_cache(maxsize=1)

@@ -155,7 +155,7 @@ def test_no_job_begins_after_the_error_of_another() -> None:
 
 def test_the_gpus_that_may_be_used(two_gpus: TwoGpus, monkeypatch: pytest.MonkeyPatch) -> None:
     assert nvml.visible_gpus() == ["0", "1"]
-    for visible, expected in (("1", ["1"]), ("GPU-bb,0", ["GPU-bb", "0"]), ("7", []), ("", []), ("-1", [])):
+    for visible, expected in (("1", ["1"]), ("GPU-bb,0, 0", ["GPU-bb", "0"]), ("7", []), ("", []), ("-1", [])):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert nvml.visible_gpus() == expected
 
