@@ -18,9 +18,9 @@ from reports.fairness import fairness
 from reports.machines import machines
 from reports.page.data import page_data
 from reports.page.embedding import packed, packed_plotly, plotly_source, script_hash
-from reports.page.figures import Figure, figures, value_range
+from reports.page.figures import Figure, value_range
 from reports.page.findings import crossings, finding, flag_counts, headline, small_models, unfinished
-from reports.page.ranking import View
+from reports.page.ranking import views
 from reports.profiles.section import script as profile_script
 from reports.profiles.section import section
 from reports.resources import TEMPLATES, source
@@ -69,9 +69,9 @@ def render(
     heading = ", ".join(filter(None, [name, " and ".join(devices_of(table))]))
     failed = failures(table, missing, catalogue)
     timed = bool((table["samples"] > 0).any() or not (table["status"] == "ok").any())
-    drawn = figures(table, catalogue) if timed else []
     kinds = [str(record.environment.get("device_kind")) for record in records]
-    views = [View(table, catalogue, figure, "cuda" not in kinds) for figure in drawn]
+    ranked = views(records, table, catalogue) if timed else []
+    drawn = [view.figure for view in ranked]
     sources = [source(f"page/{name}.js") for name in SCRIPTS]
     program = "\n".join(['"use strict";', *sources, *([profile_script()] if profiled else [])])
     loader, plotly = source("page/load.js"), None if in_site else plotly_source()
@@ -82,9 +82,9 @@ def render(
     page = TEMPLATES.get_template("page/page.html.j2").render(
         title=heading if in_site else f"{TITLE}: {heading}",
         notices=["" if timed else UNTIMED, unfinished(table, len(missing)), small_models(table, kinds)],
-        findings=headline(table, catalogue, views),
-        sentences=[*map(finding, views)],
-        details=[[*crossings(view), *view.figure.remarks] for view in views],
+        findings=headline(table, catalogue, ranked),
+        sentences=[*map(finding, ranked)],
+        details=[[*crossings(view), *view.figure.remarks] for view in ranked],
         facts=[fact for fact in _facts(table, counts, timed, environments.versions) if fact[1]],
         suites=_by_suite(drawn),
         failed=failed,

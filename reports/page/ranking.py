@@ -11,8 +11,9 @@ import pandas as pd
 
 from harness.quality import ANY_UNSTEADY, FEW_SAMPLES, LOADED
 from harness.schema.catalogue import Catalogue, MetricEntry
+from harness.schema.record import Record
 from reports.compare.comparison import BETWEEN_RUNS
-from reports.page.figures import LATENCIES, RATES, Figure, interval_columns
+from reports.page.figures import LATENCIES, RATES, Figure, figures, interval_columns
 from reports.page.lines import Line
 from reports.stats import FLAGS, NOT_RUN, flags_in, option_columns
 from reports.words import SEPARATOR, format_setting
@@ -223,6 +224,12 @@ class View:
 
     def rows(self, lines: Iterable[Line]) -> pd.DataFrame:
         return self.table.loc[[row for line in lines for row in line.rows]]
+
+
+def views(records: Iterable[Record], table: pd.DataFrame, catalogue: Catalogue) -> list[View]:
+    """Return a view of each figure of the page. table: `stats.frame` of the records."""
+    on_cpu = all(record.environment.get("device_kind") != "cuda" for record in records)
+    return [View(table, catalogue, figure, on_cpu) for figure in figures(table, catalogue)]
 
 
 def standings(view: View) -> list[Standing]:

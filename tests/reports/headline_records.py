@@ -6,8 +6,7 @@ import synthetic_records as synthetic
 
 from harness.schema.case import Case
 from reports.page import findings
-from reports.page.figures import figures
-from reports.page.ranking import View
+from reports.page.ranking import views
 
 FAST, SLOW = ("ttt-linear", "thunderkittens"), ("transformer", "vllm")
 STEP_BACKENDS = {"ttt-linear": "triton-dual", "transformer": "vllm", "mamba": "mamba-ssm"}
@@ -23,18 +22,18 @@ def forward(latencies, system="ttt-linear", backend="thunderkittens", **fields):
     ]
 
 
-def views(table, catalogue):
-    return [View(table, catalogue, figure, "Xeon" in set(table["device"])) for figure in figures(table, catalogue)]
+def views_of(made):
+    return views(made.records, made.table, made.catalogue)
 
 
 def headline_of(*records, suite="fig15-forward"):
     made = synthetic.of_suite(suite, *records)
-    return findings.headline(made.table, made.catalogue, views(made.table, made.catalogue))
+    return findings.headline(made.table, made.catalogue, views_of(made))
 
 
 def finding(*records, suite="fig15-forward"):
     made = synthetic.of_suite(suite, *records)
-    return findings.finding(views(made.table, made.catalogue)[0])
+    return findings.finding(views_of(made)[0])
 
 
 def winner(ours, theirs, **fields):

@@ -5,14 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 import synthetic_records as synthetic
-from headline_records import FAST, SLOW, finding, forward, headline_of, spread, stepped, throughput, views, winner
+from headline_records import FAST, SLOW, finding, forward, headline_of, spread, stepped, throughput, views_of, winner
 
 from harness.schema.case import Case
 from harness.schema.reason import format_number
 from reports.page import findings
 from reports.page.findings import small_models, unfinished
 from reports.page.html import render
-from reports.page.ranking import Point, View, bar
+from reports.page.ranking import Point, View, bar, views
 from reports.words import left_out
 
 CONTEXTS = (1024, 2048, 4096, 8192)
@@ -72,14 +72,14 @@ def test_who_is_fastest_where_and_by_how_much(ours, theirs, expected):
 def test_where_two_lines_cross(theirs, expected):
     ours = forward(dict.fromkeys(CONTEXTS, 4.0))
     made = synthetic.of_suite("fig15-forward", *ours, *forward(dict(zip(CONTEXTS, theirs, strict=True)), *SLOW))
-    assert findings.crossings(views(made.table, made.catalogue)[0]) == expected
+    assert findings.crossings(views_of(made)[0]) == expected
 
 
 def test_lines_of_throughput_cross_where_the_higher_one_changes():
     made = synthetic.of_suite(
         "fig20-throughput", *stepped("mamba", {1: 1.0, 8: 4.0}), *stepped("ttt-linear", {1: 2.0, 8: 3.0})
     )
-    (view,) = (each for each in views(made.table, made.catalogue) if each.figure.id == "fig20-throughput-generate")
+    (view,) = (each for each in views_of(made) if each.figure.id == "fig20-throughput-generate")
     expected = ["Mamba is faster than TTT-Linear at batch 1 and slower from 8 on."]
     assert findings.crossings(view) == expected
 
@@ -128,7 +128,7 @@ def test_a_contended_cpu_ranks_nothing(theirs):
 
 @pytest.mark.parametrize(("theirs", "is_ranked"), [(4.1, False), (5.1, False), (5.3, True)])
 def test_a_cpu_ranks_only_points_that_are_far_apart(theirs, is_ranked):
-    idle = synthetic.environment() | {"device": "Xeon", "device_kind": "cpu", "gpu": None}
+    idle = synthetic.environment() | {"device": "EPYC", "device_kind": "cpu", "gpu": None}
     found = finding(*forward({2048: 4.0}, environment=idle), *forward({2048: theirs}, *SLOW, environment=idle))
     assert ("too uncertain to rank" in found, "fastest" in found) == (not is_ranked, is_ranked)
     gpu = synthetic.environment(device_id="")
@@ -291,7 +291,7 @@ def test_a_rate_is_higher_for_the_faster():
     [suite] = made.catalogue.suites
     figure = replace(suite.figures[0], y="tokens_per_s")
     catalogue = replace(made.catalogue, suites=(replace(suite, figures=(figure,)),))
-    drawn = views(made.table, catalogue)
+    drawn = views(made.records, made.table, catalogue)
     found = findings.finding(drawn[0])
     assert "TTT-Linear is fastest, 2.50 times as fast as Transformer" in found
     claims = " ".join(findings.headline(made.table, catalogue, drawn))
@@ -324,7 +324,7 @@ def test_a_baseline_without_an_environment_is_named(others, who):
     why = "its environment failed to install (log: .venv-vllm.log)"
     gone = synthetic.lost(Case(*SLOW, "1.3b", "forward", 16, 2048), "skipped", why)
     made = synthetic.of_suite("fig15-forward", *forward({2048: 4.0}), gone, *forward(others, "mamba", "vllm"))
-    drawn = views(made.table, made.catalogue)
+    drawn = views_of(made)
     assert f"No {who}: {why}." in findings.headline(made.table, made.catalogue, drawn)
 
 
