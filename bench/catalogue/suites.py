@@ -18,6 +18,7 @@ from harness.schema.catalogue import FigureEntry
 from harness.schema.reason import invalid
 
 Option = Annotated[str, one_of(*(axis.name for axis in CATALOGUE.axes))]
+LABELS = [each.label for each in ADAPTERS]
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class Suite(Stored):
     min_samples: int = FEWEST  # per case, whatever the time budget
     budget_s: float = 0.0  # seconds of sampling per case; 0 for BUDGETS_S. A run of several suites uses the highest
 
+    def __post_init__(self) -> None:
+        for label in (each for figure in self.figures for each in figure.primary):
+            if label not in LABELS:
+                raise unknown(f"primary {label}", label, LABELS)
+
 
 @dataclass(frozen=True)
 class Group(Stored):
@@ -59,7 +65,7 @@ class Group(Stored):
     name: str
     question: str
     suites: tuple[str, ...]
-    systems: tuple[str, ...] = ()  # SYSTEM/BACKEND; () for all
+    systems: tuple[Annotated[str, one_of(*LABELS)], ...] = ()  # () for all
 
 
 def _sections() -> list[Suite | Group]:

@@ -12,7 +12,7 @@ CONV_KERNEL = 4
 NORM_EPS = 1e-6
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError):
     """A model that cannot be built; the message names the wrong value and the allowed values."""
 
 

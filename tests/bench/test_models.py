@@ -6,6 +6,7 @@ import pytest
 import torch
 from plans import run
 
+from bench.errors import UserError
 from bench.models.config import MODELS, SIZES, ConfigError, TTTConfig, cut, model_config, parameter_count, split_size
 from bench.models.factory import default_dtype, from_seed, model_class
 from bench.models.layers import enable_layer_ranges
@@ -297,7 +298,7 @@ def test_a_size_cut_to_fewer_layers_has_the_same_layers(model):
 
 
 def test_wrong_names_are_refused():
-    with pytest.raises(ConfigError, match=r"size 2b: unknown; there are tiny, 125m, 350m, 760m, 1\.3b"):
+    with pytest.raises(UserError, match=r"size 2b: unknown; there are tiny, 125m, 350m, 760m, 1\.3b"):
         model_config("ttt-linear", "2b")
     with pytest.raises(ConfigError, match="mini_batch 0: must be at least 1"):
         model_config("ttt-mlp", "tiny", mini_batch=0)
