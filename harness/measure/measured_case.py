@@ -38,8 +38,6 @@ from harness.schema.record import Record, utc_now
 
 NO_REFERENCE = "the system has no reference to verify against"
 
-CaseProfiler = Callable[[Case, Workload, Callable[[], bool]], dict[str, Any]]
-
 
 @dataclass
 class CaseRun:
@@ -54,7 +52,7 @@ class CaseRun:
     case: Case
     policy: Policy
     mode: Mode = "measure"
-    profiler: CaseProfiler | None = None
+    profiler: Callable[[Case, Workload, Callable[[], bool]], dict[str, Any]] | None = None
     healthy: bool = field(default=True, init=False)
     profile: dict[str, Any] = field(default_factory=dict, init=False)
 

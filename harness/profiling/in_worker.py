@@ -31,7 +31,6 @@ MAX_KERNELS = 20_000  # maximum kernels in Kineto's trace: larger traces take lo
 COUNTED_STEPS = 2  # last generate steps that Nsight Compute counts: the last of a mini-batch does additional work
 _LONG_S = 1.0  # seconds; after a longer run, no further warm-up is needed
 
-Tool = Literal["kineto", "nsys", "ncu"]
 Found = TypeVar("Found")
 
 
@@ -40,7 +39,7 @@ def profile(
     workload: Workload,
     throttled: Callable[[], bool] = never_throttled,
     *,
-    tool: Tool = "kineto",
+    tool: Literal["kineto", "nsys", "ncu"] = "kineto",
     keep: str = "",
 ) -> dict[str, Any]:
     """Run the case for a profiler; return values for its `Profile`.

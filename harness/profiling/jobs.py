@@ -107,7 +107,8 @@ class JobProfiler:
             profile = replace(profile, notes=notes, commands=profile.commands[:1])  # only of the times
             if self.tools.ratios:
                 start = time.monotonic()
-                found = _with_duration(self._with_ratios(profile), "ratios", start)
+                found = self._with_ratios(profile)
+                found = replace(found, stages_s={**found.stages_s, "ratios": time.monotonic() - start})
             else:
                 found = replace(profile, notes=(*notes, f"{NOT_COUNTED}Nsight Compute failed in an earlier case"))
             write_profile(self.profiler.run.folder, found)
@@ -129,7 +130,7 @@ class JobProfiler:
                 self._raise_if_stopped_or_gpu_lost()
                 status, why = getattr(error, "status", "failed"), sentence(str(error))
                 profile = Profile(case=planned.case, status=status, reason=why, started_at=started_at)
-        profile = _with_duration(profile, "times", start)
+        profile = replace(profile, stages_s={"times": time.monotonic() - start})
         run = self.profiler.run
         if run.file.mode == "profile":  # a run that measures has records already
             launch = self.profiler.launches[self.job.pair]
@@ -181,10 +182,6 @@ class JobProfiler:
             self.tools = replace(self.tools, times="kineto") if part == "times" else replace(self.tools, ratios="")
             self.profiler.tools = self.tools if error.everywhere else self.profiler.tools
         return why
-
-
-def _with_duration(profile: Profile, stage: str, start: float) -> Profile:
-    return replace(profile, stages_s={**profile.stages_s, stage: time.monotonic() - start})
 
 
 def _counted(profile: Profile, counters: Mapping[str, Counters]) -> Profile:
