@@ -28,7 +28,8 @@ STACK |= {("760m", "ttt_linear.generate._dual", 1): 640, ("125m", "ttt_mlp.gener
 STACK |= {("125m", "ttt_mlp.forward._forward", 8): 704, ("125m", "ttt_mlp.forward_gluon.forward", 8): 256}
 STACK |= {("760m", "ttt_mlp.forward_wide.forward", 8): 320, ("125m", "ttt_mlp.generate._primal", 8): 32}
 STACK |= {("125m-64", "ttt_linear.forward._forward", 8): 896, ("125m-64", "ttt_mlp.forward_wide.forward", 8): 896}
-STACK |= {("125m-64", "ttt_linear.generate._dual", 1): 96}
+STACK |= {("125m-64", "ttt_linear.generate._dual", 1): 96, ("760m-64", "ttt_mlp.forward_wide.forward", 8): 1152}
+STACK |= {("760m-64", "ttt_mlp.generate_wide.dual", 8): 224}
 STACK = {key: size * (1 if triton_version.startswith("3.7.") else 3) for key, size in STACK.items()}
 SCRIPT = Path(__file__).with_name("compile_kernels.py")
 
