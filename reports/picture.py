@@ -61,13 +61,12 @@ def chromium(*arguments: str) -> Iterator[Any]:
 
     arguments: further options of Chromium. Raises RecordError if Chromium or playwright is missing.
     """
-    path = chromium_path()
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
         raise RecordError("no playwright: pip install 'ttt-bench[dev]'") from None
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=[*CHROMIUM_ARGS, *arguments])
+        browser = playwright.chromium.launch(executable_path=chromium_path(), args=[*CHROMIUM_ARGS, *arguments])
         try:
             yield browser
         finally:

@@ -59,8 +59,7 @@ class CaseSide:
     device: {"GPU": name}, on a CPU {"GPU": "none", "CPU": model, "CPU cores": number}; {} without samples.
     facts: {name: value} of other properties, such as package versions.
     host_bound: whether an engine's batch is so small that the CPU limits the speed.
-    measurements: start and samples of each timed record with a start, to recognize copies.
-    started_at: when the first timed record started; "" if unknown.
+    measurements: start and samples of each timed record whose start is known.
     """
 
     case: Case
@@ -79,8 +78,7 @@ class CaseSide:
     device: Mapping[str, str]
     facts: Mapping[str, str]
     host_bound: bool
-    measurements: frozenset[tuple[str | float, ...]]
-    started_at: str
+    measurements: frozenset[tuple[str, tuple[float, ...]]]
     why: str
 
     @cached_property
@@ -200,8 +198,7 @@ def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) ->
         device=_device(measured[0]) if measured else {},
         facts=_facts(measured),
         host_bound=case.timing == "engine" and case.batch <= FEW_SEQUENCES,
-        measurements=frozenset((each.started_at, *each.samples_ms) for each in measured if each.started_at),
-        started_at=min((record.started_at for record in measured if record.started_at), default=""),
+        measurements=frozenset((each.started_at, tuple(each.samples_ms)) for each in measured if each.started_at),
         why="" if medians else f"{last.status}, {last.reason}" if last.status != "ok" else NO_MEDIAN,
     )
 

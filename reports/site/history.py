@@ -43,7 +43,7 @@ def histories(entries: Sequence[Entry]) -> list[History]:
     for entry in reversed(entries):
         looks |= {name: (label, tone, marker) for name, label, tone, marker in entry.systems}
         for key, side in entry.run_cases.cases.items():
-            at = utc_time(side.started_at)
+            at = utc_time(min(side.measurements, default=("", ()))[0])
             if side.medians and at:
                 found.setdefault(side.case.system, {}).setdefault(key, []).append((at, entry.id, side))
     return [
