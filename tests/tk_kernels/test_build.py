@@ -230,7 +230,7 @@ def test_no_gpu_and_an_older_gpu_are_reasons(machine, monkeypatch):
 def remote(tmp_path, monkeypatch):
     folder = tmp_path / "remote"
     (folder / "include").mkdir(parents=True)
-    (folder / "include" / "kittens.cuh").write_text("")
+    (folder / "include" / "kittens.cuh").write_text("// one line\n")
     for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "headers"]):
         git(folder, *arguments)
     commit = git(folder, "rev-parse", "HEAD")
@@ -241,19 +241,19 @@ def remote(tmp_path, monkeypatch):
     return commit
 
 
-def test_fetch_checks_out_the_pinned_commit(remote, monkeypatch):
-    root = fetch_thunderkittens()
-    assert find_thunderkittens() == root
-    assert git(root, "rev-parse", "HEAD") == remote
-    monkeypatch.setattr(thunderkittens, "THUNDERKITTENS_URL", "/nowhere")
-    assert fetch_thunderkittens() == root  # already there
-
-
-def test_a_fetch_in_a_git_hook_uses_its_own_repository(remote, tmp_path, monkeypatch):
-    monkeypatch.setenv("GIT_DIR", str(tmp_path / "remote" / ".git"))
+def test_a_fetch_checks_out_the_pinned_commit_with_the_users_settings(remote, tmp_path, monkeypatch):
+    monkeypatch.setattr(thunderkittens, "THUNDERKITTENS_URL", "mirror:")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "remote" / ".git"))  # as in a git hook
+    settings = tmp_path / "gitconfig"
+    settings.write_text(f'[url "{tmp_path}/remote"]\ninsteadOf = "mirror:"\n[core]\nautocrlf = true\n')
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
     root = fetch_thunderkittens()
     monkeypatch.delenv("GIT_DIR")
+    assert find_thunderkittens() == root
     assert git(root, "rev-parse", "HEAD") == remote
+    assert (root / "include" / "kittens.cuh").read_bytes() == b"// one line\n"
+    monkeypatch.setattr(thunderkittens, "THUNDERKITTENS_URL", "/nowhere")
+    assert fetch_thunderkittens() == root  # already there
 
 
 def test_a_fetch_that_fails_leaves_no_headers(remote, tmp_path, monkeypatch):
