@@ -277,7 +277,9 @@ def _compiled(name: str, wanted: dict[str, str | None]) -> Built:
         failed = built.folder.with_name(f"{name.replace('/', '.')}.failed.log")
         (failed if result.returncode else folder / LOG).write_text(" ".join(command) + "\n" + output)
         if result.returncode:
-            first = next((line for line in output.splitlines() if "error" in line.lower()), "no error line")
-            raise BuildError(f"{name}: nvcc failed: {first.strip()} (full output: {failed})")
+            lines = output.splitlines()
+            errors = (line for line in lines if "error" in line.lower() and not line.startswith("collect2"))
+            cause = next(errors, " ".join(lines[-2:]) or "no output")  # "nvcc fatal" follows its cause
+            raise BuildError(f"{name}: nvcc failed: {cause.strip()} (full output: {failed})")
         (folder / MANIFEST).write_text(json.dumps(wanted, indent=1))
     return built

@@ -139,9 +139,17 @@ def test_missing_headers_are_named(machine, monkeypatch):
         build.build(NAME)
 
 
-def test_compiler_error_is_one_sentence_and_leaves_no_build(machine):
-    machine.nvcc(body='echo "forward.cu(3): error: expected a ;" >&2; exit 2')
-    with pytest.raises(build.BuildError, match=r"forward\.cu\(3\): error: expected a ;") as caught:
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        ("note\nforward.cu(3): error: no ;\n1 error", "forward.cu(3): error: no ;"),
+        ("note\ngcc: not found\nnvcc fatal : x", "gcc: not found nvcc fatal : x"),
+        ("ld: no -lx\ncollect2: error: 1", "ld: no -lx collect2: error: 1"),
+    ],
+)
+def test_compiler_error_is_one_sentence_and_leaves_no_build(machine, output, reason):
+    machine.nvcc(body=f'printf "%s" "{output}" >&2; exit 2')
+    with pytest.raises(build.BuildError, match=re.escape(f"nvcc failed: {reason} (full output: ")) as caught:
         build.build(NAME)
     assert "\n" not in str(caught.value)
     machine.nvcc()
