@@ -196,10 +196,13 @@ def test_a_killed_build_is_repeated(machine):
     assert build.build(NAME).compiled
 
 
-@pytest.mark.parametrize("manifest", ["", None])
-def test_a_damaged_build_is_repeated(machine, manifest):
-    path = build.build(NAME).folder / "build.json"
-    path.unlink() if manifest is None else path.write_text(manifest)
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("build.json", ""), ("build.json", None), ("kernel.so", "libr"), ("kernel.so", None), ("compiler.log", None)],
+)
+def test_a_damaged_or_partly_copied_build_is_repeated(machine, file, text):
+    path = build.build(NAME).folder / file
+    path.unlink() if text is None else path.write_text(text)
     assert [build.build(NAME).compiled, build.build(NAME).compiled] == [True, False]
 
 
