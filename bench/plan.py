@@ -1,5 +1,6 @@
 """Plan a run: turn a request into jobs. Planning imports no system and needs no GPU."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -23,7 +24,7 @@ from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned
 from harness.workers import slurm
 from harness.workers.process import Launch
-from tk_kernels.build import hidden
+from tk_kernels.build import PORTABLE, hidden
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,8 @@ def plan(request: RunRequest, before: Run | None = None) -> Plan:
 
     before: the run that the request continues. Without suites, the request selects among this run's cases.
     """
+    if os.environ.get("TTT_BENCH_ARCH", "") not in ("", PORTABLE):
+        raise UserError(hidden())
     machine = snapshot()
     default = before.file.device if before else machine["device_kind"]
     if request.slurm is not None and slurm.parsed(request.slurm).gpu:

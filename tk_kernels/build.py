@@ -38,6 +38,7 @@ NO_TVM_FFI = "apache-tvm-ffi is not installed (pip install apache-tvm-ffi)"
 SOURCE_ROOT = Path(__file__).resolve().parent
 KERNELS = tuple(sorted(path.relative_to(SOURCE_ROOT).with_suffix("").as_posix() for path in SOURCE_ROOT.rglob("*.cu")))
 LIBRARY, LOG, MANIFEST = "kernel.so", "compiler.log", "build.json"  # the files of a build
+SIZE = "library_bytes"  # a key of the manifest
 DEFAULT_NVCC = Path("/usr/local/cuda/bin/nvcc")  # the CUDA toolkit's default, often not in PATH
 NVCC_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")  # environment variables with flags that nvcc reads
 ARCHITECTURE = "90a"
@@ -246,8 +247,10 @@ def _folder(name: str, wanted: dict[str, str | None]) -> Path:
 def _cached(name: str, wanted: dict[str, str | None]) -> Built | None:
     built = Built(name, _folder(name, wanted), compiled=False)
     try:
-        made = built.build_inputs
+        made, size = built.build_inputs, str((built.folder / LIBRARY).stat().st_size)
     except (OSError, ValueError):
+        return None
+    if made.get(SIZE, size) != size or not (built.folder / LOG).is_file():  # an interrupted copy of another cache
         return None
     others = (each for each in ("compiler", "thunderkittens") if wanted[each] not in (None, made[each]))
     return None if any(others) else built
@@ -277,7 +280,10 @@ def _compiled(name: str, wanted: dict[str, str | None]) -> Built:
         failed = built.folder.with_name(f"{name.replace('/', '.')}.failed.log")
         (failed if result.returncode else folder / LOG).write_text(" ".join(command) + "\n" + output)
         if result.returncode:
-            first = next((line for line in output.splitlines() if "error" in line.lower()), "no error line")
-            raise BuildError(f"{name}: nvcc failed: {first.strip()} (full output: {failed})")
-        (folder / MANIFEST).write_text(json.dumps(wanted, indent=1))
+            lines = output.splitlines()
+            errors = (line for line in lines if "error" in line.lower() and not line.startswith("collect2"))
+            cause = next(errors, " ".join(lines[-2:]) or "no output")  # "nvcc fatal" follows its cause
+            raise BuildError(f"{name}: nvcc failed: {cause.strip()} (full output: {failed})")
+        size = {SIZE: str((folder / LIBRARY).stat().st_size)}
+        (folder / MANIFEST).write_text(json.dumps(wanted | size, indent=1))
     return built

@@ -13,6 +13,8 @@ from tempfile import TemporaryDirectory
 THUNDERKITTENS_URL = "https://github.com/HazyResearch/ThunderKittens.git"
 THUNDERKITTENS_COMMIT = "0b55588d2769dde0c7a9a606ffc015b0ca7a9551"
 THUNDERKITTENS_DIGEST = "050f727961e5"  # `thunderkittens_version` computes it for this commit's headers
+# A git hook sets these variables for its own repository
+HOOK_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_PREFIX")
 HEADER = Path("include") / "kittens.cuh"
 
 
@@ -92,8 +94,8 @@ def _clone_path() -> Path:
 def _git(folder: Path, *arguments: str) -> None:
     if shutil.which("git") is None:
         raise BuildError("git is not installed, so ThunderKittens cannot be fetched (set THUNDERKITTENS_ROOT)")
-    inherited = {name: x for name, x in os.environ.items() if not name.startswith("GIT_")}  # a hook sets GIT_DIR
-    command = ["git", *arguments]
+    inherited = {name: x for name, x in os.environ.items() if name not in HOOK_VARIABLES}
+    command = ["git", "-c", "core.autocrlf=false", *arguments]  # other line ends would change the headers' digest
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=inherited)
     if result.returncode != 0:
         last = (result.stderr.strip().splitlines() or ["no message"])[-1]

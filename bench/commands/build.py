@@ -1,5 +1,6 @@
 """`ttt-bench build`: compile the CUDA kernels ahead of time."""
 
+import os
 import re
 
 from bench.errors import UserError
@@ -12,6 +13,8 @@ def build_kernels() -> None:
     """Compile CUDA kernels that are not cached; print the registers and spills of all kernels."""
     try:
         if build.find_nvcc() and find_thunderkittens() is None:
+            if os.environ.get("THUNDERKITTENS_ROOT"):
+                raise UserError(build.missing_requirement())
             fetch_thunderkittens()
         modules = [build.build(name) for name in build.KERNELS]
     except build.BuildError as error:

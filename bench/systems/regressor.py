@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bench.systems.needs import cannot_import, import_or_skip, no_gpu
 from bench.systems.on_device import device
-from bench.systems.triton_tuning import cache_tuning_on_disk, prepare, retuning
+from bench.systems.triton_tuning import prepare, retuning
 from bench.systems.ttt.layer import LAYER_CHECK_TOKENS, Results, check_results, layer_workload
 from harness.measure.correctness import Checks
 from harness.measure.cuda_clock import CudaEventClock
@@ -107,7 +107,6 @@ class LayerAdapter:
     layers: ClassVar[dict[str, RecurrentLayer]]
 
     def unavailable(self) -> str:
-        cache_tuning_on_disk()
         return no_gpu() or cannot_import(self.module)
 
     def build(self, case: Case) -> Workload:

@@ -7,17 +7,12 @@ Triton has no option for this, so JITFunction.run and two methods of Autotuner a
 
 import gc
 import math
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 from tk_kernels.parallel import compile_all
-
-
-def cache_tuning_on_disk() -> None:
-    """Let Triton store its tuning on disk. Call this before Triton kernels are imported."""
-    os.environ.setdefault("TRITON_CACHE_AUTOTUNING", "1")
 
 
 def prepare(run: Callable[[], object]) -> None:
@@ -90,7 +85,7 @@ def _choosing_by(cost: Callable[..., float]) -> Iterator[None]:
         choose()
         return False
 
-    with _replaced(Autotuner, "_bench", unmeasured), _replaced(Autotuner, "check_disk_cache", not_on_disk):
+    with patch.object(Autotuner, "_bench", unmeasured), patch.object(Autotuner, "check_disk_cache", not_on_disk):
         try:
             yield
         finally:
@@ -108,15 +103,5 @@ def _compiling_only() -> Iterator[None]:
     def compiled(kernel: Any, /, *args: Any, grid: Any, warmup: bool, **arguments: Any) -> Any:
         return launch(kernel, *args, grid=None, warmup=True, **arguments)
 
-    with _replaced(JITFunction, "run", compiled):
+    with patch.object(JITFunction, "run", compiled):
         yield
-
-
-@contextmanager
-def _replaced(owner: type, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    own = getattr(owner, name)
-    setattr(owner, name, function)
-    try:
-        yield
-    finally:
-        setattr(owner, name, own)

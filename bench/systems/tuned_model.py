@@ -6,7 +6,7 @@ import torch
 
 from bench.systems.language_model import LanguageModel
 from bench.systems.phases import PhaseWork
-from bench.systems.triton_tuning import cache_tuning_on_disk, compile_ahead, prepare, retuning, untuned
+from bench.systems.triton_tuning import compile_ahead, prepare, retuning, untuned
 from harness.measure.correctness import Checks
 from harness.schema.case import Case
 
@@ -21,7 +21,6 @@ class TunedLanguageModel(LanguageModel):
 
     def __init__(self) -> None:
         super().__init__()
-        cache_tuning_on_disk()
         self._tuned: tuple[Any, str, int] | None = None
 
     def prepare_kernels(self, work: PhaseWork) -> None:

@@ -135,6 +135,9 @@ def test_a_gpu_other_than_hopper_runs_the_forward_kernels_in_triton(monkeypatch,
     forward = {job.name for job in work.jobs if job.cases[0].case.phase == "forward" and job.system.startswith("ttt")}
     assert forward == {f"ttt-linear-{backend}", f"ttt-mlp-{backend}"}
     assert f"ttt-linear/{backend}" in work.catalogue.suites[0].figures[0].primary
+    monkeypatch.setenv("TTT_BENCH_ARCH", "sm_90")
+    with pytest.raises(UserError, match="TTT_BENCH_ARCH=sm_90 is unknown"):
+        plan.plan(RunRequest(suites=("fig15",), device="cuda"))
 
 
 def test_jobs_run_headlines_first_and_slow_references_last_on_a_gpu_only_where_named():

@@ -10,6 +10,8 @@ from dataclasses import astuple
 
 import pytest
 
+from bench.commands.build import build_kernels
+from bench.errors import UserError
 from tests.harness.harness_helpers import git
 from tk_kernels import build, thunderkittens
 from tk_kernels.build import missing_requirement
@@ -129,16 +131,25 @@ def test_headers_are_identified_by_the_pinned_commit_or_a_digest(machine, monkey
 
 def test_missing_headers_are_named(machine, monkeypatch):
     monkeypatch.setenv("THUNDERKITTENS_ROOT", "/nowhere")
-    with pytest.raises(build.BuildError, match=r"THUNDERKITTENS_ROOT=/nowhere has no include/kittens\.cuh"):
-        build.build(NAME)
+    for command in (lambda: build.build(NAME), build_kernels):  # `ttt-bench build` fetches none instead
+        with pytest.raises((build.BuildError, UserError), match=r"THUNDERKITTENS_ROOT=/nowhere has no include/kittens"):
+            command()
     monkeypatch.delenv("THUNDERKITTENS_ROOT")
     with pytest.raises(build.BuildError, match="no ThunderKittens headers"):
         build.build(NAME)
 
 
-def test_compiler_error_is_one_sentence_and_leaves_no_build(machine):
-    machine.nvcc(body='echo "forward.cu(3): error: expected a ;" >&2; exit 2')
-    with pytest.raises(build.BuildError, match=r"forward\.cu\(3\): error: expected a ;") as caught:
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        ("note\nforward.cu(3): error: no ;\n1 error", "forward.cu(3): error: no ;"),
+        ("note\ngcc: not found\nnvcc fatal : x", "gcc: not found nvcc fatal : x"),
+        ("ld: no -lx\ncollect2: error: 1", "ld: no -lx collect2: error: 1"),
+    ],
+)
+def test_compiler_error_is_one_sentence_and_leaves_no_build(machine, output, reason):
+    machine.nvcc(body=f'printf "%s" "{output}" >&2; exit 2')
+    with pytest.raises(build.BuildError, match=re.escape(f"nvcc failed: {reason} (full output: ")) as caught:
         build.build(NAME)
     assert "\n" not in str(caught.value)
     machine.nvcc()
@@ -185,10 +196,13 @@ def test_a_killed_build_is_repeated(machine):
     assert build.build(NAME).compiled
 
 
-@pytest.mark.parametrize("manifest", ["", None])
-def test_a_damaged_build_is_repeated(machine, manifest):
-    path = build.build(NAME).folder / "build.json"
-    path.unlink() if manifest is None else path.write_text(manifest)
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("build.json", ""), ("build.json", None), ("kernel.so", "libr"), ("kernel.so", None), ("compiler.log", None)],
+)
+def test_a_damaged_or_partly_copied_build_is_repeated(machine, file, text):
+    path = build.build(NAME).folder / file
+    path.unlink() if text is None else path.write_text(text)
     assert [build.build(NAME).compiled, build.build(NAME).compiled] == [True, False]
 
 
@@ -230,7 +244,7 @@ def test_no_gpu_and_an_older_gpu_are_reasons(machine, monkeypatch):
 def remote(tmp_path, monkeypatch):
     folder = tmp_path / "remote"
     (folder / "include").mkdir(parents=True)
-    (folder / "include" / "kittens.cuh").write_text("")
+    (folder / "include" / "kittens.cuh").write_text("// one line\n")
     for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "headers"]):
         git(folder, *arguments)
     commit = git(folder, "rev-parse", "HEAD")
@@ -241,19 +255,19 @@ def remote(tmp_path, monkeypatch):
     return commit
 
 
-def test_fetch_checks_out_the_pinned_commit(remote, monkeypatch):
-    root = fetch_thunderkittens()
-    assert find_thunderkittens() == root
-    assert git(root, "rev-parse", "HEAD") == remote
-    monkeypatch.setattr(thunderkittens, "THUNDERKITTENS_URL", "/nowhere")
-    assert fetch_thunderkittens() == root  # already there
-
-
-def test_a_fetch_in_a_git_hook_uses_its_own_repository(remote, tmp_path, monkeypatch):
-    monkeypatch.setenv("GIT_DIR", str(tmp_path / "remote" / ".git"))
+def test_a_fetch_checks_out_the_pinned_commit_with_the_users_settings(remote, tmp_path, monkeypatch):
+    monkeypatch.setattr(thunderkittens, "THUNDERKITTENS_URL", "mirror:")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "remote" / ".git"))  # as in a git hook
+    settings = tmp_path / "gitconfig"
+    settings.write_text(f'[url "{tmp_path}/remote"]\ninsteadOf = "mirror:"\n[core]\nautocrlf = true\n')
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
     root = fetch_thunderkittens()
     monkeypatch.delenv("GIT_DIR")
+    assert find_thunderkittens() == root
     assert git(root, "rev-parse", "HEAD") == remote
+    assert (root / "include" / "kittens.cuh").read_bytes() == b"// one line\n"
+    monkeypatch.setattr(thunderkittens, "THUNDERKITTENS_URL", "/nowhere")
+    assert fetch_thunderkittens() == root  # already there
 
 
 def test_a_fetch_that_fails_leaves_no_headers(remote, tmp_path, monkeypatch):

@@ -96,11 +96,6 @@ def test_the_fastest_forward_that_is_correct_is_chosen(kernel, monkeypatch):
     assert kernel.compiled[:3] == [SLOW, FAST, WRONG]
 
 
-def test_where_none_passes_there_is_no_choice(kernel, monkeypatch):
-    monkeypatch.setattr(command, "candidates", lambda *arguments, sm90: iter((WRONG, TOO_LARGE)))
-    assert fastest() == ("cpu", None)
-
-
 def test_settings_that_no_check_compares_are_no_choice(kernel, monkeypatch, capsys):
     monkeypatch.setattr(command, "candidates", lambda *arguments, sm90: iter((SLOW,)))
     monkeypatch.setattr(command, "check_generate", lambda *arguments: Checks([]))
