@@ -126,7 +126,7 @@ def unavailable(name: str) -> str:
 
 
 def unavailable_on(device: Any, name: str) -> str:
-    """Return `unavailable(name)` for a device (-1: the current GPU), cached until TTT_BENCH_ARCH changes."""
+    """Return `unavailable(name)` for a device (-1: the current GPU), cached, except for TTT_BENCH_ARCH."""
     return hidden() or _unavailable_on(device, name)
 
 

@@ -235,15 +235,15 @@ def shape_checks(case: Case, workload: Workload, outputs: Any) -> Iterator[Check
         yield Check.at_most("outputs_without_the_batch", 1, 0)
 
 
-def lower_bound_check(workload: Workload, samples_ms: list[float]) -> list[Check]:
+def lower_bound_check(case: Case, workload: Workload, samples_ms: list[float]) -> list[Check]:
     """Return [failed check] if the shortest sample is shorter than half the roofline bound, otherwise [].
 
-    An engine's samples are intervals between its outputs: after a delay of the host, the next interval can be too
-    short. So their median counts.
+    An engine's generate samples are intervals between its outputs: after a delay of the host, the next interval can be
+    too short. So their median counts.
     """
     bound_ms = lower_bound_ms(workload.metrics.get("flops"), workload.metrics.get("bytes"), workload.metrics)
-    engine = workload.engine_samples is not None
-    what, ms = ("median", median(samples_ms)) if engine else ("shortest_sample", min(samples_ms))
+    intervals = case.phase == "generate" and workload.engine_samples is not None
+    what, ms = ("median", median(samples_ms)) if intervals else ("shortest_sample", min(samples_ms))
     if not bound_ms or ms >= _BELOW_BOUND * bound_ms:
         return []
     return [Check.at_most(f"lower_bound_over_{what}", bound_ms / max(ms, 1e-9), 1 / _BELOW_BOUND)]

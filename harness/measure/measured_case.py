@@ -213,7 +213,7 @@ class CaseRun:
         return timing, energy
 
     def _checked(self, workload: Workload, clock: Clock, checker: CallChecker, timing: Timing) -> Checks:
-        bound = lower_bound_check(workload, timing.samples_ms)
+        bound = lower_bound_check(self.case, workload, timing.samples_ms)
         if workload.engine_samples is None:
             checked = checker.checked_call(clock, median(timing.samples_ms) * workload.units * clock.launches)
         elif workload.timed_check:

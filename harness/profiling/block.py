@@ -24,19 +24,19 @@ def profiled(device: str = "", units: int = 1) -> Iterator[Profiled]:
     Raises ValueError for wrong arguments, and ProfileError with a second profiler or if nothing ran in this thread.
     """
     import torch
-    from torch.autograd import _profiler_enabled
+    from torch.autograd import profiler
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device not in ("cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise ValueError(f"device {device!r}: must be cpu, or cuda on a machine with a GPU")
     if units < 1:
         raise ValueError(f"units is {units}, must be at least 1")
-    if _profiler_enabled():
+    if profiler._is_profiler_enabled:  # in any thread
         raise ProfileError("`profiled` inside another profiler: torch.profiler records one at a time")
     wait_for(device)
     found = Profiled()
     with kineto.recording(device, with_ranges=True) as launched:
         yield found
-        if not _profiler_enabled():  # torch would end the process when it exports the trace
+        if not profiler._is_profiler_enabled:  # torch would end the process when it exports the trace
             raise ProfileError("a profiler inside the block ended this recording: torch.profiler records one at a time")
     found.region = Region(units=units, **region_fields(launched, launched))

@@ -198,7 +198,11 @@ def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) ->
         device=_device(measured[0]) if measured else {},
         facts=_facts(measured),
         host_bound=case.timing == "engine" and case.batch <= FEW_SEQUENCES,
-        measurements=frozenset((each.started_at, tuple(each.samples_ms)) for each in measured if each.started_at),
+        measurements=frozenset(
+            (each.started_at, tuple(float(f"{ms:.7g}") for ms in each.samples_ms))
+            for each in measured
+            if each.started_at
+        ),
         why="" if medians else f"{last.status}, {last.reason}" if last.status != "ok" else NO_MEDIAN,
     )
 

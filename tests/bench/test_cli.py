@@ -109,7 +109,11 @@ SKIPPED = Record(CASE, "skipped", "vllm is not installed")
         ),
         ([SKIPPED, Record(CASE, "ok")], "vllm is not installed", None),
         ([SKIPPED], "vllm is not installed", "nothing was verified: every case was skipped"),
-        ([Record(CASE, "skipped", f"{NO_REFERENCE}; x"), Record(CASE, "ok")], "", "1 case not verified: the"),
+        (
+            [Record(CASE, "skipped", f"{NO_REFERENCE}; x"), Record(CASE, "ok")],
+            "",
+            f"1 case not verified: {NO_REFERENCE}",
+        ),
     ],
 )
 def test_verify_prints_what_failed_and_exits_accordingly(monkeypatch, capsys, records, printed, status):
@@ -145,7 +149,8 @@ def test_the_list_of_suites_has_questions_without_markup_and_groups(monkeypatch,
     printed = capsys.readouterr().out
     assert "Is [/it] so?" in printed
     assert "paper" in printed
-    assert {*GROUPS["all"].suites} < {suite.name for suite in SUITES}
+    apart = {"quick", "arrivals", "peers", "vllm-settings"}
+    assert {*GROUPS["all"].suites} == {suite.name for suite in SUITES} - apart
 
 
 def test_the_list_of_systems_names_the_install_command_of_a_missing_package_or_interpreter(

@@ -2,7 +2,7 @@
 
 FAKE_WORKER=oom: run out of memory under Nsight. FAKE_WORKER=killed: die under Nsight.
 FAKE_UNHEALTHY: report an unhealthy process under Nsight. FAKE_LOG: file for a line per request.
-FAKE_GONE: the GPU on which the worker dies. FAKE_DEVICE_ID: recorded GPU. FAKE_RUN_INFO: JSON fields of `Runs`.
+FAKE_GONE: the GPU on which the worker dies. FAKE_RUN_INFO: JSON fields of `Runs`.
 """
 
 import json
@@ -34,10 +34,7 @@ def main() -> None:
                     file.write(f"{case.system} {request['profiler']['tool']} {gpu}\n")
             if does == "killed":
                 os.kill(os.getpid(), 9)
-            environment: dict = {"software": {"torch": "2.11"}}
-            if device_id := os.environ.get("FAKE_DEVICE_ID"):
-                environment["gpu"] = {"device_id": device_id}
-            record = Record(case, "ok", environment=environment)
+            record = Record(case, "ok", environment={"software": {"torch": "2.11"}})
             if does == "oom":
                 record = Record(case, "oom", "MemoryError: 80 GiB")
             run_info = json.loads(os.environ.get("FAKE_RUN_INFO", "{}"))

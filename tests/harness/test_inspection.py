@@ -1,6 +1,7 @@
 """Parts of the check of a timed call: fresh inputs, compared outputs, the roofline bound."""
 
 import time
+from dataclasses import replace
 
 import pytest
 from fake_clock import FakeClock
@@ -26,21 +27,24 @@ def test_the_bound_is_the_longer_of_bytes_and_flops() -> None:
     for flops, size in ((1e12, 1.0), (1.0, 1e10)):
         known: dict[str, float | None] = {"flops": flops, "bytes": size, "product_tflops": 1.0, "copy_gbs": 10.0}  # 1 s
         workload = Workload(run=print, metrics=known)
-        assert [bool(lower_bound_check(workload, [9e3, ms])) for ms in (490.0, 510.0)] == [True, False]
+        assert [bool(lower_bound_check(case(), workload, [9e3, ms])) for ms in (490.0, 510.0)] == [True, False]
 
 
 def test_a_short_interval_of_an_engine_may_follow_a_long_one() -> None:
     known: dict[str, float | None] = {"flops": 1e12, "product_tflops": 1.0}  # 1 s
     engine = Workload(run=print, metrics=known, engine_samples=lambda: iter(()))
-    assert not lower_bound_check(engine, [1700.0, 300.0, 1010.0])
-    assert lower_bound_check(engine, [1700.0, 300.0, 490.0])
+    generate = replace(case(), phase="generate")
+    assert not lower_bound_check(generate, engine, [1700.0, 300.0, 1010.0])
+    assert lower_bound_check(generate, engine, [1700.0, 300.0, 490.0])
+    assert lower_bound_check(case(), engine, [1700.0, 300.0, 1010.0])  # other samples are whole batches
 
 
 @pytest.mark.parametrize("flops", [float("inf"), float("nan"), None])
 def test_unknown_flops_leave_the_bound_of_bytes(flops: float | None) -> None:
     known = {"flops": flops, "bytes": 1e10, "product_tflops": 1.0, "copy_gbs": 10.0}
-    assert not lower_bound_check(Workload(run=print, metrics=known), [510.0])
-    assert lower_bound_check(Workload(run=print, metrics=known), [490.0])
+    assert not lower_bound_check(case(), Workload(run=print, metrics=known), [510.0])
+    (check,) = lower_bound_check(case(), Workload(run=print, metrics=known), [490.0])
+    assert check.name == "lower_bound_over_shortest_sample"
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])

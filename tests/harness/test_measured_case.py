@@ -39,6 +39,14 @@ class Counting(Fake):
         return noted
 
 
+def test_the_first_check_precedes_all_runs() -> None:
+    system = Counting()
+    record = CaseRun(case(), QUICK).record(system)
+    assert record.status == "ok"
+    assert system.events[:3] == ["build", "check", "run"]
+    assert system.events.count("check") == 1
+
+
 @pytest.mark.parametrize("do", ["miss", "nan"])
 def test_a_failed_first_check_has_no_timing(do: str) -> None:
     system = Counting()

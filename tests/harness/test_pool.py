@@ -39,10 +39,17 @@ def test_every_job_runs_on_one_gpu_and_all_gpus_run(tmp_path: Path) -> None:
     assert {len(lines_of(run.folder, f"{system}-cpu")) for system in SYSTEMS} == {3}
 
 
-def test_jobs_begin_in_the_order_in_which_they_are_handed_over() -> None:
+def test_jobs_begin_in_the_order_in_which_they_are_handed_over(tmp_path: Path) -> None:
     started: list[str] = []
-    on_free_slots("cab", [slot("0")], lambda job, at, stopped: started.append(job))
-    assert started == ["c", "a", "b"]
+
+    def note(event: Event) -> None:
+        if event.kind == "start" and event.planned:
+            started.append(event.planned.case.system)
+
+    run = new_run(tmp_path / "out", cases_of(SYSTEMS[:4], count=1))
+    longest_first = sorted(run.jobs, key=lambda job: job.name, reverse=True)
+    pooled(run, worker_launches(*SYSTEMS[:4]), [slot("0")], jobs=longest_first, on_event=note)
+    assert started == list(reversed(SYSTEMS[:4]))
 
 
 def test_each_worker_has_its_share_of_the_cores(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A script can profile a `with` block; wrong arguments raise an error before the block runs."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -22,6 +23,10 @@ def test_a_script_profiles_a_block() -> None:
         pytest.fail("two recordings at once end the process")
     with pytest.raises(ProfileError, match="inside the block"), profiled("cpu"), torch.profiler.profile():
         torch.mm(x, x)
+    with profiled("cpu"), ThreadPoolExecutor(1) as other:
+        torch.mm(x, x)
+        with pytest.raises(ProfileError, match="inside another"):
+            other.submit(profiled("cpu").__enter__).result()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import math
 import random
+from contextlib import nullcontext
 from dataclasses import replace
 from statistics import stdev
 
@@ -9,6 +10,7 @@ import pytest
 from scipy import stats
 from small_runs import a_case, a_run, on_cpu, on_gpu, timed, two, without
 
+from bench.commands import compare as commands
 from harness.schema.record import Record, RecordError
 from harness.schema.run import Run
 from harness.schema.run_file import PastRequest
@@ -351,6 +353,8 @@ def test_a_case_whose_requests_arrive_over_time_is_unreliable(tmp_path, argument
     of_a, of_b = (rounds(a_case(phase="request", options=(("rate", 8),)), [10, 10.01]) for _ in "ab")
     [row] = compare(*two(tmp_path, of_a, of_b, repeats=2, arguments=arguments)).rows
     assert (row.result.outcome, row.notes[-1]) == ("unreliable", "its arrivals set its duration")
+    with pytest.raises(SystemExit, match="3") if arguments == AB else nullcontext():
+        commands._show(tmp_path / "a", tmp_path / "b", None, markdown=False)
 
 
 def test_runs_without_timing_are_refused(tmp_path):

@@ -144,6 +144,13 @@ def test_text_has_a_line_per_case_and_aligned_columns(tmp_path):
     assert "12.346" in rows[0]
 
 
+def test_times_per_token_have_the_ratio_of_the_row(tmp_path):
+    found = compare(*two(tmp_path, [timed(a_case(), 35.5, tokens=40)], [timed(a_case(), 26.8, tokens=20)]))
+    (line,) = (line for line in views.markdown(found).splitlines() if "B=2 T=64" in line)
+    ratio, _, a, b = line.split(" | ")[1:5]
+    assert float(b.replace(",", "")) / float(a) == pytest.approx(float(ratio), abs=0.001)
+
+
 def test_all_views_escape_markup_of_records(tmp_path):
     evil = "<script>alert(1)</script>|x`"
     case = a_case(options=(("name", evil),))

@@ -155,9 +155,9 @@ class ForwardOperator:
                 if x.data_ptr() % 16:  # checked here: tensors have no addresses while torch.compile traces
                     begins = f"{name} begins at element {x.storage_offset()} of its storage"
                     raise ValueError(f"{begins}: must be a multiple of {16 // x.element_size()}")
-            module = build.load(self.kernels[mini_batch])
             plan = self.plan(q, mini_batch)
             with torch.cuda.device(q.device):
+                module = build.load(self.kernels[mini_batch])
                 module.forward(*tokens, *outer, *weights, *outputs, rope, *plan)
         elif backend == TRITON:
             self.portable(_with_rope(tokens, 0, mini_batch, rope), tuple(outer), tuple(weights), tuple(outputs))

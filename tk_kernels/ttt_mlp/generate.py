@@ -76,8 +76,10 @@ class GenerateState(StepState):
     def default_launch(self) -> Tuning:
         bias = self.biases()[1]
         fits = self.mini_batch <= 32 or not bias.is_cuda or few_rows.shared_bytes(bias.device) >= TUNED_BYTES
-        wide = WIDE if fits or self.precision != "float32" else replace(WIDE, block=16)  # 112 KB would not fit
-        launch = super().default_launch() if fits and bias.shape[2] <= MAX_HEAD_DIM_IN_REGISTERS else wide
+        wide_heads = bias.shape[2] > MAX_HEAD_DIM_IN_REGISTERS
+        launch = WIDE if wide_heads or not fits else super().default_launch()
+        if wide_heads and self.precision == "float32" and not fits:
+            launch = replace(launch, block=16)  # 32 need 112 KB
         return replace(launch, matrix=False, registers=0) if launch.matrix and not compiles_narrow_dots() else launch
 
     def kernel(self, launch: Tuning) -> tuple[Any, dict[str, Any]]:

@@ -146,7 +146,7 @@ def test_weights_that_the_package_leaves_zero_are_drawn(package):
 def test_every_call_of_generate_starts_from_the_same_state(package, monkeypatch, stored):
     monkeypatch.setattr(Cache, "stored", staticmethod(stored))
     workload = GatedDeltaNet().build(CASE)
-    assert (workload.units, workload.tokens) == (16, 3)
+    assert (workload.units, workload.tokens, workload.settings["prompt_tokens"]) == (16, 3, "1")
     for first, again in zip(workload.run(), workload.run(), strict=True):
         assert torch.equal(first, again)
 

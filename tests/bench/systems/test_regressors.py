@@ -1,7 +1,7 @@
 """Recurrent layers of other packages are called correctly and checked against their naive forms."""
 
 import sys
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import groupby
 from math import pi
@@ -55,8 +55,20 @@ def small(name, layer):
 def package(monkeypatch):
     """Replace each package's kernel by its naive form plus an error, which a test sets in the returned dict."""
     state = {"error": 0.0}
-    monkeypatch.setattr("bench.systems.regressor.prepare", lambda run: run())
-    monkeypatch.setattr("bench.systems.regressor.retuning", lambda: nullcontext(state.update(retuned=True)))
+    tuning = []  # not empty inside `retuning`
+
+    @contextmanager
+    def retuning():
+        tuning.append(True)
+        yield
+        tuning.pop()
+
+    def prepare(run):
+        state["retuned"] = bool(tuning)
+        run()
+
+    monkeypatch.setattr("bench.systems.regressor.prepare", prepare)
+    monkeypatch.setattr("bench.systems.regressor.retuning", retuning)
     for adapter in (FlaLayerAdapter, Mamba3SSM):
         monkeypatch.setattr(adapter, "layers", {name: small(name, each) for name, each in adapter.layers.items()})
     modules = {}
