@@ -1,5 +1,6 @@
 """`make bench` and `make install` have the right Python commands; these tests print the commands and run none."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,15 +12,10 @@ ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
 
 
-@pytest.fixture(autouse=True)
-def outside_make(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unset the variables that `make test` sets: with them, make is a sub-make, which prints its folder."""
-    for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["make", *arguments], cwd=folder, capture_output=True, text=True, check=True)
+    # `make test` sets these variables: with them, make is a sub-make, which prints its folder.
+    command = ["env", "-u", "MAKEFLAGS", "-u", "MAKELEVEL", "-u", "MFLAGS", "make", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
 
 
 def bench(folder: Path, *settings: str) -> str:
@@ -67,8 +63,20 @@ def test_nvidia_smis_exit_status_decides_between_cuda_and_cpu(
     smi.write_text(f"#!/bin/sh\necho NVIDIA-SMI has failed\nexit {status}\n")
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", str(clone), prepend=":")
-    output = make(clone, "--dry-run", "--always-make", "install").stdout
+    output = make(clone, "--dry-run", "--always-make", "VENV=new", "install").stdout
     assert f"--requirement bench/requirements/{target}.txt" in output
+
+
+def test_a_machine_without_a_gpu_keeps_the_packages_of_one_with_a_gpu(clone: Path) -> None:
+    assert "Nothing to be done" in make(clone, "--dry-run", "TARGET=cpu", "install").stdout
+
+
+def test_an_existing_environment_keeps_its_python(clone: Path) -> None:
+    (clone / ".venv" / "bin").mkdir()
+    (clone / ".venv" / "bin" / "python").touch()
+    lines = make(clone, "--dry-run", "--always-make", "TARGET=cuda", "install").stdout.splitlines()
+    assert re.match(".venv/bin/python -c .*exit.0 if v == 12 else 'make: this needs Python 3.12, and .venv", lines[0])
+    assert lines[1] == ".venv/bin/python -m venv .venv"
 
 
 def test_every_environment_installs_the_pinned_pip_first(clone: Path) -> None:
