@@ -15,6 +15,8 @@ TARGET := $(shell nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu)
 # A relative path, because the path of this folder may contain spaces.
 BIN := $(if $(VENV),$(VENV)/bin/,)
 PIP_FIRST = -m pip install --quiet --require-hashes --requirement bench/requirements/pip.txt
+# Quiet twice: pip would print a warning of setuptools about every editable install.
+EDITABLE = --quiet --quiet --no-deps --editable .
 PY := $(if $(VENV),$(BIN)python,$(PYTHON))
 # Clusters share $(VENV): a machine without a GPU must not replace the packages of one with a GPU.
 INSTALLED := $(if $(VENV),$(or $(wildcard $(VENV)/.installed-cuda),$(VENV)/.installed-$(TARGET)))
@@ -64,7 +66,7 @@ venv-vllm venv-mamba: venv-%:
 .venv-vllm/.installed: bench/requirements/vllm.txt bench/requirements/pip.txt
 	$(call CREATE,.venv-vllm,v == 12,3.12)
 	.venv-vllm/bin/python -m pip install --quiet --requirement $<
-	.venv-vllm/bin/python -m pip install --quiet --no-deps --editable .
+	.venv-vllm/bin/python -m pip install $(EDITABLE)
 	@touch $@
 
 # mamba-ssm has no wheel for this PyTorch, so nvcc builds it, which takes long. Its setup.py requests C++17, but
@@ -79,7 +81,7 @@ venv-vllm venv-mamba: venv-%:
 	cd .venv-mamba/packages && tar -xzf mamba_ssm-*.tar.gz && rm mamba_ssm-*.tar.gz \
 	  && sed -i s/c++17/c++20/ mamba_ssm-*/setup.py
 	MAMBA_FORCE_BUILD=TRUE CAUSAL_CONV1D_FORCE_BUILD=TRUE $(call MAMBA_PIP,install) .venv-mamba/packages/*
-	.venv-mamba/bin/python -m pip install --quiet --no-deps --editable .
+	.venv-mamba/bin/python -m pip install $(EDITABLE)
 	@touch $@
 
 # The tables of Markdown files, from published runs; reports/results/tables.toml defines them.
@@ -147,7 +149,7 @@ slurm:
 $(VENV)/.installed-%: bench/requirements/%.txt pyproject.toml
 	$(call CREATE,$(VENV),$(if $(filter cuda,$*),v == 12,11 <= v <= 13),$(if $(filter cuda,$*),3.12,3.11 to 3.13))
 	$(BIN)python -m pip install --quiet --requirement bench/requirements/$*.txt
-	$(BIN)python -m pip install --quiet --no-deps --editable .
+	$(BIN)python -m pip install $(EDITABLE)
 	@touch $@
 
 clean:

@@ -47,7 +47,7 @@ def test_a_lock_file_resolves_to_its_own_releases(name: str) -> None:
     assert not gone, "the index has these files no longer"
 
 
-@pytest.mark.parametrize("name", ["cpu", "cuda", "mamba", "vllm"])
+@pytest.mark.parametrize("name", ["cpu", "cuda", "mamba", "pip", "vllm"])
 def test_a_release_below_the_newest_has_its_reason(name: str) -> None:
     text = (REQUIREMENTS / f"{name}.txt").read_text("utf-8")
     assert text.startswith("# Written by `make lock` from ")
