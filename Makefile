@@ -15,6 +15,8 @@ TARGET := $(shell nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu)
 # A relative path, because the path of this folder may contain spaces.
 BIN := $(if $(VENV),$(VENV)/bin/,)
 PIP_FIRST = -m pip install --quiet --require-hashes --requirement bench/requirements/pip.txt
+# NVIDIA's containers set PIP_CONSTRAINT, which contradicts the lock files. pip refuses PIP_USER in an environment.
+unexport PIP_CONSTRAINT PIP_USER
 # Quiet twice: pip would print a warning of setuptools about every editable install.
 EDITABLE = --quiet --quiet --no-deps --editable .
 PY := $(if $(VENV),$(BIN)python,$(PYTHON))

@@ -90,7 +90,8 @@ def test_every_environment_installs_the_pinned_pip_first(clone: Path) -> None:
 @pytest.mark.parametrize("name", ["vllm", "mamba"])
 def test_an_environment_that_fails_leaves_its_log_and_no_stamp(clone: Path, name: str) -> None:
     (clone / f".venv-{name}" / ".installed").unlink()
-    done = make(clone, "bench", "TARGET=cuda", "PY=echo RUN", "OUT=out", "PYTHON=echo no venv:", "NVCC=nvcc")
+    settings = ["PYTHON=echo no venv$$PIP_CONSTRAINT:", "PIP_CONSTRAINT=/etc/pip/constraint.txt", "NVCC=nvcc"]
+    done = make(clone, "bench", "TARGET=cuda", "PY=echo RUN", "OUT=out", *settings)
     assert "no venv: -m venv" in (clone / f".venv-{name}.log").read_text()
     assert not (clone / f".venv-{name}" / ".installed").exists()
     assert f"make: no {name}: its environment failed to install (log: .venv-{name}.log)" in done.stderr.splitlines()
