@@ -15,13 +15,26 @@ TARGET := $(shell nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu)
 # A relative path, because the path of this folder may contain spaces.
 BIN := $(if $(VENV),$(VENV)/bin/,)
 PIP_FIRST = -m pip install --quiet --require-hashes --requirement bench/requirements/pip.txt
+# NVIDIA's containers set PIP_CONSTRAINT, which contradicts the lock files. pip refuses PIP_USER in an environment.
+unexport PIP_CONSTRAINT PIP_USER
+# Quiet twice: pip would print a warning of setuptools about every editable install.
+EDITABLE = --quiet --quiet --no-deps --editable .
 PY := $(if $(VENV),$(BIN)python,$(PYTHON))
-INSTALLED := $(if $(VENV),$(VENV)/.installed-$(TARGET))
+# Clusters share $(VENV): a machine without a GPU must not replace the packages of one with a GPU.
+INSTALLED := $(if $(VENV),$(or $(wildcard $(VENV)/.installed-cuda),$(VENV)/.installed-$(TARGET)))
 NVCC := $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 MAMBA_PIP = .venv-mamba/bin/python -m pip $(1) --quiet --no-deps --no-build-isolation
 
-# Stop unless the lock file supports PYTHON's version. Arguments: a condition on the minor version v; the condition in words.
-FOR_PYTHON = @$(PYTHON) -c "import sys; v = sys.version_info[1]; sys.exit(0 if $(1) else 'make: this needs Python $(2), and $(PYTHON) is 3.%d; set PYTHON=python3.12' % v)"
+# The Python of the environment $(1), or PYTHON if the environment does not exist.
+PYTHON_OF = $(or $(wildcard $(1)/bin/python),$(PYTHON))
+
+# Create an environment or complete it; stop if the lock file does not support its Python.
+# Arguments: the environment; a condition on the minor version v; the condition in words.
+define CREATE
+@$(PYTHON_OF) -c "import sys; v = sys.version_info[1]; sys.exit(0 if $(2) else 'make: this needs Python $(3), and $(PYTHON_OF) is 3.%d; $(if $(wildcard $(1)/bin/python),delete $(1) and )set PYTHON=python3.12' % v)"
+$(PYTHON_OF) -m venv $(1)
+$(1)/bin/python $(PIP_FIRST)
+endef
 
 # With VENV=, nothing is installed: stop if PYTHON lacks the packages.
 HAS_PACKAGES = $(if $(VENV),,@$(PY) -c "import sys; from importlib.util import find_spec; sys.exit(0 if all(map(find_spec, ('torch', 'typer', 'pandas'))) else 'make: $(PY) lacks packages of ttt-bench; set PYTHON= to another, or omit VENV= to install them')")
@@ -53,20 +66,16 @@ venv-vllm venv-mamba: venv-%:
 	  echo "make: no $*: its environment failed to install (log: .venv-$*.log)"; exit 1; } >&2
 
 .venv-vllm/.installed: bench/requirements/vllm.txt bench/requirements/pip.txt
-	$(call FOR_PYTHON,v == 12,3.12)
-	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python $(PIP_FIRST)
+	$(call CREATE,.venv-vllm,v == 12,3.12)
 	.venv-vllm/bin/python -m pip install --quiet --requirement $<
-	.venv-vllm/bin/python -m pip install --quiet --no-deps --editable .
+	.venv-vllm/bin/python -m pip install $(EDITABLE)
 	@touch $@
 
 # mamba-ssm has no wheel for this PyTorch, so nvcc builds it, which takes long. Its setup.py requests C++17, but
 # PyTorch's headers need C++20.
 .venv-mamba/.installed: bench/requirements/mamba.txt bench/requirements/cuda.txt
 	@test -n "$(NVCC)" || { echo "Mamba is left out: building mamba-ssm needs the nvcc of CUDA 13; install it or set CUDA_HOME" >&2; exit 1; }
-	$(call FOR_PYTHON,v == 12,3.12)
-	$(PYTHON) -m venv .venv-mamba
-	.venv-mamba/bin/python $(PIP_FIRST)
+	$(call CREATE,.venv-mamba,v == 12,3.12)
 	.venv-mamba/bin/python -m pip install --quiet --requirement bench/requirements/cuda.txt
 	.venv-mamba/bin/python -m pip install --quiet "setuptools==80.10.2" "wheel==0.48.0"
 	rm -rf .venv-mamba/packages
@@ -74,7 +83,7 @@ venv-vllm venv-mamba: venv-%:
 	cd .venv-mamba/packages && tar -xzf mamba_ssm-*.tar.gz && rm mamba_ssm-*.tar.gz \
 	  && sed -i s/c++17/c++20/ mamba_ssm-*/setup.py
 	MAMBA_FORCE_BUILD=TRUE CAUSAL_CONV1D_FORCE_BUILD=TRUE $(call MAMBA_PIP,install) .venv-mamba/packages/*
-	.venv-mamba/bin/python -m pip install --quiet --no-deps --editable .
+	.venv-mamba/bin/python -m pip install $(EDITABLE)
 	@touch $@
 
 # The tables of Markdown files, from published runs; reports/results/tables.toml defines them.
@@ -140,11 +149,9 @@ slurm:
 	@touch $@
 
 $(VENV)/.installed-%: bench/requirements/%.txt pyproject.toml
-	$(call FOR_PYTHON,11 <= v <= 13,3.11 to 3.13)
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)python $(PIP_FIRST)
+	$(call CREATE,$(VENV),$(if $(filter cuda,$*),v == 12,11 <= v <= 13),$(if $(filter cuda,$*),3.12,3.11 to 3.13))
 	$(BIN)python -m pip install --quiet --requirement bench/requirements/$*.txt
-	$(BIN)python -m pip install --quiet --no-deps --editable .
+	$(BIN)python -m pip install $(EDITABLE)
 	@touch $@
 
 clean:

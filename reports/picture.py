@@ -64,7 +64,7 @@ def chromium(*arguments: str) -> Iterator[Any]:
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
-        raise RecordError("no playwright: pip install 'ttt-bench[dev]'") from None
+        raise RecordError("playwright is not installed (pip install playwright)") from None
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium_path(), args=[*CHROMIUM_ARGS, *arguments])
         try:

@@ -1,5 +1,6 @@
 """`make bench` and `make install` have the right Python commands; these tests print the commands and run none."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,15 +14,10 @@ ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
 
 
-@pytest.fixture(autouse=True)
-def outside_make(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unset the variables that `make test` sets: with them, make is a sub-make, which prints its folder."""
-    for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["make", *arguments], cwd=folder, capture_output=True, text=True, check=True)
+    # `make test` sets these variables: with them, make is a sub-make, which prints its folder.
+    command = ["env", "-u", "MAKEFLAGS", "-u", "MAKELEVEL", "-u", "MFLAGS", "make", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
 
 
 def bench(folder: Path, *settings: str) -> str:
@@ -64,8 +60,20 @@ def test_nvidia_smis_exit_status_decides_between_cuda_and_cpu(
 ) -> None:
     fake_command(clone, "nvidia-smi", f"echo NVIDIA-SMI has failed\nexit {status}")
     monkeypatch.setenv("PATH", str(clone), prepend=":")
-    output = make(clone, "--dry-run", "--always-make", "install").stdout
+    output = make(clone, "--dry-run", "--always-make", "VENV=new", "install").stdout
     assert f"--requirement bench/requirements/{target}.txt" in output
+
+
+def test_a_machine_without_a_gpu_keeps_the_packages_of_one_with_a_gpu(clone: Path) -> None:
+    assert "Nothing to be done" in make(clone, "--dry-run", "TARGET=cpu", "install").stdout
+
+
+def test_an_existing_environment_keeps_its_python(clone: Path) -> None:
+    (clone / ".venv" / "bin").mkdir()
+    (clone / ".venv" / "bin" / "python").touch()
+    lines = make(clone, "--dry-run", "--always-make", "TARGET=cuda", "install").stdout.splitlines()
+    assert re.match(".venv/bin/python -c .*exit.0 if v == 12 else 'make: this needs Python 3.12, and .venv", lines[0])
+    assert lines[1] == ".venv/bin/python -m venv .venv"
 
 
 def test_every_environment_installs_the_pinned_pip_first(clone: Path) -> None:
@@ -79,7 +87,8 @@ def test_every_environment_installs_the_pinned_pip_first(clone: Path) -> None:
 @pytest.mark.parametrize("name", ["vllm", "mamba"])
 def test_an_environment_that_fails_leaves_its_log_and_no_stamp(clone: Path, name: str) -> None:
     (clone / f".venv-{name}" / ".installed").unlink()
-    done = make(clone, "bench", "TARGET=cuda", "PY=echo RUN", "OUT=out", "PYTHON=echo no venv:", "NVCC=nvcc")
+    settings = ["PYTHON=echo no venv$$PIP_CONSTRAINT:", "PIP_CONSTRAINT=/etc/pip/constraint.txt", "NVCC=nvcc"]
+    done = make(clone, "bench", "TARGET=cuda", "PY=echo RUN", "OUT=out", *settings)
     assert "no venv: -m venv" in (clone / f".venv-{name}.log").read_text()
     assert not (clone / f".venv-{name}" / ".installed").exists()
     assert f"make: no {name}: its environment failed to install (log: .venv-{name}.log)" in done.stderr.splitlines()

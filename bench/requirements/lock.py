@@ -16,10 +16,11 @@ PROJECT = (str(PYPROJECT), "--extra", "dev", "--extra", "gpu")
 # By lock file: the second line of its header, and the arguments of `uv pip compile` before the .in file.
 LOCKS = {
     "cpu": (
-        "No GPU, Python 3.11 to 3.13. No CUDA libraries: a CPU build of PyTorch needs none, others bring them.",
+        "No GPU, Python 3.11 to 3.13. No releases that need 3.12, and no CUDA libraries: PyTorch installs them.",
         (*PROJECT, "--python-version", "3.11"),
     ),
     "cuda": ("A CUDA GPU: Linux on x86-64, Python 3.12, CUDA 13.", (*PROJECT, *LINUX, "--only-binary", ":all:")),
+    "pip": ("Installed first: old releases refuse an extra, such as pydantic[email], with hashes.", LINUX),
     "mamba": (
         "On top of cuda.txt, without dependencies: mamba-ssm and causal-conv1d are built with nvcc.",
         ("--no-deps", *LINUX),
@@ -53,8 +54,7 @@ def lock(name: str) -> str:
     options = [each for each in arguments if each not in (*PROJECT, "--generate-hashes", "--no-deps")]
     newest = dict(PACKAGE.findall(compiled(*options, "--no-deps", "-", requirements=names)))
     sources = f"{name}.in and pyproject.toml" if PROJECT[0] in arguments else f"{name}.in"
-    notes = {name: f"# newest: {version}\n" for name, version in newest.items()}
-    text = PACKAGE.sub(lambda pin: pin[0] if pin[2] == newest[pin[1]] else notes[pin[1]] + pin[0], text)
+    text = PACKAGE.sub(lambda m: m[0] if m[2] == newest[m[1]] else f"# newest: {newest[m[1]]}\n{m[0]}", text)
     return HEADER.format(sources=sources, what=what) + text
 
 
