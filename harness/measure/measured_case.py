@@ -1,5 +1,6 @@
 """Run one case in this process: build, check, warm up, time, check the timed call."""
 
+import gc
 import secrets
 import time
 import traceback
@@ -96,6 +97,7 @@ class CaseRun:
     def _guarded(self, system: SystemAdapter) -> None:
         try:
             with self._stage("build"):
+                gc.collect()  # frees the last workload, whose state may fill the GPU, even if it refers to itself
                 workload = system.build(self.case)
             self._owns_process = workload.engine_samples is not None
             self._run(workload)

@@ -1,4 +1,5 @@
 import re
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -45,6 +46,22 @@ def test_the_first_check_precedes_all_runs() -> None:
     assert record.status == "ok"
     assert system.events[:3] == ["build", "check", "run"]
     assert system.events.count("check") == 1
+
+
+def test_the_last_workload_is_freed_before_the_next_is_built() -> None:
+    alive, found = weakref.WeakSet[Any](), list[int]()
+
+    class RefersToItself(Fake):
+        def build(self, case: Any) -> Workload:
+            def run() -> None:
+                assert run
+
+            found.append(len(alive))
+            alive.add(run)
+            return replace(super().build(case), run=run)
+
+    assert [CaseRun(case(), QUICK).record(RefersToItself()).status for _ in range(2)] == ["ok", "ok"]
+    assert found == [0, 0]
 
 
 @pytest.mark.parametrize("do", ["miss", "nan"])
