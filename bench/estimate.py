@@ -4,21 +4,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from harness.quality import by_case
+from harness.schema.case import Case
 from harness.schema.record import Record, RecordError
 from harness.schema.run import Run
 from harness.schema.run_file import Job, Planned
 
 RESULTS = Path(__file__).resolve().parent.parent / "reports" / "results"
 
-Durations = Mapping[str, float]  # seconds by case key
+Durations = Mapping[Case, float]  # seconds of each case
 
 
 def past_durations(machine: Mapping[str, Any] | None, out: Path) -> Durations:
-    """Return each case's median seconds in earlier runs on the same kind of device, by case key.
+    """Return each case's median seconds in earlier runs on the same kind of device.
 
     Reads the runs in `out`, its subfolders and sibling folders. Cases not measured there come from published runs.
     machine: a snapshot of the machine; None stands for a machine with a GPU.
@@ -45,15 +46,19 @@ def _timed_records(folder: Path) -> list[Record]:
 _published_records = cache(_timed_records)  # published runs do not change
 
 
-def _medians(runs: Iterable[list[Record]], kind: str) -> dict[str, float]:
+def _medians(runs: Iterable[list[Record]], kind: str) -> dict[Case, float]:
     cases = by_case(record for record in chain(*runs) if record.environment.get("device_kind") == kind)
-    return {key: median(record.wall_s for record in records) for key, records in cases.items()}
+    return {records[0].case: median(record.wall_s for record in records) for records in cases.values()}
 
 
-def job_seconds(cases: Iterable[Planned], past: Durations) -> float:
-    """Estimate a job's seconds; cases not in `past` count as the median of `past`, 0 if empty."""
-    typical = median(past.values()) if past else 0.0
-    return sum(past.get(planned.case.key, typical) for planned in cases)
+def job_seconds(cases: Sequence[Planned], past: Durations) -> float:
+    """Estimate a job's seconds.
+
+    A case not in `past` counts as the mean of the job's system and backend there or, if there is none, of all cases.
+    """
+    alike = [seconds for case, seconds in past.items() if case.system_backend == cases[0].case.system_backend]
+    typical = fmean(alike or past.values() or [0.0])  # the median would hide the starts of engines
+    return sum(past.get(planned.case, typical) for planned in cases)
 
 
 def longest_first(jobs: Sequence[Job], past: Durations) -> list[Job]:

@@ -10,6 +10,7 @@ from command_line import ROOT, called, one_sentence
 
 from bench import estimate
 from bench.commands import compare as commands
+from harness.schema.case import Case
 from harness.schema.run import Run
 from reports.compare.comparison import compare
 from tests.harness.harness_helpers import fake_command, git
@@ -74,7 +75,7 @@ def ttt_bench(*arguments):
 
 def test_ab_finds_the_case_that_one_commit_made_slower(checkout, tmp_path, monkeypatch):
     old, new = commit(checkout, "old"), commit(checkout, "new", forward=1.05)
-    monkeypatch.setattr(estimate, "past_durations", lambda *_: {"a case": 5.0})
+    monkeypatch.setattr(estimate, "past_durations", lambda *_: {Case("a", "b", "tiny", "forward", 1, 8): 5.0})
     done = ttt_bench("ab", "HEAD~1", "HEAD", *ONE, "--rounds", 3)
     assert done.returncode == commands.REGRESSION
     assert done.stdout.startswith("1 slower, 1 same.\n")

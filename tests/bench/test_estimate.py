@@ -16,8 +16,8 @@ def no_published_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(estimate, "RESULTS", (tmp_path / "published").resolve())
 
 
-def a_case(batch, phase="forward"):
-    return Planned(Case("a", "b", "tiny", phase, batch, 8))
+def a_case(batch):
+    return Planned(Case("a", "b", "tiny", "forward", batch, 8))
 
 
 def a_run(folder, cases, seconds, device="H200", status="timeout", mode="measure"):
@@ -26,11 +26,12 @@ def a_run(folder, cases, seconds, device="H200", status="timeout", mode="measure
     small_runs.a_run(folder, *records, mode=mode)
 
 
-def test_a_job_takes_the_time_of_its_cases_and_an_untimed_case_the_median():
-    first, second, other = a_case(1), a_case(2), a_case(1, "generate")
-    assert estimate.job_seconds([first, second, other], {}) == 0
-    past = {first.case.key: 10.0, other.case.key: 1.0, "another": 3.0}
-    assert estimate.job_seconds([first, second, other], past) == 10 + 3 + 1
+def test_a_job_takes_the_time_of_its_cases_and_an_untimed_case_the_mean_of_its_system():
+    first, second, third = map(a_case, (1, 2, 3))
+    assert estimate.job_seconds([first, second], {}) == 0
+    past = {first.case: 10.0, second.case: 1.0, Case("other", "b", "tiny", "forward", 1, 8): 4.0}
+    assert estimate.job_seconds([first, second, third, a_case(4)], past) == 10 + 1 + 2 * (10 + 1) / 2
+    assert estimate.job_seconds([Planned(Case("new", "b", "tiny", "forward", 1, 8))], past) == (10 + 1 + 4) / 3
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(None, "not known"), (40, "40 s"), (600, "10 min"), (7200, "2.0 h")])
@@ -44,8 +45,8 @@ def test_the_longest_jobs_go_first():
         for system, count in (("a", 2), ("b", 5), ("c", 3))
     ]
     assert [job.system for job in estimate.longest_first(jobs, {})] == ["b", "c", "a"]
-    past = {each.case.key: 2.0 for each in jobs[1].cases} | {each.case.key: 100.0 for each in jobs[0].cases}
-    assert [job.system for job in estimate.longest_first(jobs, past)] == ["a", "b", "c"]
+    past = {each.case: 2.0 for each in jobs[1].cases} | {each.case: 100.0 for each in jobs[0].cases}
+    assert [job.system for job in estimate.longest_first(jobs, past)] == ["a", "c", "b"]
 
 
 def test_a_case_takes_the_median_of_earlier_runs_on_its_kind_of_device(tmp_path):
@@ -55,17 +56,17 @@ def test_a_case_takes_the_median_of_earlier_runs_on_its_kind_of_device(tmp_path)
     a_run(tmp_path / "runs/2", [both], 5.0, "H100")
     a_run(tmp_path / "runs/3", [both, elsewhere], 90.0, "CPU")
     a_run(tmp_path / "runs/4", [both], 500.0, mode="profile")
-    expected = {both.case.key: 3.5, elsewhere.case.key: 3.0}
+    expected = {both.case: 3.5, elsewhere.case: 3.0}
     for machine in (H200, None):
         assert estimate.past_durations(machine, tmp_path / "runs/next") == expected
     assert estimate.past_durations(H200, tmp_path / "runs") == expected
-    assert estimate.past_durations(H200, tmp_path / "mine/next") == {**expected, both.case.key: 3.0}
+    assert estimate.past_durations(H200, tmp_path / "mine/next") == {**expected, both.case: 3.0}
 
 
 def test_skipped_and_failed_cases_give_no_time(tmp_path):
     case = a_case(1)
     for name, (status, seconds) in enumerate([("oom", 30.0), ("skipped", 0.1), ("failed", 0.2), ("incorrect", 50.0)]):
         a_run(tmp_path / f"runs/{name}", [case], seconds, status=status)
-    assert estimate.past_durations(H200, tmp_path / "runs/next") == {case.case.key: 40.0}
+    assert estimate.past_durations(H200, tmp_path / "runs/next") == {case.case: 40.0}
     (tmp_path / "runs/1/run.json").write_text("{")  # another program's file
-    assert estimate.past_durations(H200, tmp_path / "runs/next") == {case.case.key: 40.0}
+    assert estimate.past_durations(H200, tmp_path / "runs/next") == {case.case: 40.0}
