@@ -15,7 +15,7 @@ from bench.memory import skip_reason, total_memory_bytes
 from bench.models.case_model import Checkpoint, register_checkpoint
 from bench.request import LISTS, RunRequest, option_of, split_list
 from harness.measure.environment import snapshot
-from harness.measure.nvml import visible_gpus
+from harness.measure.nvml import open_gpu, visible_gpus
 from harness.schema.case import Device
 from harness.schema.catalogue import Catalogue, SuiteEntry
 from harness.schema.policy import Policy
@@ -105,7 +105,7 @@ def plan(request: RunRequest, before: Run | None = None) -> Plan:
     """
     if os.environ.get("TTT_BENCH_ARCH", "") not in ("", PORTABLE):
         raise UserError(hidden())
-    machine = snapshot()
+    machine = snapshot(visible=request.gpus if open_gpu(request.gpus) else None)  # the first GPU of --gpus
     default = before.file.device if before else machine["device_kind"]
     if request.slurm is not None and slurm.parsed(request.slurm).gpu:
         default = "cuda"

@@ -74,7 +74,7 @@ def test_verify_prints_the_checks(tmp_path):
 def test_verify_for_a_gpu_fails_if_the_worker_sees_none(monkeypatch, capsys):
     gpu = {"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 80 << 30}
     there = {**snapshot("cpu"), "device": gpu["name"], "device_kind": "cuda", "gpu": gpu}
-    monkeypatch.setattr(plan, "snapshot", lambda *_: there)
+    monkeypatch.setattr(plan, "snapshot", lambda **_: there)
     request = RunRequest(
         suites=("quick",), systems="transformer/torch", batch="1", context="64", phase="forward", device="cuda"
     )

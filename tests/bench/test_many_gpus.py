@@ -11,6 +11,8 @@ import pytest
 from command_line import Done, one_sentence
 
 from bench.commands.status import status
+from bench.plan import plan
+from bench.request import RunRequest
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
 from harness.schema.record import Record
@@ -54,6 +56,12 @@ def test_missing_gpus_are_refused(tmp_path: Path, command: str, gpus: str, visib
     done = ttt_bench(command, "quick", "--gpus", gpus, cwd=tmp_path, CUDA_VISIBLE_DEVICES=visible)
     assert message in one_sentence(done)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_plan_is_for_the_first_gpu_of_the_option() -> None:
+    for gpus, uuid in ((None, "GPU-aa"), ("all", "GPU-aa"), ("1", "GPU-bb"), ("1,0", "GPU-bb")):
+        assert plan(RunRequest(suites=("quick",), gpus=gpus)).machine["device"] == f"name of {uuid}"
 
 
 def test_a_plan_names_gpus_of_another_machine(tmp_path: Path) -> None:
