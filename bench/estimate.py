@@ -52,10 +52,7 @@ def _medians(runs: Iterable[list[Record]], kind: str) -> dict[Case, float]:
 
 
 def job_seconds(cases: Sequence[Planned], past: Durations) -> float:
-    """Estimate a job's seconds.
-
-    A case not in `past` counts as the mean of the job's system and backend there or, if there is none, of all cases.
-    """
+    """Estimate a job's seconds; cases not in `past` count as the mean of the job's there or, without any, of all."""
     alike = [seconds for case, seconds in past.items() if case.system_backend == cases[0].case.system_backend]
     typical = fmean(alike or past.values() or [0.0])  # the median would hide the starts of engines
     return sum(past.get(planned.case, typical) for planned in cases)
@@ -66,10 +63,8 @@ def longest_first(jobs: Sequence[Job], past: Durations) -> list[Job]:
     return sorted(jobs, key=lambda job: (job_seconds(job.cases, past), len(job.cases)), reverse=True)
 
 
-def in_words(seconds: float | None) -> str:
-    """Format a duration as `40 s`, `3 min` or `2.0 h`; None as `not known`."""
-    if seconds is None:
-        return "not known"
+def in_words(seconds: float) -> str:
+    """Format a duration as `40 s`, `3 min` or `2.0 h`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

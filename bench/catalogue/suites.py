@@ -68,12 +68,6 @@ class Group(Stored):
     systems: tuple[Annotated[str, one_of(*LABELS)], ...] = ()  # () for all
 
 
-def _sections() -> list[Suite | Group]:
-    text = (Path(__file__).parent / "suites.toml").read_text(encoding="utf-8")
-    named = tomllib.loads(text.replace('["headlines"]', json.dumps(HEADLINES)))
-    return [section({"name": name, **fields}) for name, fields in named.items()]
-
-
 def section(values: dict[str, object]) -> Suite | Group:
     """Return a section of `suites.toml`; UserError for a mistake."""
     try:
@@ -83,7 +77,9 @@ def section(values: dict[str, object]) -> Suite | Group:
 
 
 _SUITE, _GROUP = TypeAdapter(Suite), TypeAdapter(Group)  # once: each takes 2 ms of every start
-_SECTIONS = _sections()
+_TEXT = (Path(__file__).parent / "suites.toml").read_text(encoding="utf-8")
+_NAMED = tomllib.loads(_TEXT.replace('["headlines"]', json.dumps(HEADLINES)))
+_SECTIONS = [section({"name": name, **fields}) for name, fields in _NAMED.items()]
 SUITES = tuple(each for each in _SECTIONS if isinstance(each, Suite))
 GROUPS = {each.name: each for each in _SECTIONS if isinstance(each, Group)}
 

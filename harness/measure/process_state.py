@@ -1,5 +1,6 @@
 """Read this process's peak memory and global settings, and recognise out-of-memory errors."""
 
+import gc
 import os
 import resource
 import sys
@@ -20,8 +21,6 @@ _OUT_OF_MEMORY = (
 def reset_peak(device: str) -> None:
     """Restart the peak of `peak_bytes` from the memory in use now. device: "cuda" or "cpu"."""
     if device == "cuda":
-        import gc
-
         import torch
 
         gc.collect()

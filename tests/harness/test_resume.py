@@ -25,7 +25,6 @@ from harness_helpers import (
     wait_for,
 )
 
-from harness.schema.record import Record
 from harness.schema.run import Run
 from harness.schema.run_file import Planned, RunError
 from harness.workers.scheduler import Event
@@ -37,17 +36,6 @@ def test_never_overwrites(folder: Path) -> None:
     with pytest.raises(RunError, match=r"holds a run already; resume it \(--resume\) or name another folder"):
         new_run(folder, [case(batch=9)])
     assert all(path.read_bytes() == held for path, held in before.items())
-
-
-def test_resume_keeps_every_finished_case_whatever_its_status(folder: Path) -> None:
-    failed = Record(case("raise"), "failed", "x")
-    new_run(folder, [case("raise"), case("work")])
-    file_of(folder).append(failed)
-    events: list[Event] = []
-    records = measured(folder, on_event=events.append)
-    assert records[0] == failed
-    assert statuses(records) == ["failed", "ok"]
-    assert (events[0].total, events[0].kept) == (1, 1)
 
 
 def test_a_resumption_retries_skipped_cases(folder: Path) -> None:

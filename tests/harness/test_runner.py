@@ -163,19 +163,6 @@ def test_verify_only(folder: Path) -> None:
     assert all(not record.samples_ms for record in records)
 
 
-def test_skip_sees_earlier_records(folder: Path) -> None:
-    def too_large(of: Planned, earlier: Any) -> str:
-        failed = [r.case.batch for r in earlier if r.status == "oom" and r.case.batch < of.case.batch]
-        return f"batch {failed[0]} did not fit" if failed else ""
-
-    records = measured(folder, [case("work", batch=1), case("oom", batch=2), case("work", batch=4)], skip=too_large)
-    assert statuses(records) == ["ok", "oom", "skipped"]
-    assert records[2].reason == "batch 2 did not fit"
-    before = file_of(folder).path.read_bytes()
-    assert measured(folder, skip=too_large) == records
-    assert file_of(folder).path.read_bytes() == before
-
-
 def test_events_follow_the_cases(folder: Path) -> None:
     events: list[Event] = []
     measured(folder, [case("work"), case("skip")], on_event=events.append)
