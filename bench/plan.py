@@ -105,6 +105,8 @@ def plan(request: RunRequest, before: Run | None = None) -> Plan:
     """
     if os.environ.get("TTT_BENCH_ARCH", "") not in ("", PORTABLE):
         raise UserError(hidden())
+    if request.budget_s and request.budget_s / request.rounds >= request.time_limit_s:
+        raise UserError(f"--budget {request.budget_s:g}: must end before --time-limit {request.time_limit_s:g}")
     machine = snapshot(visible=request.gpus if open_gpu(request.gpus) else None)  # the first GPU of --gpus
     default = before.file.device if before else machine["device_kind"]
     if request.slurm is not None and slurm.parsed(request.slurm).gpu:

@@ -84,6 +84,7 @@ def dry_run(request: RunRequest, out: Path) -> None:
     print_rows(("job", "cases", "phases", "estimated time", "note"), rows)
     line = f"{counted(total, 'case')} in {counted(len(rows), 'job')}"
     line += f": {estimate.on_one_device(sum(times))}" if any(times) else ""
+    line += f"; --budget {request.budget_s:g} is not considered" if request.budget_s and any(times) else ""
     print(line + (f"; {counted(finished, 'case')} finished earlier" if finished else ""))
     note("to see which systems can run, call `ttt-bench list` on the machine that will measure")
 

@@ -291,6 +291,8 @@ def test_a_dry_run_for_several_gpus_or_slurm_estimates_the_time_on_one(tmp_path)
     one, *others = (last_line(*where, "--dry-run", cwd=tmp_path) for where in on_gpus)
     assert re.fullmatch(r"160 cases in 7 jobs: [\d.]+ (min|h) on one device, plus the start of the workers", one)
     assert others == [one, one]
+    longer = last_line("--device", "cuda", "--budget", "5", "--dry-run", cwd=tmp_path)
+    assert longer == f"{one}; --budget 5 is not considered"
 
 
 def test_a_group_has_its_own_systems_but_a_suite_next_to_it_has_all(tmp_path):

@@ -33,6 +33,7 @@ def test_a_terminal_without_an_arrow_shows_a_question_mark(tmp_path):
         (["run", "quick", "--context", "many"], ["--context many: must be a valid integer"]),
         (["run", "quick", "--time-limit", "0"], ["--time-limit 0.0: must be greater than 0"]),
         (["run", "quick", "--budget", "inf"], ["--budget inf: must be less than or equal to 86400"]),
+        (["run", "quick", "--budget", "700"], ["--budget 700: must end before --time-limit 600"]),
         (["run", "quick", "--phase", "decode"], ["--phase decode: must be 'forward', 'generate' or 'request'"]),
         (
             ["run", "fig20-throughput", "--device", "cuda", "--dry-run", "--systems", "mamba", "--phase", "request"],
