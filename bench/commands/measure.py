@@ -79,8 +79,7 @@ def dry_run(request: RunRequest, out: Path) -> None:
         phases = ", ".join(dict.fromkeys(planned.case.phase for planned in left))
         skipped = Counter(filter(None, (work.skip(planned, []) for planned in left)))
         why = "; ".join(f"{count} skipped: {reason}" for reason, count in skipped.most_common(1))
-        estimated = estimate.in_words(times[-1]) if times[-1] else "not known"
-        rows.append((job.name, str(len(left)), phases, estimated, why))
+        rows.append((job.name, str(len(left)), phases, estimate.in_words(times[-1]) if any(times) else "unknown", why))
     print_rows(("job", "cases", "phases", "estimated time", "note"), rows)
     line = f"{counted(total, 'case')} in {counted(len(rows), 'job')}"
     line += f": {estimate.on_one_device(sum(times))}" if any(times) else ""
