@@ -45,12 +45,12 @@ class Model:
 def fairness(records: Iterable[Record]) -> list[Model]:
     """Return the measured models, sorted by size and dtype; [] if no parameter count is known."""
     passed = [each for each in records if each.status == "ok" and each.case.option("scope", "model") == "model"]
-    models = dict.fromkeys(_model(record) for record in passed)
+    models = dict.fromkeys(model_of(record) for record in passed)
     has_counts = any(model.parameters is not None for model in models)
     return sorted(models, key=lambda model: (model.size, model.dtype)) if has_counts else []
 
 
-def _model(record: Record) -> Model:
+def model_of(record: Record) -> Model:
     case, settings, checks = record.case, record.settings, (record.check or {}).get("checks", [])
     options = tuple((name, value) for name in MODEL_OPTIONS if (value := case.option(name)) is not None)
     return Model(

@@ -14,7 +14,7 @@ from harness.schema.profile import Profile
 from harness.schema.reason import counted, printable
 from harness.schema.record import Record
 from harness.schema.run import Run
-from reports.fairness import fairness
+from reports.fairness import fairness, model_of
 from reports.machines import machines
 from reports.page.data import page_data
 from reports.page.embedding import packed, packed_plotly, plotly_source, script_hash
@@ -93,7 +93,8 @@ def render(
         },
         fairness=fairness(records),
         catalogue=catalogue,
-        fidelity=[*{each.case: each for each in records if "total_variation_mean" in each.metrics}.values()],
+        fidelity={each.case: each for each in records if "total_variation_mean" in each.metrics},
+        model_of=model_of,
         machines=environments,
         data=page_data(table, catalogue, drawn, rows_with_profile),
         in_site=in_site,
