@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from harness.measure.interval import FEWEST
+from harness.quality import UNSTEADY_TIMES
 from harness.schema.catalogue import Catalogue, FigureEntry, MetricEntry
 from harness.schema.reason import span
 from reports.page.lines import FigurePanel, Line, Looks, forms_of, sortable
@@ -163,11 +164,10 @@ class _Panel(FigurePanel):
         points = [point for line in self._shown_first(lines) for point in _points(line)]
         rows = self.rows.loc[sorted({row for point in points for row in point})]
         measured = rows[(rows["status"] == "ok") & (rows["samples"] > 0)]
-        if len(measured):
+        if len(measured) and self.entry.y not in AMOUNTS:
             timings = measured["timing"].unique()
             yield " or ".join(self.looks.words("timing", timing, self.entry.phase) for timing in timings)
-            if self.entry.y not in AMOUNTS:
-                yield _describe_points(measured, self.entry.y, any(line.base_rows for line in lines))
+            yield _describe_points(measured, self.entry.y, any(line.base_rows for line in lines))
         yield self._state_precisions()
         timed, throttled = {*measured.index}, {*measured.index[measured["throttled"] > 0]}
         complete = [point for point in points if timed.issuperset(point)]
@@ -217,11 +217,11 @@ def interval_columns(y: str) -> tuple[str, str]:
 
 
 def _describe_points(measured: pd.DataFrame, y: str, are_ratios: bool) -> str:
-    """Describe points and error bars in words. are_ratios: whether a point divides two medians."""
+    """Describe points and error bars in words; "" if y is no median. are_ratios: whether a point divides medians."""
     samples, processes = measured["samples"], measured["processes"]
     words = f"{'ratios of ' if are_ratios else ''}medians of {value_range(samples)} samples"
     if y not in LATENCIES + RATES and not any(name in measured for name in interval_columns(y)):
-        return words
+        return words if y in UNSTEADY_TIMES else ""  # percentiles, for example, are not medians of the samples
     bars = "95% intervals" if (samples / processes).max() >= FEWEST else "ranges"
     words += f", with {'the widest ratios of ' if are_ratios else ''}{bars} within one process"
     if processes.max() > 1:

@@ -43,6 +43,9 @@ def test_remarks_mention_only_intervals_that_exist():
     assert "samples, with 95% intervals within one process" in whole
     assert "samples" in between
     assert "interval" not in between
+    steps = case(phase="generate", options={"positions": "staggered"})
+    _, [p99] = drawn(synthetic.ok(steps, 1.0, metrics={"itl_p99_ms": 2.0}), suite="staggered")
+    assert "sample" not in details(p99)  # a percentile of single steps
 
 
 def test_every_row_is_in_a_line_in_order_of_x():
