@@ -143,22 +143,20 @@ def _options(cases: Sequence[Case], table: pd.DataFrame, catalogue: Catalogue) -
     """Return a table of the cases' options, with one column per option.
 
     If a case does not set an option, the cell is NA or, if the option varies, the option's default value.
-    An option varies for a system and backend if one of their cases sets it.
+    An option varies for a system, backend and phase if one of their cases sets it.
     It also varies if one of their cases is in a suite whose figures have the option as x axis or are split by it.
     """
     names = list(dict.fromkeys(name for case in cases for name, _ in case.options))
-    varied = {(case.system_backend, name) for case in cases for name, _ in case.options}
     axes = {(suite.name, axis) for suite in catalogue.suites for own in suite.figures for axis in (own.x, *own.split)}
-    varied |= {
-        (case.system_backend, name)
-        for case, of in zip(cases, table["suites"], strict=True)
-        for name in names
-        if any((suite, name) in axes for suite in of)
-    }
     values = {}
     for name in names:
         default = catalogue.axis(name).default
-        column = [case.option(name, default if (case.system_backend, name) in varied else None) for case in cases]
+        varied = {
+            (case.system_backend, case.phase)
+            for case, of in zip(cases, table["suites"], strict=True)
+            if case.option(name) is not None or any((suite, name) in axes for suite in of)
+        }
+        column = [case.option(name, default if (case.system_backend, case.phase) in varied else None) for case in cases]
         values[f"option_{name}" if name in table else name] = pd.array(column, dtype=object)
     return pd.DataFrame(values, index=table.index).convert_dtypes()
 

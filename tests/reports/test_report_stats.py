@@ -332,10 +332,11 @@ def test_an_option_cannot_overwrite_a_column():
     assert (row["batch"], row["option_batch"], row["samples"], row["option_samples"]) == (7, "mine", 30, "yours")
 
 
-def test_an_options_default_is_filled_in_if_other_cases_of_the_backend_set_it():
+def test_an_options_default_is_filled_in_if_other_cases_of_the_backend_and_phase_set_it():
     plain = replace(FORWARD, options=())
-    table = table_of(*(synthetic.ok(case, 3.0) for case in (FORWARD, plain, OTHER)))
-    assert [str(value) for value in table["mini_batch"]] == ["32", "16", "<NA>"]
+    steps = replace(plain, phase="generate")
+    table = table_of(*(synthetic.ok(case, 3.0) for case in (FORWARD, plain, OTHER, steps)))
+    assert [str(value) for value in table["mini_batch"]] == ["32", "16", "<NA>", "<NA>"]
 
 
 def test_an_options_default_is_filled_in_across_suites():
