@@ -15,7 +15,7 @@ from harness.schema.record import Record
 from reports.compare.comparison import BETWEEN_RUNS
 from reports.page.figures import LATENCIES, RATES, Figure, figures, interval_columns
 from reports.page.lines import Line
-from reports.stats import FLAGS, NOT_RUN, flags_in, option_columns
+from reports.stats import AMOUNTS, FLAGS, NOT_RUN, flags_in, option_columns
 from reports.words import SEPARATOR, format_setting
 
 EQUAL_WITHIN = 0.05  # values that differ by at most this share are equal
@@ -33,7 +33,7 @@ class Point:
     """A measured point and its interval [low, high], in the unit of the figure.
 
     doubt: relative difference up to which this point and another one are too uncertain to rank.
-        On a GPU, it is 0 without a flag in `_DOUBT_FLAGS`; on a CPU, it is never 0.
+        On a GPU, it is 0 without a flag in `_DOUBT_FLAGS`; on a CPU, it is 0 only for `AMOUNTS`.
     """
 
     x: float
@@ -191,7 +191,7 @@ class View:
                 low, high = (float(value) / scale * end for end in bar(cells, y))
                 flags = _DOUBT_FLAGS.intersection(flags_in(cells.get(FLAGS), y))
                 doubt = FLAG_DOUBT if flags else 0.0
-                if self.on_cpu:  # contention slows systems by very different factors
+                if self.on_cpu and y not in AMOUNTS:  # contention slows systems by very different factors
                     doubt = math.inf if LOADED in flags else max(doubt, BETWEEN_RUNS["cpu"])
                 yield Point(float(cells[x]), float(value) / scale, low, high, doubt)
 

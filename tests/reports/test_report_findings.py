@@ -114,7 +114,7 @@ def test_a_flagged_point_wins_only_by_a_large_margin(theirs, is_ranked):
 
 
 @pytest.mark.parametrize("theirs", [4.1, 120.0])
-def test_a_contended_cpu_ranks_nothing(theirs):
+def test_a_contended_cpu_ranks_no_times(theirs):
     cpu = {"model": "Xeon", "others_share": 0.5, "idle_share": 0.0}
     loaded = synthetic.environment() | {"device": "Xeon", "device_kind": "cpu", "gpu": None, "cpu": cpu}
     ours, slow = (dict.fromkeys(CONTEXTS, us) for us in (4.0, theirs))
@@ -124,6 +124,12 @@ def test_a_contended_cpu_ranks_nothing(theirs):
         *stepped("ttt-linear", {64: 8.0}, environment=loaded), *stepped("mamba", {64: 2 * theirs}, environment=loaded)
     )
     assert "too uncertain to rank against Mamba" in best
+    states = [
+        synthetic.ok(replace(record.case, batch=1), 1.0, environment=loaded, metrics={"state_bytes": size})
+        for size, record in zip((9e6, 10e6), (*forward({8192: 4.0}), *forward({8192: 4.0}, *SLOW)), strict=True)
+    ]
+    sizes = findings.finding(views_of(synthetic.of_suite("long-context", *states))[1])
+    assert sizes == "TTT-Linear has the least: 9.00 MB at context 8k, Transformer 10.0."
 
 
 @pytest.mark.parametrize(("theirs", "is_ranked"), [(4.1, False), (5.1, False), (5.3, True)])
