@@ -111,8 +111,9 @@ def _opened(browser: Any, report: Path, width: int, device_scale_factor: float) 
 def _suite(page: Any, suite: str) -> Any:
     sections = page.locator("section.suite")
     names = [name.removeprefix("Figures of ") for name in sections.evaluate_all("all => all.map(e => e.ariaLabel)")]
-    if not names or (suite and suite not in names):
+    name = suite.removesuffix("-forward").removesuffix("-generate")  # the page groups these suites
+    if not names or (suite and name not in names):
         option = f"--figures {suite}: " if suite else ""
         problem = f"no such figures; there are {', '.join(names)}" if names else "no figures"
         raise RecordError(f"{option}the page has {problem}")
-    return sections.nth(names.index(suite) if suite else 0)
+    return sections.nth(names.index(name) if suite else 0)

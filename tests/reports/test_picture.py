@@ -20,6 +20,7 @@ def test_picture_of_a_suite(browser, tmp_path):
     first = screenshot(browser, path)
     assert first.startswith(b"\x89PNG")
     assert screenshot(browser, path, "fig8-minibatch") != first
+    assert screenshot(browser, path, "fig15-forward") == screenshot(browser, path, "fig15")
     with pytest.raises(RecordError, match="--figures fig99: the page has no such figures; there are fig15, fig20"):
         screenshot(browser, path, "fig99")
 
