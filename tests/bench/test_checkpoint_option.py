@@ -22,7 +22,7 @@ from bench.models.factory import from_seed
 from bench.plan import plan
 from bench.request import RunRequest
 from bench.run_folder import request_of
-from bench.systems.ttt.model import TTTTorch
+from bench.systems.ttt.model import TTTLanguageModel, TTTTorch
 from harness.measure.measured_case import CaseRun
 from harness.schema.case import Case
 from harness.schema.policy import Policy
@@ -122,7 +122,7 @@ def test_verify_runs_the_checkpoint_and_compares_generated_tokens(folder: Path, 
 def test_generated_tokens_have_the_limits_of_the_coarser_state(folder: Path) -> None:
     register_checkpoint(folder)
     case = replace(case_of(folder), dtype="float32", state_dtype="bfloat16")
-    checks = {check.name: check.limit for check in TTTTorch().build(case).check().checks}
+    checks = {check.name: check.limit for check in TTTLanguageModel().build(case).check().checks}
     assert checks["generated_logits_relative_error"] == checks["logits_relative_error"] == 0.05
 
 

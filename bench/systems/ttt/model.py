@@ -14,7 +14,7 @@ from bench.systems.ttt.drift import with_drift_check
 from bench.systems.ttt.inner_loops import inner_loop_checks
 from bench.systems.ttt.replayed import ReplayedOperator
 from harness.measure.correctness import Checks
-from harness.measure.system import Workload
+from harness.measure.system import Skip, Workload
 from harness.schema.case import Case
 
 CHECKPOINT_TOKENS = 128  # tokens that the reference generates; the logits after each are compared
@@ -61,7 +61,10 @@ class TTTLanguageModel(LanguageModel):
 
 
 class TTTTorch(TTTLanguageModel):
-    """Adapter of ttt-linear/torch and ttt-mlp/torch: models in dual form, and single layers."""
+    """Adapter of ttt-linear/torch and ttt-mlp/torch: models in dual form, and the forward of single layers."""
 
     def build(self, case: Case) -> Workload:
-        return layer.build(case) if case.option("scope", "model") == "layer" else super().build(case)
+        is_layer = case.option("scope", "model") == "layer"
+        if case.state_dtype not in ("", "float32") or (is_layer and case.phase != "forward"):
+            raise Skip(f"{case.system_backend} has states in float32, and of single layers only the forward")
+        return layer.build(case) if is_layer else super().build(case)

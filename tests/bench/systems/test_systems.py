@@ -243,11 +243,13 @@ HOPPER = partial(TTTKernels, "linear", "dual", "thunderkittens")
         (HOPPER, case("ttt-linear", scope="layer", part="w"), "part=w"),
         (MambaSSM, replace(case("mamba"), size="1.3b", context=1 << 21), "1048576 tokens, because"),
         (Mamba2SSM, replace(case("mamba2"), size="1.3b", context=1 << 18), "252288 tokens, because"),
+        (TTTTorch, case("ttt-linear", "generate", scope="layer"), "of single layers only the forward"),
+        (TTTTorch, replace(case("ttt-linear", "generate"), state_dtype="bfloat16"), "has states in float32"),
     ],
 )
 def test_an_unsupported_case_is_skipped_with_a_reason(adapter, requested, words):
     with pytest.raises(Skip, match=words):
-        adapter().build(replace(requested, state_dtype="float32"))
+        adapter().build(requested)
 
 
 def test_the_adapter_of_the_documents_is_complete():
