@@ -16,6 +16,7 @@ from harness.measure.interval import FEWEST
 from harness.schema.case import PHASES, Stored, one_of
 from harness.schema.catalogue import FigureEntry
 from harness.schema.reason import invalid
+from tk_kernels.cost import ELEMENT_BYTES
 
 Option = Annotated[str, one_of(*(axis.name for axis in CATALOGUE.axes))]
 LABELS = [each.label for each in ADAPTERS]
@@ -32,12 +33,12 @@ class Panel(Stored):
     options: dict[Option, tuple[str | int, ...]] = field(default_factory=dict)
     sizes: tuple[Annotated[str, one_of(*SIZES)], ...] = ("1.3b",)
     scope: Annotated[str, one_of("model", "layer")] = "model"
-    l2: str = "warm"  # or "cold"
-    timing: str = ""  # "" for the default of `cases.timing_of`
+    l2: Annotated[str, one_of("warm", "cold")] = "warm"
+    timing: Annotated[str, one_of("", "eager", "graph")] = ""  # "" for the default of `cases.timing_of`
     skip_after_oom: bool = False  # whether to skip larger batches and contexts after the first case that does not fit
     backends: tuple[Annotated[str, one_of(*(each.backend for each in ADAPTERS))], ...] = ()  # () for all
-    state_dtypes: tuple[str, ...] = ()  # () for the system's own
-    dtype: str = ""  # of weights and activations; "" for bfloat16 on a GPU and float32 on a CPU
+    state_dtypes: tuple[Annotated[str, one_of(*ELEMENT_BYTES, "float32-planes")], ...] = ()  # () for the system's own
+    dtype: Annotated[str, one_of("", *ELEMENT_BYTES)] = ""  # of weights; "" for bfloat16 on a GPU and float32 on a CPU
 
 
 @dataclass(frozen=True)

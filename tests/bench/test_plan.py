@@ -43,6 +43,9 @@ def test_suites_name_only_known_metrics_and_axes():
         ({"sizes": ["2b"]}, r"sizes.0: .*1\.3b.*not '2b'"),
         ({"options": {"mini_bach": [1]}}, "options.mini_bach"),
         ({"batch": [1]}, "batch: Unexpected keyword argument"),
+        ({"dtype": "float64"}, r"dtype: .*bfloat16.*not 'float64'"),
+        ({"state_dtypes": ["planes"]}, r"state_dtypes.0: .*float32-planes.*not 'planes'"),
+        ({"timing": "graf"}, r"timing: .*graph.*not 'graf'"),
     ],
 )
 def test_a_mistake_in_a_suite_is_one_sentence(changes, words):
