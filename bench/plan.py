@@ -103,8 +103,7 @@ def plan(request: RunRequest, before: Run | None = None) -> Plan:
 
     before: the run that the request continues. Without suites, the request selects among this run's cases.
     """
-    if os.environ.get("TTT_BENCH_ARCH", "") not in ("", PORTABLE):
-        raise UserError(hidden())
+    refuse_unknown_architecture()
     if request.budget_s and request.budget_s / request.rounds >= request.time_limit_s:
         raise UserError(f"--budget {request.budget_s:g}: must end before --time-limit {request.time_limit_s:g}")
     machine = snapshot(visible=request.gpus if open_gpu(request.gpus) else None)  # the first GPU of --gpus
@@ -149,6 +148,12 @@ def _selected(before: Run, request: RunRequest) -> tuple[Job, ...]:
             raise UserError(f"{option_of(name)} {min(other)}: {before.folder} has no such case; name a suite to add it")
         left = [each for each in left if wanted & values[each]]
     return tuple(with_keys(before.jobs, {each.key for each in left}))
+
+
+def refuse_unknown_architecture() -> None:
+    """Raise UserError if TTT_BENCH_ARCH has an unknown value, which would hide the Hopper kernels."""
+    if os.environ.get("TTT_BENCH_ARCH", "") not in ("", PORTABLE):
+        raise UserError(hidden())
 
 
 def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ...]:

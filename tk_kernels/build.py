@@ -73,7 +73,7 @@ class Built:
 
     @property
     def build_inputs(self) -> dict[str, str | None]:
-        """The build's inputs, such as nvcc's version, read from build.json in the cache folder."""
+        """The build's inputs, such as nvcc's version, and the library's size, from build.json in the cache folder."""
         return json.loads((self.folder / MANIFEST).read_text())
 
     @property

@@ -12,6 +12,7 @@ import torch
 
 from bench.errors import UserError
 from bench.models.config import BASE_LR, TTTConfig, model_config
+from bench.plan import refuse_unknown_architecture
 from bench.systems.needs import no_gpu
 from bench.systems.ttt.kernel_layer import KERNEL_CHECK_SEQUENCES, OUTER, check_generate, generate_set, steps_in_turn
 from bench.systems.ttt.layer import PER_TOKEN, check_forward, inputs_of, layer_inputs
@@ -34,6 +35,7 @@ POLICY = Policy(budget_s=0.5)
 
 def tune() -> None:
     """Print the fastest Triton settings for `tuning.toml`; UserError without a usable GPU."""
+    refuse_unknown_architecture()
     if reason := available() or no_gpu():
         raise UserError(f"the kernels cannot be tuned on this machine: {reason}")
     for learner, form in product(BASE_LR, (*FORMS, FORWARD)):

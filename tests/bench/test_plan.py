@@ -11,6 +11,7 @@ from bench.cases import adapters_of, ordered_jobs, suite_cases, timing_of
 from bench.catalogue import CATALOGUE, OPTION_DEFAULTS
 from bench.catalogue.suites import SUITES, Panel, find_suite, section
 from bench.catalogue.systems import ADAPTERS
+from bench.commands.tune import tune
 from bench.errors import UserError
 from bench.memory import larger_than_memory, skip_reason, smaller_too_large
 from bench.request import RunRequest
@@ -127,8 +128,9 @@ def test_a_gpu_other_than_hopper_runs_the_forward_kernels_in_triton(monkeypatch,
     assert forward == {f"ttt-linear-{backend}", f"ttt-mlp-{backend}"}
     assert f"ttt-linear/{backend}" in work.catalogue.suites[0].figures[0].primary
     monkeypatch.setenv("TTT_BENCH_ARCH", "sm_90")
-    with pytest.raises(UserError, match="TTT_BENCH_ARCH=sm_90 is unknown"):
-        plan.plan(RunRequest(suites=("fig15",), device="cuda"))
+    for command in (tune, lambda: plan.plan(RunRequest(suites=("fig15",), device="cuda"))):
+        with pytest.raises(UserError, match="TTT_BENCH_ARCH=sm_90 is unknown"):
+            command()
 
 
 def test_jobs_run_headlines_first_and_slow_references_last_on_a_gpu_only_where_named():
