@@ -124,8 +124,12 @@ def run(
     if gpus is not None and slurm is not None:
         raise UserError("--gpus --slurm: use one of them; --slurm takes gpus=N")
     request = _request(call)
-    start = measure.run if slurm is None else tasks.submit
-    (measure.dry_run if dry_run else start)(request, _folder(request))
+    if dry_run:
+        measure.dry_run(request, _folder(request))
+    elif slurm is not None:
+        tasks.submit(request, _folder(request))
+    else:
+        measure.run(request, _folder(request))
 
 
 def _request(call: typer.Context, **more: Any) -> RunRequest:

@@ -62,9 +62,11 @@ class Profiler:
 
     def pending(self, job: Job) -> tuple[Planned, ...]:
         """Return the job's cases to profile; with `resume`, without those whose profile is complete."""
-        found = [(planned, self.timed_profile(planned) if self.resume else None) for planned in job.cases]
-        ratios = self.tools.ratios
-        return tuple(p for p, each in found if not each or (ratios and not any(k.counters for k in each.kernels)))
+
+        def is_done(found: Profile | None) -> bool:
+            return bool(found and (not self.tools.ratios or any(kernel.counters for kernel in found.kernels)))
+
+        return tuple(each for each in job.cases if not (self.resume and is_done(self.timed_profile(each))))
 
     def timed_profile(self, planned: Planned) -> Profile | None:
         """Return the case's stored profile if it has times; otherwise None."""

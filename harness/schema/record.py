@@ -19,6 +19,7 @@ from harness.schema.reason import clipped, invalid, printable
 
 SCHEMA_VERSION = 4  # of records
 _OLDEST = 2  # oldest version that can be read
+SAMPLE_DIGITS = 7  # significant digits of stored samples; further ones are noise
 _OLDER_NAMES = {"gated": "checked", "gate_limits": "check_limits"} | OLDER_METRICS
 NOT_JSON = "is not JSON"
 MESSAGE_LIMIT = 5000  # characters; paths alone may have 4096
@@ -88,7 +89,7 @@ class Record:
 
     repeat: number of the repeat, from 0; each repeat measures the case in a fresh process.
     status: one of `STATUSES`, explained in harness/README.md. All except "ok" have a reason and no samples.
-    samples_ms: raw samples in milliseconds per unit of work, such as a generate step, with seven digits.
+    samples_ms: raw samples in milliseconds per unit of work, such as a generate step, with `SAMPLE_DIGITS` digits.
     throttled: for each sample, whether the GPU was throttled.
     calls: units of work in one sample. tokens: tokens of one unit, over all sequences.
     stop: why sampling ended: "interval" (the median was precise), "budget" (of time) or "count" (of samples).

@@ -15,8 +15,8 @@ from harness.measure.interval import FEWEST, median_interval
 from harness.quality import by_case, case_flags, commit_name, timed
 from harness.schema.case import Case
 from harness.schema.catalogue import Catalogue
-from harness.schema.reason import counted, printable
-from harness.schema.record import Record
+from harness.schema.reason import counted, printable, rounded
+from harness.schema.record import SAMPLE_DIGITS, Record
 from harness.schema.run import Run
 from harness.workers.machine_load import is_loaded
 from reports.words import SEPARATOR, days, short_commit
@@ -78,7 +78,7 @@ class CaseSide:
     device: Mapping[str, str]
     facts: Mapping[str, str]
     host_bound: bool
-    measurements: frozenset[tuple[str, tuple[float, ...]]]
+    measurements: frozenset[tuple[str, tuple[float | None, ...]]]
     why: str
 
     @cached_property
@@ -199,7 +199,7 @@ def _case_side(records: Sequence[Record], repeats: int, catalogue: Catalogue) ->
         facts=_facts(measured),
         host_bound=case.timing == "engine" and case.batch <= FEW_SEQUENCES,
         measurements=frozenset(
-            (each.started_at, tuple(float(f"{ms:.7g}") for ms in each.samples_ms))
+            (each.started_at, tuple(rounded(ms, SAMPLE_DIGITS) for ms in each.samples_ms))
             for each in measured
             if each.started_at
         ),

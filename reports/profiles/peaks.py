@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from harness.schema.profile import Profile, Region
+from harness.schema.profile import Kernel, Profile, Region
 from harness.schema.record import Record
 from harness.schema.work import PEAKS
 
@@ -43,11 +43,14 @@ def raised_peaks(region: Region) -> dict[str, float | None]:
     (`_MAX_RATE`). Its mean times under Nsight Compute and in the trace must be close (`_MAX_OFF`).
     """
     total = sum(kernel.time_us for kernel in region.kernels)
-    alike = [k for k in region.kernels if k.counters and abs(k.counters.time_us - k.mean_us) <= _MAX_OFF * k.mean_us]
-    long = [kernel for kernel in alike if kernel.time_us > _MIN_TIME_SHARE * total]
+    long = [kernel for kernel in region.kernels if kernel.time_us > _MIN_TIME_SHARE * total and _counted_alike(kernel)]
     found = dict(region.peaks)
     for name, done, per_us in (("copy_gbs", "dram_bytes", 1e3), ("product_tflops", "operations", 1e6)):
         if measured := found.get(name):
             rates = [(getattr(each, done) or 0.0) / each.mean_us / per_us for each in long]
             found[name] = max([measured, *(rate for rate in rates if rate <= _MAX_RATE * measured)])
     return found
+
+
+def _counted_alike(kernel: Kernel) -> bool:
+    return kernel.counters is not None and abs(kernel.counters.time_us - kernel.mean_us) <= _MAX_OFF * kernel.mean_us

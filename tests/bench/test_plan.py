@@ -11,7 +11,6 @@ from bench.cases import adapters_of, ordered_jobs, suite_cases, timing_of
 from bench.catalogue import CATALOGUE, OPTION_DEFAULTS
 from bench.catalogue.suites import SUITES, Panel, find_suite, section
 from bench.catalogue.systems import ADAPTERS
-from bench.commands.tune import tune
 from bench.errors import UserError
 from bench.memory import larger_than_memory, skip_reason, smaller_too_large
 from bench.request import RunRequest
@@ -127,6 +126,8 @@ def test_a_gpu_other_than_hopper_runs_the_forward_kernels_in_triton(monkeypatch,
     forward = {job.name for job in work.jobs if job.cases[0].case.phase == "forward" and job.system.startswith("ttt")}
     assert forward == {f"ttt-linear-{backend}", f"ttt-mlp-{backend}"}
     assert f"ttt-linear/{backend}" in work.catalogue.suites[0].figures[0].primary
+    from bench.commands.tune import tune  # imports torch, which no other test here needs
+
     monkeypatch.setenv("TTT_BENCH_ARCH", "sm_90")
     for command in (tune, lambda: plan.plan(RunRequest(suites=("fig15",), device="cuda"))):
         with pytest.raises(UserError, match="TTT_BENCH_ARCH=sm_90 is unknown"):
