@@ -13,7 +13,7 @@ from harness.quality import UNSTEADY_TIMES
 from harness.schema.catalogue import Catalogue, FigureEntry, MetricEntry
 from harness.schema.reason import span
 from reports.page.lines import FigurePanel, Line, Looks, forms_of, sortable
-from reports.stats import AMOUNTS, MACHINE_COLUMNS, option_columns
+from reports.stats import AMOUNTS, option_columns
 from reports.words import share_of
 
 WIDE_RANGE = 30  # largest over smallest value above which a figure opens with a logarithmic axis
@@ -43,7 +43,7 @@ class Figure(FigureEntry):
 
 def figures(table: pd.DataFrame, catalogue: Catalogue) -> list[Figure]:
     """Return the figures for a `stats.frame` table; figures with `FigureEntry.primary` come first."""
-    looks, table = Looks(table, catalogue), _with_machine(table)
+    looks, table = Looks(table, catalogue), _with_device(table)
     plans = sorted(_plans(table, catalogue), key=lambda plan: not plan[1].primary)
     return _numbered([figure for plan in plans for figure in _drawn(looks, *plan)])
 
@@ -61,15 +61,11 @@ def axis_title(entry: MetricEntry) -> str:
     return f"{entry.label} ({entry.unit})" if entry.unit else entry.label
 
 
-def _with_machine(table: pd.DataFrame) -> pd.DataFrame:
-    """Fill in the device, GPU or commit that failed cases lack, if the table has just one."""
-    values = {}
-    for name in MACHINE_COLUMNS:
-        known = [value for value in table[name].unique() if value]
-        if len(known) == 1:
-            unknown = (table[name] == "") & (table["status"] != "ok")
-            values[name] = table[name].where(~unknown, known[0])
-    return table.assign(**values)
+def _with_device(table: pd.DataFrame) -> pd.DataFrame:
+    """Fill in the device that failed cases lack, if the table has just one."""
+    known = [device for device in table["device"].unique() if device]
+    unknown = (table["device"] == "") & (table["status"] != "ok")
+    return table.assign(device=table["device"].where(~unknown, known[0])) if len(known) == 1 else table
 
 
 def _plans(table: pd.DataFrame, catalogue: Catalogue) -> Iterator[tuple[str, FigureEntry, pd.DataFrame]]:
@@ -174,6 +170,9 @@ class _Panel(FigurePanel):
         mixed = sum(rows["device_id"][list(point)].nunique() > 1 for point in complete)
         if mixed:
             yield f"{share_of(mixed, len(complete), 'ratio')} {'divides' if mixed == 1 else 'divide'} times of two GPUs"
+        commits = measured["commit"].replace("", None).nunique()
+        if commits > 1:
+            yield f"measured at {commits} commits"
         slowed = sum(not throttled.isdisjoint(point) for point in complete)
         if slowed and self.entry.y not in AMOUNTS:
             yield f"the GPU was power-capped or thermally throttled at {share_of(slowed, len(complete), 'point')}"

@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 
 from harness.schema.catalogue import DASHES, MARKERS, TONES, Catalogue, FigureEntry
-from reports.stats import MACHINE_COLUMNS, SETTING_COLUMNS, option_columns
-from reports.words import SEPARATOR, format_setting, short_commit
+from reports.stats import SETTING_COLUMNS, option_columns
+from reports.words import SEPARATOR, format_setting
 
 BOUND = "lower_bound_ms"  # the column of the lower bound
 _BOUND_DASHES = ("dot", "dashdot")
@@ -34,7 +34,7 @@ class Look:
 
 @dataclass(frozen=True, kw_only=True)
 class Line(Look):
-    """A line of a figure: one device model, commit, system, backend, size and set of options.
+    """A line of a figure: one device model, system, backend, size and set of options.
 
     short: label of the system, state dtype or backend, depending on which sets color and marker.
         For a roofline bound, "lower bound" or a text such as "bound for float32".
@@ -88,8 +88,8 @@ class Looks:
             return self.catalogue.system_label(value)
         if column == "backend":
             return self.catalogue.backend_label(value)
-        if column in ("device", "commit"):
-            return value if column == "device" else f"commit {short_commit(value, 8)}"
+        if column == "device":
+            return value
         if column == "timing":
             return (_REQUEST_TIMINGS if phase == "request" else _TIMINGS).get(value, f"timing {value}")
         if column == "backbone" and value in _BACKBONES:
@@ -108,12 +108,12 @@ class FigurePanel:
     def identity(self) -> list[str]:
         """Return the columns whose values decide which rows form one line.
 
-        `timing` is included only if a line would otherwise have two points at one x.
+        `timing` is included only if a line would otherwise have two points at one x. A case has one record, so GPUs
+        and commits do not double points.
         """
         case = ("system", "backend", "size", "batch", "context", *SETTING_COLUMNS, *option_columns(self.rows))
         x = self.entry.along or self.entry.x
-        omitted = ("timing", "device_id", self.entry.x, x)
-        columns = [name for name in (*case, *MACHINE_COLUMNS) if name not in omitted]
+        columns = [name for name in (*case, "device") if name not in ("timing", self.entry.x, x)]
         if self.rows.duplicated([*columns, x]).any():
             columns.append("timing")
         return columns
@@ -191,7 +191,7 @@ class FigurePanel:
             return []
         known = self._with_defaults()[rows[BOUND].notna()]
         # Backends that do the same work share a bound.
-        shared = ("backend", "timing", "l2", "form", *MACHINE_COLUMNS)
+        shared = ("backend", "timing", "l2", "form", "device")
         columns = [*(name for name in self.identity() if name not in shared), "form"]
         found: dict[tuple, tuple[dict[str, Any], list[int]]] = {}
         for key, numbers in _grouped(known, columns).items():

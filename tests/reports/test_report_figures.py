@@ -224,23 +224,26 @@ def test_names_omit_defaults_and_states_of_systems_with_one_state():
     ]
 
 
-@pytest.mark.parametrize(
-    ("environments", "expected"),
-    [
-        ([{"device": "H100"}, {"device": "H200"}], ["H100", "H200"]),
-        ([{"commit": "a" * 40}, {"commit": "b" * 40}], ["commit aaaaaaaa", "commit bbbbbbbb"]),
-    ],
-)
-def test_no_line_joins_points_of_two_machines_or_commits(environments, expected):
+def test_no_line_joins_points_of_two_devices():
     records = [
-        synthetic.ok(case(context=context), 1.0, environment=synthetic.environment(**fields))
-        for fields, contexts in zip(environments, [(512, 1024), (2048, 4096)], strict=True)
+        synthetic.ok(case(context=context), 1.0, environment=synthetic.environment(device=device))
+        for device, contexts in (("H100", (512, 1024)), ("H200", (2048, 4096)))
         for context in contexts
     ]
     _, [figure] = drawn(*records)
-    assert [line.name for line in figure.lines] == [f"TTT-Linear · PyTorch · {each}" for each in expected]
+    assert [line.name for line in figure.lines] == [f"TTT-Linear · PyTorch · {each}" for each in ("H100", "H200")]
     assert [line.rows for line in figure.lines] == [[0, 1], [2, 3]]
     assert len({(line.dash, line.hollow) for line in figure.lines}) == 2
+
+
+def test_a_line_joins_points_of_a_run_resumed_at_another_commit():
+    first, second = (synthetic.environment(commit=letter * 40) for letter in "ab")
+    records = [synthetic.ok(case(context=at), 1.0, environment=of) for at, of in ((512, first), (2048, second))]
+    _, [figure] = drawn(*records)
+    assert [(line.name, line.rows) for line in figure.lines] == [("TTT-Linear · PyTorch", [0, 1])]
+    assert "Measured at 2 commits." in figure.remarks
+    _, [figure] = drawn(records[0])
+    assert not any("commit" in remark for remark in figure.remarks)
 
 
 def test_a_line_joins_gpus_of_one_model():
