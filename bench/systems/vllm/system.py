@@ -3,7 +3,7 @@
 import importlib
 import os
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import accumulate, chain
@@ -56,15 +56,12 @@ class VllmSystem:
 
     implementation: the class that vLLM runs, MODULE:CLASS. releases: oldest and newest supported minor release of vLLM.
     max_num_batched_tokens: most tokens per step. steps_grow: whether a generate step reads more as the context grows.
-    block_size: tokens per cache block; None: vLLM chooses. graphs: a value of `engine.GRAPHS`, by phase.
     """
 
     packages: tuple[str, ...] = ("vllm",)
     implementation: ClassVar[str]
     releases: ClassVar[tuple[str, str]] = ("0.22", "0.33")
     max_num_batched_tokens: ClassVar[int]
-    block_size: ClassVar[int | None] = None
-    graphs: ClassVar[Mapping[str, str]] = {}
     steps_grow: ClassVar[bool] = True
 
     def __init__(self) -> None:
@@ -94,6 +91,10 @@ class VllmSystem:
 
     def settings(self, case: Case) -> dict[str, str]:
         return limit_settings(case)
+
+    def defaults(self, case: Case) -> dict[str, Any]:
+        """Return the fastest values of the options graphs, block_size and attention; vLLM chooses those left out."""
+        return {}
 
     def check(self, engine: Engine, case: Case) -> None:
         """Raise RuntimeError if the engine runs unexpected kernels. By default, do nothing."""
@@ -157,8 +158,8 @@ class VllmSystem:
         return self._engine
 
     def _settings(self, case: Case) -> Settings:
-        block = case.option("block_size", self.block_size)
-        graphs = str(case.option("graphs", self.graphs.get(case.phase, Settings.graphs)))
+        options = self.defaults(case) | dict(case.options)
+        block, graphs = options.get("block_size"), str(options.get("graphs", Settings.graphs))
         context, answer = case.context, case.new_tokens + 1
         if case.option("rate"):  # the longest of `EngineArrivals`
             context, answer = context * 3 // 2, answer * 3 // 2
@@ -169,7 +170,7 @@ class VllmSystem:
             max_num_seqs=self._sequences(case),
             block_size=None if block is None else int(block),
             max_num_batched_tokens=int(case.option("max_num_batched_tokens", self.max_num_batched_tokens)),
-            attention=str(case.option("attention", "")),
+            attention=str(options.get("attention", "")),
             graphs=graphs,
             model_runner=str(case.option("model_runner", "")),
             cuda_graphs=str(case.option("cuda_graphs", "")),

@@ -1,7 +1,6 @@
 """Run the Llama-shaped Transformer in vLLM; check that vLLM uses the expected attention kernel."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -12,20 +11,28 @@ from harness.schema.case import Case
 
 # FlashAttention's version that vLLM should choose, by the GPU's major compute capability; on others, version 2.
 BEST_VERSION = {9: "3", 10: "4"}
+# On Hopper GPUs, vLLM's Triton attention generates faster for at least MANY sequences of at most SHORT tokens.
+MANY, SHORT = 64, 1024
 
 
 class VllmTransformer(VllmSystem):
     """Adapter of the systems transformer/vllm and transformer-gqa/vllm.
 
-    The option `attention`, such as FLASH_ATTN-2, selects an attention kernel other than the GPU's best.
+    The option `attention`, such as FLASH_ATTN-2, selects an attention kernel other than the fastest.
     """
 
     implementation = "vllm.model_executor.models.llama:LlamaForCausalLM"
-    # The suite vllm-settings tries other values. Graphs of prompts turn off the splitting of keys, which generate steps
-    # need, so only forward has them.
     max_num_batched_tokens = 32768
-    block_size = 128
-    graphs: ClassVar[Mapping[str, str]] = {"forward": "prompts"}
+
+    def defaults(self, case: Case) -> dict[str, Any]:
+        # The suite vllm-settings compares these with others. Graphs of prompts turn off the splitting of keys, which
+        # generate steps need, so only forward has them.
+        if case.phase == "forward":
+            return {"graphs": "prompts", "block_size": 128}
+        if case.phase == "request" or case.system != "transformer":
+            return {"block_size": 128}
+        many_short = case.batch >= MANY and case.context <= SHORT and torch.cuda.get_device_capability()[0] == 9
+        return {"block_size": 64} | ({"attention": "TRITON_ATTN"} if many_short else {})
 
     def hugging_face(self, config: TransformerConfig, length: int) -> dict[str, Any]:
         return {
@@ -50,8 +57,8 @@ class VllmTransformer(VllmSystem):
 
     def check(self, engine: Engine, case: Case) -> None:
         used = "-".join(engine.attention()).rstrip("-")
-        requested = str(case.option("attention", ""))
-        expected = requested or f"FLASH_ATTN-{BEST_VERSION.get(torch.cuda.get_device_capability()[0], '2')}"
+        best = f"FLASH_ATTN-{BEST_VERSION.get(torch.cuda.get_device_capability()[0], '2')}"
+        expected = engine.settings.attention or best
         if not used.startswith(expected):
             raise RuntimeError(
                 f"vLLM uses {used}, expected {expected}; to accept it, set the option attention in the suite's panel"

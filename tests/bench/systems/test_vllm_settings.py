@@ -33,6 +33,25 @@ def test_only_forwards_have_graphs_of_prompts_and_a_set_cache_size(llm, phase, g
     assert arguments.get("attention_config", {}) == ({"flash_attn_max_num_splits_for_cuda_graph": 1} if graphs else {})
 
 
+@pytest.mark.parametrize(
+    ("batch", "context", "system", "major", "chosen"),
+    [
+        (64, 1024, "transformer", 9, (64, "TRITON_ATTN")),
+        (63, 1024, "transformer", 9, (64, "")),
+        (64, 1025, "transformer", 9, (64, "")),
+        (64, 1024, "transformer", 8, (64, "")),
+        (64, 1024, "transformer-gqa", 9, (128, "")),
+    ],
+)
+def test_many_short_sequences_have_triton_attention_on_hopper(llm, monkeypatch, batch, context, system, major, chosen):
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda *device: (major, 0))
+    case = replace(CASE, system=system, size="1.3b", batch=batch, context=context)
+    settings = VllmTransformer()._settings(case)
+    assert (settings.block_size, settings.attention) == chosen
+    own = VllmTransformer()._settings(replace(case, options=(("attention", "FLASH_ATTN-3"), ("block_size", 16))))
+    assert (own.block_size, own.attention) == (16, "FLASH_ATTN-3")
+
+
 def test_a_case_chooses_the_model_runner_and_the_graphs(llm, monkeypatch):
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     options = (("cuda_graphs", "FULL_DECODE_ONLY"), ("model_runner", "V1"))
@@ -125,4 +144,4 @@ def test_vllm_starts_only_if_its_cache_holds_the_states_of_all_sequences_of_mamb
 @pytest.mark.parametrize(("batch", "sequences"), [(8192, 8192), (4096, 4096), (100, 4096), (64, 64), (7, 64)])
 def test_max_num_seqs_counts_only_sequences_that_fit_in_memory(llm, monkeypatch, batch, sequences):
     monkeypatch.setattr(VllmTransformer, "_state_bytes", lambda system, case: 5 * 10**6)
-    assert VllmTransformer().engine(replace(CASE, batch=batch)).settings.max_num_seqs == sequences
+    assert VllmTransformer()._settings(replace(CASE, batch=batch)).max_num_seqs == sequences
