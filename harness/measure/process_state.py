@@ -10,8 +10,7 @@ from typing import Any
 
 _PROCESS = Path("/proc/self")
 _OUT_OF_MEMORY = (
-    "CUDA out of memory",
-    "CUDA error: out of memory",
+    "out of memory",  # of PyTorch, CUDA or Triton
     "CUBLAS_STATUS_ALLOC_FAILED",
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",

@@ -127,7 +127,7 @@ def test_an_exception_becomes_the_reason_and_keeps_earlier_fields(do: str, statu
     [
         (MemoryError(), True),
         (OutOfMemoryError("x"), True),
-        (RuntimeError("CUDA error: out of memory\nmore"), True),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), True),
         (RuntimeError("cuBLAS: CUBLAS_STATUS_ALLOC_FAILED when calling x"), True),
         (RuntimeError("shared memory"), False),
         (ValueError("CUDA out of memory"), False),
