@@ -1,14 +1,11 @@
-"""Run a TTT checkpoint with transformers' `generate()`; on CUDA, with the project's kernels.
-
-Usage: call `register()`, then `AutoModelForCausalLM.from_pretrained(folder).generate(ids)`.
-"""
+"""Run a TTT checkpoint with transformers' `generate()`; on CUDA, with the project's kernels."""
 
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor
-from transformers.generation import GenerationMixin
+from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto.configuration_auto import AutoConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
@@ -16,7 +13,7 @@ from transformers.models.mamba.modeling_mamba import MambaCausalLMOutput
 
 from bench.models import checkpoint
 from bench.models.fused import FusedBlock
-from bench.models.hugging_face import read_config
+from bench.models.hugging_face import read_config, read_json
 from bench.models.kernel_operator import KernelOperator
 from bench.models.ttt import TTTModel
 from bench.serving.hugging_face import HuggingFaceConfig
@@ -53,12 +50,16 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
             kernels = {"operator": KernelOperator(read_config(folder).learner), "block": FusedBlock}
         model = checkpoint.load(folder, device, dtype, **kernels)
         assert isinstance(model, TTTModel)
-        return cls(config or HuggingFaceConfig.from_pretrained(folder), model).eval()
+        made = cls(config or HuggingFaceConfig.from_pretrained(folder), model).eval()
+        if (file := Path(folder) / "generation_config.json").exists():
+            made.generation_config = GenerationConfig.from_dict(read_json(file))
+        return made
 
     def save_pretrained(self, save_directory: str | Path, **rest: Any) -> None:
         """Save a checkpoint folder with the model's dtype; other arguments are ignored."""
         dtype = str(self.ttt.dtype).removeprefix("torch.")
         checkpoint.save(self.ttt, save_directory, self.config.to_diff_dict() | {"dtype": dtype})
+        self.generation_config.save_pretrained(save_directory)
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

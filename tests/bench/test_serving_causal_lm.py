@@ -35,6 +35,12 @@ def test_generate_gives_the_tokens_of_the_projects_loop(folder):
         assert made.tolist() == torch.cat(expected, 1).tolist()
 
 
+def test_the_folders_generation_settings_hold_and_are_saved(folder):
+    (folder / "generation_config.json").write_text('{"max_new_tokens": 3, "pad_token_id": 0}')
+    AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder / "saved")
+    assert AutoModelForCausalLM.from_pretrained(folder / "saved").generate(torch.ones(1, 2).long()).shape == (1, 5)
+
+
 def test_guidance_without_a_cache_subtracts_the_logits_of_the_negative_prompt(folder):
     model = AutoModelForCausalLM.from_pretrained(folder)
     ids, other = torch.randint(512, (2, 2, 21), generator=torch.Generator().manual_seed(0))
