@@ -1,7 +1,4 @@
-"""Load and save models as safetensors, with the published code's parameter names.
-
-`load` reads a folder in Hugging Face's layout; `load_weights` takes the configuration from its caller.
-"""
+"""Load and save models as safetensors, with the published code's parameter names."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping

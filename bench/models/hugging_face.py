@@ -3,9 +3,6 @@
 Keys and defaults are those of `TTTConfig` in the authors' PyTorch code (github.com/test-time-training/ttt-lm-pytorch).
 An absent key takes its default. `ttt_base_lr` is then 1.0 for TTT-MLP too, although the paper uses 0.1.
 An unsupported value raises CheckpointError with the key's name.
-
-The authors' JAX code stores no config.json; `jax_checkpoint` converts its checkpoints.
-The JAX blocks `ttt_linear` and `ttt_mlp` have the Mamba backbone.
 """
 
 import json
@@ -90,7 +87,7 @@ def read_config(folder: str | Path) -> TTTConfig:
     known = _Settings.model_fields
     values = {
         key: value
-        for key, value in _read_json(file).items()
+        for key, value in read_json(file).items()
         if key not in _WITHOUT_EFFECT and (key in known or value is not None)  # an unknown key counts unless null
     }
     try:
@@ -103,7 +100,7 @@ def read_config(folder: str | Path) -> TTTConfig:
         must = first["msg"].replace("Input should be", "must be")
         if first["type"] == "extra_forbidden":
             must = "not a setting of the published TTTConfig; remove it if it has no effect"
-        raise _setting_error(file, key, values.get(key), must) from None
+        raise CheckpointError(f"{file}: {key} = {clipped(json.dumps(values.get(key)), 60)}: {must}") from None
     except ConfigError as error:
         raise CheckpointError(f"{file}: {error}") from None
 
@@ -118,7 +115,8 @@ def config_values(config: TTTConfig) -> dict[str, Any]:
     }
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """Read a JSON object from a checkpoint's file; CheckpointError if it is none."""
     try:
         values = json.loads(read_regular(file).decode("utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
@@ -135,9 +133,6 @@ def _backbone(file: Path, settings: _Settings) -> str:
         values = ", ".join(f"{key} = {json.dumps(getattr(settings, key))}" for key in _BACKBONE)
         raise CheckpointError(f"{file}: {values}: must be all true (Mamba backbone) or all false (Transformer)")
     if all(on) and settings.conv_kernel != CONV_KERNEL:
-        raise _setting_error(file, "conv_kernel", settings.conv_kernel, f"must be {CONV_KERNEL}")
+        value = clipped(json.dumps(settings.conv_kernel), 60)
+        raise CheckpointError(f"{file}: conv_kernel = {value}: must be {CONV_KERNEL}")
     return "mamba" if all(on) else "transformer"
-
-
-def _setting_error(file: Path, key: str, value: Any, must: str) -> CheckpointError:
-    return CheckpointError(f"{file}: {key} = {clipped(json.dumps(value), 60)}: {must}")

@@ -200,6 +200,7 @@ class TTTModel(ChunkedModel):
     overlapped_tokens = 8192  # per overlapped chunk: GEMMs stay efficient, and the second chunk starts early
     many_chunks = 16  # a prompt that would have at least this many chunks is split into half as many
 
+    @torch.inference_mode(False)  # `FusedBlock` needs the versions of weights, which inference tensors lack
     def __init__(
         self,
         config: TTTConfig,

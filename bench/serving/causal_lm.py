@@ -1,14 +1,11 @@
-"""Run a TTT checkpoint with transformers' `generate()`; on CUDA, with the project's kernels.
-
-Usage: call `register()`, then `AutoModelForCausalLM.from_pretrained(folder).generate(ids)`.
-"""
+"""Run a TTT checkpoint with transformers' `generate()`; on CUDA, with the project's kernels."""
 
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor
-from transformers.generation import GenerationMixin
+from transformers.generation import GenerationConfig, GenerationMixin
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto.configuration_auto import AutoConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
@@ -16,7 +13,7 @@ from transformers.models.mamba.modeling_mamba import MambaCausalLMOutput
 
 from bench.models import checkpoint
 from bench.models.fused import FusedBlock
-from bench.models.hugging_face import read_config
+from bench.models.hugging_face import config_values, read_config, read_json
 from bench.models.kernel_operator import KernelOperator
 from bench.models.ttt import TTTModel
 from bench.serving.hugging_face import HuggingFaceConfig
@@ -38,7 +35,8 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
 
         device_map: the device, such as "cuda:0". None or "auto": a GPU if there is one, otherwise the CPU.
         dtype, torch_dtype: dtype of the projections. Neither, or "auto": bfloat16 on a GPU, float32 on a CPU.
-        Raises ValueError if device_map is not one device, and CheckpointError if the checkpoint is unusable.
+        Raises CheckpointError if the checkpoint is unusable, and ValueError if `device_map` is not one device or
+        `config` differs from config.json.
         """
         chosen = options.get("device_map")
         default = "cuda" if torch.cuda.is_available() else "cpu"
@@ -53,12 +51,19 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
             kernels = {"operator": KernelOperator(read_config(folder).learner), "block": FusedBlock}
         model = checkpoint.load(folder, device, dtype, **kernels)
         assert isinstance(model, TTTModel)
-        return cls(config or HuggingFaceConfig.from_pretrained(folder), model).eval()
+        made = cls(config or HuggingFaceConfig.from_pretrained(folder), model).eval()
+        for key, value in config_values(model.config).items():
+            if (given := getattr(made.config, key, None)) not in (None, value):
+                raise ValueError(f"{key} = {given}: the checkpoint has {value}; edit its config.json")
+        if (file := Path(folder) / "generation_config.json").exists():
+            made.generation_config = GenerationConfig.from_dict(read_json(file))
+        return made
 
     def save_pretrained(self, save_directory: str | Path, **rest: Any) -> None:
         """Save a checkpoint folder with the model's dtype; other arguments are ignored."""
         dtype = str(self.ttt.dtype).removeprefix("torch.")
         checkpoint.save(self.ttt, save_directory, self.config.to_diff_dict() | {"dtype": dtype})
+        self.generation_config.save_pretrained(save_directory)
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -75,7 +80,8 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
 
         input_ids: the prompts [B, T] if `cache` is None, otherwise the next token of each sequence [B, 1].
         cache: the state from the previous call, updated in place. None: start from an empty state.
-        With use_cache=False, return no state. Raises ValueError if `attention_mask` has a zero.
+        With use_cache=False, return no state.
+        Raises ValueError if `attention_mask` has a zero, and for several tokens with a cache.
         """
         if (mask := rest.get("attention_mask")) is not None and not mask.all():
             raise ValueError("attention_mask with zeros: prompts must have one length; call generate() for each length")
@@ -83,6 +89,8 @@ class HuggingFaceTTT(PreTrainedModel, GenerationMixin):
             logits, state = self.ttt.prefill(input_ids, self.ttt.init_state(len(input_ids)))
             cache = self.ttt.generate_state(state)
         else:
+            if input_ids.shape[1] > 1:
+                raise ValueError(f"{input_ids.shape[1]} tokens with a cache: pass one token of each sequence at a time")
             logits, _ = self.ttt.generate_step(input_ids[:, 0], cache)
         return MambaCausalLMOutput(logits=logits[:, None], cache=None if rest.get("use_cache") is False else cache)
 

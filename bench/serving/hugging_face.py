@@ -14,8 +14,7 @@ class HuggingFaceConfig(PretrainedConfig):
 
     def __init__(self, **values: Any) -> None:
         values.pop("max_position_embeddings", None)  # a TTT model's state holds any context
-        defaults: dict[str, Any] = {"architectures": [ARCHITECTURE], "tie_word_embeddings": True}
-        super().__init__(**defaults | values)
+        super().__init__(**{"architectures": [ARCHITECTURE], "tie_word_embeddings": True, **values})
 
 
 def unusable_config(why: str) -> type[HuggingFaceConfig]:

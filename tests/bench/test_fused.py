@@ -25,7 +25,8 @@ backbones = pytest.mark.parametrize("backbone", ["mamba", "transformer"])
 
 
 def models(config: TTTConfig, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
-    fused = from_seed(config, 0, DEVICE, dtype, block=FusedBlock)
+    with torch.inference_mode():  # a script may build its model in this mode
+        fused = from_seed(config, 0, DEVICE, dtype, block=FusedBlock)
     plain = from_seed(config, 0, DEVICE, torch.float64)
     generator = torch.Generator().manual_seed(1)
     for weight in fused.weights().values():

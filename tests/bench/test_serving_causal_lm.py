@@ -35,6 +35,12 @@ def test_generate_gives_the_tokens_of_the_projects_loop(folder):
         assert made.tolist() == torch.cat(expected, 1).tolist()
 
 
+def test_the_folders_generation_settings_hold_and_are_saved(folder):
+    (folder / "generation_config.json").write_text('{"max_new_tokens": 3, "pad_token_id": 0}')
+    AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder / "saved")
+    assert AutoModelForCausalLM.from_pretrained(folder / "saved").generate(torch.ones(1, 2).long()).shape == (1, 5)
+
+
 def test_guidance_without_a_cache_subtracts_the_logits_of_the_negative_prompt(folder):
     model = AutoModelForCausalLM.from_pretrained(folder)
     ids, other = torch.randint(512, (2, 2, 21), generator=torch.Generator().manual_seed(0))
@@ -46,13 +52,17 @@ def test_guidance_without_a_cache_subtracts_the_logits_of_the_negative_prompt(fo
         assert made[:, 21 + at].tolist() == (3 * logits - 2 * negative).argmax(-1).tolist()
 
 
-def test_padded_prompts_beams_and_several_devices_are_refused(folder):
+def test_padding_beams_other_settings_and_several_devices_are_refused(folder):
     model, ids = AutoModelForCausalLM.from_pretrained(folder), torch.ones(2, 3, dtype=torch.long)
     padded = torch.tensor([[0, 1, 1], [1, 1, 1]])
     guided = {"guidance_scale": 2.0, "negative_prompt_ids": ids, "negative_prompt_attention_mask": padded}
     for options in ({"attention_mask": padded}, guided):
         with pytest.raises(ValueError, match=r"^attention_mask with zeros: prompts must have one length"):
             model.generate(ids, max_new_tokens=1, **options)
+    with pytest.raises(ValueError, match=r"^3 tokens with a cache: pass one token of each sequence at a time"):
+        model(ids, cache=model(ids).cache)
+    with pytest.raises(ValueError, match=r"^ttt_base_lr = 0.1: the checkpoint has 1.0; edit its config.json$"):
+        AutoModelForCausalLM.from_pretrained(folder, ttt_base_lr=0.1)
     with pytest.raises(ValueError, match="cannot use beam search with a cache"):
         model.generate(ids, num_beams=2, max_new_tokens=1)
     for device_map in ("balanced", {"": 0}):
