@@ -110,6 +110,7 @@ def test_mamba_2_has_a_larger_state_and_convolves_b_and_c():
     assert apart[SCAN].bytes == 8 * shared[SCAN].bytes == 2 * 2 * 512 * 48 * 4096 * 128
     assert (apart[SCAN].flops, shared[SCAN].flops) == (5 * 512 * 48 * 4096 * 128, 6 * 512 * 48 * 4096 * 16)
     assert apart[EDGES].bytes == 512 * 48 * (4096 + 2 * 128) * 4 * 2
+    assert apart[PRODUCTS].flops == 2 * 512 * (10**9 - 32000 * 2048)
 
 
 def test_the_flops_of_ttt_follow_from_the_mini_batch_size():
