@@ -261,7 +261,7 @@ def test_the_smallest_case_beyond_memory_is_tried_once():
 def test_no_case_is_tried_beyond_one_that_was_skipped_for_its_size():
     smaller, larger = (of_batch("transformer/torch", batch) for batch in (512, 1024))
     known = Record(smaller.case, "skipped", "needs at least 209 GB")
-    assert skip_reason(larger, [known], int(150e9)).startswith("needs at least 415 GB")
+    assert skip_reason(larger, [known, oom(larger, "failed")], int(150e9)).startswith("needs at least 415 GB")
     assert skip_reason(larger, [known], int(600e9)) == ""
 
 

@@ -27,12 +27,7 @@ def noisy(spread: float) -> Iterator[float]:
     ("samples", "policy", "stop", "count"),
     [
         (noisy(0.004), Policy(), "interval", 50),
-        (
-            itertools.repeat(1.0),
-            Policy(budget_s=10.0),
-            "interval",
-            500,
-        ),  # 20 samples of 1 ms lie in one swing of clocks
+        (itertools.repeat(1.0), Policy(budget_s=10.0), "interval", 500),  # 20 samples lie in one swing of clocks
         (itertools.repeat(1.0), Policy(budget_s=0.2), "interval", 200),
         (noisy(0.05), Policy(budget_s=100.0), "count", 1000),  # the median is not precise
         (noisy(0.05), Policy(budget_s=0.2), "budget", 100),  # a lasting disturbance: five budgets
@@ -92,27 +87,10 @@ def test_the_precision_of_the_policy_counts() -> None:
     assert stop_reason(samples, 1.0, Policy(precision=0.01)) == ""
 
 
-def test_warm_up_waits_for_the_drift_to_end() -> None:
-    drift = [100.0 * 0.9**i for i in range(30)]
-    samples = warm_up(FakeClock([*drift, *itertools.repeat(drift[-1], 20)]), Policy())
-    assert len(samples) >= 30
-    assert median(samples[-5:]) == pytest.approx(drift[-1])
-
-
 def test_warm_up_ends_without_steadiness() -> None:
     for policy, most_ms in ((Policy(), 5000), (Policy(budget_s=0.1), 1200)):
         samples = warm_up(FakeClock(itertools.cycle([10.0] * 5 + [11.0] * 5)), policy)
         assert sum(samples) == pytest.approx(most_ms, abs=11)
-
-
-def test_warm_up_outlasts_a_late_swing() -> None:
-    swing = [*[75.0] * 10, 81.0, 80.5, 78.0, 77.0, 76.5, *itertools.repeat(76.0, 200)]
-    hasty, settled = FakeClock(swing), FakeClock(swing, settles_s=2.0)
-    warm_up(hasty, Policy(), lambda: True)
-    warm_up(settled, Policy(), lambda: True)
-    assert hasty.sample() == 81.0
-    assert settled.now() == pytest.approx(2.1, abs=0.1)
-    assert settled.sample() == 76.0
 
 
 @pytest.mark.parametrize(("sample_ms", "runs"), [(7.0, 286), (700.0, 3), (1500.0, 2), (2300.0, 1), (60_000.0, 1)])
@@ -181,14 +159,6 @@ def test_stopping_criteria_apply_to_engines() -> None:
     assert (spent.stop, len(spent.samples_ms)) == ("budget", 3)
     counted = take_engine_samples(([each] for each in itertools.count(1.0)), Policy(budget_s=1000.0))
     assert (counted.stop, len(counted.samples_ms)) == ("count", 1000)
-
-
-def test_whole_engine_batches_are_kept() -> None:
-    batches = itertools.repeat([3.0, 2.0, *[1.0] * 30])
-    timing = take_engine_samples(batches, Policy(budget_s=0, min_samples=6), lambda: True)
-    assert (timing.stop, len(timing.samples_ms), len(timing.throttled)) == ("budget", 32, 32)
-    more = take_engine_samples(batches, Policy(budget_s=0, min_samples=33))
-    assert (more.stop, len(more.samples_ms)) == ("interval", 64)
 
 
 def test_the_interval_needs_several_engine_batches() -> None:
