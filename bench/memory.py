@@ -26,7 +26,7 @@ def skip_reason(planned: Planned, earlier: Sequence[Record], memory_bytes: int |
     if why := checkpoint_missing(planned.case) or staggered_ignored(planned.case):
         return why
     skipped = any(each.status == "skipped" and _smaller_axis(each.case, planned.case) for each in earlier)
-    shows_end = planned.skip_after_oom and planned.case.option("scope", "model") == "model" and not skipped
+    shows_end = planned.skip_after_oom and not skipped
     too_large = larger_than_memory(planned.case, memory_bytes) if memory_bytes and not shows_end else ""
     return smaller_too_large(planned, earlier) or too_large
 

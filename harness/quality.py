@@ -21,7 +21,7 @@ ANY_UNSTEADY = {UNSTEADY, *UNSTEADY_TIMES.values()}
 
 def case_flags(group: Sequence[Record]) -> tuple[str, ...]:
     """Return a case's flags from its records; () if no "ok" record has samples."""
-    measured = timed(record for record in group if record.status == "ok")
+    measured = timed(group)
     if not measured:
         return ()
     enough = median(len(record.samples_ms) for record in measured) >= FEWEST  # fewer have no 95% interval
@@ -65,8 +65,6 @@ def timed(records: Iterable[Record]) -> list[Record]:
 
 def merged_metrics(records: Sequence[Record]) -> dict[str, float | None]:
     """Return each metric's median over the records that have a value; None if none has."""
-    if len(records) == 1:
-        return records[0].metrics
     names = dict.fromkeys(name for record in records for name in record.metrics)
     values = {name: [v for record in records if (v := record.metrics.get(name)) is not None] for name in names}
     return {name: median(known) if known else None for name, known in values.items()}
@@ -113,9 +111,7 @@ def ends_apart(samples: Sequence[float]) -> float:
     With fewer than 24 samples, the first six and the last six are used instead; with fewer than twelve, return 0.
     Also return 0 if last is 0, or if the interquartile ranges (for fewer than ten samples, full ranges) overlap.
     """
-    if len(samples) < 2 * FEWEST:
-        return 0.0
-    count = max(FEWEST, len(samples) // 4)
+    count = max(FEWEST, len(samples) // 4)  # the first and the last of fewer than twelve share samples, so overlap
     (low, first, high), (last_low, last, last_high) = map(_quartiles, (samples[:count], samples[-count:]))
     return abs(first / last - 1) if last and (low > last_high or high < last_low) else 0.0
 

@@ -204,7 +204,7 @@ def _statistics(measured: Sequence[Record], group: Sequence[Record]) -> dict[str
     if latency > 0 and all(record.tokens for record in measured):
         # Per process, because processes of an engine may run different numbers of sequences concurrently.
         ms_per_token = median(median(record.samples_ms) / record.tokens for record in measured)
-        values |= {"us_per_token": ms_per_token * 1e3, "tokens_per_s": 1e3 / ms_per_token if ms_per_token else math.nan}
+        values |= {"us_per_token": ms_per_token * 1e3, "tokens_per_s": 1e3 / ms_per_token}
     return values
 
 

@@ -31,10 +31,8 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
         blocks = count // BLOCK
         drift = [median(samples[at * count // blocks : (at + 1) * count // blocks]) for at in range(blocks)]
         return median(ordered), min(drift), max(drift)
-    rank = _lower_rank(effective)
-    if effective < count:
-        # The r-th of `effective` samples lies on average at the quantile r / (effective + 1).
-        rank = 1 if effective < FEWEST else max(1, rank * (count + 1) // (effective + 1))
+    # The r-th of `effective` samples lies on average at the quantile r / (effective + 1).
+    rank = 1 if effective < FEWEST else _lower_rank(effective) * (count + 1) // (effective + 1)
     return median(ordered), ordered[rank - 1], ordered[-rank]
 
 
@@ -88,11 +86,10 @@ def _effective_size_by_signs(samples: Sequence[float]) -> int:
 def _lower_rank(count: int) -> int:
     """Return the rank r that `median_interval` defines for `count` independent samples."""
     below, rank = 0.0, 0
-    while rank < (count + 1) // 2:
+    while True:
         # In logarithms: 2**-count underflows beyond a thousand samples.
         log_choose = math.lgamma(count + 1) - math.lgamma(rank + 1) - math.lgamma(count - rank + 1)
         below += math.exp(log_choose - count * math.log(2))
         if 1 - 2 * below < CONFIDENCE:
-            break
+            return max(rank, 1)
         rank += 1
-    return max(rank, 1)

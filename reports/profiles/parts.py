@@ -182,10 +182,9 @@ def _part_finder(region: Region) -> Callable[[str, tuple[str, ...]], str]:
 
 
 def _outside_is_head(paths: Sequence[tuple[str, ...]]) -> bool:
-    """Whether layers have NVTX ranges and every other range encloses all layers."""
+    """Whether layers have NVTX ranges and every other range encloses a layer."""
     layered = [path for path in paths if any(map(is_layer, path))]
-    others = [path for path in paths if path and path not in layered]
-    return bool(layered) and all(any(each[: len(path)] == path for each in layered) for path in others)
+    return bool(layered) and all(any(each[: len(path)] == path for each in layered) for path in paths)
 
 
 def _shares(region: Region) -> Iterator[tuple[Kernel, str, float]]:

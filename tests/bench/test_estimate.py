@@ -34,7 +34,7 @@ def test_a_job_takes_the_time_of_its_cases_and_an_untimed_case_the_mean_of_its_s
     assert estimate.job_seconds([Planned(Case("new", "b", "tiny", "forward", 1, 8))], past) == (10 + 1 + 4) / 3
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(40, "40 s"), (600, "10 min"), (7200, "2.0 h")])
+@pytest.mark.parametrize(("seconds", "words"), [(89, "89 s"), (90, "2 min"), (5399, "90 min"), (5400, "1.5 h")])
 def test_a_duration_in_words(seconds, words):
     assert estimate.in_words(seconds) == words
 
@@ -56,10 +56,13 @@ def test_a_case_takes_the_median_of_earlier_runs_on_its_kind_of_device(tmp_path)
     a_run(tmp_path / "runs/2", [both], 5.0, "H100")
     a_run(tmp_path / "runs/3", [both, elsewhere], 90.0, "CPU")
     a_run(tmp_path / "runs/4", [both], 500.0, mode="profile")
-    expected = {both.case: 3.5, elsewhere.case: 3.0}
+    a_run(tmp_path / "runs/5", [both], 30.0)
+    expected = {both.case: 5.0, elsewhere.case: 3.0}
     for machine in (H200, None):
         assert estimate.past_durations(machine, tmp_path / "runs/next") == expected
     assert estimate.past_durations(H200, tmp_path / "runs") == expected
+    on_cpu = {both.case: 90.0, elsewhere.case: 90.0}
+    assert estimate.past_durations({"device_kind": "cpu"}, tmp_path / "runs/next") == on_cpu
     assert estimate.past_durations(H200, tmp_path / "mine/next") == {**expected, both.case: 3.0}
 
 

@@ -8,7 +8,6 @@ import torch
 from bench.model_facts import checks, count_head_rows, facts_of
 from bench.models.config import model_config, parameter_count
 from bench.models.factory import from_seed
-from bench.models.transformer import Transformer
 from bench.systems.transformer.pytorch import TorchTransformer
 from bench.systems.ttt.model import TTTTorch
 from harness.schema.case import Case
@@ -35,10 +34,11 @@ def test_the_transformer_passes_every_check():
     [
         ({"parameters": 570_000}, "parameters_off_transformer"),
         ({"parameters": 460_000}, "parameters_off_transformer"),
-        ({"vocabulary": 520}, "vocabulary_off_transformer"),
+        ({"vocabulary": 513}, "vocabulary_off_transformer"),
+        ({"vocabulary": 511}, "vocabulary_off_transformer"),
         ({"dtype": "bfloat16"}, "weights_of_another_dtype"),
         ({"kept": "a prefix cache"}, "samples_that_leave_something"),
-        ({"head_rows": 16.0}, "head_rows_per_prompt"),
+        ({"head_rows": 2.0}, "head_rows_per_prompt"),
         ({"head_rows": 0.0}, "head_rows_not_seen"),
     ],
 )
@@ -80,15 +80,3 @@ def test_the_rows_of_an_untied_head_are_counted():
     checked = Untied().build(replace(CASE, system="ttt-linear")).check()
     found = {check.name: check.value for check in checked.checks}
     assert (found["head_rows_per_prompt"], found["head_rows_not_seen"]) == (1, 0)
-
-
-def test_a_head_on_every_token_has_no_timing(monkeypatch):
-    def every_token(model, ids, state):
-        hidden = model._hidden(ids, state)
-        torch.nn.functional.linear(model.model.norm(hidden), model.model.embed_tokens.weight)
-        return hidden[:, -1]
-
-    monkeypatch.setattr(Transformer, "_run_group", every_token)
-    checked = TorchTransformer().build(CASE).check()
-    assert not checked.passed
-    assert "head_rows_per_prompt is 38" in checked.reason

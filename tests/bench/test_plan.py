@@ -252,8 +252,8 @@ def test_a_case_that_would_ignore_staggered_positions_is_skipped(label, changes,
 
 
 def test_the_smallest_case_beyond_memory_is_tried_once():
-    first, second = (of_batch("ttt-mlp/triton-dual", batch) for batch in (1024, 2048))
-    assert skip_reason(first, [], int(85.5e9)) == ""
+    smaller, first, second = (of_batch("ttt-mlp/triton-dual", batch) for batch in (512, 1024, 2048))
+    assert skip_reason(first, [oom(smaller, "failed"), oom(second, "skipped")], int(85.5e9)) == ""
     assert skip_reason(second, [oom(first)], int(85.5e9)) == "batch 1024 did not fit"
     assert skip_reason(replace(first, skip_after_oom=False), [], int(85.5e9)).startswith("needs at least 123 GB")
 
@@ -261,8 +261,15 @@ def test_the_smallest_case_beyond_memory_is_tried_once():
 def test_no_case_is_tried_beyond_one_that_was_skipped_for_its_size():
     smaller, larger = (of_batch("transformer/torch", batch) for batch in (512, 1024))
     known = Record(smaller.case, "skipped", "needs at least 209 GB")
-    assert skip_reason(larger, [known], int(150e9)).startswith("needs at least 415 GB")
+    assert skip_reason(larger, [known, oom(larger, "failed")], int(150e9)).startswith("needs at least 415 GB")
     assert skip_reason(larger, [known], int(600e9)) == ""
+
+
+def test_the_least_memory_is_known_of_whole_models_alone():
+    case = of_batch("transformer/vllm", 512).case
+    assert larger_than_memory(case, 1).startswith("needs at least 2.96 GB")  # the weights and one sequence
+    assert larger_than_memory(replace(case, options=(("scope", "layer"),)), 1) == ""
+    assert larger_than_memory(replace(case, system="rwkv7"), 1) == ""
 
 
 @pytest.mark.parametrize(

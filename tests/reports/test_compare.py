@@ -72,9 +72,9 @@ def test_repeats_count_with_the_median_of_their_medians(tmp_path):
 
 @pytest.mark.parametrize("sides", [("equal", "spread"), ("spread", "equal")])
 def test_the_interval_of_stored_repeats_is_students(tmp_path, sides):
-    middles = {"equal": [10.3] * 3, "spread": [10, 10.3, 10.5]}
-    result = compare(*two(tmp_path, *(rounds(a_case(), middles[each]) for each in sides), repeats=3)).rows[0].result
-    half = stats.t.isf(0.025, 2) * stdev(map(math.log, middles["spread"])) / math.sqrt(3)
+    middles = {"equal": [math.sqrt(105)] * 2, "spread": [10, 10.5]}
+    result = compare(*two(tmp_path, *(rounds(a_case(), middles[each]) for each in sides), repeats=2)).rows[0].result
+    half = stats.t.isf(0.025, 1) * stdev(map(math.log, middles["spread"])) / math.sqrt(2)
     expected = math.hypot(half, 0.02)
     assert (math.log(result.low), math.log(result.high)) == pytest.approx((-expected, expected))
 
@@ -166,6 +166,10 @@ def test_a_case_with_one_round_is_undecided_and_has_a_note(tmp_path):
     found = compare(*two(tmp_path, rounds(a_case(), [10, 10]), lost, repeats=2, arguments=AB))
     assert found.rows[0].result.outcome == "undecided"
     assert found.rows[0].notes == ("B has 1 of 2 rounds",)
+    for environment, outcome in ((on_gpu(), "same"), (on_cpu(), "another GPU")):
+        of_b = [timed(a_case(), 10, environment, repeat=at) for at in range(2)]
+        runs = two(tmp_path / outcome, rounds(a_case(), [10, 10]), of_b, repeats=2, arguments=AB)
+        assert compare(*runs).counts == {outcome: 1}
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,9 @@ def test_the_lower_bound_of_a_norm_uses_the_fp32_peak() -> None:
         (1.0, (3300.0, 660.0), 1.0, (3300.0, 660.0)),  # 1% of the kernels' time
         (0.4, (3300.0, 660.0), 0.4, (3000.0, 600.0)),  # too short
         (100.0, (4000.0, 900.0), 100.0, (3000.0, 600.0)),  # a third more than measured: miscounted
-        (100.0, (3300.0, 660.0), 80.0, (3000.0, 600.0)),  # the counted launches were far shorter
+        (100.0, (3000.0, 600.0), 110.0, (3300.0, 660.0)),
+        (100.0, (4125.0, 825.0), 80.0, (3000.0, 600.0)),  # the counted launches were far shorter
+        (100.0, (2750.0, 550.0), 120.0, (3000.0, 600.0)),  # or far longer
     ],
 )
 def test_a_kernel_above_a_peak_raises_it_unless_it_is_short_or_miscounted(
@@ -239,8 +241,15 @@ def test_gemms_of_steps_without_layers_are_not_the_heads() -> None:
     )
     found = region(Kernel("gemm", 4, 40.0), Kernel("nvjet", 8, 60.0), ranges=ranges)
     assert [(part.name, part.time_us) for part in parts(found)] == [(PRODUCTS, 100.0)]
-    alone = region(Kernel("gemm", 4, 40.0), ranges=ranges[:2])
-    assert {part.name: part.time_us for part in parts(alone)} == {PRODUCTS: 30.0, HEAD: 10.0}
+    layers = Range(("request", "generate", "layer 0"), (RangeKernel(1, 8, 20.0),))
+    both = replace(found, ranges=(*ranges, layers))
+    assert {part.name: part.time_us for part in parts(both)} == {PRODUCTS: 45.0, HEAD: 55.0}
+    work = {PRODUCTS: Work(6e9, 0), HEAD: Work(3e9, 0)}  # 10 and 5 us at 600 TFLOP/s
+    alone = replace(region(Kernel("gemm", 4, 40.0), ranges=ranges[:2]), work=work)
+    assert [(part.label, part.time_us) for part in parts(alone)] == [("GEMMs", 30.0), ("Head", 10.0)]
+    assert [part.lower_bound_us for part in parts(alone)] == pytest.approx([10.0, 5.0])
+    [gemms] = parts(replace(found, work=work))
+    assert (gemms.label, gemms.lower_bound_us) == ("GEMMs, with the head", pytest.approx(15.0))
 
 
 def test_profiles_on_one_gpu_model_share_the_highest_peaks() -> None:

@@ -144,7 +144,7 @@ def test_latency_is_the_median_with_its_interval():
     record = Record(FORWARD, "ok", samples_ms=samples, throttled=[True] + [False] * 9, tokens=1000)
     row = table_of(record).iloc[0]
     assert (row["latency_ms"], row["latency_ms_low"], row["latency_ms_high"]) == median_interval(samples)
-    assert row["latency_ms"] == 5.5
+    assert row["latency_ms"] == row["us_per_token"] == 5.5
     assert row["latency_ms_low"] < 5.5 < row["latency_ms_high"] < 100
     assert (row["samples"], row["throttled"], row["processes"]) == (10, 1, 1)
     assert math.isnan(row["process_spread"])
@@ -163,7 +163,7 @@ def test_lower_bounds_use_the_highest_peaks_of_the_run():
 
 
 def test_repeats_are_one_row_whose_latency_is_the_median_of_the_processes():
-    records = [synthetic.ok(FORWARD, latency, repeat=n) for n, latency in enumerate((3.0, 3.3, 3.06))]
+    records = [synthetic.ok(FORWARD, latency, repeat=n) for n, latency in enumerate((0.3, 0.33, 0.306))]
     [row] = table_of(*records).to_dict("records")
     medians = sorted(median(record.samples_ms) for record in records)
     assert row["latency_ms"] == medians[1]
@@ -190,10 +190,10 @@ def test_a_case_is_ok_if_any_process_was_and_notes_the_failed_ones():
 
 
 def test_rates_and_memory_follow_from_latency_tokens_and_bytes():
-    record = Record(FORWARD, "ok", samples_ms=[4.0], throttled=[False], tokens=32_768, peak_memory_bytes=3_500_000_000)
+    record = Record(FORWARD, "ok", samples_ms=[0.4], throttled=[False], tokens=32_768, peak_memory_bytes=3_500_000_000)
     row = table_of(record).iloc[0]
-    assert row["us_per_token"] == pytest.approx(4000 / 32_768)
-    assert row["tokens_per_s"] == pytest.approx(32_768 / 0.004)
+    assert row["us_per_token"] == pytest.approx(400 / 32_768)
+    assert row["tokens_per_s"] == pytest.approx(32_768 / 0.0004)
     assert row["peak_memory_gb"] == pytest.approx(3.5)
 
 
@@ -216,6 +216,7 @@ def test_rates_of_processes_with_different_sequence_counts_are_per_token():
     records[1].throttled[:] = [True]
     row = table_of(*records).iloc[0]
     assert (row["us_per_token"], row["tokens_per_s"], row["throttled"]) == pytest.approx((500.0, 2000.0, 1))
+    assert row["notes"].startswith("only 3 samples in 3 processes")
     assert math.isnan(table_of(*records[:2], replace(records[2], tokens=0)).iloc[0]["tokens_per_s"])
 
 
@@ -302,12 +303,13 @@ def test_a_failed_process_counts_only_if_all_processes_failed():
     late = Record(FORWARD, "timeout", "no end in 60 s", repeat=2, peak_memory_bytes=int(9e9), metrics={"wings": 9.0})
     row = table_of(replace(records[0], metrics={"wings": 1.0}), records[1], late).iloc[0]
     assert (row["processes"], row["samples"], row["peak_memory_gb"], row["wings"]) == (2, 60, 3.0, 1.0)
+    assert row["process_spread"] == 0
     lost = table_of(late, replace(late, repeat=0, peak_memory_bytes=int(8e9))).iloc[0]
     assert (lost["processes"], lost["samples"], lost["peak_memory_gb"]) == (2, 0, 9.0)
 
 
 def test_metrics_of_repeats_are_their_median():
-    values = (1.0, None, 3.0, 2.0)
+    values = (1.0, None, 9.0, 2.0)
     records = [synthetic.ok(FORWARD, 3.0, repeat=n, metrics={"wings": value}) for n, value in enumerate(values)]
     assert table_of(*records)["wings"].tolist() == [2.0]
 
@@ -315,6 +317,7 @@ def test_metrics_of_repeats_are_their_median():
 def test_a_failed_case_has_a_row_with_reason_and_memory():
     row = table_of(Record(FORWARD, "oom", "needs 90 GB", peak_memory_bytes=80_000_000_000)).iloc[0]
     assert (row["status"], row["reason"], row["peak_memory_gb"]) == ("oom", "needs 90 GB", 80.0)
+    assert "notes" not in row
     assert all(math.isnan(row[name]) for name in ("latency_ms", "latency_ms_low", "us_per_token", "tokens_per_s"))
 
 
@@ -361,3 +364,5 @@ def test_rates_of_a_token():
     # 8 GFLOP in 2 ms are 4 TFLOP/s; one token of each of 4 sequences in 2 ms
     found = [row[name] for name in ("tokens_per_s_each", "flops_per_token", "flops_share", "tokens_per_j")]
     assert found == pytest.approx([500.0, 2e9, 0.008, 4.0])
+    layer = replace(record, case=replace(case, options=(("scope", "layer"),)))
+    assert not {"tokens_per_s_each", "flops_share"} & set(frame([layer], Catalogue()))

@@ -55,10 +55,11 @@ def test_a_record_has_the_factor_on_its_limits():
 
 @pytest.mark.parametrize(("slope", "error"), [(1.0, 0.0), (0.0, 1.0), (0.4, 0.6), (-1.0, 2.0)])
 def test_the_effect_of_early_tokens_is_a_slope_against_the_references(slope, error):
-    before, change = torch.zeros(2, 8), torch.arange(16.0).view(2, 8)
-    [check] = check_early_tokens((before, slope * change), (before, change), width=4).checks
+    before, change = torch.ones(2, 8), torch.arange(16.0).view(2, 8)
+    [check] = check_early_tokens((before, before + slope * change), (before, before + change), width=4).checks
     assert (check.name, check.limit) == ("early_tokens_slope_error", 0.5)
     assert check.value == pytest.approx(error)
+    assert check_early_tokens((before, before), (before, before), width=4).passed  # without any change
 
 
 @pytest.mark.parametrize(("noise", "checks"), [(0.25, 1), (0.35, 0)])

@@ -66,11 +66,18 @@ def test_ttft_counts_from_the_arrival():
 
 
 def test_goodput_counts_requests_within_both_limits():
-    quick, waited, slow = (100.0, [10.0, 20.0]), (501.0, [10.0]), (100.0, [40.0, 61.0])
-    found = token_times.arrival_metrics([quick, waited, slow, quick], 0.5)
+    quick, at_limits = (100.0, [10.0, 20.0]), (500.0, [50.0, 50.0])
+    waited, slow = (501.0, [10.0]), (100.0, [20.0, 20.0, 111.0])
+    found = token_times.arrival_metrics([quick, waited, slow, at_limits], 0.5)
     assert found["goodput"] == 4.0
     assert 100.0 < found["ttft_p99_ms"] <= 501.0
     assert found["itl_p50_ms"] == 20.0
+
+
+def test_a_call_has_the_median_of_its_requests_mean_times():
+    found = token_times.metrics([[(10.0, [1.0]), (20.0, [2.0, 2.0, 5.0]), (90.0, [30.0])]])
+    assert (found["time_to_first_token_ms"], found["inter_token_latency_ms"]) == (20.0, 3.0)
+    assert token_times.metrics([]) == {}
 
 
 def test_one_request_of_one_step_has_percentiles():
