@@ -39,7 +39,7 @@ Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run folder; d
 Resume = Annotated[bool, typer.Option("--resume", help="Keep finished cases; run the rest.")]
 Budget = Annotated[float | None, typer.Option("--budget", help="Seconds of sampling per case; default: the suite's.")]
 FailOn = Annotated[str | None, typer.Option(help="Exit status 1 if a case is slower by more than this, such as 5%.")]
-Gpus = Annotated[str | None, typer.Option(help="One job per GPU: `all`, or indices or UUIDs, such as 0,1.")]
+Gpus = Annotated[str | None, typer.Option(help="One job per GPU: `all`, or names as in CUDA_VISIBLE_DEVICES: 0,1.")]
 TimeLimit = Annotated[float, typer.Option("--time-limit", help="Seconds per case, including model build and checks.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown.")]

@@ -38,10 +38,9 @@ def write_table(run_folder: Path, fmt: str, columns: Sequence[str] = ()) -> None
 
 
 def _records(run: Run) -> list[Record]:
-    records = run.records()
-    if not records:
-        raise RecordError(f"{run.folder}: has no records yet; `ttt-bench status {run.folder}` shows how to continue it")
-    return records
+    if records := run.records():
+        return records
+    raise RecordError(f"{run.folder}: has no records yet; `ttt-bench status` shows how to continue it")
 
 
 def refuse_overwriting(out: Path, kind: str, starts: tuple[bytes, ...]) -> None:

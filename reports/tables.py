@@ -83,7 +83,7 @@ def _write_formatted(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Cata
 def _chosen(table: pd.DataFrame, catalogue: Catalogue) -> list[str]:
     ok = table["status"] == "ok"
     names = [
-        *(name for name in _CASE if name in ("system", "backend") or _varies(table, name)),
+        *(name for name in (*_CASE, "device") if name in ("system", "backend") or _varies(table, name)),
         *distinguishing(table, [*option_columns(table), "size", "state_dtype", "dtype", "l2"]),
         *([] if ok.all() else ["status"] if ok.any() else OUTCOME_COLUMNS),
         "latency_ms",

@@ -1,6 +1,7 @@
 """`ttt-bench run --slurm` and `ttt-bench work`: share a run's jobs in a Slurm array."""
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def submit(request: RunRequest, out: Path) -> None:
     jobs = counted(len(left), "job")
     print(
         f"Slurm job {array}: {counted(tasks, 'task')} for {jobs} of {counted(sum(map(len, left)), 'case')}\n"
-        f"  to follow it:  ttt-bench status {out}\n"
+        f"  to follow it:  ttt-bench status {shlex.quote(str(out))}\n"
         f"  to cancel it:  scancel {array}\n"
         f"  its script:    {out / SCRIPT}"
     )

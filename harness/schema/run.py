@@ -86,7 +86,7 @@ class Run:
         """Write run.json whole or not at all, or raise RunError."""
         with refusing(self.folder, "written", RunError):
             values = RUN_FILE.dump_python(self.file, mode="json")
-            write_atomically(self.folder / FILE, json.dumps(values, separators=(",", ":")) + "\n")
+            write_atomically(self.folder / FILE, json.dumps(values, separators=(",", ":"), ensure_ascii=False) + "\n")
             (self.folder / "records").mkdir(exist_ok=True)
 
     def joined(self, jobs: Iterable[Job]) -> tuple[Job, ...]:

@@ -168,7 +168,7 @@ def refuse_submitted(folder: Path) -> None:
     if alive:
         raise RunError(
             f"{folder}: Slurm job {job} is writing to it; "
-            f"follow it (ttt-bench status {folder}), or cancel it (scancel {job})"
+            f"follow it (ttt-bench status {shlex.quote(str(folder))}), or cancel it (scancel {job})"
         )
 
 

@@ -86,18 +86,18 @@ def test_a_login_node_without_gpu_plans_and_submits(tmp_path: Path, commands: Pa
 
 
 def test_a_run_is_submitted_once(tmp_path: Path, commands: Path) -> None:
-    call = ("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2", "--out", "out")
-    assert ttt_bench(*call, cwd=tmp_path, path=commands).returncode == 0
-    planned = (tmp_path / "out" / "run.json").read_bytes()
+    call = ("run", *SMALL, "--device", "cpu", "--slurm", "tasks=2", "--out", "an out")
+    assert "ttt-bench status 'an out'\n" in ttt_bench(*call, cwd=tmp_path, path=commands).stdout
+    planned = (tmp_path / "an out" / "run.json").read_bytes()
     here = [
-        ("run", *SMALL, "--device", "cpu", "--resume", "--out", "out"),
-        ("profile", *SMALL[:-2], "--device", "cpu", "--resume", "--out", "out"),
+        ("run", *SMALL, "--device", "cpu", "--resume", "--out", "an out"),
+        ("profile", *SMALL[:-2], "--device", "cpu", "--resume", "--out", "an out"),
     ]
     for again in (call, (*call, "--resume"), *here):
         line = one_sentence(ttt_bench(*again, cwd=tmp_path, path=commands))
-        assert "Slurm job 4711 is writing to it" in line
+        assert "Slurm job 4711 is writing to it; follow it (ttt-bench status 'an out')" in line
     assert (tmp_path / "submitted").read_text() == "x\n"
-    assert (tmp_path / "out" / "run.json").read_bytes() == planned
+    assert (tmp_path / "an out" / "run.json").read_bytes() == planned
 
 
 def test_the_array_has_a_task_per_unfinished_job(tmp_path: Path, commands: Path) -> None:

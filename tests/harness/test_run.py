@@ -32,7 +32,8 @@ def test_round_trip(folder: Path) -> None:
     cases = [skippable(case(batch=1), 6), Planned(case(timing="graph", l2="cold")), case(system="other")]
     made = new_run(folder, cases, repeats=3, requests=(REQUEST,))
     assert Run.open(folder).file == made.file
-    assert json.loads((folder / "run.json").read_text())["tool"] == "ttt-bench"
+    made.extend((), Catalogue(), replace(REQUEST, arguments=("--out", "µ\udcff")))  # no UTF-8 in the folder's name
+    assert Run.open(folder).file.requests[-1].arguments == ("--out", "µ?")
 
 
 def test_cases_that_are_added_later_go_to_the_end_of_their_job(folder: Path) -> None:
@@ -45,9 +46,8 @@ def test_cases_that_are_added_later_go_to_the_end_of_their_job(folder: Path) -> 
     assert again.catalogue.suites[0].cases == tuple(c.key for c in (case(batch=1), *more))
     assert again.file.requests == (REQUEST,)
     assert [r.case.batch for r in again.records()] == [1, 2]
-    assert [r.status for r in measured(folder, launches=systems() | {("other", "cpu"): systems()["fake", "cpu"]})] == [
-        "ok"
-    ] * 4
+    found = measured(folder, launches=systems() | {("other", "cpu"): systems()["fake", "cpu"]})
+    assert [record.status for record in found] == ["ok"] * 4
     assert len(lines_of(folder)) == 3
 
 
