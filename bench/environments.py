@@ -14,7 +14,6 @@ ttt-bench's --gpus selects a job's GPU by two variables, which docker must pass 
 import os
 import re
 import sys
-import tomllib
 from collections import defaultdict
 from collections.abc import Container
 from functools import cache
@@ -27,7 +26,7 @@ from bench.catalogue.systems import ADAPTERS, MAMBA, VLLM, Adapter
 from bench.errors import UserError, unknown
 from harness.measure.nvml import VARIABLE as GPU_VARIABLE
 from harness.measure.nvml import visible_gpus
-from harness.schema.files import read_regular, refusing
+from harness.schema.files import read_toml
 from harness.schema.reason import invalid
 from harness.workers.process import Launch
 
@@ -97,13 +96,7 @@ def no_interpreter(launch: Launch) -> str:
 def _read() -> dict[str, _Entry]:
     if not os.path.lexists(SYSTEMS_FILE):
         return {}
-    with refusing(SYSTEMS_FILE, "read", UserError):
-        content = read_regular(SYSTEMS_FILE)
-    try:
-        tables = tomllib.loads(content.decode("utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        hint = '; a name with a slash needs quotes: ["transformer/vllm"]' if "table declaration" in str(error) else ""
-        raise UserError(f"{SYSTEMS_FILE}: cannot be read as TOML: {error}{hint}") from None
+    tables = read_toml(SYSTEMS_FILE, UserError)
     names = [adapter.label for adapter in ADAPTERS]
     for label in tables:
         if label not in names:

@@ -6,7 +6,6 @@ The comments of `reports/results/tables.toml` describe the definitions.
 
 import re
 import sys
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,9 +24,10 @@ from bench.models.config import model_config
 from bench.state_size import state_bytes
 from harness.quality import by_case
 from harness.schema.case import Case
-from harness.schema.files import read_regular, refusing, write_atomically
+from harness.schema.files import read_regular, read_toml, refusing, write_atomically
 from harness.schema.profile import Profile
-from harness.schema.reason import counted, format_number, span
+from harness.schema.reason import counted, format_number, of_exception, span
+from harness.schema.record import RecordError
 from harness.schema.run import Run
 from reports import grid
 from reports.compare.comparison import compare
@@ -91,8 +91,9 @@ def _table(name: str, definitions: Mapping[str, Definition], source_of: SourceOf
     kind = kinds.get(next(iter(definition.keys() & kinds.keys()), ""), _cases)
     try:
         head, *lines = kind(definition, source_of)
-    except UserError as error:
-        raise UserError(f"table {name}: {error}") from None
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # a wrong or missing key in a definition
+        words = str(error) if isinstance(error, UserError | RecordError) else of_exception(error)
+        raise UserError(f"table {name}: {words}") from None
     table = grid.markdown(head, lines, [False] * len(head))
     meanings: dict[str, str] = {}
     for _, sign, meaning in SIGNS if kind is _cases else ():
@@ -232,7 +233,7 @@ def _sequence(name: str) -> tuple[Any, Case]:
 def main(tables: Path, files: Sequence[Path]) -> None:
     """Rewrite the tables of Markdown files as `tables` defines."""
     source_of = cache(lambda run: Source.of(Run.open(tables.parent / run)))
-    definitions = tomllib.loads(read_regular(tables).decode())
+    definitions = read_toml(tables, UserError)
     for file in files:
         before = read_regular(file).decode()
         text = with_numbers(before, definitions, source_of)

@@ -56,7 +56,8 @@ NOTES, FLAGS = "notes", "flags"
 # Numbers computed from other columns (`_computed`).
 COMPUTED_COLUMNS = ("model_size", "tokens_per_s_each", "flops_per_token", "flops_share", "tokens_per_j")
 CACHE_FULL = "cache full"  # a flag besides those of `harness.quality`; the point stays reliable
-AMOUNTS = ("state_bytes", "peak_memory_gb")  # columns that do not depend on time
+_DRIFT_METRICS = ("total_variation_mean", "total_variation_max", "argmax_disagreement")
+AMOUNTS = ("state_bytes", "peak_memory_gb", *_DRIFT_METRICS)  # columns that do not depend on time
 # (flag, sign in a figure, meaning)
 SIGNS = (
     (CACHE_FULL, "†", "the KV cache held fewer sequences than requested"),

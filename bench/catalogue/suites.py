@@ -1,12 +1,11 @@
 """The suites (cases of each figure), read from `suites.toml`; to add one, add a section."""
 
 import json
-import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import PositiveInt, TypeAdapter, ValidationError
+from pydantic import NonNegativeFloat, PositiveInt, TypeAdapter, ValidationError
 
 from bench.catalogue import CATALOGUE
 from bench.catalogue.systems import ADAPTERS, HEADLINES
@@ -14,7 +13,8 @@ from bench.errors import UserError, unknown
 from bench.models.config import SIZES
 from harness.measure.interval import FEWEST
 from harness.schema.case import PHASES, Stored, one_of
-from harness.schema.catalogue import FigureEntry
+from harness.schema.catalogue import FigureEntry, SuiteEntry
+from harness.schema.files import read_toml
 from harness.schema.reason import invalid
 from tk_kernels.cost import ELEMENT_BYTES
 
@@ -50,13 +50,14 @@ class Suite(Stored):
     panels: tuple[Panel, ...]
     figures: tuple[FigureEntry, ...] = ()
     device: Annotated[str, one_of("cuda", "")] = "cuda"  # "" for any device
-    min_samples: int = FEWEST  # per case, whatever the time budget
-    budget_s: float = 0.0  # seconds of sampling per case; 0 for BUDGETS_S. A run of several suites uses the highest
+    min_samples: PositiveInt = FEWEST  # per case, whatever the time budget
+    budget_s: NonNegativeFloat = 0.0  # seconds of sampling per case; 0: BUDGETS_S. Several suites use the highest
 
     def __post_init__(self) -> None:
         for label in (each for figure in self.figures for each in figure.primary):
             if label not in LABELS:
                 raise unknown(f"primary {label}", label, LABELS)
+        replace(CATALOGUE, suites=(SuiteEntry(self.name, self.question, self.figures),))  # checks metrics and axes
 
 
 @dataclass(frozen=True)
@@ -71,16 +72,16 @@ class Group(Stored):
 
 def section(values: dict[str, object]) -> Suite | Group:
     """Return a section of `suites.toml`; UserError for a mistake."""
+    text = json.dumps(values).replace('["headlines"]', json.dumps(HEADLINES))
     try:
-        return (_GROUP if "suites" in values else _SUITE).validate_json(json.dumps(values))
+        return (_GROUP if "suites" in values else _SUITE).validate_json(text)
     except ValidationError as error:
         raise UserError(f"suites.toml: [{values['name']}]: {invalid(error)}") from None
 
 
 _SUITE, _GROUP = TypeAdapter(Suite), TypeAdapter(Group)  # once: each takes 2 ms of every start
-_TEXT = (Path(__file__).parent / "suites.toml").read_text(encoding="utf-8")
-_NAMED = tomllib.loads(_TEXT.replace('["headlines"]', json.dumps(HEADLINES)))
-_SECTIONS = [section({"name": name, **fields}) for name, fields in _NAMED.items()]
+_FIELDS = read_toml(Path(__file__).parent / "suites.toml", UserError)
+_SECTIONS = [section({"name": name, **fields}) for name, fields in _FIELDS.items()]
 SUITES = tuple(each for each in _SECTIONS if isinstance(each, Suite))
 GROUPS = {each.name: each for each in _SECTIONS if isinstance(each, Group)}
 

@@ -124,6 +124,8 @@ class CallChecker:
         if start is None:
             return None, Checks([], NOT_COMPARED)
         compare = unless_out_of_memory(lambda: start(self._rng))
+        if isinstance(compare, Checks) and compare.checks:
+            raise TypeError("timed_check(rng) must return a function that returns Checks, not Checks")
         return (None, compare) if isinstance(compare, Checks) else (compare, Checks([]))
 
     def _renew(self, early_only: bool = False) -> None:

@@ -1,12 +1,14 @@
-"""Write files whole or not at all; read regular files; report an OSError in one sentence."""
+"""Write files whole or not at all; read regular files and TOML; report an OSError in one sentence."""
 
 import errno
 import os
 import secrets
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -26,6 +28,17 @@ def read_regular(path: Path) -> bytes:
     """Return a regular file's content; OSError for a Git LFS pointer, folder, pipe or device."""
     with open_regular(path) as file:
         return file.read()
+
+
+def read_toml(path: Path, refusal: type[Exception]) -> dict[str, Any]:
+    """Return a TOML file's content; `refusal` with one sentence if it cannot be read."""
+    with refusing(path, "read", refusal):
+        content = read_regular(path)
+    try:
+        return tomllib.loads(content.decode("utf-8-sig"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        hint = '; a name with a slash needs quotes: ["transformer/vllm"]' if "table declaration" in str(error) else ""
+        raise refusal(f"{path}: cannot be read as TOML: {error}{hint}") from None
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

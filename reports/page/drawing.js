@@ -186,9 +186,10 @@ class Drawing {
   yAxis(shared, strip, range, title) {
     const log = this.view.yLog;
     const isLarge = log ? range[0] >= 0 && range[1] > 4 : range[1] > 1e4; // 100k instead of 100000
+    const isSmall = log ? range[0] < -3 : range[1] < 1e-3; // 1e−5, because the margin has no room for 0.00001
     // 1, 2 and 5 of each decade, or only decades over a wide range.
     const ticks = log ? { dtick: range[1] - range[0] > 2.5 ? 1 : "D2" } : { nticks: 7 };
-    return { ...shared, type: log ? "log" : "linear", range, tickformat: isLarge ? "~s" : "~g", ...ticks, domain: [strip, 1], showticklabels: this.lines.length > 0, title: { text: title.map(escapeHtml).join("<br>"), standoff: 8 } };
+    return { ...shared, type: log ? "log" : "linear", range, tickformat: isLarge ? "~s" : isSmall ? "~e" : "~g", ...ticks, domain: [strip, 1], showticklabels: this.lines.length > 0, title: { text: title.map(escapeHtml).join("<br>"), standoff: 8 } };
   }
 
   /* Shorten line names to `room` pixels: leave out last parts, or first parts if names would be equal. Measured lines
@@ -197,7 +198,9 @@ class Drawing {
     const parts = (line) => line.name.split(" · ");
     const measured = lines.filter((line) => !line.y).map((line) => parts(line).join(" ").split(" "));
     const isDistinctive = (word) => measured.length < 2 || !measured.every((own) => own.includes(word));
-    const short = (line) => parts(line).map((part) => part.split(" ").filter(isDistinctive).join(" ")).filter(Boolean);
+    const reduced = (part) => part.split(" ").filter(isDistinctive).join(" ");
+    const isNumber = (part) => /^[\d.]+[kM]?$/.test(reduced(part)); // it keeps its word, such as context
+    const short = (line) => parts(line).map((part) => (isNumber(part) ? part : reduced(part))).filter(Boolean);
     const within = (line, drop) => {
       const rest = line.y || !short(line).length ? parts(line) : short(line);
       while (rest.length > 1 && textWidth(rest.join(" · "), LABEL_SIZE) > room) rest[drop]();

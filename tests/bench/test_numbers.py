@@ -107,9 +107,10 @@ def test_a_row_can_be_of_another_run():
         ('{ label = "r", system = "s" }', "2 cases have system s, context 2048"),
         ('{ label = "r", btch = 1 }', "no column 'btch'"),
         ('{ label = "r", batch = 1, value = "speed" }', "no column 'speed'"),
+        ('{ label = "r", given = [1, 2] }, { label = "q", ratio = ["r", "p"] }', "KeyError: 'p'"),
     ],
 )
-def test_a_definition_that_selects_no_case_is_named(rows, words):
+def test_a_mistake_in_a_definition_is_one_sentence(rows, words):
     with pytest.raises(UserError, match=rf"table t: .*{words}"):
         rows_of(rows)
 

@@ -87,14 +87,6 @@ def test_run_json_stores_the_request_with_types(measured):
     assert [suite.name for suite in run.catalogue.suites] == ["quick"]
 
 
-def test_the_table_is_json_and_markdown_too(measured):
-    folder, _ = measured
-    rows = json.loads(called("table", folder / "out", "--json", cwd=folder).stdout)
-    assert [row["system"] for row in rows] == ["transformer", "transformer"]
-    lines = called("table", folder / "out", "--markdown", cwd=folder).stdout.splitlines()
-    assert len([line for line in lines if line.startswith("|")]) == 4  # names, a rule, two cases
-
-
 def test_the_default_folder_has_the_current_time(tmp_path, only_planned):
     for second in range(2):
         with pytest.MonkeyPatch.context() as patch:
@@ -304,8 +296,3 @@ def test_a_group_has_its_own_systems_but_a_suite_next_to_it_has_all(tmp_path):
     ]
     assert lines[0] == lines[1]
     assert int(lines[0].split()[0]) > 300
-
-
-def test_a_page_that_cannot_be_written_is_one_sentence(measured, tmp_path):
-    (tmp_path / "file").write_text("")
-    assert_one_sentence(called("report", measured[0] / "out", "-o", "file/page.html", cwd=tmp_path), "file/page.html")

@@ -5,17 +5,17 @@ import os
 import pytest
 from command_line import ROOT, assert_one_sentence, called, ttt_bench
 
+H100 = ROOT / "reports/results/h100"
 
-@pytest.mark.parametrize(
-    "command", [["run", "quick", "--device", "cpu", "--out"], ["site", ROOT / "reports/results/h100", "--output"]]
-)
-def test_a_name_that_is_too_long_is_one_sentence(tmp_path, command):
+
+@pytest.mark.parametrize("words", [("run", "quick", "--device", "cpu"), ("report", H100), ("site", H100)])
+def test_a_name_that_is_too_long_is_one_sentence(tmp_path, words):
     name = "x" * 300
-    assert_one_sentence(called(*command, name, cwd=tmp_path), name, "name too long")
+    assert_one_sentence(called(*words, "-o", name, cwd=tmp_path), name, "name too long")
 
 
 def test_a_terminal_without_an_arrow_shows_a_question_mark(tmp_path):
-    runs = [ROOT / "reports/results" / name for name in ("h100", "h100-second")]
+    runs = [H100, ROOT / "reports/results/h100-second"]
     done = ttt_bench("compare", *runs, cwd=tmp_path, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0, done.stderr
     assert "commit 853cb8a15d ? 1144bc6198" in done.stdout

@@ -197,6 +197,8 @@ def test_both_checks_of_a_case_are_recorded_together() -> None:
     missed = CaseRun(case(), QUICK).record(with_timed_error(2.0))
     assert (missed.status, missed.samples_ms) == ("incorrect", [])
     assert missed.reason == "timed_error is 2, limit 1"
+    early = Counting(timed_check=lambda rng: Checks([Check.at_most("timed_error", 0.0, 1.0)]))  # of another call
+    assert "timed_check(rng) must return a function" in CaseRun(case(), QUICK).record(early).reason
 
 
 @pytest.mark.parametrize(("tokens", "status"), [(1, "ok"), (1 << 20, "incorrect")])
