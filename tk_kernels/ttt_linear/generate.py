@@ -17,6 +17,7 @@ DP, MP: D and m padded to powers of two. BLOCK: rows of W rewritten at a time.
 DOT: dtype of matmul operands. PDL (Hopper): use programmatic dependent launch.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from tk_kernels.generate.common import (
@@ -54,6 +55,11 @@ class GenerateState(StepState):
     operator = "ttt_linear"
     learner = LINEAR
     sm90_widths = (64,)
+
+    def default_launch(self) -> Tuning:
+        launch = super().default_launch()
+        # The settings are for heads of 64. W of wider heads is padded to 128 x 128 and would spill registers.
+        return replace(launch, warps=4 * launch.warps) if self.biases()[0].shape[2] > 64 else launch
 
     def kernel(self, launch: Tuning) -> tuple[Any, dict[str, Any]]:
         if launch.sm90:
