@@ -31,4 +31,5 @@ def generate(folder: Path, prompt: str, tokens: int) -> None:
         raise UserError(f"{folder}: {TOKENIZER} gives token {int(ids.max())}; the model's vocabulary has {vocabulary}")
     model = HuggingFaceTTT.from_pretrained(folder)
     streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    model.generate(ids.to(model.device), max_new_tokens=tokens, do_sample=False, streamer=streamer, pad_token_id=0)
+    greedy = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1}  # whatever generation_config.json has
+    model.generate(ids.to(model.device), max_new_tokens=tokens, streamer=streamer, pad_token_id=0, **greedy)

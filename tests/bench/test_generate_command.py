@@ -19,7 +19,8 @@ PROMPT = " ".join(f"w{number}" for number in range(5, 25))
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     model = from_seed(model_config("ttt-linear", "tiny"), 0, "cpu")
     checkpoint.save(model, tmp_path)
     write_tokenizer(tmp_path, 512)
@@ -42,14 +43,13 @@ def own_words(folder, count):
     return words
 
 
-def test_the_text_has_the_tokens_of_the_projects_loop(folder, capsys, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+def test_the_text_has_the_tokens_of_the_projects_loop(folder, capsys):
+    (folder / "generation_config.json").write_text('{"num_beams": 4, "num_return_sequences": 2}')
     generate(folder, PROMPT, 20)
     assert capsys.readouterr().out.split() == [f"w{number}" for number in own_words(folder, 20)]
 
 
-def test_the_checkpoints_end_token_ends_the_text(folder, capsys, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+def test_the_checkpoints_end_token_ends_the_text(folder, capsys):
     made = own_words(folder, 20)
     values = json.loads((folder / "config.json").read_text()) | {"eos_token_id": made[7]}
     (folder / "config.json").write_text(json.dumps(values))
