@@ -51,7 +51,7 @@ class Suite(Stored):
     figures: tuple[FigureEntry, ...] = ()
     device: Annotated[str, one_of("cuda", "")] = "cuda"  # "" for any device
     min_samples: PositiveInt = FEWEST  # per case, whatever the time budget
-    budget_s: NonNegativeFloat = 0.0  # seconds of sampling per case; 0: BUDGETS_S. Several suites use the highest
+    budget_s: NonNegativeFloat = 0.0  # seconds of sampling per case; 0: BUDGETS_S; a run uses its suites' highest
 
     def __post_init__(self) -> None:
         for label in (each for figure in self.figures for each in figure.primary):
