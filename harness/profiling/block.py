@@ -10,7 +10,7 @@ from harness.schema.profile import ProfileError, Region
 
 
 class Profiled:
-    """Result of `profiled`: `region`, set when the block ends, has the block's kernels and times."""
+    """Result of `profiled`: `region` has the block's kernels and times, unless the block raises an exception."""
 
     region: Region
 
