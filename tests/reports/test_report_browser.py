@@ -245,15 +245,17 @@ def test_a_name_at_a_lines_end_is_truncated_only_without_room(browser, page_fold
     [
         (("mamba mamba-ssm 1", "transformer flash 1", "transformer cudnn 1"), {"Mamba", "flash", "cudnn"}),
         (("mamba mamba-ssm 1", "mamba mamba-ssm 16"), {"batch 1", "batch 16"}),  # a number keeps its word
+        (
+            ("transformer torch 1", "transformer torch 16", "ttt-linear torch 1", "ttt-linear torch 16"),
+            {"Transformer · 1", "Transformer · 16", "TTT-Linear · 1", "TTT-Linear · 16"},
+        ),
     ],
 )
 def test_names_of_one_systems_lines_differ_on_a_phone(browser, tmp_path, lines, shown):
     split = [line.split() for line in lines]
     cases = [Case(*own, "1.3b", "forward", int(batch), 8192 << n) for *own, batch in split for n in range(2)]
-    path = browsing.save(
-        synthetic.of_suite("long-context", *(synthetic.ok(case, 1.0) for case in cases)), tmp_path, "p"
-    )
-    with browsing.opened(browser, path, viewport=PHONE) as (page, _):
+    made = synthetic.of_suite("long-context", *(synthetic.ok(case, 1.0) for case in cases))
+    with browsing.opened(browser, browsing.save(made, tmp_path, "p"), viewport=PHONE) as (page, _):
         names = page.locator("#figure-0 .annotation").all_text_contents()
     assert {name.partition(" ")[2] for name in names} == shown
 
