@@ -186,9 +186,9 @@ class Drawing {
   yAxis(shared, strip, range, title) {
     const log = this.view.yLog;
     const isLarge = log ? range[0] >= 0 && range[1] > 4 : range[1] > 1e4; // 100k instead of 100000
-    const isSmall = log ? range[0] < -3 : range[1] < 1e-3; // 1e−5, because the margin has no room for 0.00001
     // 1, 2 and 5 of each decade, or only decades over a wide range.
     const ticks = log ? { dtick: range[1] - range[0] > 2.5 ? 1 : "D2" } : { nticks: 7 };
+    const isSmall = log ? (ticks.dtick === 1 ? Math.ceil(range[0]) : range[0]) < -3 : range[1] < 1e-3; // no room for 0.00001
     return { ...shared, type: log ? "log" : "linear", range, tickformat: isLarge ? "~s" : isSmall ? "~e" : "~g", ...ticks, domain: [strip, 1], showticklabels: this.lines.length > 0, title: { text: title.map(escapeHtml).join("<br>"), standoff: 8 } };
   }
 

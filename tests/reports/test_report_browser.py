@@ -298,8 +298,8 @@ def steps(tmp_path_factory):
     records = [
         synthetic.ok(
             Case("ttt-mlp", f"triton-{form}", "1.3b", "generate", batch, 1, state_dtype=state, timing="graph"),
-            batch,
-            metrics=synthetic.work(batch * 2e9, batch * 1e9),
+            batch / 1e3,
+            metrics=synthetic.work(batch * 2e6, batch * 1e6),
         )
         for form, state, batch in itertools.product(forms, states, batches)
     ]
@@ -314,6 +314,7 @@ def test_names_at_the_ends_of_many_lines_stay_in_the_plot(browser, steps, width)
         names = page.locator("#figure-0 .annotation text")
         boxes = [name.bounding_box() for name in names.all()]
         texts = [text.partition(" ")[2] for text in names.all_text_contents()]
+        assert {"0.001", "1"} <= {*page.locator("#figure-0 .ytick text").all_text_contents()}
     centers = sorted(box["y"] + box["height"] / 2 for box in boxes)
     assert plot["y"] - 1 <= centers[0] < centers[-1] <= plot["y"] + plot["height"] + 1
     assert min(b - a for a, b in itertools.pairwise(centers)) > 12

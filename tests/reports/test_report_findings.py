@@ -86,8 +86,7 @@ def test_lines_of_throughput_cross_where_the_higher_one_changes():
 def test_the_name_and_the_unit_of_the_x_axis_in_a_sentence():
     records = (*forward({2048: 4.0}), *forward({2048: 5.0}, *SLOW))
     sized = [replace(each, case=replace(each.case, size=size)) for each in records for size in ("125m", "1.3b")]
-    lead = "1.25 times as fast as Transformer at 1300 million parameters"
-    assert finding(*sized, suite="model-sizes") == f"TTT-Linear is fastest at every model size, {lead}."
+    assert "model size, 1.25 times as fast as Transformer at 1300 million" in finding(*sized, suite="model-sizes")
 
 
 @pytest.mark.parametrize(("theirs", "is_equal"), [(4.19, True), (4.21, False), (3.82, True), (3.8, False)])
