@@ -216,7 +216,7 @@ def _run_pairs(definition: Definition, source_of: SourceOf) -> list[list[str]]:
 
 def _states(definition: Definition, _: SourceOf) -> list[list[str]]:
     caches = {name: state_bytes(*_sequence(name)) for name in ("transformer", "transformer-gqa")}
-    lines = [["system", "state, MB", *(f"tokens until a larger {name} cache" for name in ("MHA", "GQA"))]]
+    lines = [["system", "state in generate, MB", *(f"tokens until a larger {name} cache" for name in ("MHA", "GQA"))]]
     for name in definition["states"]:
         state = state_bytes(*_sequence(name))
         larger_from = [f"{state // each + 1:,}" for each in caches.values()]

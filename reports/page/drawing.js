@@ -186,28 +186,28 @@ class Drawing {
   yAxis(shared, strip, range, title) {
     const log = this.view.yLog;
     const isLarge = log ? range[0] >= 0 && range[1] > 4 : range[1] > 1e4; // 100k instead of 100000
-    const isSmall = log ? range[0] < -3 : range[1] < 1e-3; // 1e−5, because the margin has no room for 0.00001
     // 1, 2 and 5 of each decade, or only decades over a wide range.
     const ticks = log ? { dtick: range[1] - range[0] > 2.5 ? 1 : "D2" } : { nticks: 7 };
+    const isSmall = log ? (ticks.dtick === 1 ? Math.ceil(range[0]) : range[0]) < -3 : range[1] < 1e-3; // no room for 0.00001
     return { ...shared, type: log ? "log" : "linear", range, tickformat: isLarge ? "~s" : isSmall ? "~e" : "~g", ...ticks, domain: [strip, 1], showticklabels: this.lines.length > 0, title: { text: title.map(escapeHtml).join("<br>"), standoff: 8 } };
   }
 
-  /* Shorten line names to `room` pixels: leave out last parts, or first parts if names would be equal. Measured lines
-     also omit the words that all of them share. */
+  /* Shorten line names to `room` pixels: leave out last parts, or first parts if names would be equal, or the
+     words of numbers. Measured lines also omit the words that all of them share. */
   endTexts(lines, room) {
     const parts = (line) => line.name.split(" · ");
     const measured = lines.filter((line) => !line.y).map((line) => parts(line).join(" ").split(" "));
     const isDistinctive = (word) => measured.length < 2 || !measured.every((own) => own.includes(word));
     const reduced = (part) => part.split(" ").filter(isDistinctive).join(" ");
-    const isNumber = (part) => /^[\d.]+[kM]?$/.test(reduced(part)); // it keeps its word, such as context
-    const short = (line) => parts(line).map((part) => (isNumber(part) ? part : reduced(part))).filter(Boolean);
-    const within = (line, drop) => {
-      const rest = line.y || !short(line).length ? parts(line) : short(line);
+    const kept = (part) => (/^[\d.]+[kM]?$/.test(reduced(part)) ? part : reduced(part)); // a number keeps its word, such as context
+    const within = (line, drop, words) => {
+      const short = parts(line).map(words).filter(Boolean);
+      const rest = line.y || !short.length ? parts(line) : short;
       while (rest.length > 1 && textWidth(rest.join(" · "), LABEL_SIZE) > room) rest[drop]();
       return fitting(rest.join(" · "), LABEL_SIZE, room);
     };
-    const texts = lines.map((line) => within(line, "pop"));
-    return texts.map((text, at) => (texts.indexOf(text) === texts.lastIndexOf(text) ? text : within(lines[at], "shift")));
+    const ways = [["pop", kept], ["shift", kept], ["pop", reduced]].map((way) => lines.map((line) => within(line, ...way)));
+    return lines.map((_, at) => (ways.find((texts) => texts.indexOf(texts[at]) === texts.lastIndexOf(texts[at])) ?? ways[1])[at]);
   }
 
   /* Write names next to the plot, at the heights where the lines end, and move names apart that would overlap. Returns

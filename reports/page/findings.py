@@ -146,7 +146,7 @@ def _where(xs: list[float], view: View) -> str:
 
 def _lead(last: Standing, view: View) -> str:
     (best, _), (after, next_who) = last.ranks[:2]
-    at = format_x(last.x) if len(view.tried_x) > 1 else view.at(format_x(last.x))
+    at = view.at(format_x(last.x)).removeprefix(f"{view.axis} " if len(view.tried_x) > 1 else "")
     if not view.is_speed:
         value = f"{format_number(best.value)} {view.metric.unit}".rstrip()
         return f": {value} at {at}, {next_who} {format_number(after.value)}"

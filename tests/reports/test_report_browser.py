@@ -245,15 +245,17 @@ def test_a_name_at_a_lines_end_is_truncated_only_without_room(browser, page_fold
     [
         (("mamba mamba-ssm 1", "transformer flash 1", "transformer cudnn 1"), {"Mamba", "flash", "cudnn"}),
         (("mamba mamba-ssm 1", "mamba mamba-ssm 16"), {"batch 1", "batch 16"}),  # a number keeps its word
+        (
+            ("transformer torch 1", "transformer torch 16", "ttt-linear torch 1", "ttt-linear torch 16"),
+            {"Transformer · 1", "Transformer · 16", "TTT-Linear · 1", "TTT-Linear · 16"},
+        ),
     ],
 )
 def test_names_of_one_systems_lines_differ_on_a_phone(browser, tmp_path, lines, shown):
     split = [line.split() for line in lines]
     cases = [Case(*own, "1.3b", "forward", int(batch), 8192 << n) for *own, batch in split for n in range(2)]
-    path = browsing.save(
-        synthetic.of_suite("long-context", *(synthetic.ok(case, 1.0) for case in cases)), tmp_path, "p"
-    )
-    with browsing.opened(browser, path, viewport=PHONE) as (page, _):
+    made = synthetic.of_suite("long-context", *(synthetic.ok(case, 1.0) for case in cases))
+    with browsing.opened(browser, browsing.save(made, tmp_path, "p"), viewport=PHONE) as (page, _):
         names = page.locator("#figure-0 .annotation").all_text_contents()
     assert {name.partition(" ")[2] for name in names} == shown
 
@@ -296,8 +298,8 @@ def steps(tmp_path_factory):
     records = [
         synthetic.ok(
             Case("ttt-mlp", f"triton-{form}", "1.3b", "generate", batch, 1, state_dtype=state, timing="graph"),
-            batch,
-            metrics=synthetic.work(batch * 2e9, batch * 1e9),
+            batch / 1e3,
+            metrics=synthetic.work(batch * 2e6, batch * 1e6),
         )
         for form, state, batch in itertools.product(forms, states, batches)
     ]
@@ -312,6 +314,7 @@ def test_names_at_the_ends_of_many_lines_stay_in_the_plot(browser, steps, width)
         names = page.locator("#figure-0 .annotation text")
         boxes = [name.bounding_box() for name in names.all()]
         texts = [text.partition(" ")[2] for text in names.all_text_contents()]
+        assert {"0.001", "1"} <= {*page.locator("#figure-0 .ytick text").all_text_contents()}
     centers = sorted(box["y"] + box["height"] / 2 for box in boxes)
     assert plot["y"] - 1 <= centers[0] < centers[-1] <= plot["y"] + plot["height"] + 1
     assert min(b - a for a, b in itertools.pairwise(centers)) > 12

@@ -1,7 +1,6 @@
 """The sentence about a figure and the findings of a page name the right winners, ranges and failures."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import synthetic_records as synthetic
@@ -84,12 +83,10 @@ def test_lines_of_throughput_cross_where_the_higher_one_changes():
     assert findings.crossings(view) == expected
 
 
-@pytest.mark.parametrize(
-    ("x", "name"),
-    [("context", "context"), ("mini_batch", "mini-batch"), ("rate", "rate"), ("model_size", "model size")],
-)
-def test_the_name_of_the_x_axis_in_a_sentence(x, name):
-    assert View(None, synthetic.paper().catalogue, SimpleNamespace(x=x)).axis == name
+def test_the_name_and_the_unit_of_the_x_axis_in_a_sentence():
+    records = (*forward({2048: 4.0}), *forward({2048: 5.0}, *SLOW))
+    sized = [replace(each, case=replace(each.case, size=size)) for each in records for size in ("125m", "1.3b")]
+    assert "model size, 1.25 times as fast as Transformer at 1300 million" in finding(*sized, suite="model-sizes")
 
 
 @pytest.mark.parametrize(("theirs", "is_equal"), [(4.19, True), (4.21, False), (3.82, True), (3.8, False)])
