@@ -28,8 +28,7 @@ STACK |= {("125m", "ttt_mlp.forward._forward", 8): 704, ("125m", "ttt_mlp.forwar
 STACK |= {("760m", "ttt_mlp.forward_wide.forward", 8): 320, ("125m", "ttt_mlp.generate._primal", 8): 32}
 STACK |= {("125m-64", "ttt_linear.forward._forward", 8): 896, ("125m-64", "ttt_mlp.forward_wide.forward", 8): 896}
 STACK |= {("125m-64", "ttt_linear.generate._dual", 1): 96, ("760m-64", "ttt_mlp.forward_wide.forward", 8): 1152}
-STACK |= {("760m-64", "ttt_mlp.generate_wide.dual", 8): 224, ("760m-64", "ttt_linear.generate._dual", 4): 224}
-STACK |= {("125m", "ttt_mlp.generate._dual", 8): 640}
+STACK |= {("760m-64", "ttt_mlp.generate_wide.dual", 8): 224, ("125m", "ttt_mlp.generate._dual", 8): 640}
 STACK = {key: size * (3 if triton_version.startswith("3.8.") else 1) for key, size in STACK.items()}
 SCRIPT = Path(__file__).with_name("compile_kernels.py")
 
