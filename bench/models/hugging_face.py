@@ -100,7 +100,7 @@ def read_config(folder: str | Path) -> TTTConfig:
         must = first["msg"].replace("Input should be", "must be")
         if first["type"] == "extra_forbidden":
             must = "not a setting of the published TTTConfig; remove it if it has no effect"
-        raise CheckpointError(f"{file}: {key} = {clipped(json.dumps(values.get(key)), 60)}: {must}") from None
+        raise _setting_error(file, key, values.get(key), must) from None
     except ConfigError as error:
         raise CheckpointError(f"{file}: {error}") from None
 
@@ -133,6 +133,9 @@ def _backbone(file: Path, settings: _Settings) -> str:
         values = ", ".join(f"{key} = {json.dumps(getattr(settings, key))}" for key in _BACKBONE)
         raise CheckpointError(f"{file}: {values}: must be all true (Mamba backbone) or all false (Transformer)")
     if all(on) and settings.conv_kernel != CONV_KERNEL:
-        value = clipped(json.dumps(settings.conv_kernel), 60)
-        raise CheckpointError(f"{file}: conv_kernel = {value}: must be {CONV_KERNEL}")
+        raise _setting_error(file, "conv_kernel", settings.conv_kernel, f"must be {CONV_KERNEL}")
     return "mamba" if all(on) else "transformer"
+
+
+def _setting_error(file: Path, key: str, value: Any, must: str) -> CheckpointError:
+    return CheckpointError(f"{file}: {key} = {clipped(json.dumps(value), 60)}: {must}")
