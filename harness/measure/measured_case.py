@@ -34,7 +34,7 @@ from harness.measure.timer import (
 )
 from harness.schema.case import Case, Mode
 from harness.schema.policy import Policy
-from harness.schema.reason import invalid, of_exception, raised_at, sentence
+from harness.schema.reason import invalid, of_exception, raised_at, rounded, sentence
 from harness.schema.record import SAMPLE_DIGITS, Record, utc_now
 
 NO_REFERENCE = "the system has no reference to verify against"
@@ -174,7 +174,7 @@ class CaseRun:
         self._after = _machine_after(workload, gpu)  # before the GPU is idle or checks the outputs
         calls = clock.launches * workload.units
         self._fields |= vars(timing) | {"calls": calls, "settings": workload.settings}
-        self._fields["samples_ms"] = [float(f"{ms:.{SAMPLE_DIGITS}g}") for ms in timing.samples_ms]
+        self._fields["samples_ms"] = [rounded(ms, SAMPLE_DIGITS) for ms in timing.samples_ms]
         self._fields["peak_memory_bytes"] = peak_bytes(workload.device) - clock.own_bytes
         if workload.measured is not None:
             self._fields["metrics"] |= workload.measured(len(timing.samples_ms) * clock.launches)
