@@ -11,7 +11,8 @@ from harness.schema.case import Case
 
 # FlashAttention's version that vLLM should choose, by the GPU's major compute capability; on others, version 2.
 BEST_VERSION = {9: "3", 10: "4"}
-# On Hopper GPUs, vLLM's Triton attention generates faster for at least MANY sequences of at most SHORT tokens.
+# Triton attention serves at least MANY sequences of at most SHORT tokens. On an H200, 512 sequences took 14% less time
+# with it after 512 tokens, and 1% less after 2k; 64 sequences after 2k took 1% more.
 MANY, SHORT = 64, 1024
 
 
