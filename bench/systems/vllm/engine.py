@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sysconfig
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -172,6 +173,11 @@ class Engine:
             torch.cuda.empty_cache()
         if settings.model_runner:
             os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(settings.model_runner == "V2"))
+        if settings.attention == "FLASHINFER":
+            # It compiles kernels with this environment's ninja. vLLM uses its decode kernel for Hopper, also compiled,
+            # only if a package or a server of precompiled kernels is there.
+            os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
+            os.environ.setdefault("VLLM_HAS_FLASHINFER_CUBIN", "1")
         from vllm import LLM
 
         try:

@@ -1,39 +1,40 @@
 """Run the Llama-shaped Transformer in vLLM; check that vLLM uses the expected attention kernel."""
 
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 
+from bench.models.case_model import config_of
 from bench.models.config import NORM_EPS, TransformerConfig
 from bench.systems.vllm.engine import Engine
 from bench.systems.vllm.system import VllmSystem
 from harness.schema.case import Case
+from tk_kernels.build import find_nvcc
 
 # FlashAttention's version that vLLM should choose, by the GPU's major compute capability; on others, version 2.
 BEST_VERSION = {9: "3", 10: "4"}
-# Triton attention serves at least MANY sequences of at most SHORT tokens. On an H200, 512 sequences took 14% less time
-# with it after 512 tokens, and 1% less after 2k; 64 sequences after 2k took 1% more.
+# On Hopper, MANY sequences or more have Triton attention up to SHORT tokens, and FlashInfer after more. On an H200, 512
+# sequences took 14% less time with it after 512 tokens, 9% after 1k and 11% after 2k; 64 took 4% less after 1k and 2k.
+# With grouped queries, 512 took 8% less after 2k; 64, whose steps are CPU-bound, 9% more.
 MANY, SHORT = 64, 1024
 
 
 class VllmTransformer(VllmSystem):
     """Adapter of the systems transformer/vllm and transformer-gqa/vllm.
 
-    The option `attention`, such as FLASH_ATTN-2, selects an attention kernel other than the fastest.
+    The option `attention`, such as FLASH_ATTN-2, selects an attention kernel.
     """
 
     implementation = "vllm.model_executor.models.llama:LlamaForCausalLM"
     max_num_batched_tokens = 32768
 
     def defaults(self, case: Case) -> dict[str, Any]:
-        # The suite vllm-settings compares these with others. Graphs of prompts turn off the splitting of keys, which
-        # generate steps need, so only forward has them.
+        # Graphs of prompts turn off the splitting of keys, which generate steps need, so only forward has them.
         if case.phase == "forward":
             return {"graphs": "prompts", "block_size": 128}
-        if case.phase == "request" or case.system != "transformer":
-            return {"block_size": 128}
-        many_short = case.batch >= MANY and case.context <= SHORT and torch.cuda.get_device_capability()[0] == 9
-        return {"block_size": 64} | ({"attention": "TRITON_ATTN"} if many_short else {})
+        kernel = _for_many(case) if case.phase == "generate" else ""
+        return {"block_size": 64, "attention": kernel} if kernel else {"block_size": 128}
 
     def hugging_face(self, config: TransformerConfig, length: int) -> dict[str, Any]:
         return {
@@ -64,3 +65,14 @@ class VllmTransformer(VllmSystem):
             raise RuntimeError(
                 f"vLLM uses {used}, expected {expected}; to accept it, set the option attention in the suite's panel"
             )
+
+
+def _for_many(case: Case) -> str:
+    """Return the attention kernel for many sequences on Hopper, or "" for FlashAttention."""
+    config = config_of(case)
+    grouped = config.heads // config.kv_heads
+    if case.batch < MANY * grouped or torch.cuda.get_device_capability()[0] != 9:
+        return ""
+    if case.context > SHORT:
+        return "FLASHINFER" if find_spec("flashinfer") and find_nvcc() else ""
+    return "TRITON_ATTN" if grouped == 1 else ""

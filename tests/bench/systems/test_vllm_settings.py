@@ -2,6 +2,7 @@
 
 import os
 import sys
+import sysconfig
 from dataclasses import replace
 
 import fake_vllm
@@ -36,20 +37,40 @@ def test_only_forwards_have_graphs_of_prompts_and_a_set_cache_size(llm, phase, g
 @pytest.mark.parametrize(
     ("batch", "context", "system", "major", "chosen"),
     [
-        (64, 1024, "transformer", 9, (64, "TRITON_ATTN")),
-        (63, 1024, "transformer", 9, (64, "")),
-        (64, 1025, "transformer", 9, (64, "")),
-        (64, 1024, "transformer", 8, (64, "")),
-        (64, 1024, "transformer-gqa", 9, (128, "")),
+        (64, 1024, "transformer", 9, "TRITON_ATTN"),
+        (63, 1024, "transformer", 9, ""),
+        (64, 1025, "transformer", 9, "FLASHINFER"),
+        (64, 1024, "transformer", 8, ""),
+        (64, 1025, "transformer", 10, ""),
+        (256, 1024, "transformer-gqa", 9, ""),
+        (256, 1025, "transformer-gqa", 9, "FLASHINFER"),
+        (255, 1025, "transformer-gqa", 9, ""),
     ],
 )
-def test_many_short_sequences_have_triton_attention_on_hopper(llm, monkeypatch, batch, context, system, major, chosen):
+def test_many_sequences_have_other_attention_kernels_on_hopper(
+    llm, monkeypatch, batch, context, system, major, chosen
+):
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda *device: (major, 0))
+    monkeypatch.setattr("bench.systems.vllm.transformer.find_spec", lambda name: name == "flashinfer")
+    monkeypatch.setattr("bench.systems.vllm.transformer.find_nvcc", lambda: "nvcc")
     case = replace(CASE, system=system, size="1.3b", batch=batch, context=context)
     settings = VllmTransformer()._settings(case)
-    assert (settings.block_size, settings.attention) == chosen
+    assert (settings.block_size, settings.attention) == (64 if chosen else 128, chosen)
+    assert VllmTransformer()._settings(replace(case, phase="request")).attention == ""
     own = VllmTransformer()._settings(replace(case, options=(("attention", "FLASH_ATTN-3"), ("block_size", 16))))
     assert (own.block_size, own.attention) == (16, "FLASH_ATTN-3")
+    monkeypatch.setattr("bench.systems.vllm.transformer.find_nvcc", lambda: None)
+    assert VllmTransformer()._settings(case).attention == ("TRITON_ATTN" if chosen == "TRITON_ATTN" else "")
+
+
+def test_flashinfer_finds_ninja_and_may_compile_its_kernels_for_hopper(llm, monkeypatch):
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.delenv("VLLM_HAS_FLASHINFER_CUBIN", raising=False)
+    monkeypatch.setitem(sys.modules, "flashinfer", fake_vllm)
+    monkeypatch.setattr(fake_vllm.FakeAttention, "name", "FLASHINFER")
+    VllmTransformer().build(replace(CASE, options=(("attention", "FLASHINFER"),)))
+    assert os.environ["PATH"] == f"{sysconfig.get_path('scripts')}:/usr/bin"
+    assert os.environ["VLLM_HAS_FLASHINFER_CUBIN"] == "1"
 
 
 def test_a_case_chooses_the_model_runner_and_the_graphs(llm, monkeypatch):
