@@ -71,7 +71,6 @@ def _panel_cases(
     options: dict[str, tuple[Scalar, ...]] = {**panel.options, "scope": (panel.scope,)}
     if checkpoint:
         options |= checkpoint.options
-    # Options that restart an engine vary slowest.
     for size, chosen, state_dtype, context, batch in product(
         (checkpoint.size,) if checkpoint else panel.sizes,
         _combinations(options),
@@ -118,7 +117,7 @@ def timing_of(adapter: Adapter, panel: Panel, batch: int, context: int, device: 
 
 
 def ordered_jobs(cases: Iterable[Planned]) -> tuple[Job, ...]:
-    """Return one job per system and backend, in catalogue order, with cases grouped by model, then by phase."""
+    """Return one job per system and backend, in catalogue order, with cases grouped by model."""
     order = {(adapter.system, adapter.backend): rank for rank, adapter in enumerate(ADAPTERS)}
     found = sorted(jobs_of(cases), key=lambda job: order[job.pair])
     return tuple(replace(job, cases=tuple(_by_model(job.cases))) for job in found)
@@ -129,8 +128,7 @@ def _by_model(cases: Sequence[Planned]) -> list[Planned]:
     for each in cases:
         case = each.case
         groups.setdefault((case.size, case.dtype, case.state_dtype, case.options), []).append(each)
-    # by phase, because another phase may restart an engine
-    return [each for group in groups.values() for each in sorted(group, key=lambda planned: planned.case.phase)]
+    return [each for group in groups.values() for each in group]
 
 
 def with_keys(jobs: Iterable[Job], keys: Container[str]) -> list[Job]:

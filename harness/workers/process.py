@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.measure.environment import COMMIT_VARIABLE, ROOT, child_environment, commit_and_dirty, device_id_of
+from harness.measure.system import NeedsFreshProcess
 from harness.schema.case import Case, Mode
 from harness.schema.policy import Policy
 from harness.schema.reason import error_line, of_exception, sentence
@@ -145,27 +146,26 @@ class WorkerProcess:
         """Run a case in the worker; return (record, fields of a `Profile`).
 
         The record's environment includes the load of the machine during the case.
-        If the worker answers that the case needs a fresh process, the case is sent to a new worker.
         profiler: for mode "profile", {"tool": name of the profiler, for Kineto also "keep": path for its trace}.
         last: whether this is the last request; if so, a worker that reports itself unhealthy is not killed.
         Raises WorkerLost if the system cannot run here or gives no usable answer within `limit_s` seconds.
+        Raises NeedsFreshProcess if only a new worker can run the case; this worker can still run others.
         Raises KeyboardInterrupt if the run should end.
         """
         request = {"do": "case", "case": case.to_dict(), "policy": asdict(policy), "mode": mode, "profiler": profiler}
         with self._killed_if_lost():
-            for _ in range(2):
-                found = self.ready()
-                if not found.available:
-                    raise WorkerLost(found.status, found.reason)
-                assert self._process is not None
-                pid, start = self._process.pid, time.monotonic()
-                cpu_start = cpu_seconds(pid)
-                answer = self._answer(request, limit_s)
-                if not answer.get("fresh"):
-                    break
-                self.stop()
-            else:
-                raise WorkerLost("failed", "the case needs a fresh process, but a fresh worker refused it, too")
+            found = self.ready()
+            if not found.available:
+                raise WorkerLost(found.status, found.reason)
+            assert self._process is not None
+            pid, start = self._process.pid, time.monotonic()
+            cpu_start = cpu_seconds(pid)
+            answer = self._answer(request, limit_s)
+            if answer.get("fresh"):
+                if not self._used:
+                    raise WorkerLost("failed", "the case needs a fresh process, but a fresh worker refused it")
+                raise NeedsFreshProcess
+            self._used = True
             took_s, load = time.monotonic() - start, load_between(cpu_start, cpu_seconds(pid))
             record = Record.from_json(json.dumps(answer["record"]))
             wanted, found_id = self._slot.device_id, device_id_of(record.environment)
@@ -191,7 +191,7 @@ class WorkerProcess:
             raise WorkerLost("failed", f"the worker's answer is unusable: {of_exception(error)}") from None
 
     def _start(self) -> subprocess.Popen[bytes]:
-        self._buffer, self._errors = bytearray(), b""
+        self._buffer, self._errors, self._used = bytearray(), b"", False
         launch = self.launch
         command = [*launch.command, "-m", "harness.worker", *([launch.entry] if launch.entry else [])]
         commit = json.dumps(commit_and_dirty(launch.root))

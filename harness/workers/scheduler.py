@@ -3,6 +3,7 @@
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from typing import Any
 
 from harness.measure.environment import against_lock, around, commit_and_dirty, snapshot
 from harness.measure.nvml import VARIABLE as GPU_VARIABLE
+from harness.measure.system import NeedsFreshProcess
 from harness.schema.case import Case
 from harness.schema.record import Record, utc_now
 from harness.schema.run import Run, latest
@@ -72,7 +74,7 @@ def run_jobs(
 
     A worker's crash, kill or timeout, exhausted memory and a failed check also give a record.
     A case with a record runs again if it was skipped, killed or not started, or if `options.retry` returns True.
-    A skip does not replace an "ok" record.
+    A skip does not replace an "ok" record. A case that needs a fresh process waits for those that its worker can run.
     launches: how to start the worker of each (system, backend). slots: the devices that run jobs in parallel.
     shared: True for a Slurm task, which shares the run with other tasks. Otherwise, this process locks the run.
     Raises RecordError for an unusable file, and RunError for a lost GPU or a locked run.
@@ -121,12 +123,21 @@ class _JobRun:
         records = [each for each in latest(whole, run.job_records(whole)) if each.repeat == self.options.repeat]
         before = {record.case.key: record for record in records}
         with WorkerProcess(self.launch, self.slot, self.options.limits.start_s, self.stopped) as worker:
-            for planned in pending:
+            waiting, others = deque(pending), deque[Planned]()
+            while waiting or others:
+                if not waiting:
+                    worker.stop()
+                    waiting, others = others, waiting
+                planned = waiting.popleft()
                 self.emit("start", planned=planned, slot=name)
                 if reason := self.options.skip(planned, records):
                     record = unmeasured(planned.case, "skipped", reason, self.launch, self.slot, worker.last_probe)
                 else:
-                    record = self._record(worker, planned)
+                    try:
+                        record = self._record(worker, planned)
+                    except NeedsFreshProcess:  # first the cases that this worker can run
+                        others.append(planned)
+                        continue
                 record = replace(record, repeat=self.options.repeat)
                 software = record.environment.get("software") or {}
                 if differences := against_lock(software, self.launch.locked):

@@ -160,18 +160,6 @@ def test_a_case_of_two_suites_is_planned_once_with_the_stricter_settings():
     assert len(figures) > len(keys) == sum(len(job.cases) for job in ordered_jobs(figures))
 
 
-def test_an_engine_starts_once_per_phase_and_setting():
-    suites = ("fig15-forward", "fig15-generate", "fig20-throughput")
-    (job,) = ordered_jobs(each for suite in suites for each in planned(suite, "transformer/vllm"))
-    assert sum(now.case.phase != before.case.phase for before, now in pairwise(job.cases)) == 1
-    starts = {}
-    for job in ordered_jobs(planned("vllm-settings")):
-        engines = [each.case.options for each in job.cases]
-        starts[job.name] = 1 + sum(now != before for before, now in pairwise(engines))
-        assert starts[job.name] == len(set(engines))
-    assert starts == {"transformer-vllm": 14, "transformer-gqa-vllm": 9, "mamba-vllm": 3}
-
-
 def test_cases_of_one_model_stay_together():
     (job,) = ordered_jobs(planned("generate-fidelity", "ttt-mlp/triton-dual"))
     models = [(each.case.dtype, each.case.state_dtype) for each in job.cases]

@@ -47,9 +47,7 @@ def test_only_forwards_have_graphs_of_prompts_and_a_set_cache_size(llm, phase, g
         (255, 1025, "transformer-gqa", 9, ""),
     ],
 )
-def test_many_sequences_have_other_attention_kernels_on_hopper(
-    llm, monkeypatch, batch, context, system, major, chosen
-):
+def test_many_sequences_have_other_attention_kernels_on_hopper(llm, monkeypatch, batch, context, system, major, chosen):
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda *device: (major, 0))
     monkeypatch.setattr("bench.systems.vllm.transformer.find_spec", lambda name: name == "flashinfer")
     monkeypatch.setattr("bench.systems.vllm.transformer.find_nvcc", lambda: "nvcc")
