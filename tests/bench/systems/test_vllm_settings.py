@@ -37,6 +37,7 @@ def test_only_forwards_have_graphs_of_prompts_and_a_set_cache_size(llm, phase, g
 @pytest.mark.parametrize(
     ("batch", "context", "system", "major", "chosen"),
     [
+        (64, 1025, "transformer 760m", 9, ""),
         (64, 1024, "transformer", 9, "TRITON_ATTN"),
         (63, 1024, "transformer", 9, ""),
         (64, 1025, "transformer", 9, "FLASHINFER"),
@@ -51,7 +52,8 @@ def test_many_sequences_have_other_attention_kernels_on_hopper(llm, monkeypatch,
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda *device: (major, 0))
     monkeypatch.setattr("bench.systems.vllm.transformer.find_spec", lambda name: name == "flashinfer")
     monkeypatch.setattr("bench.systems.vllm.transformer.find_nvcc", lambda: "nvcc")
-    case = replace(CASE, system=system, size="1.3b", batch=batch, context=context)
+    name, _, size = system.partition(" ")
+    case = replace(CASE, system=name, size=size or "1.3b", batch=batch, context=context)
     settings = VllmTransformer()._settings(case)
     assert (settings.block_size, settings.attention) == (64 if chosen else 128, chosen)
     assert VllmTransformer()._settings(replace(case, phase="request")).attention == ""
