@@ -35,7 +35,7 @@ _NAMES = (
         SCAN,
         re.compile(
             r"flash|fmha|attention|attn|sdpa|selective|_scan|scan_|chunk|state_passing|state_update|delta_rule|wkv"
-            r"|reshape_and_cache|splitkv",
+            r"|reshape_and_cache|splitkv|kernel_mha|kvcache",
             re.I,
         ),
     ),

@@ -215,6 +215,8 @@ def test_concurrent_sequences_of_a_record(phase: str, limits: tuple[int, ...], c
         ("_query_key", EDGES),
         ("_rms_norm_forward_kernel", EDGES),
         ("causal_conv1d_fwd_kernel", EDGES),
+        ("kernel_mha", SCAN),  # FlashInfer's for Hopper
+        ("void BatchDecodeWithPagedKVCacheKernel<2>(Params)", SCAN),
         ("_chunk_scan_fwd_kernel", SCAN),
         ("selective_state_update", SCAN),
         ("void vllm::act_and_mul_kernel<bf16>(int)", EDGES),
