@@ -174,10 +174,8 @@ class Engine:
         if settings.model_runner:
             os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(settings.model_runner == "V2"))
         if settings.attention == "FLASHINFER":
-            # FlashInfer compiles its kernels with this environment's ninja. vLLM uses its XQA kernel, which Hopper's
-            # generate steps need, only if it finds a package or a server of precompiled kernels.
+            # FlashInfer compiles its kernels with this environment's ninja.
             os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
-            os.environ.setdefault("VLLM_HAS_FLASHINFER_CUBIN", "1")
         from vllm import LLM
 
         try:
