@@ -7,6 +7,7 @@ import torch
 
 from bench.models.case_model import config_of
 from bench.models.config import NORM_EPS, TransformerConfig
+from bench.systems.needs import unsupported_release
 from bench.systems.vllm.engine import Engine
 from bench.systems.vllm.system import VllmSystem
 from harness.schema.case import Case
@@ -15,8 +16,7 @@ from tk_kernels.build import find_nvcc
 # FlashAttention's version that vLLM should choose, by the GPU's major compute capability; on others, version 2.
 BEST_VERSION = {9: "3", 10: "4"}
 # On Hopper, MANY sequences or more have Triton attention up to SHORT tokens, and FlashInfer after more. On an H200, 512
-# sequences took 14% less time with it after 512 tokens, 9% after 1k and 11% after 2k; 64 took 4% less after 1k and 2k.
-# With grouped queries, 512 took 8% less after 2k; 64, whose steps are CPU-bound, 9% more.
+# took 9 to 14% less time, 64 took 3 to 4% less. With grouped queries, 512 took 8 to 12% less, 64 (CPU-bound) 9% more.
 MANY, SHORT = 64, 1024
 
 
@@ -69,10 +69,11 @@ class VllmTransformer(VllmSystem):
 
 def _for_many(case: Case) -> str:
     """Return the attention kernel for many sequences on Hopper, or "" for FlashAttention."""
-    config = config_of(case)
+    config: Any = config_of(case)  # a TransformerConfig
     grouped = config.heads // config.kv_heads
     if case.batch < MANY * grouped or config.head_dim != 64 or torch.cuda.get_device_capability()[0] != 9:
         return ""  # 760m has a head dimension of 96, which FlashInfer lacks
-    if case.context > SHORT:
-        return "FLASHINFER" if find_spec("flashinfer") and find_nvcc() else ""
-    return "TRITON_ATTN" if grouped == 1 else ""
+    if case.context <= SHORT:
+        return "TRITON_ATTN" if grouped == 1 else ""
+    old = unsupported_release("vllm", "0.25", VllmSystem.releases[1])  # without FlashInfer's XQA kernel on Hopper
+    return "FLASHINFER" if find_spec("flashinfer") and find_nvcc() and not old else ""

@@ -39,9 +39,7 @@ def test_only_forwards_have_graphs_of_prompts_and_a_set_cache_size(llm, phase, g
     [
         (64, 1025, "transformer 760m", 9, ""),
         (64, 1024, "transformer", 9, "TRITON_ATTN"),
-        (63, 1024, "transformer", 9, ""),
         (64, 1025, "transformer", 9, "FLASHINFER"),
-        (64, 1024, "transformer", 8, ""),
         (64, 1025, "transformer", 10, ""),
         (256, 1024, "transformer-gqa", 9, ""),
         (256, 1025, "transformer-gqa", 9, "FLASHINFER"),
@@ -59,8 +57,11 @@ def test_many_sequences_have_other_attention_kernels_on_hopper(llm, monkeypatch,
     assert VllmTransformer()._settings(replace(case, phase="request")).attention == ""
     own = VllmTransformer()._settings(replace(case, options=(("attention", "FLASH_ATTN-3"), ("block_size", 16))))
     assert (own.block_size, own.attention) == (16, "FLASH_ATTN-3")
+    monkeypatch.setattr("bench.systems.needs.versions_of", lambda packages: {"vllm": "0.24.0"})
+    assert VllmTransformer()._settings(case).attention == chosen.replace("FLASHINFER", "")
+    monkeypatch.setattr("bench.systems.needs.versions_of", lambda packages: {"vllm": "0.25.0"})
     monkeypatch.setattr("bench.systems.vllm.transformer.find_nvcc", lambda: None)
-    assert VllmTransformer()._settings(case).attention == ("TRITON_ATTN" if chosen == "TRITON_ATTN" else "")
+    assert VllmTransformer()._settings(case).attention == chosen.replace("FLASHINFER", "")
 
 
 def test_flashinfer_finds_ninja(llm, monkeypatch):
