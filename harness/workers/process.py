@@ -102,7 +102,7 @@ class WorkerProcess:
     ) -> None:
         self.launch, self._slot = replace(launch, env={**launch.env, **slot.env}), slot
         self.last_probe: Probe | None = None
-        self._start_s, self._stopped = start_s, stopped
+        self._start_s, self._stopped, self._used = start_s, stopped, False
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "WorkerProcess":

@@ -30,7 +30,7 @@ SkipReason = Callable[[Planned, Sequence[Record]], str]
 class Event:
     """Progress of a run, reported to `Options.on_event`.
 
-    kind: "plan" before the first case, "start" at the start of each case, "record" at its end.
+    kind: "plan" before the first case, "start" when a case starts (again if it had to wait), "record" at its end.
     planned: the case; None for "plan". record: the case's result; only for "record".
     slot: name of the case's GPU slot; "" for the default device.
     total, kept: for "plan", the number of cases to run and the number of cases that an earlier call finished.
