@@ -2,7 +2,6 @@
 
 import gc
 import os
-import sysconfig
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -173,8 +172,6 @@ class Engine:
             torch.cuda.empty_cache()
         if settings.model_runner:
             os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(settings.model_runner == "V2"))
-        if settings.attention == "FLASHINFER":  # compiles its kernels with this environment's ninja
-            os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
         from vllm import LLM
 
         try:

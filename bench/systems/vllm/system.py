@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import sysconfig
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -31,12 +32,10 @@ from harness.measure.system import NeedsFreshProcess, Workload
 from harness.schema.case import Case
 
 # The engine core runs in this process: a separate process admits requests one by one and splits a batch.
-# The others turn off FlashInfer's sampler, which compiles at the first request, and network access. Without CUBIN, vLLM
-# uses FlashInfer's XQA kernel, which Hopper's generate steps need, only if a server of precompiled kernels answers.
+# The other variables turn off FlashInfer's sampler, which compiles at the first request, and network access.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    "VLLM_HAS_FLASHINFER_CUBIN": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
@@ -149,6 +148,11 @@ class VllmSystem:
         """
         settings = self._settings(case)
         if self._engine is None:
+            if settings.attention == "FLASHINFER":  # compiles its kernels with this environment's ninja
+                os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
+                # The XQA kernel, for Hopper's generate steps, otherwise depends on a server of precompiled kernels.
+                # vLLM reads this variable once, when it imports FlashInfer.
+                os.environ["VLLM_HAS_FLASHINFER_CUBIN"] = "1"
             import_or_skip("vllm.entrypoints.llm", "vllm.v1.engine.llm_engine", *EXTENSIONS.get(settings.attention, ()))
             config = config_of(case)
             config_json = self.hugging_face(config, settings.max_model_len)

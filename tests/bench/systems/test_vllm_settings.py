@@ -64,11 +64,15 @@ def test_many_sequences_have_other_attention_kernels_on_hopper(llm, monkeypatch,
     assert VllmTransformer()._settings(case).attention == chosen.replace("FLASHINFER", "")
 
 
-def test_flashinfer_finds_ninja(llm, monkeypatch):
+def test_flashinfer_finds_ninja_and_its_variable_is_set_before_vllm_is_imported(llm, monkeypatch):
     monkeypatch.setenv("PATH", "/usr/bin")
     monkeypatch.setitem(sys.modules, "flashinfer", fake_vllm)
     monkeypatch.setattr(fake_vllm.FakeAttention, "name", "FLASHINFER")
+    variable, imports = "VLLM_HAS_FLASHINFER_CUBIN", []
+    monkeypatch.setenv(variable, "0")
+    monkeypatch.setattr("bench.systems.vllm.system.import_or_skip", lambda *_: imports.append(os.environ[variable]))
     VllmTransformer().build(replace(CASE, options=(("attention", "FLASHINFER"),)))
+    assert imports[0] == "1"
     assert os.environ["PATH"] == f"{sysconfig.get_path('scripts')}:/usr/bin"
 
 
