@@ -74,7 +74,7 @@ def run_jobs(
 
     A worker's crash, kill or timeout, exhausted memory and a failed check also give a record.
     A case with a record runs again if it was skipped, killed or not started, or if `options.retry` returns True.
-    A skip does not replace an "ok" record. A case that needs a fresh process waits for those that its worker can run.
+    A skip does not replace an "ok" record. A case that needs a new process runs after its worker's other cases.
     launches: how to start the worker of each (system, backend). slots: the devices that run jobs in parallel.
     shared: True for a Slurm task, which shares the run with other tasks. Otherwise, this process locks the run.
     Raises RecordError for an unusable file, and RunError for a lost GPU or a locked run.

@@ -66,7 +66,7 @@ def test_a_reason_quotes_no_output_of_earlier_cases(folder: Path) -> None:
     assert (statuses(records), "error output" in records[1].reason) == (["ok", "killed"], False)
 
 
-def test_a_case_that_needs_a_fresh_process_waits_for_those_that_the_worker_can_run(folder: Path) -> None:
+def test_a_case_that_needs_a_fresh_process_runs_after_its_workers_other_cases(folder: Path) -> None:
     kinds = ["a", "b", "a", "none", "b"]
     cases = [case(batch=i + 1, options={"kind": kind}) for i, kind in enumerate(kinds)]
     records = measured(folder, cases, launches=systems("fake_systems:OneKindPerProcess"))

@@ -15,8 +15,8 @@ from tk_kernels.build import find_nvcc
 
 # FlashAttention's version that vLLM should choose, by the GPU's major compute capability; on others, version 2.
 BEST_VERSION = {9: "3", 10: "4"}
-# On Hopper, MANY sequences or more have Triton attention up to SHORT tokens, and FlashInfer after more. On an H200, 512
-# took 9 to 14% less time, 64 took 3 to 4% less. With grouped queries, 512 took 8 to 12% less, 64 (CPU-bound) 9% more.
+# On Hopper, MANY sequences or more have Triton attention up to SHORT tokens, and FlashInfer after more: the fastest in
+# the suite vllm-settings. Grouped queries need more sequences, because their steps stay CPU-bound longer.
 MANY, SHORT = 64, 1024
 
 
