@@ -167,15 +167,19 @@ def runnable(labels: Sequence[str], machine: Mapping[str, Any]) -> tuple[str, ..
 def _suites(
     request: RunRequest, device: str, checkpoint: Checkpoint | None, machine: Mapping[str, Any]
 ) -> dict[str, tuple[str, ...]]:
+    wanted = request.systems or ((checkpoint.system,) if checkpoint else ())
     found: dict[str, tuple[str, ...]] = {}
     for word in request.suites or (DEFAULT_SUITES[device],):
-        group, systems = GROUPS.get(word), request.systems
-        if group and not systems:
-            own = f"{checkpoint.system}/" if checkpoint else ""
-            systems = tuple(label for label in runnable(group.systems, machine) if label.startswith(own))
+        group = GROUPS.get(word)
+        own = runnable(group.systems, machine) if group else ()
+        # In a group, a system without a backend means the group's backends of it, if there are any.
+        systems = tuple(
+            label for name in wanted for label in [each for each in own if each.startswith(f"{name}/")] or [name]
+        )
+        systems = systems or own  # () for all
         for name in group.suites if group else (word,):
-            # A suite that is requested by its own name has all systems, even if its group is requested too.
-            found[name] = systems if found.get(name, systems) else ()
+            earlier = found.get(name, systems)
+            found[name] = tuple(dict.fromkeys(earlier + systems)) if earlier and systems else ()
     return found
 
 

@@ -143,6 +143,20 @@ def test_jobs_run_headlines_first_and_slow_references_last_on_a_gpu_only_where_n
     assert {case.backend for case in cases("fig15-forward", "ttt-linear/torch")} == {"torch"}
 
 
+@pytest.mark.parametrize(
+    ("suites", "systems", "backends"),
+    [
+        ("fig15", "ttt-linear", "thunderkittens triton-dual"),
+        ("fig15", "ttt-linear,ttt-linear/vllm", "thunderkittens triton-dual vllm"),
+        ("fig15", "mamba2", "mamba-ssm"),  # the group has no backend of it
+        ("fig15,fig15-generate", "ttt-linear", "thunderkittens triton-dual triton-primal vllm"),
+    ],
+)
+def test_in_a_group_a_system_without_a_backend_means_its_headline_backends(suites, systems, backends):
+    work = plan.plan(RunRequest(suites=suites, systems=systems, device="cuda"))
+    assert {job.backend for job in work.jobs} == set(backends.split())
+
+
 def test_a_budget_is_the_largest_of_the_suites_and_rounds_share_it():
     quick = plan.plan(RunRequest(suites=("quick",), device="cuda", rounds=3))
     assert quick.policy.budget_s == pytest.approx(find_suite("quick").budget_s / 3)
