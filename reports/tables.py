@@ -10,7 +10,7 @@ import pandas as pd
 from harness.schema.catalogue import Catalogue
 from harness.schema.reason import printable
 from harness.schema.record import RecordError, json_values
-from reports.grid import markdown, text
+from reports.grid import escaped, markdown, text
 from reports.stats import FLAGS, OUTCOME_COLUMNS, option_columns
 from reports.words import short_commit
 
@@ -75,7 +75,7 @@ def _write_formatted(table: pd.DataFrame, fmt: str, out: TextIO, catalogue: Cata
     numeric = [pd.api.types.is_numeric_dtype(table[name]) for name in names]
     rows = list(zip(*columns, strict=True))
     if fmt == "markdown":
-        out.write(markdown(head, rows, numeric))
+        out.write(markdown(head, [[*map(escaped, row)] for row in rows], numeric))
     else:
         out.write(text(head, rows, numeric, shutil.get_terminal_size().columns if out.isatty() else None))
 

@@ -107,12 +107,12 @@ def test_requested_columns_and_their_units():
         written(KERNELS, "text", ("wings",))
 
 
-def test_markdown_escapes_pipes():
-    made = synthetic.of_suite("quick", synthetic.ok(Case("a|b", "torch", "tiny", "forward", 2, 64), 1.0))
+def test_markdown_escapes_cells():
+    made = synthetic.of_suite("quick", synthetic.ok(Case("a|<b>", "torch", "tiny", "forward", 2, 64), 1.0))
     head, rule, row = written(made, "markdown").split("\n\n")[-1].splitlines()
     assert head.startswith("| system | backend |")
     assert set(rule) <= set("|-: ")
-    assert row.startswith("| a\\|b | torch |")
+    assert row.startswith("| a\\|\\<b\\> | torch |")
 
 
 def test_csv_has_bottleneck_columns_and_text_omits_some():
