@@ -1,6 +1,9 @@
 """Run the Llama-shaped Transformer in vLLM; check that vLLM uses the expected attention kernel."""
 
+from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -10,6 +13,7 @@ from bench.models.config import NORM_EPS, TransformerConfig
 from bench.systems.needs import unsupported_release
 from bench.systems.vllm.engine import Engine
 from bench.systems.vllm.system import VllmSystem
+from harness.measure.environment import output_of
 from harness.schema.case import Case
 from tk_kernels.build import find_nvcc
 
@@ -76,4 +80,14 @@ def _for_many(case: Case) -> str:
     if case.context <= SHORT:
         return "TRITON_ATTN" if grouped == 1 else ""
     old = unsupported_release("vllm", "0.25", VllmSystem.releases[1])  # without FlashInfer's XQA kernel on Hopper
-    return "FLASHINFER" if find_spec("flashinfer") and find_nvcc() and not old else ""
+    return "FLASHINFER" if find_spec("flashinfer") and not old and _builds_flashinfer(find_nvcc()) else ""
+
+
+@cache
+def _builds_flashinfer(nvcc: Path | None) -> bool:
+    """Return whether nvcc finds cuRAND and libcuda, which FlashInfer's kernels need and small CUDA installs lack."""
+    with TemporaryDirectory() as folder:
+        source = Path(folder) / "needs.cu"
+        source.write_text("#include <curand_kernel.h>\n")
+        command = [str(nvcc), "-shared", "-o", f"{source}.so", str(source), "-lcuda"]
+        return nvcc is not None and not output_of(command)[1]

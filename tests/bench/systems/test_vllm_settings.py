@@ -46,10 +46,15 @@ def test_only_forwards_have_graphs_of_prompts_and_a_set_cache_size(llm, phase, g
         (255, 1025, "transformer-gqa", 9, ""),
     ],
 )
-def test_many_sequences_have_other_attention_kernels_on_hopper(llm, monkeypatch, batch, context, system, major, chosen):
+def test_many_sequences_have_other_attention_kernels_on_hopper(
+    llm, monkeypatch, tmp_path, batch, context, system, major, chosen
+):
+    for name, status in (("nvcc", 0), ("nvcc-without-curand", 1)):
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {status}\n")
+        (tmp_path / name).chmod(0o755)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda *device: (major, 0))
     monkeypatch.setattr("bench.systems.vllm.transformer.find_spec", lambda name: name == "flashinfer")
-    monkeypatch.setattr("bench.systems.vllm.transformer.find_nvcc", lambda: "nvcc")
+    monkeypatch.setattr("bench.systems.vllm.transformer.find_nvcc", lambda: tmp_path / "nvcc")
     name, _, size = system.partition(" ")
     case = replace(CASE, system=name, size=size or "1.3b", batch=batch, context=context)
     settings = VllmTransformer()._settings(case)
@@ -60,8 +65,9 @@ def test_many_sequences_have_other_attention_kernels_on_hopper(llm, monkeypatch,
     monkeypatch.setattr("bench.systems.needs.versions_of", lambda packages: {"vllm": "0.24.0"})
     assert VllmTransformer()._settings(case).attention == chosen.replace("FLASHINFER", "")
     monkeypatch.setattr("bench.systems.needs.versions_of", lambda packages: {"vllm": "0.25.0"})
-    monkeypatch.setattr("bench.systems.vllm.transformer.find_nvcc", lambda: None)
-    assert VllmTransformer()._settings(case).attention == chosen.replace("FLASHINFER", "")
+    for nvcc in (None, tmp_path / "nvcc-without-curand"):
+        monkeypatch.setattr("bench.systems.vllm.transformer.find_nvcc", lambda nvcc=nvcc: nvcc)
+        assert VllmTransformer()._settings(case).attention == chosen.replace("FLASHINFER", "")
 
 
 def test_flashinfer_finds_ninja_and_its_variable_is_set_before_vllm_is_imported(llm, monkeypatch):
