@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench import plan
-from bench.cases import adapters_of, ordered_jobs, suite_cases, timing_of
+from bench.cases import adapters_of, ordered_jobs, suite_cases, timing_of, with_keys
 from bench.catalogue import OPTION_DEFAULTS
 from bench.catalogue.suites import SUITES, Panel, find_suite, section
 from bench.catalogue.systems import ADAPTERS
@@ -59,16 +59,16 @@ def test_a_mistake_in_a_suite_is_one_sentence(changes, words):
 
 @pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.name)
 def test_each_case_is_unique_and_has_no_default_options(suite):
-    found = cases(suite.name)
-    assert found
-    assert len({case.key for case in found}) == len(found)
+    narrowed, found = cases(suite.name, batch="1", context="64"), cases(suite.name)
+    assert len({case.key for case in found}) == len(found) > 0
+    assert len({case.key for case in narrowed}) == len(narrowed)
     assert not [name for case in found for name, value in case.options if OPTION_DEFAULTS.get(name) == value]
 
 
 def test_every_axis_can_be_narrowed():
-    found = cases("fig15-forward", "ttt-linear/torch", batch="3", context="100,50")
+    found = cases("fig15-forward", "ttt-linear/torch", batch="3,1", context="100,50")
     axes = [(case.system, case.backend, case.batch, case.context) for case in found]
-    assert axes == [("ttt-linear", "torch", 3, 50), ("ttt-linear", "torch", 3, 100)]
+    assert axes == [("ttt-linear", "torch", batch, context) for context in (50, 100) for batch in (1, 3)]
     every = cases("fig20-throughput")
     for phases in ("forward", "generate", "generate,forward"):
         expected = [case for case in every if case.phase in phases.split(",")]
@@ -79,6 +79,7 @@ def test_systems_for_a_gpu_run_on_a_cpu_only_by_name():
     assert {each.label for each in adapters_of((), "cpu")} >= {"ttt-linear/torch", "mamba/torch"}
     assert "ttt-linear/triton-dual" not in {each.label for each in adapters_of((), "cpu")}
     assert [each.label for each in adapters_of(("mamba/vllm",), "cpu")] == ["mamba/vllm"]
+    assert [each.label for each in adapters_of(("rwkv7",), "cpu")] == ["rwkv7/fla"]
     assert "mamba/torch" not in {each.label for each in adapters_of((), "cuda")}
 
 
@@ -107,6 +108,9 @@ def test_a_gpu_runs_bfloat16_and_a_cpu_float32_but_ttt_states_are_float32():
 def test_a_launch_bound_case_is_replayed_in_a_graph(label, phase, batch, device, timing):
     panel = Panel(phase, ("transformer",), (batch,), (2048,))
     assert timing_of(adapter(label), panel, batch, 2048, device) == timing
+    for own in ("eager", "graph"):
+        expected = own if device == "cuda" and timing != "engine" else timing
+        assert timing_of(adapter(label), replace(panel, timing=own), batch, 2048, device) == expected
 
 
 @pytest.mark.parametrize(
@@ -134,6 +138,14 @@ def test_a_gpu_other_than_hopper_runs_the_forward_kernels_in_triton(monkeypatch,
             command()
 
 
+def test_a_panel_sets_the_l2_cache_and_the_samples_and_excludes_adapters_of_another_scope():
+    found = planned("kernel-forward", "ttt-linear")
+    fewest = find_suite("kernel-forward").min_samples
+    assert {(each.case.l2, each.min_samples) for each in found} == {("cold", fewest), ("warm", fewest)}
+    assert "fla" not in {case.backend for case in cases("fig15-forward", "ttt-linear")}
+    assert with_keys(ordered_jobs(found), ()) == []
+
+
 def test_jobs_run_headlines_first_and_slow_references_last_on_a_gpu_only_where_named():
     names = [job.name for job in ordered_jobs(planned("fig15-forward", ",".join(each.label for each in ADAPTERS)))]
     assert names[:2] == ["ttt-linear-thunderkittens", "ttt-mlp-thunderkittens"]
@@ -148,13 +160,15 @@ def test_jobs_run_headlines_first_and_slow_references_last_on_a_gpu_only_where_n
     [
         ("fig15", "ttt-linear", "thunderkittens triton-dual"),
         ("fig15", "ttt-linear,ttt-linear/vllm", "thunderkittens triton-dual vllm"),
+        ("fig15", "transformer", "vllm"),  # not of transformer-gqa
         ("fig15", "mamba2", "mamba-ssm"),  # the group has no backend of it
-        ("fig15,fig15-generate", "ttt-linear", "thunderkittens triton-dual triton-primal vllm"),
+        ("fig15-generate,fig15", "ttt-linear", "thunderkittens triton-dual triton-primal vllm"),
     ],
 )
 def test_in_a_group_a_system_without_a_backend_means_its_headline_backends(suites, systems, backends):
     work = plan.plan(RunRequest(suites=suites, systems=systems, device="cuda"))
     assert {job.backend for job in work.jobs} == set(backends.split())
+    assert {job.system for job in work.jobs} == {each.partition("/")[0] for each in systems.split(",")}
 
 
 def test_a_budget_is_the_largest_of_the_suites_and_rounds_share_it():
@@ -163,6 +177,7 @@ def test_a_budget_is_the_largest_of_the_suites_and_rounds_share_it():
     assert len(quick.keys) * 3 * 5 * quick.policy.budget_s <= 120  # two minutes, even if no case settles
     both = RunRequest(suites=("fig15-forward", "quick"), device="cuda", systems=("transformer/torch",))
     assert plan.plan(both).policy.budget_s == 1.0
+    assert plan.plan(RunRequest(suites=("quick",), budget_s=700, rounds=2)).policy.budget_s == 350
 
 
 def test_a_case_of_two_suites_is_planned_once_with_the_stricter_settings():
@@ -175,7 +190,8 @@ def test_a_case_of_two_suites_is_planned_once_with_the_stricter_settings():
 
 
 def test_cases_of_one_model_stay_together():
-    (job,) = ordered_jobs(planned("generate-fidelity", "ttt-mlp/triton-dual"))
+    found = [each for batch in "13" for each in planned("generate-fidelity", "ttt-mlp/triton-dual", batch=batch)]
+    (job,) = ordered_jobs(found)
     models = [(each.case.dtype, each.case.state_dtype) for each in job.cases]
     assert 1 + sum(now != before for before, now in pairwise(models)) == len(set(models))
 
@@ -217,7 +233,7 @@ def test_a_smaller_batch_with_another_timing_is_the_same_work():
 
 def test_longer_contexts_are_skipped_after_one_that_did_not_fit():
     found = planned("long-context", "transformer/vllm")
-    assert smaller_too_large(found[6], [oom(found[5])]) == "context 262144 did not fit"
+    assert smaller_too_large(found[6], [oom(found[7]), oom(found[5])]) == "context 262144 did not fit"
     assert smaller_too_large(found[4], [oom(found[5])]) == ""
     other = replace(found[5].case, batch=2)
     assert smaller_too_large(found[6], [Record(other, "oom", "out of memory")]) == ""
