@@ -20,7 +20,7 @@ def a_case(batch):
     return Planned(Case("a", "b", "tiny", "forward", batch, 8))
 
 
-def a_run(folder, cases, seconds, device="H200", status="timeout", mode="measure"):
+def a_run(folder, cases, seconds, device="H200", status="ok", mode="measure"):
     environment = {"device": device, "device_kind": "cpu" if device == "CPU" else "cuda"}
     records = (Record(each.case, status, "a reason", environment=environment, wall_s=seconds) for each in cases)
     small_runs.a_run(folder, *records, mode=mode)
@@ -68,8 +68,9 @@ def test_a_case_takes_the_median_of_earlier_runs_on_its_kind_of_device(tmp_path)
 
 def test_skipped_and_failed_cases_give_no_time(tmp_path):
     case = a_case(1)
-    for name, (status, seconds) in enumerate([("oom", 30.0), ("skipped", 0.1), ("failed", 0.2), ("incorrect", 50.0)]):
+    times = {"oom": 30.0, "skipped": 0.1, "failed": 0.2, "incorrect": 50.0, "timeout": 60.0}
+    for name, (status, seconds) in enumerate(times.items()):
         a_run(tmp_path / f"runs/{name}", [case], seconds, status=status)
-    assert estimate.past_durations(H200, tmp_path / "runs/next") == {case.case: 40.0}
+    assert estimate.past_durations(H200, tmp_path / "runs/next") == {case.case: 50.0}
     (tmp_path / "runs/1/run.json").write_text("{")  # another program's file
-    assert estimate.past_durations(H200, tmp_path / "runs/next") == {case.case: 40.0}
+    assert estimate.past_durations(H200, tmp_path / "runs/next") == {case.case: 50.0}
