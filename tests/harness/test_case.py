@@ -75,9 +75,11 @@ def test_neither_a_default_nor_a_suite_is_in_the_key() -> None:
     [
         ({"batch": 0}, "batch"),
         ({"batch": 1 << 63}, "batch"),
-        ({"phase": "train"}, "phase"),
+        ({"phase": "reforward"}, "phase"),
         ({"system": ""}, "system"),
         ({"options": {"a": 1 << 63}}, "options"),
+        ({"options": {"a": -(1 << 63)}}, "options"),
+        ({"options": 3}, "options"),
         ({"options": {"a": [1]}}, "options"),
         ({"options": {"a": float("nan")}}, "options"),
         ({"colour": "red"}, "colour"),
@@ -94,3 +96,4 @@ def test_option_and_label() -> None:
     assert it.option("do") == "work"
     assert it.option("form", "primal") == "primal"
     assert it.label == "fake/cpu tiny forward B=2 T=8 bfloat16 eager cold do=work"
+    assert "state" not in case(state_dtype="bfloat16").label

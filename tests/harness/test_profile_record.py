@@ -58,6 +58,7 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
         ({"kernels": [], "ranges": [], "timeline": {}}, "no kernels"),
         ({"kernels": [replace(KERNELS[0], time_us=-1.0)]}, "kernels.0.time_us: "),
         ({"status": "failed"}, "with kernels"),
+        ({"status": "failed", "kernels": [], "ranges": [], "timeline": {}}, "without a reason"),
         ({"status": "odd"}, "status: "),
         ({"work": {"products": {"flops": -1, "bytes": 0}}}, "work of -1 FLOPs"),
     ],

@@ -33,7 +33,7 @@ def test_round_trip(folder: Path) -> None:
     made = new_run(folder, cases, repeats=3, requests=(REQUEST,))
     assert Run.open(folder).file == made.file
     made.extend((), Catalogue(), replace(REQUEST, arguments=("--out", "µ\udcff")))  # no UTF-8 in the folder's name
-    assert Run.open(folder).file.requests[-1].arguments == ("--out", "µ?")
+    assert Run.open(folder).file.requests == (REQUEST, replace(REQUEST, arguments=("--out", "µ?")))
 
 
 def test_cases_that_are_added_later_go_to_the_end_of_their_job(folder: Path) -> None:
@@ -73,12 +73,15 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda v: v.pop("jobs") and None, "jobs: Field required"),
     (lambda v: [v], "Input should be an object"),
     (lambda v: v["policy"].update(budget_s=math.inf), "policy.budget_s: "),
+    (lambda v: v["policy"].update(precision=1), "policy.precision: "),
     (lambda v: v.update(colour="red"), "colour: "),
     (lambda v: v.update({"a\nb\x1b[2J": 1}), "a b [2J: "),
     (lambda v: v.update(mode="guess"), "mode: Input should be 'measure', 'verify' or 'profile'"),
     (lambda v: v["jobs"][0]["cases"][0]["case"].update(batch=0), "jobs.0.cases.0.case.batch: "),
     (lambda v: v["catalogue"]["suites"][0]["figures"][0].update(y="beauty"), "unknown metric 'beauty'"),
     (lambda v: v["catalogue"]["suites"][0]["figures"][0].update(x="beauty"), "unknown axis 'beauty'"),
+    (lambda v: v["catalogue"]["suites"][0]["figures"][0].update(along="beauty"), "unknown axis 'beauty'"),
+    (lambda v: v["catalogue"]["suites"][0]["figures"][0].update(split=["beauty"]), "unknown axis 'beauty'"),
     (
         lambda v: v["catalogue"]["systems"].append(STYLE | {"tone": 8}),
         "systems.0.tone: Input should be less than 8, not 8",
@@ -96,6 +99,7 @@ def test_older_names_in_a_catalogue_are_read_as_todays_or_ignored(folder: Path) 
     def older(values: dict[str, Any]) -> None:
         values["catalogue"]["metrics"].append({"name": "floor_share", "label": "Share"})
         values["catalogue"]["systems"].append(STYLE | {"family": "recurrent"})
+        values["policy"]["rounds"] = 3
         figure = values["catalogue"]["suites"][0]["figures"][0]
         figure.update(y="floor_share", floor=True)
         figure.pop("lower_bound", None)
@@ -184,7 +188,7 @@ def test_a_record_file_of_no_job_is_refused(folder: Path) -> None:
     ],
 )
 def test_a_record_that_belongs_to_no_job_is_refused(folder: Path, record: Record, message: str) -> None:
-    run = new_run(folder, [case()])
+    run = new_run(folder, [case(), case(system="other")])
     path = folder / "records" / "fake-cpu.jsonl"
     path.write_text(ok_record().to_json() + "\n" + record.to_json() + "\n")
     before = path.read_bytes()
