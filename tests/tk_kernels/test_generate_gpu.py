@@ -24,7 +24,7 @@ forms = pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("batch", [1, 3, 512])
 def test_256_steps(operator: str, form: str, precision: str, batch: int) -> None:
     start = random_state(operator, EVERY_POSITION[:batch], H, D, m)
-    compare(operator, form, precision, start, STEPS, batch).check()
+    compare(operator, form, precision, start, STEPS, batch)
 
 
 @operators
@@ -35,7 +35,7 @@ def test_batch_of_4096(operator: str, form: str) -> None:
     if form == "primal" and operator == "mlp":
         pytest.skip("the state and its sums are 140 GB")
     start = random_state(operator, EVERY_POSITION, H, D, m)
-    compare(operator, form, "planes", start, m, 4096).check()
+    compare(operator, form, "planes", start, m, 4096)
 
 
 @combinations
@@ -44,14 +44,14 @@ def test_256_steps_after_a_forward(operator: str, form: str, precision: str) -> 
     if ops.available():
         pytest.skip(ops.available())
     start = forward_state(operator, list(range(m)), H, D, m, ops.forward)
-    compare(operator, form, precision, start, STEPS).check()
+    compare(operator, form, precision, start, STEPS)
 
 
 @operators
 @forms
 def test_one_graph_serves_every_position(operator: str, form: str) -> None:
     start = random_state(operator, EVERY_POSITION, H, D, m)
-    compare(operator, form, "planes", start, 48, 512, step=Replay(operator)).check()
+    compare(operator, form, "planes", start, 48, 512, step=Replay(operator))
 
 
 class Replay:
