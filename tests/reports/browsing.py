@@ -12,6 +12,8 @@ from harness.schema.record import RecordError
 from reports.page.html import render
 from reports.picture import chromium, chromium_path
 
+PHONE = {"width": 390, "height": 844}
+
 
 @contextmanager
 def browser() -> Iterator:
@@ -45,8 +47,22 @@ def opened(browser, path: Path, part: str = "", draw_all: bool = True, **options
         page.wait_for_selector("html[data-ready]", state="attached")
         if draw_all:
             page.evaluate("drawAll(figures)")
-            open_options(page)
+            open_all(page, ".options")
         yield page, errors
+
+
+@contextmanager
+def site_opened(browser, site: Path, path: str, **options) -> Iterator:
+    """Open a page of a site; at the end, fail if it loaded files from outside the site or raised an error."""
+    with watched(browser, lambda url: url.startswith(f"{site.as_uri()}/"), **options) as (page, _):
+        page.goto(f"{site.as_uri()}/{path}")
+        settle(page)
+        yield page
+
+
+def settle(page):
+    # A function: the policy of the pages refuses an expression, which Playwright evaluates again at each frame.
+    page.wait_for_function("() => !document.scripts.length || document.documentElement.dataset.ready === 'yes'")
 
 
 @contextmanager
@@ -91,10 +107,6 @@ def _note_request(url: str, is_own: Callable[[str], bool], errors: list[str]) ->
         errors.append(f"request: {url[:80]}")
 
 
-def open_options(page):
-    open_all(page, ".options")
-
-
 def open_all(page, selector):
     page.evaluate(
         """selector => Promise.all([...document.querySelectorAll(selector)].filter((each) => !each.open).map((each) =>
@@ -112,6 +124,16 @@ def eventually(page, read, expected):
             return
         page.wait_for_timeout(50)
     assert read() == expected
+
+
+def assert_fits_a_phone(page, part: str) -> None:
+    assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    beyond = page.evaluate(
+        "part => [...document.querySelectorAll(`${part} *`)].filter(e => !e.closest('.scroller, .unseen, svg, select')"
+        " && e.getBoundingClientRect().right > 391).map(e => e.outerHTML.slice(0, 90))",
+        part,
+    )
+    assert beyond == []
 
 
 def lines_drawn(page, figure):

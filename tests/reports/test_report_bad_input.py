@@ -73,7 +73,6 @@ def test_an_unusual_run_draws_a_page_and_a_table(browser, page_folder, tmp_path,
     run = made.run(tmp_path / "run")
     write_report(run, page_folder / "page.html")
     with browsing.opened(browser, page_folder / "page.html") as (page, _):
-        browsing.open_options(page)
         browsing.open_all(page, ".rows")
         for axis in ("x", "y"):
             for box in page.locator(f"[data-role={axis}-log]").all():
@@ -93,7 +92,6 @@ def test_an_unusual_run_draws_a_page_and_a_table(browser, page_folder, tmp_path,
 def test_every_axis_of_every_figure_has_two_ticks(browser, page_folder, paper_page, name):
     path = paper_page if name == "paper" else browsing.save(STRANGE[name](), page_folder, "page")
     with browsing.opened(browser, path) as (page, _):
-        browsing.open_options(page)
         for log in (True, False):
             for axis in ("x", "y"):
                 for box in page.locator(f"[data-role={axis}-log]").all():

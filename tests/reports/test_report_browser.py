@@ -9,6 +9,7 @@ from dataclasses import replace
 import browsing
 import pytest
 import synthetic_records as synthetic
+from browsing import PHONE
 
 from harness.schema.case import Case
 from reports.page.figures import figures
@@ -17,7 +18,6 @@ from reports.page.ranking import View
 PAPER = synthetic.paper()
 TABLE = PAPER.table
 FIGURES = synthetic.paper_figures()
-PHONE = {"width": 390, "height": 844}
 FIG15 = next(number for number, figure in enumerate(FIGURES) if figure.suite == "fig15-forward")
 KERNEL = next(number for number, figure in enumerate(FIGURES) if figure.id == "kernel-forward-16-ttt-linear")
 FIG20 = next(number for number, figure in enumerate(FIGURES) if figure.id == "fig20-throughput-generate")
@@ -34,12 +34,11 @@ def saved(tmp_path_factory, paper_page):
 @pytest.fixture(scope="module")
 def shared(browser, saved):
     with browsing.opened(browser, saved["paper"], viewport={"width": 1280, "height": 900}) as (page, errors):
-        browsing.open_options(page)
         yield page, errors
 
 
-def column(page, table, index):
-    return page.locator(f"{table} tbody tr td:nth-child({index})").all_inner_texts()
+def column(page, index):
+    return page.locator(f"#results-table tbody tr td:nth-child({index})").all_inner_texts()
 
 
 def test_every_figure_is_drawn_with_its_values(page):
@@ -130,19 +129,19 @@ def test_table_sorts_by_click_and_by_keyboard(page):
     expected = TABLE["latency_ms"].dropna().sort_values()
     header.get_by_role("button").click()
     assert header.get_attribute("aria-sort") == "ascending"
-    found = [float(text.split()[-1]) for text in column(page, "#results-table", index) if text]
+    found = [float(text.split()[-1]) for text in column(page, index) if text]
     assert found == pytest.approx(list(expected), rel=1e-3)
     header.get_by_role("button").focus()
     page.keyboard.press("Enter")
     assert header.get_attribute("aria-sort") == "descending"
-    found = [float(text.split()[-1]) for text in column(page, "#results-table", index) if text]
+    found = [float(text.split()[-1]) for text in column(page, index) if text]
     assert found == pytest.approx(list(expected[::-1]), rel=1e-3)
 
 
 def test_table_filters_by_words_of_any_column(page):
     search = page.get_by_label("Search")
     search.fill("VLLM kv CACHE")
-    assert column(page, "#results-table", 5) == ["16384", "32768"]
+    assert column(page, 5) == ["16384", "32768"]
     search.fill("nowhere")
     assert page.locator("#results-table").get_by_role("status").inner_text() == f"0 of {len(TABLE)} rows"
     search.fill("")
@@ -189,7 +188,6 @@ def test_hostile_records_are_shown_and_run_nothing(browser, saved):
         page.locator("#figure-0").scroll_into_view_if_needed()
         page.locator("#figure-0 .xy .points path").first.hover(force=True)
         page.locator("#figure-0 .hoverlayer", has_text=name[:30]).wait_for()
-        browsing.open_options(page)
         rows = list(csv.reader(io.StringIO(browsing.downloaded(page, "Table (CSV)"))))
         assert len(rows) == 4
         records = [json.loads(line) for line in browsing.downloaded(page, "Records (JSON lines)").split("\n") if line]
@@ -199,12 +197,7 @@ def test_hostile_records_are_shown_and_run_nothing(browser, saved):
 
 
 def check_phone(page):
-    assert page.evaluate("document.documentElement.scrollWidth") == 390
-    beyond = page.evaluate(
-        "[...document.querySelectorAll('main *')].filter(e => !e.closest('.scroller, .unseen, svg, select')"
-        " && e.getBoundingClientRect().right > 391).map(e => e.outerHTML.slice(0, 80))"
-    )
-    assert beyond == []
+    browsing.assert_fits_a_phone(page, "main")
     assert page.evaluate("(s => s.scrollWidth > s.clientWidth)(document.querySelector('#results-table .scroller'))")
     page.evaluate("document.querySelector('#results-table .scroller').scrollLeft = 150")
     edges = "[...document.querySelectorAll('#results-table tr > :first-child')].map(e => e.getBoundingClientRect().x)"
@@ -212,7 +205,10 @@ def check_phone(page):
 
 
 def test_phone_scrolls_only_inside_tables(browser, saved):
-    with browsing.opened(browser, saved["paper"], viewport=PHONE, has_touch=True, color_scheme="dark") as (page, _):
+    with browsing.opened(browser, saved["paper"], viewport=PHONE, has_touch=True, color_scheme="dark") as (
+        page,
+        _,
+    ):
         check_phone(page)
         assert max(page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")) < 64
 

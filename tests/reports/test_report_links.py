@@ -85,7 +85,6 @@ def file_of(page, kind):
 @pytest.mark.parametrize(("theme", "inches"), [("light", "3.3"), ("dark", "7")])
 def test_a_picture_for_a_paper_is_white_without_title_and_caption(browser, saved, theme, inches):
     with browsing.opened(browser, saved, color_scheme=theme) as (page, _):
-        browsing.open_options(page)
         page.get_by_label("width of downloads").select_option(inches)
         text = file_of(page, "SVG").decode()
         words = re.findall(r">([^<>]+)<", text)

@@ -13,12 +13,11 @@ PAPER = synthetic.paper()
 TABLE = PAPER.table
 FIGURES = synthetic.paper_figures()
 FIG20 = next(number for number, figure in enumerate(FIGURES) if figure.id == "fig20-throughput-generate")
-DESK, PHONE = {"width": 1400, "height": 900}, {"width": 390, "height": 844}
 
 
 @pytest.fixture(scope="module")
 def shared(browser, paper_page):
-    with browsing.opened(browser, paper_page, viewport=DESK) as (page, errors):
+    with browsing.opened(browser, paper_page, viewport={"width": 1400, "height": 900}) as (page, errors):
         yield page, errors
 
 

@@ -2,12 +2,11 @@
 
 import browsing
 import pytest
-from site_browsing import opened
+from browsing import PHONE, site_opened
 from small_runs import a_case, a_run, on_commit, on_cpu, on_gpu, timed, without
 
 from reports.site.build import write_site
 
-PHONE = {"width": 390, "height": 844}
 CHECKED = {"light": (15,), "dark": (1, "color-contrast")}  # fewest passed rules of axe, and the only rule to check
 
 
@@ -49,7 +48,7 @@ def test_without_scripts_the_index_is_a_plain_list(browser, site):
 
 def test_no_page_is_wider_than_a_phone(browser, site):
     for path in pages_of(site):
-        with opened(browser, site, path, viewport=PHONE) as page:
+        with site_opened(browser, site, path, viewport=PHONE) as page:
             assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], path
 
 
@@ -57,7 +56,7 @@ def test_no_page_is_wider_than_a_phone(browser, site):
 def test_axe_finds_no_violation(browser, site, scheme):
     (monday,) = site.glob("runs/monday-????????.html")
     for path in [*pages_of(site), f"runs/{monday.name}"]:
-        with opened(browser, site, path, color_scheme=scheme) as page:
+        with site_opened(browser, site, path, color_scheme=scheme) as page:
             browsing.open_all(page, "details")
             assert not browsing.violations(page, *CHECKED[scheme]), path
 
@@ -74,5 +73,5 @@ def test_a_strangers_words_are_shown_and_never_run(browser, tmp_path):
     write_site(runs, site)
     pages = [f"{path.relative_to(site)}" for path in site.rglob("*.html")]
     for path in pages:
-        with opened(browser, site, path) as page:
+        with site_opened(browser, site, path) as page:
             assert "window.injected" in page.inner_text("body"), path

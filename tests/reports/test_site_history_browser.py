@@ -2,7 +2,7 @@
 
 import re
 
-from site_browsing import opened, settle
+from browsing import settle, site_opened
 from small_runs import a_case, a_run, on_gpu, timed
 
 from reports.site.build import write_site
@@ -34,7 +34,7 @@ def test_the_cases_of_a_system_are_grouped_and_lead_to_the_runs(browser, tmp_pat
         *([(a_case(context), 5 + day, {}) for context in contexts] for day, contexts in enumerate(days[:2])),
         [(a_case(1024), 7, {}), (generate, 5, {})],
     )
-    with opened(browser, site, path) as page:
+    with site_opened(browser, site, path) as page:
         offered = page.evaluate(
             "[...document.querySelectorAll('#case option')].map(e => [e.parentNode.label ?? '', e.textContent])"
         )
@@ -54,14 +54,14 @@ def test_the_cases_of_a_system_are_grouped_and_lead_to_the_runs(browser, tmp_pat
         page.locator("#numbers").get_by_role("link", name="day-0").click()
         page.wait_for_url("**/runs/day-0-*.html")
         settle(page)
-    with opened(browser, site, f"{path}#%") as page:  # a truncated address
+    with site_opened(browser, site, f"{path}#%") as page:  # a truncated address
         assert page.evaluate(TRACES)[0]["y"] == [5, 6, 7]
 
 
 def test_points_over_time_lead_to_their_runs_in_the_color_of_their_system(browser, tmp_path):
     days = [[(a_case(64), ms, {"environment": on_gpu(gpu)})] for gpu, ms in (("H100", 5), ("H200", 5), ("H200", 8))]
     site, path = over_time(tmp_path, *days)
-    with opened(browser, site, path) as page:
+    with site_opened(browser, site, path) as page:
         h100, h200 = page.evaluate(TRACES)
         assert h100["line"]["color"] == h200["line"]["color"]
         assert [each["line"]["dash"] for each in (h100, h200)] == ["solid", "dash"]
@@ -79,7 +79,7 @@ def test_times_are_per_token_if_sequence_counts_differ(browser, tmp_path):
     days = [[(a_case(64), 22, {"tokens": tokens}), (a_case(128), 22, {"tokens": 11})] for tokens in (11, 10)]
     site, path = over_time(tmp_path, *days)
     title = "document.getElementById('plot').layout.yaxis.title.text"
-    with opened(browser, site, path) as page:
+    with site_opened(browser, site, path) as page:
         page.locator(".numbers summary").click()
         [trace] = page.evaluate(TRACES)
         assert (trace["y"], page.evaluate(title)) == ([2, 2.2], "latency, ms per token")
