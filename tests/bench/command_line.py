@@ -52,14 +52,9 @@ def _status_of_main() -> int:
     raise AssertionError("the command line did not end by an exit status")
 
 
-def one_sentence(done: Done) -> str:
+def one_sentence(done: Done, *words: str) -> str:
     assert done.returncode == 2, done.stdout + done.stderr
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith("ttt-bench: ")
+    assert not [word for word in words if word not in line], line
     return line
-
-
-def assert_one_sentence(done: Done, *words: str) -> None:
-    line = one_sentence(done)
-    for word in words:
-        assert word in line

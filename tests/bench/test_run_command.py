@@ -11,7 +11,7 @@ from datetime import datetime
 from types import SimpleNamespace
 
 import pytest
-from command_line import SMALL, assert_one_sentence, called, ttt_bench
+from command_line import SMALL, called, one_sentence, ttt_bench
 
 from bench import plan, run_folder
 from bench.commands import measure
@@ -133,7 +133,7 @@ def test_a_run_with_another_budget_is_not_continued(measured):
     arguments = ["run", "quick", *SMALL[:-1], "0.1", "--out", folder / "out", "--resume"]
     for more in ([], ["--dry-run"]):
         done = called(*arguments, *more, cwd=folder)
-        assert_one_sentence(done, "samples each case for 0.05 s, not 0.1", "--budget 0.05")
+        one_sentence(done, "samples each case for 0.05 s, not 0.1", "--budget 0.05")
     done = called("run", "quick", *SMALL[:-2], "--out", folder / "out", "--resume", "--dry-run", cwd=folder)
     assert done.returncode == 0, done.stderr
 
@@ -144,7 +144,7 @@ def test_a_side_of_ab_is_not_continued(copied):
     (copied / "run.json").write_text(json.dumps(values | {"repeats": 2}))
     for more in ([], ["--dry-run"]):
         done = called("run", "quick", *SMALL, "--out", copied, "--resume", *more, cwd=copied.parent)
-        assert_one_sentence(done, "rounds of `ttt-bench ab`", "name another folder")
+        one_sentence(done, "rounds of `ttt-bench ab`", "name another folder")
 
 
 @pytest.mark.parametrize("command", ["run", "profile"])
@@ -153,7 +153,7 @@ def test_a_run_on_another_cpu_model_is_not_continued(copied, command):
     values["requests"][-1]["machine"]["device"] = "another CPU"
     (copied / "run.json").write_text(json.dumps(values))
     arguments = [command, "quick", *SMALL[:-2], "--out", "out", "--resume"]
-    assert_one_sentence(called(*arguments, cwd=copied.parent), "out: is from another CPU, and this machine has")
+    one_sentence(called(*arguments, cwd=copied.parent), "out: is from another CPU, and this machine has")
 
 
 @pytest.mark.parametrize("machine", [{"device_kind": "cuda", "device": "H100"}, {}], ids=["here", "submitted"])
@@ -163,7 +163,7 @@ def test_a_run_on_a_gpu_takes_no_cases_for_a_cpu(measured, tmp_path, machine):
     run = Run.create(tmp_path / "out", replace(file, device="cuda", requests=(request,)))
     before = (run.folder / "run.json").read_bytes()
     done = called("run", "quick", *SMALL[:-2], "--out", "out", "--resume", cwd=tmp_path)
-    assert_one_sentence(done, "out: is a run on cuda, and these cases are for cpu")
+    one_sentence(done, "out: is a run on cuda, and these cases are for cpu")
     assert (run.folder / "run.json").read_bytes() == before
 
 
@@ -239,7 +239,7 @@ def test_a_run_of_an_unknown_system_is_not_continued(measured, tmp_path):
     catalogue = replace(file.catalogue, suites=())
     Run.create(tmp_path / "out", replace(file, jobs=(Job("transformer", "sdpa", (planned,)),), catalogue=catalogue))
     done = called("run", "--resume", "--out", "out", cwd=tmp_path)
-    assert_one_sentence(done, "out: this version lacks transformer/sdpa")
+    one_sentence(done, "out: this version lacks transformer/sdpa")
 
 
 @pytest.mark.parametrize(("device", "job", "cases"), [("cpu", "mamba-torch", 10), ("cuda", "mamba-mamba-ssm", 20)])
@@ -275,7 +275,7 @@ def test_a_phase_of_a_finished_run_is_kept(copied):
         assert (done.returncode, done.stdout) == (0, "1 ok\n")
         assert "out: 0 cases to run, 1 finished earlier\n" in done.stderr
     done = called("run", "--systems", "mamba", "--out", "out", "--resume", cwd=copied.parent)
-    assert_one_sentence(done, "--systems mamba: out has no such case; name a suite to add it")
+    one_sentence(done, "--systems mamba: out has no such case; name a suite to add it")
 
 
 def test_a_dry_run_for_several_gpus_or_slurm_estimates_the_time_on_one(tmp_path):

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from command_line import ROOT, assert_one_sentence, called, ttt_bench
+from command_line import ROOT, called, one_sentence, ttt_bench
 
 H100 = ROOT / "reports/results/h100"
 
@@ -11,7 +11,7 @@ H100 = ROOT / "reports/results/h100"
 @pytest.mark.parametrize("words", [("run", "quick", "--device", "cpu"), ("report", H100), ("site", H100)])
 def test_a_name_that_is_too_long_is_one_sentence(tmp_path, words):
     name = "x" * 300
-    assert_one_sentence(called(*words, "-o", name, cwd=tmp_path), name, "name too long")
+    one_sentence(called(*words, "-o", name, cwd=tmp_path), name, "name too long")
 
 
 def test_a_terminal_without_an_arrow_shows_a_question_mark(tmp_path):
@@ -57,7 +57,7 @@ def test_a_terminal_without_an_arrow_shows_a_question_mark(tmp_path):
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_a_mistake_is_one_sentence(tmp_path, arguments, words):
-    assert_one_sentence(called(*arguments, cwd=tmp_path), *words)
+    one_sentence(called(*arguments, cwd=tmp_path), *words)
     assert not list(tmp_path.iterdir())
 
 
@@ -65,9 +65,9 @@ def test_a_gpu_that_is_requested_and_missing(tmp_path):
     done = called("run", "quick", "--device", "cuda", cwd=tmp_path)
     if done.returncode == 0:
         pytest.fail("a GPU was found: run this test on a machine without one")
-    assert_one_sentence(done, "no CUDA GPU was found")
+    one_sentence(done, "no CUDA GPU was found")
     done = called("build", "--tune", cwd=tmp_path)
-    assert_one_sentence(done, "cannot be tuned", "no CUDA GPU")
+    one_sentence(done, "cannot be tuned", "no CUDA GPU")
 
 
 @pytest.mark.parametrize("call", [["run", "--resume"], ["profile", "--resume"], ["run"]])
@@ -75,4 +75,4 @@ def test_records_without_a_run_json_cannot_be_resumed(tmp_path, call):
     (tmp_path / "out" / "records").mkdir(parents=True)
     (tmp_path / "out" / "records" / "transformer-torch.jsonl").touch()
     done = called(*call, "quick", "--systems", "transformer", "--device", "cpu", "--out", "out", cwd=tmp_path)
-    assert_one_sentence(done, "out: holds no run.json, but records; name another folder")
+    one_sentence(done, "out: holds no run.json, but records; name another folder")
