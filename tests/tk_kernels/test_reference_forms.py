@@ -46,15 +46,16 @@ def naive_case(operator: str, tokens: int) -> tuple[Case, torch.Tensor]:
 @each_operator
 @pytest.mark.parametrize("tokens", [7, 32, 35])
 @pytest.mark.parametrize("mini_batch", [16, 32])
-def test_state_matches_naive(operator: str, tokens: int, mini_batch: int) -> None:
+@pytest.mark.parametrize("form", ["dual", "primal"])
+def test_state_matches_naive(operator: str, tokens: int, mini_batch: int, form: str) -> None:
     args = case(operator, tokens, heads=1, mini_batch=mini_batch)
     out, expected = naive(operator, args)
     module, state, parts = OPERATORS[operator], args.state, []
     for at in (slice(0, 3), slice(3, 20), slice(20, tokens)):
-        part, state = module.forward(*args.tokens(at), *args.outer(), state)
+        part, state = module.forward(*args.tokens(at), *args.outer(), state, form=form)
         parts.append(part)
     assert relative_error(torch.cat(parts, 1), out) < EXACT
-    for found in (state, module.forward(*args)[1]):
+    for found in (state, module.forward(*args, form=form)[1]):
         reached = module.primal_state(found)
         for name, x, y in zip(reached._fields, reached, expected, strict=True):
             torch.testing.assert_close(x, y, rtol=EXACT, atol=EXACT, msg=lambda text, name=name: f"{name}: {text}")
@@ -93,22 +94,6 @@ def test_forward_then_generate_is_forward_at_every_split(operator: str) -> None:
         assert relative_error(torch.cat((out, from_sums), 1), whole) < EXACT
         assert_same_state(last, end)
         assert_same_state(last_sums, module.primal_state(end))
-
-
-@each_operator
-@pytest.mark.parametrize("form", ["dual", "primal"])
-def test_forward_in_pieces_is_forward_and_keeps_the_given_state(operator: str, form: str) -> None:
-    module, args = OPERATORS[operator], case(operator, 71)
-    before = [x.clone() for x in args.state]
-    whole, end = module.forward(*args, form=form)
-    assert all(map(torch.equal, args.state, before))
-    state, outputs, low = args.state, [], 0
-    for size in (7, 1, 16, 8, 39):
-        out, state = module.forward(*args.tokens(slice(low, low + size)), *args.outer(), state, form=form)
-        outputs.append(out)
-        low += size
-    assert relative_error(torch.cat(outputs, 1), whole) < EXACT
-    assert_same_state(state, end)
 
 
 @each_operator
