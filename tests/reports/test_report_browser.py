@@ -205,10 +205,7 @@ def check_phone(page):
 
 
 def test_phone_scrolls_only_inside_tables(browser, saved):
-    with browsing.opened(browser, saved["paper"], viewport=PHONE, has_touch=True, color_scheme="dark") as (
-        page,
-        _,
-    ):
+    with browsing.opened(browser, saved["paper"], viewport=PHONE, has_touch=True, color_scheme="dark") as (page, _):
         check_phone(page)
         assert max(page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")) < 64
 
