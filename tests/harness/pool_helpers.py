@@ -40,15 +40,8 @@ def pooled(
     return run_jobs(run, of, Options(**arguments), slots)
 
 
-PARENT = """
-import sys
-from pathlib import Path
-from pool_helpers import SYSTEMS, cases_of, worker_launches, pooled
-from harness.schema.run import Run
-pooled(Run.open(Path(sys.argv[1])), worker_launches(*SYSTEMS[:4], FAKE_PIDS=sys.argv[2]))
-"""
-
-
-def start_parent(run: Run, pids: Path) -> subprocess.Popen[bytes]:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])}
-    return subprocess.Popen([sys.executable, "-c", PARENT, str(run.folder), str(pids)], env=env, cwd=HERE)
+def program(text: str, *arguments: Path) -> subprocess.Popen[str]:
+    """Start a Python program that imports this folder's modules."""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])}
+    command = [sys.executable, "-c", text, *map(str, arguments)]
+    return subprocess.Popen(command, env=env, cwd=HERE, stderr=subprocess.PIPE, text=True)

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -12,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from harness_helpers import HERE, ROOT, SHORT_LIMITS, alive, case, lines_of, new_run, statuses, wait_for
-from pool_helpers import GPUS, SYSTEMS, cases_of, pooled, slot, start_parent, worker_launches
+from harness_helpers import SHORT_LIMITS, alive, case, lines_of, new_run, statuses, wait_for
+from pool_helpers import GPUS, SYSTEMS, cases_of, pooled, program, slot, worker_launches
 
 from harness.measure import nvml
 from harness.schema.record import RecordError
@@ -213,9 +211,7 @@ except KeyboardInterrupt:
 
 
 def test_an_interrupted_pool_waits_for_every_thread() -> None:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])}
-    done = subprocess.run([sys.executable, "-c", STUBBORN], env=env, cwd=HERE, capture_output=True, text=True)
-    assert done.stderr == "['first', 'last']\n"
+    assert program(STUBBORN).communicate()[1] == "['first', 'last']\n"
 
 
 ENDLESS = """
@@ -239,11 +235,16 @@ except KeyboardInterrupt:
 
 
 def test_a_second_interrupt_ends_the_program_while_a_job_goes_on() -> None:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])}
-    done = subprocess.run(
-        [sys.executable, "-c", ENDLESS], env=env, cwd=HERE, capture_output=True, text=True, timeout=60
-    )
-    assert done.stderr == "interrupted\n"
+    assert program(ENDLESS).communicate(timeout=60)[1] == "interrupted\n"
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from pool_helpers import SYSTEMS, cases_of, worker_launches, pooled
+from harness.schema.run import Run
+pooled(Run.open(Path(sys.argv[1])), worker_launches(*SYSTEMS[:4], FAKE_PIDS=sys.argv[2]))
+"""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -251,7 +252,7 @@ def test_a_signal_ends_every_worker_and_the_run_resumes(tmp_path: Path, number: 
     run = new_run(tmp_path / "out", [*cases_of(SYSTEMS[:4], 1), *cases_of(SYSTEMS[:4], 1, do="hang-once")])
     pids = tmp_path / "pids"
     pids.mkdir()
-    parent = start_parent(run, pids)
+    parent = program(PARENT, run.folder, pids)
     assert wait_for(lambda: len(list(pids.iterdir())) == 4)
     parent.send_signal(number)
     assert parent.wait() != 0
