@@ -201,7 +201,7 @@ def test_a_commit_is_shortened_unless_it_is_a_name(tmp_path, commit, shown):
 
 
 def test_differences_cover_all_processes_of_a_case(tmp_path):
-    there = on_gpu(commit="b" * 40, unit="another")
+    there = on_gpu(commit="b" * 40, unit="another", driver="570")
     del there["software"]
     of_a, of_b, swapped = (
         [timed(a_case(), 10, each, repeat) for repeat, each in enumerate(environments)]
@@ -211,10 +211,12 @@ def test_differences_cover_all_processes_of_a_case(tmp_path):
     assert [each.sentence for each in found.differences] == [
         "commit aaaaaaaaaa → aaaaaaaaaa and bbbbbbbbbb",
         "GPU id 12345678 → 12345678 and another",
+        "driver 580 → 570 and 580",
         "python 3.12 → 3.12 and not recorded",
         "torch 2.11 → 2.11 and not recorded",
     ]
     assert not compare(*two(tmp_path / "swapped", of_b, swapped, repeats=2)).differences
+    assert found.counts == {"same within noise": 1}
 
 
 def test_one_process_of_an_engine_on_another_host_makes_the_case_unreliable(tmp_path):
