@@ -233,6 +233,10 @@ def test_a_name_at_a_lines_end_is_truncated_only_without_room(browser, page_fold
     assert end <= min(room)
 
 
+# Text of the same width in any font.
+SAME_WIDTHS = "CanvasRenderingContext2D.prototype.measureText = (text) => ({ width: 6.65 * text.length })"
+
+
 @pytest.mark.parametrize(
     ("lines", "shown"),
     [
@@ -248,7 +252,9 @@ def test_names_of_one_systems_lines_differ_on_a_phone(browser, tmp_path, lines, 
     split = [line.split() for line in lines]
     cases = [Case(*own, "1.3b", "forward", int(batch), 8192 << n) for *own, batch in split for n in range(2)]
     made = synthetic.of_suite("long-context", *(synthetic.ok(case, 1.0) for case in cases))
-    with browsing.opened(browser, browsing.save(made, tmp_path, "p"), viewport=PHONE) as (page, _):
+    path = browsing.save(made, tmp_path, "p")
+    path.write_text(path.read_text().replace("<head>", f"<head><script>{SAME_WIDTHS}</script>", 1))
+    with browsing.opened(browser, path, viewport=PHONE) as (page, _):
         names = page.locator("#figure-0 .annotation").all_text_contents()
     assert {name.partition(" ")[2] for name in names} == shown
 
