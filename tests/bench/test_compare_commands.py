@@ -202,13 +202,25 @@ def test_compare_reports_and_fails_only_with_fail_on(tmp_path, monkeypatch):
     assert (done.returncode, "no case is reliable" in done.stderr) == (commands.NOT_COMPARABLE, True)
 
 
-def test_another_gpu_has_nothing_to_fail_on(tmp_path):
+def test_another_gpu_has_ratios_and_nothing_to_fail_on(tmp_path):
     a_run(tmp_path / "a", 10)
     a_run(tmp_path / "b", 12, name="H200")
+    done = ttt_bench("compare", tmp_path / "a", tmp_path / "b")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Another GPU: b takes 1.20 times as long as a.\n")
+    assert "differs: GPU H100 → H200" in done.stdout
     done = ttt_bench("compare", tmp_path / "a", tmp_path / "b", "--fail-on", "5%")
     assert done.returncode == commands.NOT_COMPARABLE
-    assert "differs: GPU H100 → H200" in done.stdout
     assert "the devices differ in every case" in done.stderr
+
+
+def test_another_driver_is_named_and_points_still_count(tmp_path):
+    a_run(tmp_path / "a", 10)
+    a_run(tmp_path / "b", 10.01, driver="570")
+    done = ttt_bench("compare", tmp_path / "a", tmp_path / "b", "--fail-on", "5%")
+    assert done.returncode == 0
+    assert done.stdout.startswith("Confirmed: 1 of 1 reliable point within ")
+    assert "differs: driver 580 → 570" in done.stdout
 
 
 def test_no_case_in_common_is_exit_status_3(tmp_path):

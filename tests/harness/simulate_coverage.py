@@ -33,8 +33,10 @@ def drawn(random: np.random.Generator, ms: float, correlation: float, spread: fl
     return (ms * (1 + level + spread * noise)).tolist()
 
 
-def coverage(ms: float, correlation: float, series: int, spread: float = SPREAD, apart: float = 0.0) -> float:
-    random = np.random.default_rng(1)
+def coverage(
+    ms: float, correlation: float, series: int, spread: float = SPREAD, apart: float = 0.0, seed: int = 1
+) -> float:
+    random = np.random.default_rng(seed)
     samples = (drawn(random, ms, correlation, spread, apart) for _ in range(series))
     taken = (take_samples(FakeClock(each, between_ms=BETWEEN_MS), POLICY).samples_ms for each in samples)
     return sum(low <= ms <= high for _, low, high in map(median_interval, taken)) / series

@@ -56,6 +56,11 @@ def test_each_failure_is_a_record_and_the_run_goes_on(folder: Path) -> None:
         assert record.started_at
 
 
+def test_a_case_that_failed_leaves_no_worker_to_the_next(folder: Path) -> None:
+    records = measured(folder, [case("work"), case("raise"), case("work", batch=9)])
+    assert records[0].settings["pid"] != records[2].settings["pid"]
+
+
 def test_a_reason_quotes_no_output_of_earlier_cases(folder: Path) -> None:
     records = measured(folder, [case("print"), case("kill")])
     assert (statuses(records), "error output" in records[1].reason) == (["ok", "killed"], False)

@@ -70,6 +70,12 @@ def test_the_longer_side_of_the_interval_is_within_1_percent_of_the_median(longe
     assert stop_reason(samples, 1.0, Policy()) == stop
 
 
+def test_few_samples_that_agree_are_not_enough() -> None:
+    policy = Policy(min_samples=6)
+    assert stop_reason([1.0] * 19, 1.0, policy) == ""
+    assert stop_reason([1.0] * 20, 1.0, policy) == "interval"
+
+
 def test_the_stopping_criterion_keeps_the_confidence() -> None:
     assert coverage(20, 0, series=100) >= 0.93
     assert coverage(150, 0.5, series=100) >= 0.85
@@ -177,7 +183,8 @@ def test_the_budget_of_an_engine_counts_timed_steps(
 def test_an_engine_warms_up_by_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     moment = itertools.count(100.0, 0.5)  # each batch takes 0.5 s
     monkeypatch.setattr("harness.measure.timer.time.monotonic", lambda: next(moment))
-    clock = FakeClock(itertools.repeat(1.0), wakes_s=0.5, settles_s=2.0)
+    clock = FakeClock(itertools.repeat(1.0))
+    clock.wakes_s, clock.settles_s = 0.5, 2.0
     for throttled, policy, dropped in (
         (False, Policy(), 1),
         (True, Policy(), 4),
@@ -196,7 +203,8 @@ def test_an_engines_batch_counts_if_its_prompts_warmed_up(
 ) -> None:
     moment = itertools.count(100.0, batch_s)
     monkeypatch.setattr("harness.measure.timer.time.monotonic", lambda: next(moment))
-    clock = FakeClock(itertools.repeat(1.0), wakes_s=1.0)
+    clock = FakeClock(itertools.repeat(1.0))
+    clock.wakes_s = 1.0
     steps = [steps_ms / 16] * 4  # ms per step; a sample has four steps
     assert warm_up_engine(itertools.repeat(steps), Policy(), clock, units=4) == [steps] * kept
 

@@ -34,9 +34,23 @@ _PARAMETERS = defaultdict(lambda: 1_310_000_000, {"125m": 130_000_000})
 
 @lru_cache
 def environment(
-    device: str = H100, commit: str = "3f2a91c04d5be6788a1f0c2d4e6b8a9c0d1e2f34", device_id: str = "5eedf00d"
+    device: str = H100,
+    commit: str = "3f2a91c04d5be6788a1f0c2d4e6b8a9c0d1e2f34",
+    seed: int = 0,
+    device_id: str = "5eedf00d",
 ) -> dict:
+    rng = random.Random(seed)
     software = {name: f"{len(name)}.{3 * len(name) % 20}.1" for name in ("torch", "triton", "vllm", "mamba-ssm")}
+    readings = {
+        when: {
+            "sm_clock_mhz": rng.choice([1980, 1965, 1755]),
+            "memory_clock_mhz": 2619,
+            "temperature_c": rng.randint(38, 64),
+            "power_w": round(rng.uniform(110, 690), 2),
+            "throttle_reasons": rng.choice([[], [], [], ["sw_power_cap"]]),
+        }
+        for when in ("before", "after")
+    }
     gpu = {
         "name": device,
         "device_id": device_id,
@@ -45,11 +59,13 @@ def environment(
         "sms": 132,
         "power_limit_w": 700.0,
     }
+    cpu = {"model": "Intel(R) Xeon(R) Platinum 8480C", "cores": 16}
+    loads = {when: {"load_1m": round(rng.uniform(0.2, 6), 2)} for when in ("before", "after")}
     return {
         "device": device,
         "device_kind": "cuda",
-        "gpu": gpu,
-        "cpu": {"model": "Intel(R) Xeon(R) Platinum 8480C", "cores": 16},
+        "gpu": gpu | readings,
+        "cpu": cpu | loads,
         "software": {"python": "3.12.11", "cuda": "13.0", "os": "Linux 6.8"} | software,
         "commit": commit,
         "dirty": False,
@@ -65,7 +81,7 @@ def ok(case: Case, latency_ms: float, count: int = 30, spread: float = 0.012, **
         "check": {"passed": True, "checks": [{"name": "output", "value": 0.001, "limit": 0.02, "passed": True}]},
         "stop": "interval",
         "peak_memory_bytes": int(3e9 + 1e5 * case.batch * max(case.context, 64)),
-        "environment": environment(),
+        "environment": environment(seed=rng.randrange(100)),
         "metrics": {"parameters": _PARAMETERS[case.size], "flops": 2.6e9 * case.batch, "bytes": 2.62e9},
         "started_at": f"2026-03-0{rng.randint(1, 4)}T10:{rng.randint(10, 59)}:05+00:00",
         "wall_s": 12.5,

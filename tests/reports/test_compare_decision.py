@@ -71,6 +71,12 @@ def test_one_of_many_cases_needs_a_smaller_p_value():
     assert decide([values, *noise])[0].outcome == "undecided"
 
 
+def test_fail_on_changes_regressions_but_not_outcomes():
+    at_1, at_10 = decide([shifted(0.05)])[0], decide([shifted(0.05)], fail_on=0.1)[0]
+    assert (at_1.outcome, at_1.regressed) == ("slower", True)
+    assert (at_10.outcome, at_10.regressed) == ("slower", False)
+
+
 def test_equal_rounds_and_missing_rounds():
     found = decide([[0.0] * 5, [math.log(1.2)] * 5, [math.log(1.2)] * 2])
     assert [each.outcome for each in found] == ["same", "slower", "slower"]

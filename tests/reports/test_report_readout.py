@@ -11,7 +11,12 @@ def forward(context, system="ttt-linear", backend="thunderkittens"):
 
 
 def opened(browser, page_folder, *records):
-    return browsing.opened(browser, browsing.save(synthetic.of_suite("fig15-forward", *records), page_folder, "page"))
+    return browsing.opened(
+        browser, browsing.save(synthetic.of_suite("fig15-forward", *records), page_folder, "page"), viewport=DESK
+    )
+
+
+DESK = {"width": 1400, "height": 900}
 
 
 def test_a_point_of_a_line_over_several_gpus_names_its_own(browser, page_folder):

@@ -97,6 +97,22 @@ def test_forward_then_generate_is_forward_at_every_split(operator: str) -> None:
 
 
 @each_operator
+@pytest.mark.parametrize("form", ["dual", "primal"])
+def test_forward_in_pieces_is_forward_and_keeps_the_given_state(operator: str, form: str) -> None:
+    module, args = OPERATORS[operator], case(operator, 71)
+    before = [x.clone() for x in args.state]
+    whole, end = module.forward(*args, form=form)
+    assert all(map(torch.equal, args.state, before))
+    state, outputs, low = args.state, [], 0
+    for size in (7, 1, 16, 8, 39):
+        out, state = module.forward(*args.tokens(slice(low, low + size)), *args.outer(), state, form=form)
+        outputs.append(out)
+        low += size
+    assert relative_error(torch.cat(outputs, 1), whole) < EXACT
+    assert_same_state(state, end)
+
+
+@each_operator
 def test_memory_cap_does_not_change_the_result(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, args = OPERATORS[operator], case(operator, 100)
     whole, end = module.forward(*args)

@@ -4,6 +4,7 @@ import json
 import sys
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from random import Random
 
@@ -56,6 +57,14 @@ def test_generate_runs_as_many_sequences_as_the_cache_holds(llm):
     assert llm.started[0].count == 2
     two = VllmTransformer().build(replace(case, batch=2)).metrics
     assert (workload.metrics["flops"], workload.metrics["bytes"]) == (two["flops"], two["bytes"])
+
+
+def test_generate_with_room_for_all(llm):
+    workload = VllmTransformer().build(CASE)
+    assert (workload.metrics["sequences_at_once"], workload.tokens) == (4, 4)
+    batches = list(islice(workload.engine_samples(), 2))  # batch after batch, without end
+    assert min(len(batch) for batch in batches) >= vllm_system.STEADY_STEPS
+    assert workload.metrics["context_at_last_step"] > 48
 
 
 def test_the_state_of_a_forward_counts_the_prompts_of_two_steps(llm):
