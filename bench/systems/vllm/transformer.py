@@ -86,8 +86,10 @@ def _for_many(case: Case) -> str:
 @cache
 def _builds_flashinfer(nvcc: Path | None) -> bool:
     """Return whether nvcc finds cuRAND and libcuda, which FlashInfer's kernels need and small CUDA installs lack."""
+    if nvcc is None:
+        return False
     with TemporaryDirectory() as folder:
         source = Path(folder) / "needs.cu"
         source.write_text("#include <curand_kernel.h>\n")
-        command = [str(nvcc), "-shared", "-o", f"{source}.so", str(source), "-lcuda"]
-        return nvcc is not None and not output_of(command)[1]
+        _, failure = output_of([str(nvcc), "-shared", "-o", f"{source}.so", str(source), "-lcuda"])
+        return not failure
